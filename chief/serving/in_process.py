@@ -31,9 +31,9 @@ from ps_protocol.roles.shard import (
     RestoreRequest,
     SaveProgress,
     SaveRequest,
-    Shard,
     ShardSettings,
     ShardStatus,
+    WholeShard,
 )
 
 Work = ev.ShardWork | ev.AdoptShard | ev.RecoveryInstruction
@@ -45,7 +45,7 @@ Result = TypeVar("Result")
 class _Link:
     """Implements ShardLink by calls of an object."""
 
-    def __init__(self, shard: Shard, at_shards: "_AtShards", *, index: int) -> None:
+    def __init__(self, shard: WholeShard, at_shards: "_AtShards", *, index: int) -> None:
         self._shard, self._at_shards, self._index = shard, at_shards, index
 
     @property
@@ -104,7 +104,7 @@ class _AtShards:
 
     def __init__(
         self,
-        shards: Sequence[Shard],
+        shards: Sequence[WholeShard],
         *,
         store: CheckpointStore | None,
         authority: Authority,
@@ -193,7 +193,7 @@ class InProcessChief(Chief):
     """
 
     def __init__(
-        self, shards: Sequence[Shard], *, config: CoordinationConfig, clock: Callable[[], float], store: CheckpointStore | None = None
+        self, shards: Sequence[WholeShard], *, config: CoordinationConfig, clock: Callable[[], float], store: CheckpointStore | None = None
     ) -> None:
         self._shards = tuple(shards)
         self._clock = clock

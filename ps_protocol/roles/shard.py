@@ -387,36 +387,15 @@ class ReplicaState:
 ONLY_REPLICA = ReplicaState()
 
 
-# The seam to a parameter server: what chief and workers ask of a shard, whatever carries it.
+# The seam to a parameter server: what workers and the chief ask of a shard, whatever carries it.
 
 
 class Shard(Protocol):
-    """One parameter server. Every call may raise Unavailable, DeadlineExceeded or EpochMismatch.
+    """One parameter server, as workers have it. Every call may raise Unavailable, DeadlineExceeded or EpochMismatch.
 
     `timeout_s` bounds a call; None: the transport's default. All calls are idempotent, so a caller may repeat any that ended as
     Unavailable. Implementations are thread-safe.
     """
-
-    def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = ()) -> Adoption:
-        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it.
-
-        `session_keys`: those that the chief knows of this life's; a shard that knows none believes every worker.
-        """
-
-    def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
-        """Keeps a record for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""
-
-    def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
-        """Copies the values of a step, then writes them to storage in the background; asked again, waits for the end, `max_wait_s` at most.
-
-        Idempotent per tag. Raises Superseded, StepMismatch, CheckpointStorageMissing.
-        """
-
-    def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
-        """Replaces whatever the shard has by a checkpoint's values, under the epoch of the request; asked again, waits for the end.
-
-        Idempotent per epoch and tag. Raises Superseded, DataLoss, CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing.
-        """
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Creates all variables with their initial values, all or nothing; False if they stood already.
@@ -460,18 +439,6 @@ class Shard(Protocol):
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         """Stages one contribution, all or nothing. `gradients` may begin with what `gradient_memory` gave: then that is not copied."""
 
-    def configure(self, settings: ShardSettings) -> None:
-        """Changes how the shard works; waits for a step that is being applied. Raises Superseded."""
-
-    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
-        """Returns the sum of squares of the mean that `apply_step` would use, for each of `layout.slices` and `layout.tables`. No effect.
-
-        Raises what `apply_step` raises.
-        """
-
-    def apply_step(self, request: ApplyRequest) -> ApplyReply:
-        """Averages the contributions and lets the optimizer make the next step."""
-
     def read_rows(
         self,
         request: RowsRequest,
@@ -500,111 +467,45 @@ class Shard(Protocol):
     def status(self) -> ShardStatus:
         """Reports step, memory and counters."""
 
-    def shutdown(self, fence: Fence, *, reason: str) -> None:
-        """Ends the server."""
-
     def close(self) -> None:
         """Releases the caller's connection; the server goes on."""
 
 
-# A shard that passes every call on to another one: the base of those that do some things differently.
-
-
-class ForwardingShard:
-    """Implements Shard over another one; every method is as that one has it. As thread-safe as it."""
-
-    def __init__(self, shard: Shard) -> None:
-        self._forward = shard
+class WholeShard(Shard, Protocol):
+    """One parameter server, with what only its chief asks."""
 
     def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = ()) -> Adoption:
-        """Puts the shard under a chief."""
-        return self._forward.adopt(fence, chief_address=chief_address, session_keys=session_keys)
+        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it.
+
+        `session_keys`: those that the chief knows of this life's; a shard that knows none believes every worker.
+        """
 
     def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
-        """Keeps a record for the chief's successor."""
-        self._forward.keep_record(fence, version=version, record=record)
+        """Keeps a record for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""
 
     def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
-        """Has a step saved."""
-        return self._forward.save(request, max_wait_s=max_wait_s)
+        """Copies the values of a step, then writes them to storage in the background; asked again, waits for the end, `max_wait_s` at most.
+
+        Idempotent per tag. Raises Superseded, StepMismatch, CheckpointStorageMissing.
+        """
 
     def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
-        """Has the shard brought back to a checkpoint."""
-        return self._forward.restore(request, max_wait_s=max_wait_s)
+        """Replaces whatever the shard has by a checkpoint's values, under the epoch of the request; asked again, waits for the end.
 
-    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
-        """Creates all variables with their initial values; False if they stood already."""
-        return self._forward.create_variables(spec, values, timeout_s=timeout_s)
-
-    def read_variables(
-        self,
-        into: Segments,
-        *,
-        epoch: int,
-        step: int | None,
-        layout_hash: str,
-        held_step: int | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
-        """Copies the variables of a step into the caller's memory; returns their step."""
-        return self._forward.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
-
-    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
-        """Says that the variables of a step will be read."""
-        self._forward.expect_variables(epoch=epoch, step=step, layout_hash=layout_hash)
-
-    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
-        """Returns the shard's own memory of a step, if there is a way to it."""
-        return self._forward.variables_view(epoch=epoch, step=step, layout_hash=layout_hash)
-
-    def gradient_memory(self) -> Array | None:
-        """Returns memory of the shard to write gradients into, if there is a way to it."""
-        return self._forward.gradient_memory()
-
-    def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Stages one contribution."""
-        return self._forward.push_gradients(header, gradients, timeout_s=timeout_s)
+        Idempotent per epoch and tag. Raises Superseded, DataLoss, CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing.
+        """
 
     def configure(self, settings: ShardSettings) -> None:
-        """Changes how the shard works."""
-        self._forward.configure(settings)
+        """Changes how the shard works; waits for a step that is being applied. Raises Superseded."""
 
     def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
-        """Returns the sums of squares of the step's means."""
-        return self._forward.prepare_step(request)
+        """Returns the sum of squares of the mean that `apply_step` would use, for each of `layout.slices` and `layout.tables`. No effect.
+
+        Raises what `apply_step` raises.
+        """
 
     def apply_step(self, request: ApplyRequest) -> ApplyReply:
-        """Has the contributions averaged and the next step made."""
-        return self._forward.apply_step(request)
-
-    def read_rows(
-        self,
-        request: RowsRequest,
-        indices: Array,
-        into: Segments,
-        *,
-        timeout_s: float | None = None,
-        meanwhile: Callable[[int], None] | None = None,
-    ) -> int:
-        """Copies rows of one table, or of one of its slots, into the caller's memory; returns their step."""
-        return self._forward.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
-
-    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
-        """Returns what workers have reported."""
-        return self._forward.read_metrics(epoch=epoch)
-
-    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Copies one slot of all variables into the caller's memory; returns its step."""
-        return self._forward.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s)
-
-    def status(self) -> ShardStatus:
-        """Returns step, memory and counters."""
-        return self._forward.status()
+        """Averages the contributions and lets the optimizer make the next step."""
 
     def shutdown(self, fence: Fence, *, reason: str) -> None:
         """Ends the server."""
-        self._forward.shutdown(fence, reason=reason)
-
-    def close(self) -> None:
-        """Releases the connection."""
-        self._forward.close()

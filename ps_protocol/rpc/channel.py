@@ -3,7 +3,6 @@
 from collections.abc import Callable, Sequence
 
 import grpc
-import grpc.aio
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.listening import most_connections
@@ -83,7 +82,7 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
 
 
 def server_options() -> list[tuple[str, int]]:
-    """Returns the options for `grpc.server` and `grpc.aio.server`."""
+    """Returns the options for `grpc.server`."""
     # Any host that reaches the port can hold connections: they must not take the descriptors that a checkpoint or a worker's memory needs.
     return [*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
 
@@ -91,11 +90,6 @@ def server_options() -> list[tuple[str, int]]:
 def open_channel(address: str) -> grpc.Channel:
     """Opens a channel to "host:port" or "unix:/path"; raises InvalidSpec otherwise. Connects at the first call, and again when lost."""
     return grpc.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)
-
-
-def open_aio_channel(address: str) -> grpc.aio.Channel:
-    """Opens a channel for asyncio, as `open_channel` does."""
-    return grpc.aio.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)
 
 
 # How this process reaches others: encrypted or not, and the token that each call carries. Opens channels; knows no method.
@@ -129,13 +123,6 @@ class Access:
         if not self.uses_tls(address):
             return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
         return grpc.secure_channel(target, channel_credentials(self._security), options=self._tls_options())
-
-    def open_aio_channel(self, address: str) -> grpc.aio.Channel:
-        """Opens a channel for asyncio, as `open_channel` does."""
-        target = str(parse_address(address))
-        if not self.uses_tls(address):
-            return grpc.aio.insecure_channel(target, options=CHANNEL_OPTIONS)
-        return grpc.aio.secure_channel(target, channel_credentials(self._security), options=self._tls_options())
 
     def metadata_for(self, address: str) -> Callable[[], Metadata]:
         """Returns what gives the metadata of each call to the address. Raises InvalidSpec rather than send a token in the clear."""

@@ -16,7 +16,7 @@ from typing import Any, Protocol, TypeVar
 import grpc
 from google.protobuf.message import Message
 
-from ps_protocol.errors import Cancelled, InvalidSpec, ProtocolMismatch, Unavailable, Unimplemented, WrongCluster, WrongRole
+from ps_protocol.errors import Cancelled, InvalidSpec, ProtocolMismatch, PsError, Unavailable, Unimplemented, WrongCluster, WrongRole
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, HandshakeRequest, Role, check_versions, name_of, parse_address
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.status import rebuild
@@ -128,14 +128,42 @@ class Connection:
         self._methods: dict[tuple[str, str], Any] = {}
 
     def path(self, method: str) -> str:
-        """Returns a method's name as gRPC has it."""
-        return f"/{self._service}/{method}"
+        """Returns a method's name as gRPC has it; as it is if it is that of another service."""
+        return method if method.startswith("/") else f"/{self._service}/{method}"
 
     def unary(self, method: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
         """Calls a method with one message each way."""
         invoke: Callable[..., Response] = self._callable(self.channel.unary_unary, method, _serialize, response_type.FromString)
         with translating(self.target, awaited=awaited, timeout_s=timeout_s):
             return invoke(request, timeout=timeout_s, metadata=self.metadata())
+
+    def begin_unary(
+        self,
+        method: str,
+        request: Message,
+        response_type: type[Response],
+        report: Callable[[Response | PsError], None],
+        *,
+        timeout_s: float,
+        awaited: str,
+    ) -> Callable[[], object]:
+        """Begins such a call and does not wait: `report` is called once, by a thread of gRPC's. Returns what cancels the call."""
+
+        def ended(call: "grpc.Future[Response]") -> None:
+            try:
+                with translating(self.target, awaited=awaited, timeout_s=timeout_s):
+                    found: Response | PsError = call.result()
+            except PsError as error:
+                found = error.with_traceback(None)
+            except grpc.FutureCancelledError:
+                found = Cancelled(f"{self.target}: the call was cancelled while it waited for {awaited}")
+            report(found)
+
+        invoke = self._callable(self.channel.unary_unary, method, _serialize, response_type.FromString)
+        with translating(self.target, awaited=awaited, timeout_s=timeout_s):
+            call: grpc.Future[Response] = invoke.future(request, timeout=timeout_s, metadata=self.metadata())
+        call.add_done_callback(ended)
+        return call.cancel
 
     def stream_up(
         self, method: str, messages: Iterable[bytes], response_type: type[Response], *, timeout_s: float, awaited: str
@@ -247,7 +275,32 @@ def _greeting() -> bytes:
 # Asks who is at an address before any work is done there.
 
 
-_METHOD = "/ps_protocol.v1.HandshakeService/Handshake"
+HANDSHAKE = "/ps_protocol.v1.HandshakeService/Handshake"
+
+
+def handshake_request(*, role: Role | None, index: int | None, cluster: str) -> pb.HandshakeRequest:
+    """Returns the question for who is wanted; None and "" accept any."""
+    request = HandshakeRequest(cluster=cluster, expected_role=role, expected_index=index, version=PROTOCOL_VERSION)
+    message: pb.HandshakeRequest = codec.encode(request)
+    return message
+
+
+@contextlib.contextmanager
+def checked_reply(address: str) -> Iterator[Callable[[pb.HandshakeResponse], HandshakeReply]]:
+    """Gives what checks an answer to that question; words its errors, and those of the call in the block, for the caller."""
+
+    def check(message: pb.HandshakeResponse) -> HandshakeReply:
+        reply = codec.decode(HandshakeReply, message)
+        check_versions(client=PROTOCOL_VERSION, server=reply.version)
+        return reply
+
+    try:
+        yield check
+    except (WrongCluster, WrongRole, ProtocolMismatch) as error:
+        # The server does not know by which address it was called.
+        raise type(error)(f"{address}: {error.message}", facts=error.facts) from None
+    except Unimplemented:
+        raise WrongRole(f"{address}: a gRPC server answers there, but not one of Lockstep's; check the address") from None
 
 
 def handshake(
@@ -266,20 +319,13 @@ def handshake(
     DeadlineExceeded; InvalidSpec if the server speaks TLS and the caller does not, or the other way round.
     """
     target = f"{name_of(role, index) if role else 'the server'} at {address}"
-    request = HandshakeRequest(cluster=cluster, expected_role=role, expected_index=index, version=PROTOCOL_VERSION)
+    request = handshake_request(role=role, index=index, cluster=cluster)
     invoke = channel.unary_unary(
-        _METHOD, request_serializer=pb.HandshakeRequest.SerializeToString, response_deserializer=pb.HandshakeResponse.FromString
+        HANDSHAKE, request_serializer=pb.HandshakeRequest.SerializeToString, response_deserializer=pb.HandshakeResponse.FromString
     )
     try:
-        with translating(target, awaited="the handshake", timeout_s=timeout_s):
-            message = invoke(codec.encode(request), timeout=timeout_s, metadata=access.metadata_for(address)())
-        reply = codec.decode(HandshakeReply, message)
-        check_versions(client=PROTOCOL_VERSION, server=reply.version)
-    except (WrongCluster, WrongRole, ProtocolMismatch) as error:
-        # The server does not know by which address it was called.
-        raise type(error)(f"{address}: {error.message}", facts=error.facts) from None
-    except Unimplemented:
-        raise WrongRole(f"{address}: a gRPC server answers there, but not one of Lockstep's; check the address") from None
+        with checked_reply(address) as check, translating(target, awaited="the handshake", timeout_s=timeout_s):
+            return check(invoke(request, timeout=timeout_s, metadata=access.metadata_for(address)()))
     except Unavailable as error:
         if not may_be_tls(error.message):
             raise
@@ -288,4 +334,3 @@ def handshake(
         if not access.uses_tls(address) and speaks_tls(address):
             raise InvalidSpec(f"cannot talk to {target}: server speaks TLS; pass tls=True or --tls-ca") from None
         raise
-    return reply

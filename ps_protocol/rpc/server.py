@@ -1,13 +1,11 @@
 """What every server has, whatever its role: the service that tells callers who answers here. Knows the handshake; nothing else."""
 
 from collections.abc import Callable
-from typing import Any
 
 import grpc
-import grpc.aio
 
 from ps_protocol.roles.identity import HandshakeRequest, Identity, answer
-from ps_protocol.rpc.status import answering, answering_aio
+from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import handshake_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.codec import decode_message
@@ -20,27 +18,12 @@ def handshake_handler(identity: Identity, *, epoch: Callable[[], int]) -> grpc.G
 
     def handshake(data: bytes, context: grpc.ServicerContext) -> pb.HandshakeResponse:
         with answering(context, server_name=identity.name):
-            return _answer(data, identity=identity, epoch=epoch())
+            request = codec.decode(HandshakeRequest, decode_message(pb.HandshakeRequest, data))
+            reply: pb.HandshakeResponse = codec.encode(answer(request, identity=identity, epoch=epoch()))
+            return reply
 
-    return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": _method(handshake)})
-
-
-def handshake_handler_aio(identity: Identity, *, epoch: Callable[[], int]) -> grpc.GenericRpcHandler:
-    """Returns the service for the `add_generic_rpc_handlers` of a server of `grpc.aio`."""
-
-    async def handshake(data: bytes, context: grpc.aio.ServicerContext[object, object]) -> pb.HandshakeResponse:
-        async with answering_aio(context, server_name=identity.name):
-            return _answer(data, identity=identity, epoch=epoch())
-
-    return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": _method(handshake)})
-
-
-def _answer(data: bytes, *, identity: Identity, epoch: int) -> pb.HandshakeResponse:
-    request = codec.decode(HandshakeRequest, decode_message(pb.HandshakeRequest, data))
-    reply: pb.HandshakeResponse = codec.encode(answer(request, identity=identity, epoch=epoch))
-    return reply
-
-
-def _method(handshake: Callable[..., Any]) -> "grpc.RpcMethodHandler[bytes, pb.HandshakeResponse]":
     # Takes bytes, so that what is no message at all is refused by us, with a reason.
-    return grpc.unary_unary_rpc_method_handler(handshake, response_serializer=pb.HandshakeResponse.SerializeToString)
+    method: grpc.RpcMethodHandler[bytes, pb.HandshakeResponse] = grpc.unary_unary_rpc_method_handler(
+        handshake, response_serializer=pb.HandshakeResponse.SerializeToString
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": method})

@@ -1,4 +1,4 @@
-"""A parameter server behind gRPC: the `Shard` of another process. Knows its methods and messages; no retries, no memory of its own."""
+"""A parameter server behind gRPC, as workers have it: the `Shard` of another process. Knows methods and messages; no retries."""
 
 import contextlib
 import dataclasses
@@ -6,7 +6,6 @@ import itertools
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from functools import partial
-from typing import Any
 
 import numpy as np
 
@@ -17,23 +16,14 @@ from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.allocator import keep_freed_memory
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import (
     MAX_WAIT_SLICE_S,
-    Adoption,
-    ApplyReply,
-    ApplyRequest,
     MetricCell,
     PushHeader,
     PushReply,
     ReadRequest,
-    RestoreProgress,
-    RestoreRequest,
     RowsRequest,
-    SaveProgress,
-    SaveRequest,
-    ShardSettings,
     ShardSpec,
     ShardStatus,
 )
@@ -182,12 +172,12 @@ LARGE_BYTES = 1 << 20
 
 
 class GrpcShard:
-    """The parameter server at `address`. Implements Shard: thread-safe, one attempt a call, nothing is sent before the first call.
+    """The parameter server at `address`, as workers have it. Implements Shard: thread-safe, one attempt a call.
 
-    `index` and `cluster` are what `handshake` insists on; None and "" accept any. `variables_encoding`: see `know_layout`.
-    What is called with every step goes over long-lived streams, of which each call has one to itself. `least_socket_bytes`: gradients and
-    variables of so many bytes travel over data sockets beside them, where the server has those; None: nothing does. `must_use_sockets`:
-    raise Unimplemented or Unavailable where they cannot be had.
+    Nothing is sent before the first call. `index` and `cluster` are what `handshake` insists on; None and "" accept any.
+    `variables_encoding`: see `know_layout`. What is called with every step goes over long-lived streams, of which each call has one to
+    itself. `least_socket_bytes`: gradients and variables of so many bytes travel over data sockets beside them, where the server has those;
+    None: nothing does. `must_use_sockets`: raise Unimplemented or Unavailable where they cannot be had.
     """
 
     def __init__(
@@ -206,7 +196,6 @@ class GrpcShard:
         self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access)
         self._deadlines = CallDeadlines()
         self._pushes = Streams(self._connection, "Push", deadlines=self._deadlines)
-        self._commands = Streams(self._connection, "Command", deadlines=self._deadlines)
         self._reads = Streams(self._connection, "Read", deadlines=self._deadlines)
         self._payloads = Payloads(self._connection, least_bytes=least_socket_bytes, is_required=must_use_sockets)
         self._variables = VariablesStreams(self._reads, source=self._connection.target, payloads=self._payloads)
@@ -236,47 +225,6 @@ class GrpcShard:
             access=self._connection.access,
         )
 
-    def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = ()) -> Adoption:
-        """Puts the shard under a chief (AdoptShard)."""
-        request = pb.AdoptShardRequest(fence=codec.encode(fence), chief_address=chief_address, session_keys=session_keys)
-        return codec.decode(
-            Adoption,
-            self._connection.unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its adoption"),
-        )
-
-    def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
-        """Has a record kept for the chief's successor (KeepRecord)."""
-        request = pb.KeepRecordRequest(fence=codec.encode(fence), version=version, record=record)
-        self._connection.unary("KeepRecord", request, pb.KeepRecordResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its record to be kept")
-
-    def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
-        """Has a step saved, or asks how far that is (SaveShard)."""
-        message = codec.encode_with(request, max_wait=codec.some_wait(max_wait_s))
-        awaited, timeout_s = f"step {request.step} to be saved", TENSOR_TIMEOUT_S + max_wait_s
-        return codec.decode(
-            SaveProgress, self._connection.unary("SaveShard", message, pb.SaveShardResponse, timeout_s=timeout_s, awaited=awaited)
-        )
-
-    def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
-        """Has the shard brought back to a checkpoint, or asks how far that is (RestoreShard)."""
-        message = codec.encode_with(request, max_wait=codec.some_wait(max_wait_s))
-        awaited, timeout_s = f"checkpoint {request.tag} to be restored", CONTROL_TIMEOUT_S + max_wait_s
-        return codec.decode(
-            RestoreProgress, self._connection.unary("RestoreShard", message, pb.RestoreShardResponse, timeout_s=timeout_s, awaited=awaited)
-        )
-
-    def configure(self, settings: ShardSettings) -> None:
-        """Changes how the shard works."""
-        self._command("its new settings", configure=codec.encode(settings))
-
-    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
-        """Returns the sums of squares of the step's mean."""
-        return tuple(self._command(f"the norms of step {request.step}", prepare=codec.encode(request)).prepare.sums)
-
-    def apply_step(self, request: ApplyRequest) -> ApplyReply:
-        """Has the contributions averaged and the next step made."""
-        return codec.decode(ApplyReply, self._command(f"step {request.step} to be applied", apply=codec.encode(request)).apply)
-
     def status(self) -> ShardStatus:
         """Returns step, memory and counters."""
         return codec.decode(
@@ -285,11 +233,6 @@ class GrpcShard:
                 "GetShardStatus", pb.GetShardStatusRequest(), pb.GetShardStatusResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its status"
             ),
         )
-
-    def shutdown(self, fence: Fence, *, reason: str) -> None:
-        """Ends the server."""
-        request = pb.ShutdownShardRequest(fence=codec.encode(fence), reason=reason)
-        self._connection.unary("ShutdownShard", request, pb.ShutdownShardResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its end")
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Sends all variables with their initial values; False if they stood already."""
@@ -420,7 +363,6 @@ class GrpcShard:
         """Closes the connection; calls under way end with Cancelled. The server goes on. Idempotent."""
         self._pushes.close()
         self._reads.close()
-        self._commands.close()
         self._deadlines.close()
         self._connection.close()
 
@@ -433,17 +375,6 @@ class GrpcShard:
         with contextlib.suppress(Unavailable):  # the answer says why the server has closed it
             data_socket.send(number, gradients.nbytes, chunks)
         return use.stream.receive()
-
-    def _command(self, awaited: str, **command: Any) -> pb.CommandResponse:
-        message = pb.CommandRequest(**command).SerializeToString()
-
-        def exchange(use: LongLivedStream) -> pb.CommandResponse:
-            return decode_message(pb.CommandResponse, use.stream.exchange([message]))
-
-        answer = self._commands.use(exchange, timeout_s=TENSOR_TIMEOUT_S, awaited=awaited)
-        if answer.HasField("error"):
-            raise decode_call_error(answer.error)
-        return answer
 
     def _variables_request(self, *, epoch: int, step: int | None, layout_hash: str, held_step: int | None = None) -> ReadRequest:
         encoding = self._variables_encoding if layout_hash in self._layouts else FloatEncoding.AS_IS

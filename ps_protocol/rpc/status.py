@@ -3,11 +3,10 @@
 import contextlib
 import logging
 import secrets
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import NoReturn
 
 import grpc
-import grpc.aio
 from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import (
@@ -102,7 +101,7 @@ def _cause(details: str) -> str:
     return details or "no cause was given"
 
 
-# A server wraps each method in `answering` (or `answering_aio`): a PsError ends the call with its status, its text, and the trailing
+# A server wraps each method in `answering`: a PsError ends the call with its status, its text, and the trailing
 # metadata "ps-reason" (for people and proxies) and "ps-error-bin" (ErrorDetails). `rebuild` makes the same error of it again at the client.
 
 
@@ -126,19 +125,6 @@ def answering(context: grpc.ServicerContext, *, server_name: str = "the server")
         raise
     except Exception:
         _abort(context, defect(server_name))
-
-
-@contextlib.asynccontextmanager
-async def answering_aio(context: "grpc.aio.ServicerContext[object, object]", *, server_name: str = "the server") -> AsyncIterator[None]:
-    """Does for asyncio what `answering` does for threads."""
-    try:
-        yield
-    except PsError as error:
-        await context.abort(*_answer(error))
-    except grpc.aio.AbortError:
-        raise
-    except Exception:
-        await context.abort(*_answer(defect(server_name)))
 
 
 def set_status(context: grpc.ServicerContext, error: PsError) -> None:
@@ -190,7 +176,7 @@ def rebuild(error: grpc.RpcError, *, target: str, awaited: str = "an answer", ti
     `target` says who was called, for example "ps 0 at 127.0.0.1:5000"; `awaited` what for, and `timeout_s` how long: for the texts of
     errors that gRPC itself reports.
     """
-    if not isinstance(error, (grpc.Call, grpc.aio.AioRpcError)):
+    if not isinstance(error, grpc.Call):
         return InternalError(f"{target}: {error!r}")
     metadata = error.trailing_metadata() or ()
     return from_ending(error.code(), error.details() or "", tuple(metadata), target=target, awaited=awaited, timeout_s=timeout_s)

@@ -4,7 +4,7 @@ import dataclasses
 import logging
 import queue
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from ps_protocol.encodings.formats import FloatEncoding
@@ -12,7 +12,7 @@ from ps_protocol.errors import LimitExceeded, MalformedMessage, PsError, Unavail
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.identity import HandshakeReply
-from ps_protocol.roles.shard import ForwardingShard, PushHeader, PushReply
+from ps_protocol.roles.shard import MetricCell, PushHeader, PushReply, RowsRequest, ShardSpec, ShardStatus
 from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
 from ps_protocol.rpc.shard import CONTROL_TIMEOUT_S, GrpcShard
 from ps_protocol.shared_memory import segment as memory_segments
@@ -244,11 +244,10 @@ def share_memory(
     return SharedMemoryShard(shard, link, SharedVariables(variables, layout_hash=layout.hash), own, layout=layout)
 
 
-class SharedMemoryShard(ForwardingShard):
+class SharedMemoryShard:
     """Implements Shard: thread-safe, one attempt a call. Made by `share_memory`. Arrays that it has given out stay readable for ever."""
 
     def __init__(self, shard: GrpcShard, link: MemoryLink, variables: SharedVariables, buffers: GradientBuffers, *, layout: Layout) -> None:
-        super().__init__(shard)
         self._shard = shard
         self._link = link
         self._variables = variables
@@ -337,6 +336,36 @@ class SharedMemoryShard(ForwardingShard):
         reply = self._shard.push_gradients(header, gradients, timeout_s=timeout_s)
         self._note_loss()
         return reply
+
+    # -- what lies in no shared memory
+
+    def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
+        """Sends all variables with their initial values; False if they stood already."""
+        return self._shard.create_variables(spec, values, timeout_s=timeout_s)
+
+    def read_rows(
+        self,
+        request: RowsRequest,
+        indices: Array,
+        into: Segments,
+        *,
+        timeout_s: float | None = None,
+        meanwhile: Callable[[int], None] | None = None,
+    ) -> int:
+        """Receives rows of a table into the caller's memory; returns their step."""
+        return self._shard.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
+
+    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
+        """Returns what workers have reported, by name and worker."""
+        return self._shard.read_metrics(epoch=epoch)
+
+    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
+        """Receives one slot of all variables into the caller's memory; returns its step."""
+        return self._shard.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s)
+
+    def status(self) -> ShardStatus:
+        """Returns step, memory and counters."""
+        return self._shard.status()
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
         """Returns who is there; see GrpcShard."""

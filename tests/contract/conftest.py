@@ -1,4 +1,4 @@
-"""What the contract suites run on: every implementation of the `Shard` Protocol, and clusters in this process and behind gRPC."""
+"""What the contract suites run on: every implementation of the `WholeShard` Protocol, and clusters in this process and behind gRPC."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -6,20 +6,20 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.roles.shard import Shard
+from ps_protocol.roles.shard import WholeShard
 from tests.support.clusters import AnyCluster, GrpcTestCluster, LocalTestCluster, Shape, Start
 from tests.support.shards import TRANSPORTS, Trainer, open_shard
 
 
 @pytest.fixture(params=TRANSPORTS)
-def shard(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Shard]:
+def shard(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[WholeShard]:
     """A shard that nobody has adopted."""
     with open_shard(request.param, socket_dir=socket_dir) as opened:
         yield opened
 
 
 @pytest.fixture
-def trainer(shard: Shard) -> Trainer:
+def trainer(shard: WholeShard) -> Trainer:
     """Chief and workers in one, for the shard."""
     return Trainer(shard)
 

@@ -29,11 +29,11 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.shard import PushHeader, PushId, PushResult, ShardSpec
 from ps_protocol.rpc.chief import GrpcChief
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security.options import OPEN, Security
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.eras import LIFE
+from tests.support.whole_shard import WholeGrpcShard
 
 _requests = itertools.count(1)
 
@@ -157,7 +157,7 @@ class Worker:
         self.registration = chief.register_worker(RegisterRequest(kind=kind, index=index, **request))
         self.participant = self.registration.participant
         self.local_step = self.registration.global_step
-        self.shards = [GrpcShard(address) for address in self.registration.shard_addresses]
+        self.shards = [WholeGrpcShard(address) for address in self.registration.shard_addresses]
         self._sequence = 0
         self.request_id = 0
 

@@ -23,10 +23,10 @@ from ps_protocol.roles.shard import (
     RowsRequest,
     SaveRequest,
     SaveState,
-    Shard,
     ShardSettings,
     ShardSpec,
     SparsePart,
+    WholeShard,
 )
 from tests.support.eras import era, fence
 
@@ -38,7 +38,7 @@ CHIEF = 2
 class ShardedTraining:
     """Does to several shards what chief and two workers do."""
 
-    shards: Sequence[Shard]
+    shards: Sequence[WholeShard]
     model: ModelSpec
     checkpoint_dir: str
     epoch: int = 3
@@ -141,7 +141,7 @@ class ShardedTraining:
         # A slot that a variable does not have reads as zeros where another variable of its shard has it.
         return {name: values.tobytes() for name, values in sorted(states.items()) if "@" not in name or values.any()}
 
-    def _read_dense(self, shard: Shard, layout: Layout, states: dict[str, Array]) -> None:
+    def _read_dense(self, shard: WholeShard, layout: Layout, states: dict[str, Array]) -> None:
         memory = aligned_bytes(layout.nbytes)
         assert shard.read_variables(Segments([memory]), epoch=self.epoch, step=None, layout_hash=layout.hash) == self.step
         self._put(layout, memory, "", states)
@@ -158,7 +158,7 @@ class ShardedTraining:
             target = states.setdefault(piece.variable.name + part, _zeros(piece.variable))
             _cut(target, piece)[...] = layout.view(memory, position)
 
-    def _read_table(self, shard: Shard, index: int, position: int, piece: VariableSlice, states: dict[str, Array]) -> None:
+    def _read_table(self, shard: WholeShard, index: int, position: int, piece: VariableSlice, states: dict[str, Array]) -> None:
         optimizer = piece.variable.optimizer or self.model.optimizer
         slots = {"momentum": ("momentum",), "adagrad": ("accumulator",), "adam": ("m", "v")}.get(optimizer.name, ())
         for slot in ("", *slots):

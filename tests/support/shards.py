@@ -15,48 +15,47 @@ from ps_protocol.model.variables import Array, DataType, Initializer, SparseMean
 from ps_protocol.roles.shard import (
     ApplyReply,
     ApplyRequest,
-    ForwardingShard,
     Metric,
     PushHeader,
     PushId,
     PushReply,
     RowsRequest,
-    Shard,
     ShardSettings,
     ShardSpec,
     SparsePart,
+    WholeShard,
 )
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard, share_memory
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.local import InProcessShard
 from tests.support.eras import era, fence
+from tests.support.whole_shard import ForwardingShard, WholeGrpcShard
 
-# All workers of a test behind one Shard, each of which shares the server's memory on its own, as soon as it pushes. Asserts nothing.
+# All workers of a test behind one WholeShard, each of which shares the server's memory on its own, as soon as it pushes. Asserts nothing.
 
 
 class SharingWorkers(ForwardingShard):
     """Implements Shard. A worker that cannot share goes by gRPC, as it would in a session; its connection is its own."""
 
-    def __init__(self, shard: GrpcShard) -> None:
+    def __init__(self, shard: WholeGrpcShard) -> None:
         super().__init__(shard)
         self.shard = shard
         self.of: dict[tuple[int, int], SharedMemoryShard] = {}
         self._layout: Layout | None = None
         self._lock = threading.Lock()
 
-    def worker(self, index: int, *, incarnation: int, epoch: int, secret: int = 0) -> SharedMemoryShard | GrpcShard:
+    def worker(self, index: int, *, incarnation: int, epoch: int, secret: int = 0) -> SharedMemoryShard | WholeGrpcShard:
         """The shard as one incarnation of a worker has it."""
         with self._lock:
             return self._worker_locked(index, incarnation, epoch, secret)
 
-    def _worker_locked(self, index: int, incarnation: int, epoch: int, secret: int) -> SharedMemoryShard | GrpcShard:
+    def _worker_locked(self, index: int, incarnation: int, epoch: int, secret: int) -> SharedMemoryShard | WholeGrpcShard:
         key = index, incarnation
         if key not in self.of or not self.of[key].is_shared:
             if self._layout is None:
                 return self.shard
-            own = GrpcShard(self.shard.address)
+            own = WholeGrpcShard(self.shard.address)
             try:
                 self.of[key] = share_memory(
                     own, epoch=epoch, worker=index, incarnation=incarnation, layout=self._layout, num_buffers=1, secret=secret
@@ -113,7 +112,7 @@ class SharingWorkers(ForwardingShard):
             shard.close()
 
     @property
-    def _reader(self) -> SharedMemoryShard | GrpcShard:
+    def _reader(self) -> SharedMemoryShard | WholeGrpcShard:
         return next(iter(self.of.values()), self.shard)
 
 
@@ -139,7 +138,7 @@ def open_server(config: ParameterServerConfig) -> Iterator[ParameterServer]:
 @contextlib.contextmanager
 def open_shard(
     transport: str, *, socket_dir: Path, index: int = 0, max_memory_bytes: int | None = None, checkpoint_dir: str = ""
-) -> Iterator[Shard]:
+) -> Iterator[WholeShard]:
     """A shard that nobody has adopted, over one of TRANSPORTS."""
     if transport == "in_process":
         storage = open_storage(checkpoint_dir) if checkpoint_dir else None
@@ -150,7 +149,7 @@ def open_shard(
     with open_server(config) as server:
         least_bytes = 1 if transport.startswith("sockets") else None
         with contextlib.closing(
-            GrpcShard(server.address, index=index, least_socket_bytes=least_bytes, must_use_sockets=least_bytes is not None)
+            WholeGrpcShard(server.address, index=index, least_socket_bytes=least_bytes, must_use_sockets=least_bytes is not None)
         ) as shard:
             if transport != "shared_memory":
                 yield shard
@@ -199,7 +198,7 @@ class Trainer:
 
     def __init__(
         self,
-        shard: Shard,
+        shard: WholeShard,
         layout: Layout = MIXED,
         *,
         optimizer: str = "sgd",

@@ -12,7 +12,6 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Registration
 from ps_protocol.roles.shard import (
-    ForwardingShard,
     MetricCell,
     PushHeader,
     PushReply,
@@ -131,10 +130,10 @@ _CLOSE_S = 0.25
 _WORST_FIRST = (PushResult.STALE, PushResult.STAGED, PushResult.APPLIED, PushResult.DUPLICATE)
 
 
-class ReplicatedShard(ForwardingShard):
-    """Implements Shard, as far as workers use it: thread-safe, one attempt a call, but for what the chief's news make worth another.
+class ReplicatedShard:
+    """Implements Shard: thread-safe, one attempt a call, but for what the chief's news make worth another.
 
-    `open_replica` returns a shard without a call to it. What only a chief asks goes to the first: a chief knows the replicas themselves.
+    `open_replica` returns a shard without a call to it.
     """
 
     def __init__(self, index: int, places: ShardPlaces, *, open_replica: Callable[[int, str], Shard]) -> None:
@@ -147,8 +146,7 @@ class ReplicatedShard(ForwardingShard):
         self._prepare: Callable[[Shard], None] = lambda shard: None
         self._lane: Lane | None = None
         self._is_closed = False
-        addresses = places.addresses(index)
-        super().__init__(self._take_up(addresses))
+        self._take_up(places.addresses(index))
         places.listen(self.update)
 
     @property
@@ -175,18 +173,17 @@ class ReplicatedShard(ForwardingShard):
         with self._lock:
             if self._is_closed or addresses == self._order:
                 return
-            self._forward = self._take_up(addresses)
+            self._take_up(addresses)
             gone = [self._shards.pop(address) for address in [*self._shards] if address not in addresses]
         run_bounded([shard.close for shard in gone], name="lockstep-close", timeout_s=_CLOSE_S)
 
-    def _take_up(self, addresses: tuple[str, ...]) -> Shard:
+    def _take_up(self, addresses: tuple[str, ...]) -> None:
         for address in addresses:
             if address not in self._shards:
                 shard = self._open(self.index, address)
                 self._prepare(shard)
                 self._shards[address] = shard
         self._order = addresses
-        return self._shards[addresses[0]]
 
     # -- what goes to all
 

@@ -5,9 +5,10 @@ import itertools
 import time
 from typing import Any
 
+import grpc.aio
 from google.protobuf.message import Message
 
-from ps_protocol.rpc.channel import open_aio_channel
+from ps_protocol.rpc.channel import CHANNEL_OPTIONS
 from ps_protocol.v1 import chief_service_pb2 as pb
 
 _SERVICE = "ps_protocol.v1.ChiefService"
@@ -20,7 +21,7 @@ class Calls:
     """What a worker asks of its chief: over one stream what comes with every step. Tokens come with the moment at which they were there."""
 
     def __init__(self, address: str) -> None:
-        self._channel = open_aio_channel(address)
+        self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
         self._methods: dict[str, Any] = {}
         self._numbers = itertools.count(1)
         self._under_way: dict[int, asyncio.Future[tuple[float, pb.ConverseResponse]]] = {}

@@ -12,6 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+import grpc.aio
 import numpy as np
 
 from benchmarks.harness.worker import Station
@@ -21,7 +22,7 @@ from ps_protocol.model.spec import layouts
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import PushHeader, PushId
-from ps_protocol.rpc.channel import open_aio_channel
+from ps_protocol.rpc.channel import CHANNEL_OPTIONS
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2
@@ -122,7 +123,7 @@ async def _run(crowd: Crowd, station: Station) -> None:
     addresses = await _some_at_once([worker.register() for worker in workers])
     station.say("registered", begin=begin, end=time.monotonic())
     layout_hash, gradient = _gradient(crowd.chief)
-    shard: Any = open_aio_channel(addresses[0][0]).unary_unary(_PUSH)
+    shard: Any = grpc.aio.insecure_channel(addresses[0][0], options=CHANNEL_OPTIONS).unary_unary(_PUSH)
 
     def header(who: Participant, push_id: PushId, step: int) -> PushHeader:
         return PushHeader(era=who.era, push_id=push_id, step=step, layout_hash=layout_hash, secret=who.secret)

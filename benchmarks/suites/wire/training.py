@@ -40,11 +40,18 @@ class Training:
     """One model on one server, and its workers, who take a step together."""
 
     def __init__(
-        self, shard: GrpcShard, values: Mapping[str, Array], *, wire: WireFormat, optimizer: OptimizerSpec, num_workers: int
+        self,
+        server: ParameterServer,
+        shard: GrpcShard,
+        values: Mapping[str, Array],
+        *,
+        wire: WireFormat,
+        optimizer: OptimizerSpec,
+        num_workers: int,
     ) -> None:
         variables = tuple(VariableSpec(name=n, data_type=data_type_of(v, name=n), shape=v.shape) for n, v in values.items())
         model = ModelSpec(variables=variables, optimizer=optimizer, placement=PlacementPolicy())
-        self._shard, self._layout = shard, layouts(place(model, num_shards=1), num_shards=1)[0]
+        self._server, self._shard, self._layout = server, shard, layouts(place(model, num_shards=1), num_shards=1)[0]
         self._memory = ModelMemory(model, layouts=[self._layout], is_writable=True)
         self._workers = [
             (Staging(model, ModelMemory(model, layouts=[self._layout], is_writable=True)), ShardParts([self._layout], wire=wire))
@@ -53,7 +60,7 @@ class Training:
         self.step_number = 0
         for name, value in values.items():
             self._memory.views[name][...] = value
-        shard.adopt(Fence(era=Era(life=1, epoch=_EPOCH), chief_incarnation=_CHIEF))
+        server.shard.adopt(Fence(era=Era(life=1, epoch=_EPOCH), chief_incarnation=_CHIEF))
         shard.create_variables(ShardSpec(epoch=_EPOCH, shard=0, layout=self._layout, optimizer=optimizer), self._memory.segments[0])
         shard.know_layout(self._layout)
 
@@ -76,7 +83,7 @@ class Training:
         request = ApplyRequest(
             fence=Fence(era=Era(life=1, epoch=_EPOCH), chief_incarnation=_CHIEF), step=self.step_number, contributors=tuple(push_ids)
         )
-        self.step_number = self._shard.apply_step(request).step
+        self.step_number = self._server.shard.apply_step(request).step
 
 
 def wire_bytes(wire: WireFormat, *, total_bytes: int, num_steps: int = 5) -> WireBytes:
@@ -88,8 +95,8 @@ def wire_bytes(wire: WireFormat, *, total_bytes: int, num_steps: int = 5) -> Wir
         for gradient in gradients.values():
             random.standard_normal(gradient.shape, np.float32, out=gradient)
 
-    with _server(wire) as (shard, relay):
-        training = Training(shard, values, wire=wire, optimizer=sgd(0.1), num_workers=1)
+    with _server(wire) as (server, shard, relay):
+        training = Training(server, shard, values, wire=wire, optimizer=sgd(0.1), num_workers=1)
         before = relay.num_up, relay.num_down
         for step in range(_NUM_WARMUP_STEPS + num_steps):
             if step == _NUM_WARMUP_STEPS:
@@ -103,8 +110,8 @@ def digits_accuracy(wire: WireFormat, *, seed: int, num_steps: int, num_workers:
     """Returns the share of test digits that the demo's model gets right after so many steps."""
     examples, test = split(load_digits())
     parts = [examples.part(index, num_parts=num_workers) for index in range(num_workers)]
-    with _server(wire) as (shard, _):
-        training = Training(shard, initial_values(seed=seed), wire=wire, optimizer=optimizer_of(DEFAULT), num_workers=num_workers)
+    with _server(wire) as (server, shard, _):
+        training = Training(server, shard, initial_values(seed=seed), wire=wire, optimizer=optimizer_of(DEFAULT), num_workers=num_workers)
         for step in range(num_steps):
             values = training.read()
 
@@ -118,13 +125,13 @@ def digits_accuracy(wire: WireFormat, *, seed: int, num_steps: int, num_workers:
 
 
 @contextlib.contextmanager
-def _server(wire: WireFormat) -> Iterator[tuple[GrpcShard, Relay]]:
+def _server(wire: WireFormat) -> Iterator[tuple[ParameterServer, GrpcShard, Relay]]:
     server = ParameterServer(ParameterServerConfig(index=0))
     try:
         server.start()
         with Relay(server.address) as relay:
             shard = GrpcShard(relay.address, index=0, variables_encoding=wire.variable_encoding)
             with contextlib.closing(shard):
-                yield shard, relay
+                yield server, shard, relay
     finally:
         server.stop(0.0)

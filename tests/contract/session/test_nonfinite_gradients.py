@@ -16,7 +16,7 @@ from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array, DataType
-from ps_protocol.roles.shard import PushResult, Shard
+from ps_protocol.roles.shard import PushResult, WholeShard
 from tests.support.clusters import Shape, Start
 from tests.support.shards import Trainer, layout_of, open_shard, table, variable, views
 from tests.support.waiting import wait_until
@@ -142,7 +142,7 @@ def wired(request: pytest.FixtureRequest, socket_dir: Path) -> Any:
         yield opened
 
 
-def created(shard: Shard, layout: Layout) -> Trainer:
+def created(shard: WholeShard, layout: Layout) -> Trainer:
     trainer = Trainer(shard, layout)
     trainer.create()
     trainer.configure(1, rejects_nonfinite=True)
@@ -156,7 +156,7 @@ def spoilt(trainer: Trainer, name: str, position: int, value: float) -> Array:
 
 
 @pytest.mark.parametrize("name", ["w", "h", "d"])
-def test_a_server_refuses_each_type_and_forgets_it(wired: Shard, name: str) -> None:
+def test_a_server_refuses_each_type_and_forgets_it(wired: WholeShard, name: str) -> None:
     trainer = created(wired, MIXED)
     with pytest.raises(NonFiniteGradient, match=rf"^'{name}' has 1 non-finite value \(worker 3, step 0\)"):
         trainer.push(trainer.header(3), spoilt(trainer, name, 8, np.nan))
@@ -167,7 +167,7 @@ def test_a_server_refuses_each_type_and_forgets_it(wired: Shard, name: str) -> N
     assert trainer.apply(header.push_id).step == 1
 
 
-def test_a_server_refuses_rows(wired: Shard) -> None:
+def test_a_server_refuses_rows(wired: WholeShard) -> None:
     trainer = created(wired, MIXED)
     with pytest.raises(NonFiniteGradient, match="'emb' has 2 non-finite values"):
         trainer.push_rows(rows={0: ([4, 1], [[1.0, np.nan], [np.inf, 1.0]])})
@@ -176,7 +176,7 @@ def test_a_server_refuses_rows(wired: Shard) -> None:
 
 
 @pytest.mark.parametrize("encoding", [FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16, FloatEncoding.INT8_BLOCKS, FloatEncoding.TOP_K])
-def test_a_server_refuses_what_travels_encoded(wired: Shard, encoding: FloatEncoding) -> None:
+def test_a_server_refuses_what_travels_encoded(wired: WholeShard, encoding: FloatEncoding) -> None:
     trainer = created(wired, FLOATS)
 
     def push(memory: Array) -> PushResult:
@@ -190,7 +190,7 @@ def test_a_server_refuses_what_travels_encoded(wired: Shard, encoding: FloatEnco
     assert push(trainer.arena(1.0)) is PushResult.STAGED
 
 
-def test_what_becomes_too_large_on_its_way_is_refused_by_the_server(wired: Shard) -> None:
+def test_what_becomes_too_large_on_its_way_is_refused_by_the_server(wired: WholeShard) -> None:
     trainer = created(wired, FLOATS)
     encoded = GradientEncoder(FLOATS, FloatEncoding.FLOAT16, fraction=1.0).encode(Segments([spoilt(trainer, "b", 1, 1e30)]), absent=())
     with pytest.raises(NonFiniteGradient, match="'b' has 1 non-finite value"):
@@ -207,7 +207,7 @@ def test_a_server_that_applies_on_arrival_refuses_first(trainer: Trainer) -> Non
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
 
 
-def test_it_can_be_switched_off_again(wired: Shard) -> None:
+def test_it_can_be_switched_off_again(wired: WholeShard) -> None:
     trainer = created(wired, FLOATS)
     trainer.configure(2)
     assert trainer.push(trainer.header(), spoilt(trainer, "w", 0, np.nan)).result is PushResult.STAGED

@@ -1,4 +1,4 @@
-"""What every `Shard` does with checkpoints: what is restored goes on bit for bit as what was saved, on however many shards it lies."""
+"""What every `WholeShard` does with checkpoints: what is restored goes on bit for bit as what was saved, on however many shards it lies."""
 
 import contextlib
 import dataclasses
@@ -23,7 +23,7 @@ from ps_protocol.errors import (
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, VariableSpec
-from ps_protocol.roles.shard import Adoption, PushId, SaveRequest, SaveState, Shard
+from ps_protocol.roles.shard import Adoption, PushId, SaveRequest, SaveState, WholeShard
 from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
 from tests.support.eras import fence
 from tests.support.sharded_training import CHIEF, ShardedTraining, metrics_of
@@ -81,7 +81,7 @@ def open_training(tmp_path: Path, socket_dir: Path) -> Iterator[Open]:
         def opened(num_shards: int, *, model: ModelSpec | None = None, transport: str = "in_process", **options: object) -> ShardedTraining:
             directory, sockets = str(tmp_path / "checkpoints"), socket_dir / str(len(list(socket_dir.iterdir())))
             sockets.mkdir()
-            shards: list[Shard] = [
+            shards: list[WholeShard] = [
                 stack.enter_context(open_shard(transport, socket_dir=sockets, index=index, checkpoint_dir=directory))
                 for index in range(num_shards)
             ]

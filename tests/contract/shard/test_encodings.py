@@ -1,4 +1,4 @@
-"""What every `Shard` makes of gradients that do not travel as they are."""
+"""What every `WholeShard` makes of gradients that do not travel as they are."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from ps_protocol.errors import IndexOutOfRange, MalformedMessage
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import Array, DataType
-from ps_protocol.roles.shard import PushHeader, PushResult, Shard, SparsePart
+from ps_protocol.roles.shard import PushHeader, PushResult, SparsePart, WholeShard
 from tests.support.shards import Trainer, layout_of, table, variable, views
 from tests.unit.ps_protocol.encodings.test_gradient_encoder import decoded
 
@@ -21,7 +21,7 @@ WIDE = layout_of(variable("w", (40, 7)), variable("b", (3,)), variable("d", (9,)
 
 
 @pytest.fixture
-def wide(shard: Shard) -> Trainer:
+def wide(shard: WholeShard) -> Trainer:
     """Three dense variables and a table, all 0."""
     trainer = Trainer(shard, WIDE)
     trainer.create()
@@ -92,7 +92,7 @@ def test_rows_alone_need_no_arena_whatever_the_encoding(wide: Trainer, encoding:
 
 
 @pytest.mark.parametrize("encoding", LOSSY)
-def test_norms_are_of_what_arrives(shard: Shard, encoding: FloatEncoding) -> None:
+def test_norms_are_of_what_arrives(shard: WholeShard, encoding: FloatEncoding) -> None:
     trainer = Trainer(shard, WIDE, clip=ClipSpec(norm=1.0))
     trainer.create()
     one = Encoded(WIDE, encoding, trainer.random(1))
@@ -113,7 +113,7 @@ def test_arrivals_are_applied_at_once(wide: Trainer, encoding: FloatEncoding) ->
 
 
 @pytest.mark.parametrize("encoding", LOSSY)
-def test_garbage_in_the_padding_harms_nobody(shard: Shard, encoding: FloatEncoding) -> None:
+def test_garbage_in_the_padding_harms_nobody(shard: WholeShard, encoding: FloatEncoding) -> None:
     trainer = Trainer(shard, WIDE, clip=ClipSpec(norm=1.0))
     trainer.create()
     gradients = trainer.random(1)

@@ -1,4 +1,4 @@
-"""What every `Shard` does, whatever carries it: who may call, and how it ends."""
+"""What every `WholeShard` does, whatever carries it: who may call, and how it ends."""
 
 import dataclasses
 from collections.abc import Callable
@@ -14,14 +14,14 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.fence import session_secret
-from ps_protocol.roles.shard import Adoption, PushHeader, PushId, PushResult, Shard
+from ps_protocol.roles.shard import Adoption, PushHeader, PushId, PushResult, WholeShard
 from tests.support.eras import era, fence
 from tests.support.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, SharingWorkers, Trainer
 
 # Adoption and fences
 
 
-def test_fresh_shard_has_no_step(shard: Shard) -> None:
+def test_fresh_shard_has_no_step(shard: WholeShard) -> None:
     assert shard.adopt(fence(1, 1)) == Adoption(step=None, layout_hash="")
     assert shard.adopt(fence(1, 1)) == Adoption(step=None, layout_hash="")
 
@@ -141,7 +141,7 @@ def test_shard_that_shuts_down_refuses_with_the_reason(trainer: Trainer) -> None
     assert trainer.shard.status().step == 0
 
 
-def test_shard_that_nobody_adopted_can_be_shut_down(shard: Shard) -> None:
+def test_shard_that_nobody_adopted_can_be_shut_down(shard: WholeShard) -> None:
     shard.shutdown(fence(1, 1), reason="not needed")
     with pytest.raises(ShuttingDown):
         shard.adopt(fence(1, 1))

@@ -1,4 +1,4 @@
-"""How every `Shard` works when it is told to work otherwise: stale contributions, arrivals, weights, limits, other numbers."""
+"""How every `WholeShard` works when it is told to work otherwise: stale contributions, arrivals, weights, limits, other numbers."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -9,7 +9,7 @@ import pytest
 from ps_protocol.errors import ContributionMissing, InvalidSpec, MalformedMessage, NotInitialized, StepMismatch, Superseded
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ClipSpec
-from ps_protocol.roles.shard import Metric, PushId, PushResult, Shard
+from ps_protocol.roles.shard import Metric, PushId, PushResult, WholeShard
 from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable, views
 
@@ -17,7 +17,7 @@ SMALL = layout_of(variable("w", (4,)), variable("b", (2,)), table("emb", (6, 2))
 
 
 @pytest.fixture
-def small(shard: Shard) -> Trainer:
+def small(shard: WholeShard) -> Trainer:
     """Two dense variables and a table, all 0."""
     trainer = Trainer(shard, SMALL)
     trainer.create()
@@ -64,7 +64,7 @@ def test_factors_must_fit(small: Trainer, factors: dict[str, Any]) -> None:
 # Limits on norms
 
 
-def test_sums_of_squares_are_of_the_mean_that_is_applied(shard: Shard) -> None:
+def test_sums_of_squares_are_of_the_mean_that_is_applied(shard: WholeShard) -> None:
     trainer = Trainer(shard, SMALL, clip=ClipSpec(value=4.0, norm=1.0))
     trainer.create()
     one, _ = trainer.push_rows(0, dense=trainer.arena(2.0), rows={0: ([1, 2], 3.0)})
@@ -192,7 +192,7 @@ def test_whether_it_applies_on_arrival_cannot_change_once_anything_is_applied(sm
     assert small.shard.status().settings_version == 1
 
 
-def test_limit_on_a_norm_needs_all_shards_and_so_no_arrivals(shard: Shard) -> None:
+def test_limit_on_a_norm_needs_all_shards_and_so_no_arrivals(shard: WholeShard) -> None:
     trainer = Trainer(shard, SMALL, clip=ClipSpec(norm=1.0))
     trainer.create()
     with pytest.raises(InvalidSpec, match="use locking"):
@@ -203,7 +203,7 @@ def test_limit_on_a_norm_needs_all_shards_and_so_no_arrivals(shard: Shard) -> No
 # Settings
 
 
-def test_numbers_of_an_optimizer_change_between_steps(shard: Shard) -> None:
+def test_numbers_of_an_optimizer_change_between_steps(shard: WholeShard) -> None:
     trainer = Trainer(shard, SMALL, optimizer="momentum")
     trainer.create()
     trainer.train(0)
@@ -225,7 +225,7 @@ def test_other_optimizer_is_refused_and_changes_nothing(small: Trainer) -> None:
     assert small.shard.status().settings_version == 0
 
 
-def test_settings_need_variables_and_the_newest_chief(shard: Shard) -> None:
+def test_settings_need_variables_and_the_newest_chief(shard: WholeShard) -> None:
     trainer = Trainer(shard, SMALL)
     trainer.adopt()
     with pytest.raises(NotInitialized):

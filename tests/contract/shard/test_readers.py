@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import StepGone, Superseded, Unavailable
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, RowsRequest, Shard, ShardSettings
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, RowsRequest, ShardSettings, WholeShard
 from ps_server.numbers.memory import MemoryBudget
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
@@ -155,7 +155,7 @@ def test_caller_who_is_not_served_any_more_after_the_wait_gives_its_turn_back() 
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_readers_of_rows_never_see_half_a_step(shard: Shard, optimizer: str) -> None:
+def test_readers_of_rows_never_see_half_a_step(shard: WholeShard, optimizer: str) -> None:
     """A chief that steps as fast as it can, and readers; all rows that were read belong to one step, bit for bit."""
     num_rows, num_steps = 1 << 13, 30
     layout = layout_of(table("emb", (num_rows, 16)))

@@ -5,15 +5,17 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 
 from ps_protocol.errors import Cancelled, NotInitialized, Unavailable
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.chief import Participant, ParticipantKind, Registration
-from ps_protocol.roles.shard import ForwardingShard, PushHeader, PushReply, PushResult, Shard
+from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, WholeShard
 from tests.support.eras import era, fence
 from tests.support.shards import CHIEF, EPOCH, Trainer, open_shard
+from tests.support.whole_shard import ForwardingShard
 from worker_client.shards.standbys import ReplicatedShard, ShardPlaces
 
 FIRST, SECOND, THIRD = ADDRESSES = ("host-a:1", "host-b:1", "host-c:1")
@@ -23,7 +25,7 @@ STAGED, STALE, DUPLICATE = PushResult.STAGED, PushResult.STALE, PushResult.DUPLI
 class Moody(ForwardingShard):
     """A replica that can be lost: it refuses, or hangs until its client is closed."""
 
-    def __init__(self, shard: Shard) -> None:
+    def __init__(self, shard: WholeShard) -> None:
         super().__init__(shard)
         self.failure: Exception | None = None
         self.on_push: Callable[[], None] = lambda: None
@@ -65,7 +67,7 @@ class Moody(ForwardingShard):
 class Scene:
     """Three replicas, and a chief that names some of them."""
 
-    def __init__(self, shards: list[Shard]) -> None:
+    def __init__(self, shards: list[WholeShard]) -> None:
         self.replicas = {address: Moody(shard) for address, shard in zip(ADDRESSES, shards, strict=True)}
         self.trainers = {address: Trainer(shard) for address, shard in zip(ADDRESSES, shards, strict=True)}
         for shard in shards:
@@ -84,8 +86,8 @@ class Scene:
         )
         self.places = ShardPlaces(self.known, ask_again=self._ask)
         self.shard = ReplicatedShard(0, self.places, open_replica=self._open)
-        self.trainer = Trainer(self.shard)
-        self.trainer.shard = self.shard
+        # A worker's half of a shard is all that is used of it.
+        self.trainer = Trainer(cast("WholeShard", self.shard))
 
     def name(self, first: str, standby: str = "") -> None:
         """The chief counts on these from now on."""
@@ -102,7 +104,7 @@ class Scene:
         self.known = self.said
         return self.known
 
-    def _open(self, index: int, address: str) -> Shard:
+    def _open(self, index: int, address: str) -> WholeShard:
         assert index == 0
         self.opened.append(address)
         return self.replicas[address]

@@ -10,7 +10,7 @@ from ps_protocol.errors import (
     StepGone,
 )
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.shard import PushResult, Shard
+from ps_protocol.roles.shard import PushResult, WholeShard
 from tests.support.shards import Trainer, layout_of, variable
 
 
@@ -20,7 +20,7 @@ def _run(*tasks: Callable[[], None]) -> None:
             future.result(50)
 
 
-def test_readers_never_see_a_torn_model(shard: Shard) -> None:
+def test_readers_never_see_a_torn_model(shard: WholeShard) -> None:
     """Two workers, a chief, and three readers that read as fast as they can; every read is of one step, bit for bit."""
     layout, num_steps = layout_of(variable("w", (1 << 18,)), variable("b", (5,))), 40
     trainer = Trainer(shard, layout)
@@ -55,7 +55,7 @@ def test_readers_never_see_a_torn_model(shard: Shard) -> None:
     assert reads, "no reader came through"
 
 
-def test_many_workers_push_at_once(shard: Shard) -> None:
+def test_many_workers_push_at_once(shard: WholeShard) -> None:
     trainer, num_workers = Trainer(shard), 12  # one connection has no more than 16 calls
     trainer.create()
     headers = [trainer.header(worker) for worker in range(num_workers)]
@@ -68,7 +68,7 @@ def test_many_workers_push_at_once(shard: Shard) -> None:
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(-0.5 * (num_workers - 1) / 2))
 
 
-def test_segments_of_the_caller_need_not_be_one(shard: Shard) -> None:
+def test_segments_of_the_caller_need_not_be_one(shard: WholeShard) -> None:
     trainer = Trainer(shard)
     trainer.create()
     values = trainer.arena(4.0)

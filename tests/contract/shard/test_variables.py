@@ -1,4 +1,4 @@
-"""What every `Shard` does, whatever carries it: creation, reading, slots, status."""
+"""What every `WholeShard` does, whatever carries it: creation, reading, slots, status."""
 
 from collections.abc import Callable
 
@@ -19,7 +19,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.layout import Layout, Segments, aligned_bytes
 from ps_protocol.model.variables import DataType
-from ps_protocol.roles.shard import PushId, Shard
+from ps_protocol.roles.shard import PushId, WholeShard
 from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, variable, views
 
@@ -116,7 +116,7 @@ def test_nothing_works_before_the_variables_exist(trainer: Trainer) -> None:
     ids=["no variables", "no elements", "a scalar", "a double"],
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_smallest_shards_step_along(shard: Shard, layout: Layout, optimizer: str) -> None:
+def test_smallest_shards_step_along(shard: WholeShard, layout: Layout, optimizer: str) -> None:
     trainer = Trainer(shard, layout, optimizer=optimizer)
     assert trainer.create(1.0)
     for step in range(3):
@@ -179,7 +179,7 @@ def test_reader_with_another_layout_is_refused(trainer: Trainer) -> None:
     ("optimizer", "slots"),
     [("sgd", []), ("momentum", ["momentum"]), ("adagrad", ["accumulator"]), ("adam", ["m", "v"])],
 )
-def test_slots_have_the_names_of_the_original(shard: Shard, optimizer: str, slots: list[str]) -> None:
+def test_slots_have_the_names_of_the_original(shard: WholeShard, optimizer: str, slots: list[str]) -> None:
     trainer = Trainer(shard, optimizer=optimizer)
     trainer.create()
     assert list(shard.status().slots) == slots
@@ -187,7 +187,7 @@ def test_slots_have_the_names_of_the_original(shard: Shard, optimizer: str, slot
         trainer.slot("velocity")
 
 
-def test_slot_is_read_with_its_step(shard: Shard) -> None:
+def test_slot_is_read_with_its_step(shard: WholeShard) -> None:
     trainer = Trainer(shard, optimizer="adagrad", hyperparameters={"initial_accumulator_value": 0.25})
     trainer.create()
     step, slot = trainer.slot("accumulator")

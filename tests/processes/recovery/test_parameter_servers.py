@@ -14,12 +14,12 @@ from ps_protocol.errors import PsError, StorageFailed, StorageFull
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
-from ps_protocol.roles.shard import SaveRequest, SaveState, Shard
-from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.roles.shard import SaveRequest, SaveState, WholeShard
 from tests.support.eras import fence
 from tests.support.repository import ROOT
 from tests.support.sharded_training import CHIEF, ShardedTraining
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 MODEL = ModelSpec(
     variables=tuple(VariableSpec(name=name, data_type=DataType.FLOAT32, shape=(50, 3)) for name in ("a", "b")),
@@ -29,7 +29,7 @@ MODEL = ModelSpec(
 
 
 @contextlib.contextmanager
-def _server(directory: Path, index: int, *, failpoints: str = "") -> Iterator[tuple[subprocess.Popen[bytes], Shard]]:
+def _server(directory: Path, index: int, *, failpoints: str = "") -> Iterator[tuple[subprocess.Popen[bytes], WholeShard]]:
     announced = directory / f"announced-{index}"
     announced.unlink(missing_ok=True)
     command = [sys.executable, "-m", "ps_server", "--index", str(index), "--announce", str(announced), "--enable-failpoints"]
@@ -37,7 +37,7 @@ def _server(directory: Path, index: int, *, failpoints: str = "") -> Iterator[tu
     with subprocess.Popen([*command, "--checkpoint-dir", str(directory / "checkpoints")], cwd=ROOT, env=environment) as process:
         try:
             wait_until(lambda: announced.exists() or process.poll() is not None, timeout_s=30, what="the server has announced its address")
-            with contextlib.closing(GrpcShard(announced.read_text().strip(), index=index)) as shard:
+            with contextlib.closing(WholeGrpcShard(announced.read_text().strip(), index=index)) as shard:
                 yield process, shard
         finally:
             process.kill()

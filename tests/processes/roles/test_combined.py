@@ -13,12 +13,12 @@ import pytest
 from ps_protocol.errors import Unauthenticated
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.rpc.chief import GrpcChief
-from ps_protocol.rpc.shard import GrpcShard
 from tests.support.certificates import make
 from tests.support.commands import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
 from tests.support.processes import announced, end_of, speaking
 from tests.support.running_chief import Worker, parameter_server
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 
 def combined(
@@ -62,7 +62,7 @@ def test_signal_finishes_training_for_all_and_ends_with_zero(number: signal.Sign
 def test_server_that_is_told_to_end_takes_the_chief_with_it(tmp_path: Path) -> None:
     with combined(tmp_path) as process:
         announced(process, tmp_path / "chief")
-        with contextlib.closing(GrpcShard(announced(process, tmp_path / "ps"))) as shard:
+        with contextlib.closing(WholeGrpcShard(announced(process, tmp_path / "ps"))) as shard:
             wait_until(lambda: shard.status().fence.epoch == 1, what="it is adopted")
             shard.shutdown(shard.status().fence, reason="an operator")
         code, words = end_of(process)
@@ -103,7 +103,7 @@ def test_killed_with_tokens_and_checkpoints_it_comes_back_at_the_step_that_was_s
         with contextlib.closing(GrpcChief(announced(process, tmp_path / "chief"))) as stranger, pytest.raises(Unauthenticated):
             stranger.status()
         with contextlib.closing(client()) as chief, Worker(chief) as worker:
-            worker.shards = [GrpcShard(announced(process, tmp_path / "ps"), access=files.caller(tls=False))]
+            worker.shards = [WholeGrpcShard(announced(process, tmp_path / "ps"), access=files.caller(tls=False))]
             worker.join_model()
             for _ in range(3):
                 worker.wait(worker.push(value=1.0))

@@ -15,10 +15,10 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_protocol.errors import PsError
 from ps_protocol.rpc.channel import open_channel
-from ps_protocol.rpc.shard import GrpcShard
 from tests.support.eras import fence
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 
 @contextlib.contextmanager
@@ -61,7 +61,7 @@ def test_it_announces_where_it_serves(tmp_path: Path, socket_dir: Path, is_unix:
     address = f"unix:{socket_dir / 'ps'}" if is_unix else "127.0.0.1:0"
     with _serving(tmp_path, "--address", address, "--cluster", "job-a") as (process, announced):
         assert announced == address if is_unix else announced.startswith("127.0.0.1:") and not announced.endswith(":0")
-        with contextlib.closing(GrpcShard(announced, index=0, cluster="job-a")) as shard:
+        with contextlib.closing(WholeGrpcShard(announced, index=0, cluster="job-a")) as shard:
             assert shard.handshake().identity.cluster == "job-a"
         assert {_health(announced, service) for service in ("", "ps_protocol.v1.ParameterService")} == {"SERVING"}
         process.send_signal(signal.SIGTERM)
@@ -86,7 +86,7 @@ def test_signal_ends_it_in_order_within_two_seconds(tmp_path: Path, number: sign
 
 def test_chief_ends_it(tmp_path: Path) -> None:
     with _serving(tmp_path) as (process, announced):
-        with contextlib.closing(GrpcShard(announced)) as shard:
+        with contextlib.closing(WholeGrpcShard(announced)) as shard:
             shard.adopt(fence(1, 1))
             shard.shutdown(fence(1, 1), reason="training is finished")
             _, said = process.communicate(timeout=10)
@@ -108,7 +108,7 @@ def test_socket_of_a_living_server_is_not_taken_over(tmp_path: Path, socket_dir:
     address = f"unix:{socket_dir / 'ps'}"
     with _serving(tmp_path, "--address", address) as (_, announced):
         assert "another process listens there" in _refusal("--address", address)
-        with contextlib.closing(GrpcShard(announced)) as shard:
+        with contextlib.closing(WholeGrpcShard(announced)) as shard:
             assert shard.status().shard == 0
 
 
@@ -119,7 +119,7 @@ def test_socket_file_of_a_killed_server_is_replaced(tmp_path: Path, socket_dir: 
     assert (socket_dir / "ps").exists()
     (tmp_path / "announced").unlink()
     with _serving(tmp_path, "--address", address) as (_, announced):
-        with contextlib.closing(GrpcShard(announced)) as shard:
+        with contextlib.closing(WholeGrpcShard(announced)) as shard:
             assert shard.status().shard == 0
 
 
@@ -153,12 +153,12 @@ def test_http_proxy_in_the_environment_is_ignored(tmp_path: Path, monkeypatch: p
     with monkeypatch.context() as patched:
         patched.setenv("http_proxy", "http://192.0.2.1:3128")
         patched.setenv("https_proxy", "http://192.0.2.1:3128")
-        with _serving(tmp_path) as (_, announced), contextlib.closing(GrpcShard(announced)) as shard:
+        with _serving(tmp_path) as (_, announced), contextlib.closing(WholeGrpcShard(announced)) as shard:
             assert shard.status().shard == 0
 
 
 def test_killed_server_is_unavailable_in_words(tmp_path: Path) -> None:
-    with _serving(tmp_path) as (process, announced), contextlib.closing(GrpcShard(announced, index=0)) as shard:
+    with _serving(tmp_path) as (process, announced), contextlib.closing(WholeGrpcShard(announced, index=0)) as shard:
         assert shard.status().shard == 0
         process.kill()
         process.wait(10)

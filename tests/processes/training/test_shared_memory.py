@@ -10,12 +10,12 @@ import psutil
 import pytest
 
 from ps_protocol.roles.shard import ShardStatus
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.shared_memory import segment
 from ps_protocol.shared_memory.segment import NAME_PREFIX
 from tests.support.clusters import Shape
 from tests.support.real_cluster import RealCluster
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 from tests.support.worker_tasks import PATIENCE_VARIABLE
 
 pytestmark = pytest.mark.skipif(not segment.boot_id(), reason="this system has no memory that can be shared")
@@ -43,7 +43,7 @@ def launch(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
 
 def status(directory: Path) -> ShardStatus:
     """What the parameter server reports."""
-    with closing(GrpcShard(f"unix:{directory}/ps0")) as shard:
+    with closing(WholeGrpcShard(f"unix:{directory}/ps0")) as shard:
         return shard.status()
 
 

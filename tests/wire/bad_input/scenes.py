@@ -14,7 +14,6 @@ from google.protobuf.message import Message
 from ps_protocol.errors import PsError
 from ps_protocol.rpc.channel import Access, Metadata
 from ps_protocol.rpc.chief import GrpcChief
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.rpc.status import status_of
 from ps_protocol.security.options import Security
 from ps_protocol.v1 import chief_service_pb2 as cpb
@@ -27,6 +26,7 @@ from tests.support.raw_shard import Outcome, RawShard, Server, outcome
 from tests.support.running_chief import Worker
 from tests.support.shards import Trainer
 from tests.support.talk import converse
+from tests.support.whole_shard import WholeGrpcShard
 from tests.wire.bad_input import test_rows as table_cases
 
 CHIEF_SERVICE = "ps_protocol.v1.ChiefService"
@@ -103,7 +103,7 @@ def greet(address: str, access: Access) -> Outcome:
 
 
 def _handshake(address: str, access: Access) -> None:
-    with contextlib.closing(GrpcShard(address, access=access)) as shard:
+    with contextlib.closing(WholeGrpcShard(address, access=access)) as shard:
         shard.handshake(timeout_s=10)
 
 
@@ -143,7 +143,7 @@ def scene(directory: Path) -> Iterator[Scene]:
         start("ps", "ps_server", "--index", 0)
         start("chief", "chief", "--ps", addresses["ps"], "--replicas-to-aggregate", 1, "--workers", 3, "--lease", 600)
         raw = {name: stack.enter_context(RawShard(addresses[name])) for name in ("shard", "table")}
-        clients = {name: stack.enter_context(contextlib.closing(GrpcShard(addresses[name]))) for name in raw}
+        clients = {name: stack.enter_context(contextlib.closing(WholeGrpcShard(addresses[name]))) for name in raw}
         trainer = Trainer(clients["shard"])
         trainer.create()
         trainer.train(0)

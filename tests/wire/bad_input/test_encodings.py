@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from tests.support.raw_shard import Outcome, RawShard, frame, push_stream
 from tests.support.shards import EPOCH, MIXED, Trainer, open_server
+from tests.support.whole_shard import WholeGrpcShard
 
 HALVED = encoded_nbytes(MIXED, FloatEncoding.BFLOAT16)
 INT8 = encoded_nbytes(MIXED, FloatEncoding.INT8_BLOCKS)
@@ -31,7 +31,7 @@ def top_k(count: int, positions: list[int], rest: bytes = DOUBLES) -> bytes:
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[Trainer]:
     """A real parameter server with a model."""
-    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(GrpcShard(running.address)) as shard:
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(WholeGrpcShard(running.address)) as shard:
         trainer = Trainer(shard)
         trainer.create()
         trainer.train(0)
@@ -41,7 +41,7 @@ def trainer() -> Iterator[Trainer]:
 def push(trainer: Trainer, encoding: int, encoded_bytes: int, content: bytes, **changes: object) -> Outcome:
     """Pushes bytes under a header that says that."""
     step = trainer.shard.status().step
-    assert step is not None and isinstance(trainer.shard, GrpcShard)
+    assert step is not None and isinstance(trainer.shard, WholeGrpcShard)
     header = codec.encode(trainer.header(step=step))
     header.MergeFrom(pb.PushHeader(encoding=encoding, encoded_bytes=encoded_bytes, **changes))  # type: ignore[arg-type]
     with RawShard(trainer.shard.address) as raw:
@@ -104,7 +104,7 @@ def test_bad_gradients_in_great_number_do_not_make_the_server_grow(trainer: Trai
 
 @pytest.mark.parametrize("encoding", [3, 4, 99])
 def test_variables_are_not_read_in_an_encoding_for_gradients(trainer: Trainer, encoding: int) -> None:
-    assert isinstance(trainer.shard, GrpcShard)
+    assert isinstance(trainer.shard, WholeGrpcShard)
     request = pb.ReadRequest(epoch=EPOCH, layout_hash=MIXED.hash, encoding=encoding)  # type: ignore[arg-type]
     with RawShard(trainer.shard.address) as raw:
         outcome = raw.read(request.SerializeToString())

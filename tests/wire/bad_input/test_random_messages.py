@@ -12,12 +12,12 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from ps_server.config import ParameterServerConfig
 from tests.support.raw_shard import outcome
 from tests.support.running_chief import Worker, client_of, cluster
 from tests.support.shards import Trainer, open_server
+from tests.support.whole_shard import WholeGrpcShard
 
 NUM_CALLS = 400
 MAX_DEPTH = 5
@@ -130,7 +130,7 @@ def addresses() -> Iterator[dict[str, str]]:
     """A server with a model and no chief, a cluster that trains, and what is left of both in the end: they still work."""
     with contextlib.ExitStack() as stack:
         alone = stack.enter_context(open_server(ParameterServerConfig(index=0)))
-        trainer = Trainer(stack.enter_context(contextlib.closing(GrpcShard(alone.address))))
+        trainer = Trainer(stack.enter_context(contextlib.closing(WholeGrpcShard(alone.address))))
         trainer.create()
         chief = stack.enter_context(cluster(total_num_replicas=4, replicas_to_aggregate=1, lease_s=600.0))
         with client_of(chief) as client, Worker(client) as worker:

@@ -9,13 +9,13 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from ps_protocol.roles.shard import RestoreRequest, SaveRequest, ShardSettings
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from tests.support.eras import fence
 from tests.support.raw_shard import RawShard
 from tests.support.shards import CHIEF, EPOCH, Trainer, open_server
+from tests.support.whole_shard import WholeGrpcShard
 
 SHA256 = "0" * 64
 
@@ -24,7 +24,11 @@ SHA256 = "0" * 64
 def server(tmp_path: Path) -> Iterator[tuple[RawShard, Trainer]]:
     """A parameter server with a model, called wrongly by the one and rightly by the other."""
     config = ParameterServerConfig(index=0, checkpoint_dir=str(tmp_path / "inside" / "checkpoints"))
-    with open_server(config) as running, contextlib.closing(GrpcShard(running.address, index=0)) as shard, RawShard(running.address) as raw:
+    with (
+        open_server(config) as running,
+        contextlib.closing(WholeGrpcShard(running.address, index=0)) as shard,
+        RawShard(running.address) as raw,
+    ):
         trainer = Trainer(shard)
         trainer.create()
         yield raw, trainer

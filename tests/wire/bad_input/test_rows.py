@@ -13,7 +13,6 @@ import pytest
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.shard import RowsRequest
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
@@ -26,6 +25,7 @@ from tests.support.raw_shard import Outcome, RawShard, frame, push_stream
 from tests.support.servers import serving
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 CODE = grpc.StatusCode
 INVALID, FAILED, ABORTED, NOT_FOUND = CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION, CODE.ABORTED, CODE.NOT_FOUND
@@ -44,7 +44,7 @@ def sparse_bytes(*indices: int, value: float = 1.0) -> bytes:
 class Server:
     """A parameter server with the model, called rightly by `trainer` and wrongly by `raw`."""
 
-    def __init__(self, raw: RawShard, shard: GrpcShard) -> None:
+    def __init__(self, raw: RawShard, shard: WholeGrpcShard) -> None:
         self.raw, self.shard, self.trainer = raw, shard, Trainer(shard, LAYOUT)
         self.trainer.adopt()
         # A table's first values follow the arena.
@@ -96,7 +96,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(GrpcShard(running.address)) as shard:
+        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
             yield Server(raw, shard)
 
 
@@ -213,7 +213,11 @@ def test_value_of_a_metric_may_be_anything(server: Server) -> None:
 def test_reader_of_rows_that_goes_away_in_the_middle_holds_nothing_up() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
     service = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None)
-    with serving(service_handler(SERVICE, service)) as address, RawShard(address) as raw, contextlib.closing(GrpcShard(address)) as shard:
+    with (
+        serving(service_handler(SERVICE, service)) as address,
+        RawShard(address) as raw,
+        contextlib.closing(WholeGrpcShard(address)) as shard,
+    ):
         Server(raw, shard)
         header = pb.RowsHeader(epoch=EPOCH, layout_hash=LAYOUT.hash, num_rows=2)
         gone = threading.Event()

@@ -1,4 +1,4 @@
-"""Claims about the handshake over the wire, with both kinds of server."""
+"""Claims about the handshake over the wire."""
 
 import contextlib
 import logging
@@ -12,24 +12,18 @@ from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identit
 from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.client import handshake
-from ps_protocol.rpc.server import handshake_handler, handshake_handler_aio
-from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.rpc.server import handshake_handler
 from tests.support.raw_shard import HANDSHAKE, RawShard
-from tests.support.servers import serving, serving_aio, unary, unused_address
+from tests.support.servers import serving, unary, unused_address
+from tests.support.whole_shard import WholeGrpcShard
 
 PS = Identity(cluster="job-a", role=Role.PARAMETER_SERVER, index=1, process_incarnation=7)
 CHIEF = Identity(cluster="job-a", role=Role.CHIEF, index=0, process_incarnation=8)
 
 
-@pytest.fixture(params=["threads", "asyncio"])
-def serve(request: pytest.FixtureRequest) -> Callable[[Identity], contextlib.AbstractContextManager[str]]:
-    def on_threads(identity: Identity) -> contextlib.AbstractContextManager[str]:
-        return serving(handshake_handler(identity, epoch=lambda: 4))
-
-    def on_asyncio(identity: Identity) -> contextlib.AbstractContextManager[str]:
-        return serving_aio(handshake_handler_aio(identity, epoch=lambda: 4))
-
-    return on_threads if request.param == "threads" else on_asyncio
+@pytest.fixture
+def serve() -> Callable[[Identity], contextlib.AbstractContextManager[str]]:
+    return lambda identity: serving(handshake_handler(identity, epoch=lambda: 4))
 
 
 Serve = Callable[[Identity], contextlib.AbstractContextManager[str]]
@@ -43,7 +37,7 @@ def channel_to(address: str) -> Iterator[grpc.Channel]:
 
 def test_clients_learn_who_is_there(serve: Serve) -> None:
     with serve(PS) as address:
-        shard = GrpcShard(address, index=1, cluster="job-a")
+        shard = WholeGrpcShard(address, index=1, cluster="job-a")
         assert shard.handshake() == HandshakeReply(identity=PS, version=PROTOCOL_VERSION, epoch=4, warning="")
         shard.close()
     with serve(CHIEF) as address:
@@ -60,9 +54,9 @@ def test_anybody_will_do_for_a_caller_without_wishes(serve: Serve) -> None:
 def test_wrong_index_role_and_cluster_are_told_with_the_address(serve: Serve) -> None:
     with serve(PS) as address:
         for client, error, words in (
-            (GrpcShard(address, index=0), errors.WrongRole, f"{address}: this is ps 1, not ps 0"),
+            (WholeGrpcShard(address, index=0), errors.WrongRole, f"{address}: this is ps 1, not ps 0"),
             (GrpcChief(address), errors.WrongRole, f"{address}: this is ps 1, not the chief"),
-            (GrpcShard(address, cluster="job-b"), errors.WrongCluster, f"{address}: this is ps 1 of cluster 'job-a', not 'job-b'"),
+            (WholeGrpcShard(address, cluster="job-b"), errors.WrongCluster, f"{address}: this is ps 1 of cluster 'job-a', not 'job-b'"),
         ):
             with pytest.raises(error) as caught:
                 client.handshake()
@@ -84,7 +78,7 @@ def test_garbage_is_refused_with_a_reason_and_not_logged(serve: Serve, caplog: p
 
 def test_server_of_another_kind_is_recognised() -> None:
     with serving(unary("other.Service", Call=lambda request, context: request)) as address:
-        shard = GrpcShard(address, index=0)
+        shard = WholeGrpcShard(address, index=0)
         with pytest.raises(errors.WrongRole, match="a gRPC server answers there, but not one of Lockstep's"):
             shard.handshake()
         shard.close()

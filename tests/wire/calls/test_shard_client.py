@@ -1,4 +1,4 @@
-"""Claims about GrpcShard against servers that misbehave, answer early, or hold large tensors; tests/contract has the real ones."""
+"""Claims about WholeGrpcShard against servers that misbehave, answer early, or hold large tensors; tests/contract has the real ones."""
 
 import contextlib
 import itertools
@@ -25,7 +25,7 @@ from ps_protocol.roles.shard import (
     ShardSettings,
     ShardSpec,
 )
-from ps_protocol.rpc.shard import SERVICE, GrpcShard
+from ps_protocol.rpc.shard import SERVICE
 from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -33,6 +33,7 @@ from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.frames import encode_frame, encode_stream, parse
 from tests.support.eras import era, fence
 from tests.support.servers import both_ways, serving, unary, upward
+from tests.support.whole_shard import WholeGrpcShard
 
 MIB = 1 << 20
 ID = PushId(worker=0, incarnation=1, sequence=1)
@@ -44,8 +45,8 @@ Messages = Iterator[bytes]
 
 
 @contextlib.contextmanager
-def client_of(*handlers: grpc.GenericRpcHandler) -> Iterator[GrpcShard]:
-    with serving(*handlers) as address, contextlib.closing(GrpcShard(address, index=0)) as shard:
+def client_of(*handlers: grpc.GenericRpcHandler) -> Iterator[WholeGrpcShard]:
+    with serving(*handlers) as address, contextlib.closing(WholeGrpcShard(address, index=0)) as shard:
         yield shard
 
 
@@ -53,7 +54,7 @@ def random_bytes(nbytes: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
 
 
-def read(shard: GrpcShard, into: Array, *, timeout_s: float = 10.0) -> int:
+def read(shard: WholeGrpcShard, into: Array, *, timeout_s: float = 10.0) -> int:
     return shard.read_variables(Segments([into]), epoch=1, step=4, layout_hash="abc", timeout_s=timeout_s)
 
 
@@ -106,7 +107,7 @@ class Memory:
 
 
 @contextlib.contextmanager
-def remembering(nbytes: int) -> Iterator[tuple[GrpcShard, Memory]]:
+def remembering(nbytes: int) -> Iterator[tuple[WholeGrpcShard, Memory]]:
     memory = Memory(nbytes)
     with client_of(pushed_to(memory.push), read_from(memory.read)) as shard:
         yield shard, memory
@@ -274,7 +275,7 @@ def test_specification_and_initial_values_travel_together() -> None:
 
 REPORT = pb.ShardReport(num_pushes=1)
 FENCE = codec.encode(fence(1, 2))
-CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
+CONTROL: list[tuple[str, Callable[[WholeGrpcShard], object], bytes, object]] = [
     (
         "ReadMetrics",
         lambda shard: shard.read_metrics(epoch=1),
@@ -300,7 +301,7 @@ CONTROL: list[tuple[str, Callable[[GrpcShard], object], bytes, object]] = [
 
 @pytest.mark.parametrize(("method", "call", "answer", "expected"), CONTROL, ids=[row[0] for row in CONTROL])
 def test_control_calls_have_a_deadline_and_return_values(
-    method: str, call: Callable[[GrpcShard], object], answer: bytes, expected: object
+    method: str, call: Callable[[WholeGrpcShard], object], answer: bytes, expected: object
 ) -> None:
     remaining: list[float | None] = []
 
@@ -315,7 +316,7 @@ def test_control_calls_have_a_deadline_and_return_values(
     assert 0 < remaining[0] <= 121
 
 
-COMMANDS: list[tuple[Callable[[GrpcShard], object], Any, object]] = [
+COMMANDS: list[tuple[Callable[[WholeGrpcShard], object], Any, object]] = [
     (
         lambda shard: shard.apply_step(ApplyRequest(fence=fence(1, 1), step=4, contributors=(ID,))),
         pb.CommandResponse(apply=pb.ApplyReply(step=5)),
@@ -335,14 +336,18 @@ COMMANDS: list[tuple[Callable[[GrpcShard], object], Any, object]] = [
 
 
 @pytest.mark.parametrize(("call", "answer", "expected"), COMMANDS, ids=["apply", "configure", "prepare"])
-def test_commands_return_values_and_raise_errors(call: Callable[[GrpcShard], object], answer: pb.CommandResponse, expected: object) -> None:
+def test_commands_return_values_and_raise_errors(
+    call: Callable[[WholeGrpcShard], object], answer: pb.CommandResponse, expected: object
+) -> None:
     refused = pb.CommandResponse(error=encode_call_error(errors.Superseded("end this chief")))
     answers = iter([answer, refused, answer])
 
     def serve(messages: Messages, context: grpc.ServicerContext) -> Iterator[bytes]:
         for message in messages:
-            assert pb.CommandRequest.FromString(message).WhichOneof("command") == answer.WhichOneof("answer")
-            yield next(answers).SerializeToString()
+            command, found = pb.CommandRequest.FromString(message), next(answers)
+            assert command.WhichOneof("command") == answer.WhichOneof("answer")
+            found.call = command.call
+            yield found.SerializeToString()
 
     with client_of(both_ways(SERVICE, Command=serve)) as shard:
         assert call(shard) == expected

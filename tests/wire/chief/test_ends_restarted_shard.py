@@ -8,10 +8,10 @@ import pytest
 from ps_protocol.errors import EpochMismatch, Superseded
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.roles.fence import NOBODY
-from ps_protocol.rpc.shard import GrpcShard
 from tests.support.eras import fence
 from tests.support.running_chief import RunningChief, Worker, client_of, parameter_server
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 
 def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
@@ -35,7 +35,7 @@ def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket
 
 
 def test_a_server_ends_for_its_own_chief_and_for_every_one_if_nobody_adopted_it() -> None:
-    with parameter_server() as server, contextlib.closing(GrpcShard(server.address)) as shard:
+    with parameter_server() as server, contextlib.closing(WholeGrpcShard(server.address)) as shard:
         shard.adopt(fence(1, 2))
         for another in (NOBODY, fence(1, 1), fence(1, 2, life=8)):
             with pytest.raises(Superseded):
@@ -43,6 +43,6 @@ def test_a_server_ends_for_its_own_chief_and_for_every_one_if_nobody_adopted_it(
         with pytest.raises(EpochMismatch):
             shard.shutdown(fence(2, 2), reason="of another epoch")
         assert shard.adopt(fence(1, 2)).step is None
-    with parameter_server() as server, contextlib.closing(GrpcShard(server.address)) as shard:
+    with parameter_server() as server, contextlib.closing(WholeGrpcShard(server.address)) as shard:
         shard.shutdown(fence(4, 4), reason="nobody's")
         assert server.wait() == "nobody's"

@@ -12,24 +12,24 @@ from chief.shards.link import GrpcShardLink
 from ps_protocol import errors
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.roles.shard import ApplyRequest, PushId, PushResult, ShardSettings
-from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
+from tests.support.whole_shard import WholeGrpcShard
 
 LAYOUT = layout_of(variable("a", (2,)), variable("b", (3,)))
 
 
 @pytest.fixture
 def trainer() -> Iterator[Trainer]:
-    with open_server(ParameterServerConfig(index=0, cluster="job")) as server, contextlib.closing(GrpcShard(server.address)) as shard:
+    with open_server(ParameterServerConfig(index=0, cluster="job")) as server, contextlib.closing(WholeGrpcShard(server.address)) as shard:
         trainer = Trainer(shard, LAYOUT)
         trainer.create()
         yield trainer
 
 
 def ask(trainer: Trainer, call: Callable[[GrpcShardLink], Awaitable[Any]], *, index: int = 0) -> Any:
-    assert isinstance(trainer.shard, GrpcShard)
+    assert isinstance(trainer.shard, WholeGrpcShard)
     address = trainer.shard.address
 
     async def run() -> Any:

@@ -21,11 +21,11 @@ from ps_protocol.roles.shard import (
     ReplicaState,
     ShardSettings,
 )
-from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.eras import fence
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
+from tests.support.whole_shard import WholeGrpcShard
 
 LAYOUT = layout_of(variable("a", (2,)), variable("b", (3,)))
 PRIMARY, STANDBY = 0, 1
@@ -92,12 +92,21 @@ class Pair:
         return server
 
     def _trainer(self, address: str) -> Trainer:
-        return Trainer(self.stack.enter_context(closing(GrpcShard(address))), LAYOUT)
+        return Trainer(self.stack.enter_context(closing(WholeGrpcShard(address))), LAYOUT)
 
 
 async def take(link: ReplicatedLink, *, epoch: int = EPOCH, chief: int = CHIEF) -> Any:
     await link.status(timeout_s=5)
     return await link.adopt(fence(epoch, chief), chief_address="chief:1", timeout_s=5)
+
+
+async def repeated(call: Callable[[], Awaitable[Any]]) -> Any:
+    """Calls again while a connection is found to be lost, as a chief does."""
+    while True:
+        try:
+            return await call()
+        except errors.Unavailable:
+            await asyncio.sleep(0)
 
 
 def request(*contributors: PushId, step: int = 0) -> ApplyRequest:
@@ -173,7 +182,7 @@ def test_the_loss_of_both_is_seen_as_another_process(pair: Pair) -> None:
         before = (await link.status(timeout_s=5)).process_incarnation
         pair.restart(PRIMARY)
         pair.restart(STANDBY)
-        after = await link.status(timeout_s=5)
+        after = await repeated(lambda: link.status(timeout_s=5))
         await link.adopt(fence(EPOCH + 1, CHIEF), timeout_s=5)
         return before, after.process_incarnation, (await link.status(timeout_s=5)).process_incarnation
 

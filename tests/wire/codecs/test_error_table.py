@@ -1,9 +1,8 @@
-"""Claims about errors on their way from a server to a client, for every error and for both kinds of server."""
+"""Claims about errors on their way from a server to a client, for every error."""
 
 import logging
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import grpc
 import pytest
@@ -11,10 +10,10 @@ import pytest
 from ps_protocol import errors
 from ps_protocol.errors import PsError
 from ps_protocol.rpc.client import Connection
-from ps_protocol.rpc.status import answering, answering_aio, rebuild, status_of
+from ps_protocol.rpc.status import answering, rebuild, status_of
 from ps_protocol.v1.error_pb2 import ErrorDetails
 from ps_protocol.wire.call_errors import MAX_TEXT_CHARACTERS
-from tests.support.servers import downward, serving, serving_aio, unary, upward
+from tests.support.servers import downward, serving, unary, upward
 
 ERRORS = sorted(PsError.__subclasses__(), key=lambda error: error.__name__)
 TEXT = "variable 'wä' has shape (3, 4),\nthe gradient has (4, 3)… push the gradient of 'wä' itself; 100 % of it"
@@ -45,18 +44,6 @@ def handlers(raising: Raising) -> list[grpc.GenericRpcHandler]:
             return raise_it()
 
     return [unary("test.One", Call=one), downward("test.Down", Call=down), upward("test.Up", Call=up)]
-
-
-def handlers_aio(raising: Raising) -> list[grpc.GenericRpcHandler]:
-    sync = raising
-
-    async def one(_: bytes, context: Any) -> bytes:
-        async with answering_aio(context, server_name="ps 0"):
-            if sync[0] is not None:
-                raise sync[0]
-            return ErrorDetails(reason="fine").SerializeToString()
-
-    return [unary("test.One", Call=one)]
 
 
 class Peer:
@@ -108,17 +95,8 @@ class Peer:
         return caught.value
 
 
-@pytest.fixture(scope="module", params=["threads", "asyncio"])
-def peer(request: pytest.FixtureRequest) -> Iterator[Peer]:
-    raising: Raising = [None]
-    with serving(*handlers(raising)) if request.param == "threads" else serving_aio(*handlers_aio(raising)) as address:
-        peer = Peer(address, raising)
-        yield peer
-        peer.close()
-
-
 @pytest.fixture(scope="module")
-def threaded_peer() -> Iterator[Peer]:
+def peer() -> Iterator[Peer]:
     raising: Raising = [None]
     with serving(*handlers(raising)) as address:
         peer = Peer(address, raising)
@@ -142,8 +120,8 @@ def test_every_error_has_its_status_and_reason_for_other_clients(peer: Peer, err
 
 
 @pytest.mark.parametrize("service", ["test.Down", "test.Up"])
-def test_errors_of_streams_arrive_too(threaded_peer: Peer, service: str) -> None:
-    error = threaded_peer.call_stream(service, errors.StepGone(TEXT, facts=FACTS))
+def test_errors_of_streams_arrive_too(peer: Peer, service: str) -> None:
+    error = peer.call_stream(service, errors.StepGone(TEXT, facts=FACTS))
     assert type(error) is errors.StepGone
     assert (error.message, error.facts) == (TEXT, FACTS)
 

@@ -18,7 +18,6 @@ from ps_protocol.process.descriptors import EVERYWHERE, Network, network_of
 from ps_protocol.rpc import strangers
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.rpc.client_stream import StreamEnded, open_stream
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.rpc.strangers import BUDGET_BYTES, StrangerGuard, Turnstile
 from ps_protocol.security.options import Security
 from ps_server.config import ParameterServerConfig
@@ -27,6 +26,7 @@ from tests.support.certificates import make
 from tests.support.floods import KINDS, Flood
 from tests.support.shards import open_server
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody can look at gRPC's connections")
 HERE = network_of("127.0.0.1")
@@ -193,7 +193,7 @@ def test_who_is_shut_out_waits_and_who_is_there_goes_on(family: socket.AddressFa
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nothing"])
 def test_connection_that_floods_is_cut_and_others_are_answered(kind: str, server: ParameterServer) -> None:
     """F36."""
-    with contextlib.closing(GrpcShard(server.address)) as shard:
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
         shard.status()
         assert flood(kind, port_of(server), seconds=0.5).num_cut
         assert shard.status()
@@ -203,7 +203,7 @@ def test_flood_stops_no_caller(server: ParameterServer) -> None:
     """Without the guard, next to nothing is answered while it lasts."""
     words = [sys.executable, "-m", "tests.support.floods", server.address, "priority", "--seconds", "2"]
     num_answers = 0
-    with contextlib.closing(GrpcShard(server.address)) as shard, subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard, subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         while process.poll() is None:
             shard.status()
             num_answers += 1
@@ -213,7 +213,7 @@ def test_flood_stops_no_caller(server: ParameterServer) -> None:
 
 def test_address_that_comes_in_vain_too_often_waits_and_another_does_not(server: ParameterServer) -> None:
     port = port_of(server)
-    with contextlib.closing(GrpcShard(server.address)) as shard:
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
         shard.status()
 
         def come_in_vain() -> bool:
@@ -231,7 +231,7 @@ def test_address_that_comes_in_vain_too_often_waits_and_another_does_not(server:
 
 def test_caller_that_was_let_in_may_send_what_it_likes(server: ParameterServer) -> None:
     """Also such frames, and calls that are nonsense: it is known by then who does so."""
-    with contextlib.closing(GrpcShard(server.address)) as shard, DEFAULT_ACCESS.open_channel(server.address) as channel:
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard, DEFAULT_ACCESS.open_channel(server.address) as channel:
         shard.status()
         call: Any = channel.unary_unary(STATUS)
         for _ in range(3):

@@ -12,7 +12,6 @@ from ps_protocol.rpc import admission
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.client_stream import open_stream
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
 from ps_server.config import ParameterServerConfig
@@ -20,6 +19,7 @@ from tests.support.certificates import Files, make
 from tests.support.running_chief import RunningChief
 from tests.support.shards import open_server
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 
 @pytest.fixture(scope="module")
@@ -75,7 +75,7 @@ def test_who_may_only_look_speaks_for_no_worker(chief_address: str, files: Files
 
 
 def look(access: Access, address: str) -> None:
-    with contextlib.closing(GrpcShard(address, access=access)) as shard:
+    with contextlib.closing(WholeGrpcShard(address, access=access)) as shard:
         shard.status()
 
 
@@ -106,7 +106,7 @@ def test_who_only_looks_takes_no_more_room_than_is_left_for_it(files: Files, mon
 def test_who_ends_a_server_forges_no_line_of_its_log(files: Files) -> None:
     security = Security(token_file=files.directory / "tokens")
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as server:
-        with contextlib.closing(GrpcShard(server.address, access=files.caller("admin", tls=False))) as shard:
+        with contextlib.closing(WholeGrpcShard(server.address, access=files.caller("admin", tls=False))) as shard:
             shard.shutdown(NOBODY, reason="done\n2026-01-01 WARNING forged\x1b[2J" + "x" * 10_000)
         reason = server.wait()
     assert reason.startswith("done?2026-01-01 WARNING forged?[2J") and len(reason) <= 301

@@ -13,7 +13,6 @@ from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated, U
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access, Metadata
 from ps_protocol.rpc.chief import GrpcChief
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.rpc.status import REASON_KEY
 from ps_protocol.security import tokens
 from ps_protocol.security.options import Security
@@ -23,6 +22,7 @@ from tests.support.certificates import Files, make
 from tests.support.eras import fence
 from tests.support.running_chief import RunningChief
 from tests.support.shards import open_server
+from tests.support.whole_shard import WholeGrpcShard
 
 MISSING = r"^missing token\. Set LOCKSTEP_TOKEN_FILE or pass token=$"
 
@@ -57,7 +57,7 @@ def with_certificates(files: Files) -> Iterator[str]:
 
 
 def greet(address: str, access: Access) -> str:
-    with contextlib.closing(GrpcShard(address, index=0, cluster="job", access=access)) as shard:
+    with contextlib.closing(WholeGrpcShard(address, index=0, cluster="job", access=access)) as shard:
         return shard.handshake().identity.name
 
 
@@ -82,7 +82,7 @@ def test_wrong_token_is_refused(tokens_only: str) -> None:
 
 
 def adopt(access: Access, address: str) -> None:
-    with contextlib.closing(GrpcShard(address, access=access)) as shard:
+    with contextlib.closing(WholeGrpcShard(address, access=access)) as shard:
         shard.adopt(fence(1, 1))
 
 
@@ -201,10 +201,10 @@ def test_server_of_another_name_is_not_trusted(with_tls: str, files: Files) -> N
 @pytest.mark.parametrize("host", ["10.0.0.5:5000", "ps0.example:5000"])
 def test_token_does_not_leave_the_machine_in_the_clear(files: Files, host: str) -> None:
     for access in (files.caller(tls=False), Access(Security(token=tokens.new_token()))):
-        for client in (GrpcShard, GrpcChief, GrpcAccumulators):
+        for client in (WholeGrpcShard, GrpcChief, GrpcAccumulators):
             with pytest.raises(InvalidSpec, match=rf"^refusing to send a token without TLS to {host.partition(':')[0]}"):
                 client(host, access=access)
-    GrpcShard(host, access=files.caller()).close()
+    WholeGrpcShard(host, access=files.caller()).close()
 
 
 def test_certificate_of_the_cluster_and_role_lets_in(with_certificates: str, files: Files) -> None:

@@ -19,7 +19,6 @@ from ps_protocol.rpc import admission
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION, Access, server_options
 from ps_protocol.rpc.client_stream import Stream, StreamEnded, open_stream
 from ps_protocol.rpc.server_stream import never_waiting
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security.options import Security
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -30,6 +29,7 @@ from tests.support.eras import fence
 from tests.support.floods import KINDS, RST_STREAM
 from tests.support.shards import open_server
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 HEALTH = "/grpc.health.v1.Health"
 STATUS = "/ps_protocol.v1.ParameterService/GetShardStatus"
@@ -279,7 +279,7 @@ def claim_to_be_the_chief(access: Access, address: str, *, incarnation: int) -> 
 
 
 def heard_ago(access: Access, address: str) -> float | None:
-    with contextlib.closing(GrpcShard(address, access=access)) as shard:
+    with contextlib.closing(WholeGrpcShard(address, access=access)) as shard:
         return shard.status().chief_heard_ago_s
 
 
@@ -288,7 +288,7 @@ def test_nobody_but_the_chief_makes_a_chief_seem_alive(files: Files, tmp_path: P
     security = Security(token_file=files.directory / "tokens")
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as running:
         chief, address = files.caller("chief", tls=False), running.address
-        with contextlib.closing(GrpcShard(address, access=chief)) as shard:
+        with contextlib.closing(WholeGrpcShard(address, access=chief)) as shard:
             shard.adopt(fence(1, 7))
         since = heard_ago(chief, address)
         assert since is not None

@@ -13,7 +13,6 @@ import pytest
 import worker_client
 from ps_protocol.rpc.admission import LongLivedCalls
 from ps_protocol.rpc.channel import Access
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security import tokens as credentials
 from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
@@ -22,6 +21,7 @@ from ps_server.config import ParameterServerConfig
 from tests.support.running_chief import RunningChief
 from tests.support.shards import open_server
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 SHARD, CHIEF = "/ps_protocol.v1.ParameterService", "/ps_protocol.v1.ChiefService"
 ROLES = [role.value for role in CallerRole]
@@ -169,7 +169,7 @@ def test_worker_that_does_not_hear_that_its_shared_memory_is_taken_away_loses_no
                 assert session.step({"w": np.full(4, -1.0, np.float32)}).outcome is worker_client.PushOutcome.ACCEPTED
 
         train(3)
-        with contextlib.closing(GrpcShard(addresses["of the chief"], access=tokens.of("observer"))) as shard:
+        with contextlib.closing(WholeGrpcShard(addresses["of the chief"], access=tokens.of("observer"))) as shard:
             assert shard.status().report.num_sharing == 1
             tokens.lines["worker"] = [credentials.new_token()]
             credentials.write_secret(own, f"{tokens.lines['worker'][0]}\n")

@@ -20,7 +20,6 @@ from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.roles.identity import Address
 from ps_protocol.roles.shard import PushResult
 from ps_protocol.rpc import payloads
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.sockets import data_socket as sockets
 from ps_protocol.sockets import listener as listeners
 from ps_protocol.sockets.data_socket import DataSocket, Invitation, connect
@@ -32,6 +31,7 @@ from ps_server.serving.calls import SERVICE
 from tests.support import certificates
 from tests.support.shards import EPOCH, Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 # Larger than what the kernel buffers, so that who does not read stops the sender.
 LARGE = layout_of(variable("w", (4 << 20,)))
@@ -40,10 +40,10 @@ TIMEOUT_S = 20.0
 
 
 @contextlib.contextmanager
-def a_shard(layout: Any = SMALL, **options: Any) -> Iterator[tuple[Trainer, GrpcShard]]:
+def a_shard(layout: Any = SMALL, **options: Any) -> Iterator[tuple[Trainer, WholeGrpcShard]]:
     """A parameter server with variables, and a client of it that must use data sockets."""
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
-        with contextlib.closing(GrpcShard(server.address, least_socket_bytes=1, must_use_sockets=True, **options)) as shard:
+        with contextlib.closing(WholeGrpcShard(server.address, least_socket_bytes=1, must_use_sockets=True, **options)) as shard:
             trainer = Trainer(shard, layout)
             trainer.create(1.0)
             yield trainer, shard
@@ -113,13 +113,13 @@ BAD_PAYLOADS: list[tuple[str, bytes]] = [
 
 
 @pytest.fixture(scope="module")
-def shard() -> Iterator[tuple[Trainer, GrpcShard]]:
+def shard() -> Iterator[tuple[Trainer, WholeGrpcShard]]:
     with a_shard() as made:
         yield made
 
 
 @pytest.mark.parametrize(("case", "sent"), BAD_PAYLOADS, ids=[case for case, _ in BAD_PAYLOADS])
-def test_payload_that_is_not_what_the_stream_says_has_no_effect(shard: tuple[Trainer, GrpcShard], case: str, sent: bytes) -> None:
+def test_payload_that_is_not_what_the_stream_says_has_no_effect(shard: tuple[Trainer, WholeGrpcShard], case: str, sent: bytes) -> None:
     trainer, client = shard
     step = client.status().step or 0
     before = client.status().report.num_staged
@@ -135,7 +135,7 @@ def test_payload_that_is_not_what_the_stream_says_has_no_effect(shard: tuple[Tra
     assert trainer.train(step).step == step + 1
 
 
-def test_payloads_follow_each_other_over_one_socket(shard: tuple[Trainer, GrpcShard]) -> None:
+def test_payloads_follow_each_other_over_one_socket(shard: tuple[Trainer, WholeGrpcShard]) -> None:
     trainer, client = shard
     step = client.status().step or 0
     with contextlib.closing(Raw(client.address, "Push")) as raw:
@@ -155,7 +155,7 @@ BAD_NAMES: list[tuple[str, Callable[[Raw], bytes]]] = [
 
 @pytest.mark.parametrize(("case", "nonce"), BAD_NAMES, ids=[case for case, _ in BAD_NAMES])
 def test_stream_that_names_no_socket_of_its_own_is_told_so(
-    shard: tuple[Trainer, GrpcShard], case: str, nonce: Callable[[Raw], bytes]
+    shard: tuple[Trainer, WholeGrpcShard], case: str, nonce: Callable[[Raw], bytes]
 ) -> None:
     trainer, client = shard
     with contextlib.closing(Raw(client.address, "Push")) as raw:
@@ -163,7 +163,7 @@ def test_stream_that_names_no_socket_of_its_own_is_told_so(
         assert pb.PushResponse.FromString(next(raw.answers)).error.reason == "MALFORMED_MESSAGE"
 
 
-def test_a_socket_belongs_to_the_stream_that_named_it_first(shard: tuple[Trainer, GrpcShard]) -> None:
+def test_a_socket_belongs_to_the_stream_that_named_it_first(shard: tuple[Trainer, WholeGrpcShard]) -> None:
     trainer, client = shard
     step = client.status().step or 0
     with contextlib.closing(Raw(client.address, "Push")) as raw, contextlib.closing(Raw(client.address, "Push")) as thief:
@@ -174,7 +174,7 @@ def test_a_socket_belongs_to_the_stream_that_named_it_first(shard: tuple[Trainer
         assert pb.PushResponse.FromString(next(thief.answers)).error.reason == "MALFORMED_MESSAGE"
 
 
-def test_read_that_names_no_socket_of_its_own_is_told_so(shard: tuple[Trainer, GrpcShard]) -> None:
+def test_read_that_names_no_socket_of_its_own_is_told_so(shard: tuple[Trainer, WholeGrpcShard]) -> None:
     trainer, client = shard
     with contextlib.closing(Raw(client.address, "Read")) as raw:
         request = pb.ReadRequest(epoch=EPOCH, layout_hash=trainer.layout.hash, payload=pb.Payload(socket=bytes(16), number=1))
@@ -182,7 +182,7 @@ def test_read_that_names_no_socket_of_its_own_is_told_so(shard: tuple[Trainer, G
         assert pb.ReadResponse.FromString(next(raw.answers)).header.error.reason == "MALFORMED_MESSAGE"
 
 
-def test_values_come_as_one_payload(shard: tuple[Trainer, GrpcShard]) -> None:
+def test_values_come_as_one_payload(shard: tuple[Trainer, WholeGrpcShard]) -> None:
     trainer, client = shard
     with contextlib.closing(Raw(client.address, "Read")) as raw:
         request = pb.ReadRequest(epoch=EPOCH, layout_hash=trainer.layout.hash, payload=pb.Payload(socket=raw.nonce, number=7))
@@ -260,7 +260,7 @@ def test_without_a_way_to_the_data_port_grpc_carries_all_and_the_user_is_told(
         port = closed.getsockname()[1]
     monkeypatch.setattr(payloads, "connect", lambda address, invited, peer: connect(address, replace(invited, port=port), peer=peer))
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server, caplog.at_level(logging.WARNING):
-        with contextlib.closing(GrpcShard(server.address, least_socket_bytes=1)) as client:
+        with contextlib.closing(WholeGrpcShard(server.address, least_socket_bytes=1)) as client:
             trainer = Trainer(client, SMALL)
             trainer.create(1.0)
             assert trainer.train(0).step == 1
@@ -271,7 +271,7 @@ def test_without_a_way_to_the_data_port_grpc_carries_all_and_the_user_is_told(
 
 def test_encoded_variables_and_contributions_arrive_as_over_grpc() -> None:
     with a_shard(LARGE, variables_encoding=FloatEncoding.BFLOAT16) as (trainer, client):
-        with contextlib.closing(GrpcShard(client.address, variables_encoding=FloatEncoding.BFLOAT16)) as plain:
+        with contextlib.closing(WholeGrpcShard(client.address, variables_encoding=FloatEncoding.BFLOAT16)) as plain:
             for each in (client, plain):
                 each.know_layout(LARGE)
             header = trainer.header(0)
@@ -289,7 +289,7 @@ def test_encrypted_server_has_no_data_sockets_and_says_so(tmp_path: Path) -> Non
     config = ParameterServerConfig(index=0, address="127.0.0.1:0", cluster="job", security=files.server())
     with (
         open_server(config) as server,
-        contextlib.closing(GrpcShard(server.address, access=files.caller(), least_socket_bytes=1, must_use_sockets=True)) as client,
+        contextlib.closing(WholeGrpcShard(server.address, access=files.caller(), least_socket_bytes=1, must_use_sockets=True)) as client,
     ):
         with pytest.raises(Unimplemented, match="encrypted"):
             Trainer(client, SMALL).read()

@@ -13,7 +13,6 @@ from chief.shards.link import GrpcShardLink
 from ps_protocol.errors import DeadlineExceeded, Unavailable
 from ps_protocol.roles.shard import ApplyRequest
 from ps_protocol.rpc.channel import open_channel
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
@@ -26,6 +25,7 @@ from tests.support.raw_shard import RawShard
 from tests.support.servers import serving
 from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 LAYOUT = layout_of(variable("w", (3,)))
 
@@ -62,7 +62,7 @@ def server() -> Iterator[ParameterServer]:
 
 @pytest.fixture
 def trainer(server: ParameterServer) -> Iterator[Trainer]:
-    with contextlib.closing(GrpcShard(server.address)) as shard:
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
         trainer = Trainer(shard, LAYOUT)
         trainer.create()
         yield trainer
@@ -175,7 +175,8 @@ def test_link_repeats_a_step_on_a_new_stream_when_the_server_came_back(trainer: 
 
     async def twice(link: GrpcShardLink) -> tuple[bool, bool]:
         first = await link.apply_step(request, timeout_s=10)
-        link._stream._call.cancel()
+        link._commands._cut()
+        wait_until(lambda: link._commands._stream is None, what="the stream has ended")
         return first.repeated_request, (await link.apply_step(request, timeout_s=10)).repeated_request
 
     assert linked(server.address, twice) == (False, True)

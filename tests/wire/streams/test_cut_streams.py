@@ -11,7 +11,6 @@ import pytest
 from ps_protocol.errors import StepGone
 from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.roles.shard import PushResult
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
@@ -33,6 +32,7 @@ from tests.support.raw_shard import (
 from tests.support.servers import serving
 from tests.support.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 CODE = grpc.StatusCode
 
@@ -85,7 +85,7 @@ def test_push_that_is_not_wanted_is_answered_before_it_is_sent(server: Server) -
 def test_reader_that_stops_in_the_middle_harms_nobody() -> None:
     layout = layout_of(variable("w", (1 << 22,)))
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(GrpcShard(running.address)) as shard:
+        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
             trainer = Trainer(shard, layout)
             trainer.create()
             message = pb.ReadRequest(epoch=EPOCH, layout_hash=layout.hash).SerializeToString()
@@ -138,7 +138,11 @@ def test_idle_streams_are_cut() -> None:
     idle_streams.start()
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
     layout = layout_of(variable("w", (1 << 24,)))
-    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw, contextlib.closing(GrpcShard(address)) as shard:
+    with (
+        serving(service_handler(SERVICE, *parts)) as address,
+        RawShard(address) as raw,
+        contextlib.closing(WholeGrpcShard(address)) as shard,
+    ):
         trainer = Trainer(shard, layout)
         trainer.create()
         is_over = threading.Event()
@@ -164,7 +168,7 @@ def test_256_mib_travel_there_and_back() -> None:
     layout = layout_of(variable("w", (1 << 26,)))
     values = aligned_bytes(layout.nbytes)
     values.view(np.uint32)[:] = np.arange(1 << 26, dtype=np.uint32) & 0x3F7FFFFF
-    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(GrpcShard(running.address)) as shard:
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(WholeGrpcShard(running.address)) as shard:
         trainer = Trainer(shard, layout)
         trainer.adopt()
         assert shard.create_variables(trainer.spec(), Segments([values]))

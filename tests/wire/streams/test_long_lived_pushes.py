@@ -9,7 +9,6 @@ import grpc
 import pytest
 
 from ps_protocol.roles.shard import PushHeader
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
@@ -22,6 +21,7 @@ from tests.support.raw_shard import HALF, TIMEOUT_S, WHOLE, Outcome, RawShard, f
 from tests.support.servers import serving
 from tests.support.shards import MIXED, Trainer, open_server
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 CODE = grpc.StatusCode
 
@@ -146,7 +146,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
     idle_streams.start()
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
     with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
-        with contextlib.closing(GrpcShard(address)) as shard:
+        with contextlib.closing(WholeGrpcShard(address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
             trainer.train(0)
@@ -170,7 +170,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
 def test_without_room_for_streams_at_rest_each_call_has_one_of_its_own() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_long_lived=0)
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
-    with serving(service_handler(SERVICE, *parts)) as address, contextlib.closing(GrpcShard(address)) as shard:
+    with serving(service_handler(SERVICE, *parts)) as address, contextlib.closing(WholeGrpcShard(address)) as shard:
         trainer = Trainer(shard)
         trainer.create(1.0)
         shard.expect_variables(epoch=3, step=1, layout_hash=MIXED.hash)
@@ -202,7 +202,7 @@ def test_a_caller_that_opens_streams_without_end_is_refused() -> None:
 
 
 def test_server_that_ends_does_not_wait_for_streams_at_rest() -> None:
-    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(GrpcShard(running.address)) as shard:
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(WholeGrpcShard(running.address)) as shard:
         trainer = Trainer(shard)
         trainer.create()
         trainer.train(0)

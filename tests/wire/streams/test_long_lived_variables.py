@@ -10,7 +10,6 @@ import pytest
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model.layout import Segments, aligned_bytes
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.fields import encode_duration
 from ps_server.config import ParameterServerConfig
@@ -22,6 +21,7 @@ from tests.support.raw_shard import TIMEOUT_S, Outcome, RawShard
 from tests.support.servers import serving
 from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer, open_server
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 CODE = grpc.StatusCode
 
@@ -30,7 +30,7 @@ CODE = grpc.StatusCode
 def trained() -> Iterator[tuple[RawShard, Trainer]]:
     """A shard at step 3."""
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(GrpcShard(running.address)) as shard:
+        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
             trainer = Trainer(shard)
             trainer.create(1.0)
             for step in range(3):
@@ -91,7 +91,7 @@ def test_step_that_the_reader_holds_is_sent_if_another_one_is_asked_for(trained:
 @pytest.mark.parametrize("encoding", [FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16])
 def test_halves_travel(encoding: FloatEncoding) -> None:
     with open_server(ParameterServerConfig(index=0)) as running:
-        with contextlib.closing(GrpcShard(running.address, variables_encoding=encoding)) as shard:
+        with contextlib.closing(WholeGrpcShard(running.address, variables_encoding=encoding)) as shard:
             trainer = Trainer(shard)
             trainer.create(1.0)
             assert np.array_equal(trainer.read()[1], trainer.arena(1.0)), "as it is, as long as the layout is not known"
@@ -101,7 +101,7 @@ def test_halves_travel(encoding: FloatEncoding) -> None:
 
 def test_step_that_is_expected_leaves_as_soon_as_it_is_there() -> None:
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(GrpcShard(running.address)) as shard:
+        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
             trainer = Trainer(shard)
             trainer.create(1.0)
             call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
@@ -113,7 +113,7 @@ def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
     with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
-        with contextlib.closing(GrpcShard(address)) as shard:
+        with contextlib.closing(WholeGrpcShard(address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
             call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
@@ -125,7 +125,7 @@ def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
 
 def test_waiting_reader_is_told_that_the_server_ends() -> None:
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(GrpcShard(running.address)) as shard:
+        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
             call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
@@ -135,7 +135,7 @@ def test_waiting_reader_is_told_that_the_server_ends() -> None:
 
 
 def test_read_takes_what_was_expected_and_nothing_else() -> None:
-    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(GrpcShard(running.address)) as shard:
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(WholeGrpcShard(running.address)) as shard:
         trainer = Trainer(shard)
         trainer.create(1.0)
         for step, expected in enumerate((1, 1, 3, 9, 5)):

@@ -11,7 +11,7 @@ from ps_protocol import errors
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.shard import RowsRequest
-from ps_protocol.rpc.shard import SERVICE, GrpcShard
+from ps_protocol.rpc.shard import SERVICE
 from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
@@ -19,6 +19,7 @@ from ps_protocol.wire.frames import FRAME_BYTES, parse
 from ps_server.serving.streams import index_blocks, row_messages
 from tests.support.raw_shard import RawShard, frame
 from tests.support.servers import serving
+from tests.support.whole_shard import WholeGrpcShard
 
 REQUEST = RowsRequest(epoch=1, layout_hash="abc", table=2, step=None)
 INDICES_PER_FRAME = FRAME_BYTES // 8
@@ -55,8 +56,8 @@ def handler_of(table: Table) -> grpc.GenericRpcHandler:
 
 
 @contextlib.contextmanager
-def client_of(table: Table) -> Iterator[GrpcShard]:
-    with serving(handler_of(table)) as address, contextlib.closing(GrpcShard(address, index=0)) as shard:
+def client_of(table: Table) -> Iterator[WholeGrpcShard]:
+    with serving(handler_of(table)) as address, contextlib.closing(WholeGrpcShard(address, index=0)) as shard:
         yield shard
 
 

@@ -10,7 +10,9 @@ import pytest
 from chief.shards import link
 from chief.shards.link import GrpcShardCaller
 from ps_protocol.roles.shard import ApplyRequest
-from ps_protocol.rpc import client_stream
+from ps_protocol.rpc import client_stream, commands
+from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.commands import Commands
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.serving.calls import SERVICE
 from tests.support.eras import fence
@@ -21,14 +23,21 @@ Handler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 
 @pytest.fixture(params=[client_stream._DirectStream, client_stream._FedStream], autouse=True)
 def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "open_stream", request.param)
+    monkeypatch.setattr(commands, "open_stream", request.param)
 
 
 @contextlib.contextmanager
 def caller_of(handler: Handler) -> Iterator[GrpcShardCaller]:
     generic = grpc.method_handlers_generic_handler(SERVICE, {"Command": grpc.stream_stream_rpc_method_handler(handler)})
-    with serving(generic) as address, contextlib.closing(GrpcShardCaller(address, name="ps 0")) as caller:
-        yield caller
+    with serving(generic) as address, commands_to(address) as commands:
+        yield GrpcShardCaller(commands)
+
+
+@contextlib.contextmanager
+def commands_to(address: str) -> Iterator[Commands]:
+    with contextlib.closing(Connection(address, name="ps 0", service=SERVICE)) as connection:
+        with contextlib.closing(Commands(connection)) as commands:
+            yield commands
 
 
 def step(number: int) -> ApplyRequest:
@@ -71,10 +80,20 @@ def test_what_a_server_refuses_is_not_applied_and_the_next_step_is() -> None:
         assert [reported(caller, number) for number in range(2)] == [[False], [True]]
 
 
-def test_stream_that_ends_gives_up_its_steps_and_the_next_one_opens_another() -> None:
+def test_step_that_comes_as_the_server_ends_a_resting_stream_is_sent_again() -> None:
     def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         yield answer(next(requests))
         next(requests)
+
+    with caller_of(serve) as caller:
+        assert [reported(caller, number) for number in range(4)] == [[True]] * 4
+
+
+def test_stream_that_breaks_gives_up_its_steps_and_the_next_one_opens_another() -> None:
+    def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield answer(next(requests))
+        next(requests)
+        context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
 
     with caller_of(serve) as caller:
         assert [reported(caller, number) for number in range(4)] == [[True], [False], [True], [False]]
@@ -105,15 +124,17 @@ def test_closing_ends_what_is_under_way_and_takes_no_more() -> None:
 
     heard: queue.SimpleQueue[None] = queue.SimpleQueue()
     reports: queue.SimpleQueue[bool] = queue.SimpleQueue()
-    with caller_of(serve) as caller:
+    generic = grpc.method_handlers_generic_handler(SERVICE, {"Command": grpc.stream_stream_rpc_method_handler(serve)})
+    with serving(generic) as address, commands_to(address) as commands:
+        caller = GrpcShardCaller(commands)
         caller.begin(step(0), reports.put)
         heard.get(timeout=20)
-        caller.close()
+        commands.close()
         assert not reports.get(timeout=20)
         caller.begin(step(1), reports.put)
         assert not reports.get(timeout=20)
 
 
 def test_nobody_listens_and_that_is_said_too() -> None:
-    with contextlib.closing(GrpcShardCaller("127.0.0.1:1", name="ps 0")) as caller:
-        assert reported(caller, 0) == [False]
+    with commands_to("127.0.0.1:1") as commands:
+        assert reported(GrpcShardCaller(commands), 0) == [False]

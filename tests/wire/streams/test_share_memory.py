@@ -15,7 +15,6 @@ import pytest
 from ps_protocol.errors import Cancelled, ContributionMissing, StepGone, StepNotReady, Superseded
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.shard import Metric, PushResult, contributions_named
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory.segment import NAME_PREFIX, SegmentMaker
@@ -27,6 +26,7 @@ from tests.support.eras import fence
 from tests.support.raw_shard import RawShard
 from tests.support.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
+from tests.support.whole_shard import WholeGrpcShard
 
 pytestmark = pytest.mark.skipif(not memory_segments.boot_id(), reason="this system has no memory that can be shared")
 
@@ -39,7 +39,7 @@ def server() -> Iterator[ParameterServer]:
 
 @pytest.fixture
 def trainer(server: ParameterServer) -> Iterator[Trainer]:
-    with contextlib.closing(GrpcShard(server.address)) as shard:
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
         trainer = Trainer(shard)
         trainer.create(1.0)
         yield trainer
@@ -48,7 +48,7 @@ def trainer(server: ParameterServer) -> Iterator[Trainer]:
 @contextlib.contextmanager
 def sharing(server: ParameterServer, worker: int = 0, *, incarnation: int = 1, num_buffers: int = 1) -> Iterator[SharedMemoryShard]:
     shard = share_memory(
-        GrpcShard(server.address), epoch=EPOCH, worker=worker, incarnation=incarnation, layout=MIXED, num_buffers=num_buffers
+        WholeGrpcShard(server.address), epoch=EPOCH, worker=worker, incarnation=incarnation, layout=MIXED, num_buffers=num_buffers
     )
     with contextlib.closing(shard):
         yield shard
@@ -143,7 +143,7 @@ def test_view_of_a_step_that_is_not_there_says_which_are(server: ParameterServer
 
 def test_views_stay_the_same_two_and_readable_after_the_server_has_ended(trainer: Trainer) -> None:
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as other:
-        own = Trainer(GrpcShard(other.address))
+        own = Trainer(WholeGrpcShard(other.address))
         own.create(1.0)
         with sharing(other) as shard:
             views = []
@@ -186,11 +186,11 @@ def test_padding_that_a_worker_fills_poisons_nothing(server: ParameterServer, tr
 
 def test_copy_is_of_one_step_while_steps_are_made(server: ParameterServer) -> None:
     layout = layout_of(variable("w", (1 << 18,)))
-    with contextlib.closing(GrpcShard(server.address)) as shard, ThreadPoolExecutor(1) as pool:
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard, ThreadPoolExecutor(1) as pool:
         trainer = Trainer(shard, layout)
         trainer.create(1.0)
         with contextlib.closing(
-            share_memory(GrpcShard(server.address), epoch=EPOCH, worker=0, incarnation=1, layout=layout, num_buffers=0)
+            share_memory(WholeGrpcShard(server.address), epoch=EPOCH, worker=0, incarnation=1, layout=layout, num_buffers=0)
         ) as reader:
             training = pool.submit(lambda: [trainer.train(step, worker=1) for step in range(60)])
             into, last = np.zeros(layout.nbytes, np.uint8), 0
@@ -267,7 +267,7 @@ def test_memory_that_cannot_be_mapped_leaves_the_connection_as_it_was(
     server: ParameterServer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 1 << 30)  # of another space of process numbers
-    with contextlib.closing(GrpcShard(server.address)) as shard:
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
         with pytest.raises(MemoryNotShared, match="cannot be mapped here") as caught:
             share_memory(shard, epoch=EPOCH, worker=0, incarnation=1, layout=MIXED)
         assert caught.value.facts == {"same_host": "true"}

@@ -15,10 +15,11 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import AverageSpec
 from ps_protocol.process import history as events
 from ps_protocol.process.history import HistoryWriter, read_history
-from ps_protocol.roles.shard import ApplyRequest, ForwardingShard, PushHeader, PushId, PushReply
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, PushReply
 from ps_server.serving.local import InProcessShard
 from tests.contract.shard.test_checkpoints import model_of
 from tests.support.sharded_training import ShardedTraining
+from tests.support.whole_shard import ForwardingShard
 
 
 class _Noted(ForwardingShard):
