@@ -74,7 +74,8 @@ class Worker:
     """What one worker does, call by call. For one thread. `state`: where it stands, at its present place.
 
     `begin_wait` begins a wait with these words and seconds (None: no limit). `timeout_s`: how long a server that does not answer is waited
-    for. `num_rollbacks`: how often it has begun again in another epoch, or another life of the cluster.
+    for. `num_rollbacks`: how often it has begun again in another epoch, or another life of the cluster. `recovery_timeout_s`: how long it
+    waits on its way back to the model (None: no limit), where a call has no limit of its own or a longer one.
     """
 
     def __init__(self, place: Place, *, begin_wait: Callable[[str, float | None], Deadline], timeout_s: float) -> None:
@@ -82,6 +83,7 @@ class Worker:
         self.who = f"worker {place.participant.index}"
         self.state = WorkerState(place.participant, step=place.registration.global_step, commits=place.commits)
         self.num_rollbacks = 0
+        self.recovery_timeout_s: float | None = None
         self._begin_wait, self._timeout_s = begin_wait, timeout_s
         # Where its variables are from; another than `state` if coming back failed half-way, and None before there is a model.
         self._present: WorkerState | None = None
@@ -124,7 +126,8 @@ class Worker:
         assert present is not None and place.model is not None
         former = present.participant
         cause = yield from self._await_other(former, cause)
-        wait = self._begin_wait(f"{self.who} comes back to the model", timeout_s)
+        limits_s = [limit_s for limit_s in (timeout_s, self.recovery_timeout_s) if limit_s is not None]
+        wait = self._begin_wait(f"{self.who} comes back to the model", min(limits_s, default=None))
         while True:
             registration = place.registration
             try:

@@ -130,6 +130,18 @@ class Session:
         """How the workers are coordinated, as far as this session has heard: when it joined, or since. Makes no call."""
         return self._worker.state.policy
 
+    @property
+    def recovery_timeout_s(self) -> float | None:
+        """How long calls wait, after the cluster has gone back to a checkpoint, until this worker has its model again; None: no limit.
+
+        A call with a shorter `timeout_s` waits for that long. Then DeadlineExceeded; the next call goes on waiting.
+        """
+        return self._worker.recovery_timeout_s
+
+    @recovery_timeout_s.setter
+    def recovery_timeout_s(self, timeout_s: float | None) -> None:
+        self._worker.recovery_timeout_s = timeout_s
+
     def create_or_join(
         self,
         initial_values: Mapping[str, Any],
@@ -336,10 +348,14 @@ class Session:
         """Returns the chief's report of the cluster, with the newest entries of the ledger if some are asked for."""
         return self._member.status(max_ledger_entries=max_ledger_entries)
 
-    def finish(self, reason: str = "") -> int:
-        """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent."""
+    def finish(self, reason: str = "", timeout_s: float | None = None) -> int:
+        """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent.
+
+        `timeout_s` (None: that of `connect()`) bounds the wait for a chief that does not answer; then DeadlineExceeded.
+        """
         self._member.check_open()
-        last_step = self._member.link.ask(lambda chief: chief.finish(reason=reason or f"{self._who} finished it"), what="finish")
+        why = reason or f"{self._who} finished it"
+        last_step = self._member.link.ask(lambda chief: chief.finish(reason=why), what="finish", timeout_s=timeout_s)
         self._worker.state.finish(last_step)
         return last_step
 

@@ -45,6 +45,8 @@ log = logging.getLogger("lockstep.worker")
 
 # A bound for those who set none: three years.
 NO_LIMIT_S = 1e8
+# How long the end of a session waits for a chief that does not answer.
+_FINISH_S = 10.0
 
 
 # Called with the worker's index (None: any).
@@ -105,13 +107,17 @@ class SessionCreator:
         except BaseException:
             session.close()
             raise
+        session.recovery_timeout_s = self._max_wait_s
         return session
 
     def end_training(self, session: Session) -> None:
-        """After synchronous training, the end of the chief worker ends all workers: in the original its token queue closes."""
+        """After synchronous training, the end of the chief worker ends all workers: in the original its token queue closes.
+
+        Raises DeadlineExceeded if the chief does not answer within 10 s.
+        """
         policy = self._graph.policy
         if self._is_chief and policy is not None and policy.name is PolicyName.SYNC and not session.is_finished:
-            session.finish(f"the chief worker ({session.worker_index}) has ended its session")
+            session.finish(f"the chief worker ({session.worker_index}) has ended its session", timeout_s=_FINISH_S)
 
 
 def _have_policy(session: Session, policy: PolicySpec, *, timeout_s: float | None) -> None:
@@ -241,10 +247,10 @@ class MonitoredSession:
         `feed_dict` is given to loss functions as their second argument; it may be anything, but must be a dict if a hook feeds as well.
         `options` and `run_metadata` are accepted and mean nothing. Blocks as the training op does.
 
-        When servers are lost, the session comes back by itself, as `Session` describes: the outcome is then ROLLED_BACK. Raises
-        Unavailable if one does not answer within `max_wait_secs`, Superseded if another process has this worker's index, RuntimeError for
-        training after a stop was requested, and once this is closed, TypeError or ValueError for what cannot be evaluated, and what hooks
-        and losses raise.
+        When servers are lost, the session comes back by itself, as `Session` describes: the outcome is then ROLLED_BACK. Raises Unavailable
+        if one does not answer within `max_wait_secs`, DeadlineExceeded if the model is not back by then, Superseded if another process has
+        this worker's index, RuntimeError for training after a stop was requested, and once this is closed, TypeError or ValueError for what
+        cannot be evaluated, and what hooks and losses raise.
         """
         del options, run_metadata
         if self._is_closed:
@@ -317,7 +323,8 @@ def MonitoredTrainingSession(
     `checkpoint_dir`: the chief worker begins with the values of the newest checkpoint there, if it creates the model, and writes one every
     `save_checkpoint_secs` (None: 600) or `save_checkpoint_steps`; 0 turns that off. With `summary_dir` (None: `checkpoint_dir`) it writes
     the loss every `save_summaries_steps` (None: 100) or `save_summaries_secs`, and the speed every `log_step_count_steps`, for TensorBoard.
-    `max_wait_secs` (None: no limit) bounds the wait for the cluster, for the model, and for servers that are lost. `scaffold`, `config`,
+    `max_wait_secs` (None: no limit) bounds the wait for the cluster, for the model, and for servers that are lost, each time until the
+    model is back; closing waits 10 s at most for the chief. `scaffold`, `config`,
     `stop_grace_period_secs` and `save_graph_def` have no meaning without a graph of ops, and are accepted.
 
     Blocks until there is a model. Raises what hooks raise, RuntimeError if no optimizer was applied, and what `create_or_join` raises.

@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,7 +13,7 @@ import pytest
 import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import DeadlineExceeded, LeaseExpired
-from ps_protocol.roles.chief import PushOutcome
+from ps_protocol.roles.chief import ModelState, PushOutcome
 from tests.support.clusters import GrpcTestCluster, Shape
 from tests.support.facade_programs import running_cluster
 from tests.support.faults import Flaky
@@ -105,6 +106,38 @@ def test_worker_waits_for_the_chiefs_model_no_longer_than_it_is_told(master: Any
     del op, hook
     with pytest.raises(DeadlineExceeded):
         MonitoredTrainingSession(master, is_chief=False, worker_index=0, max_wait_secs=0.1)
+
+
+def test_servers_that_do_not_come_back_are_waited_for_no_longer_than_max_wait_secs() -> None:
+    op, hook = one_a_step()
+    real = InProcessCluster(num_ps=1)
+    chief = Flaky(real.chief)
+
+    def not_yet(reply: Any) -> Any:
+        return replace(reply, state=ModelState.WAIT, waiting_for="ps 0 is brought back")
+
+    master = SimpleNamespace(chief=chief, shards=real.shards)
+    with pytest.raises(DeadlineExceeded, match="ps 0 is brought back"):
+        with MonitoredTrainingSession(master, hooks=[hook], worker_index=0, max_wait_secs=0.2) as session:
+            assert session.run(op).is_accepted
+            give_up(session)
+            chief.answer("register_model", *[not_yet] * 100_000)
+            session.run(op)
+
+
+def test_closing_waits_for_a_silent_chief_no_longer_than_its_own_bound(monkeypatch: pytest.MonkeyPatch) -> None:
+    op, hook = one_a_step()
+    asked: list[float | None] = []
+
+    def finish(self: Session, reason: str = "", timeout_s: float | None = None) -> int:
+        asked.append(timeout_s)
+        raise DeadlineExceeded("finish: not within 10 s")
+
+    monkeypatch.setattr(Session, "finish", finish)
+    with pytest.raises(DeadlineExceeded):
+        with MonitoredTrainingSession("", hooks=[hook]) as session:
+            session.run(op)
+    assert asked == [10.0]
 
 
 def test_session_with_an_address_as_master_joins_over_the_network(socket_dir: Path) -> None:

@@ -189,6 +189,19 @@ def test_a_worker_that_is_taken_for_gone_while_it_reads_after_its_token_hears_th
     assert (outcome.outcome, outcome.applied_step) == (PushOutcome.ACCEPTED, 0)
 
 
+@pytest.mark.parametrize(("of_session", "of_call", "expected"), [(3.0, None, 3.0), (3.0, 1.0, 1.0), (1.0, 3.0, 1.0), (None, None, None)])
+def test_the_way_back_is_bounded_by_the_session_and_by_the_call(
+    around: Surroundings, of_session: float | None, of_call: float | None, expected: float | None
+) -> None:
+    def other_epoch(_: ask.AwaitToken) -> Any:
+        around.move()
+        raise EpochMismatch("epoch 2")
+
+    around.worker.recovery_timeout_s = of_session
+    around.run(around.worker.wait(timeout_s=of_call), AwaitToken=other_epoch)
+    assert ("worker 0 comes back to the model", expected) in around.waits
+
+
 def test_who_comes_back_while_it_waits_waits_again_the_next_time(around: Surroundings) -> None:
     def other_epoch(_: ask.AwaitToken) -> Any:
         around.move()
