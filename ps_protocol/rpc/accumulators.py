@@ -18,7 +18,7 @@ from ps_protocol.roles.accumulators import (
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
-from ps_protocol.rpc.client import Connection, handshake
+from ps_protocol.rpc.client import Connection
 from ps_protocol.v1 import accumulator_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.frames import encode_stream, parse, write_frames
@@ -45,15 +45,7 @@ class GrpcAccumulators:
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
         """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this parameter server."""
-        return handshake(
-            self._connection.channel,
-            address=self.address,
-            role=Role.PARAMETER_SERVER,
-            index=self._index,
-            cluster=self._cluster,
-            timeout_s=timeout_s,
-            access=self._connection.access,
-        )
+        return self._connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
 
     def create(self, spec: AccumulatorSpec) -> bool:
         """Creates an accumulator, or finds the one of this name (False)."""

@@ -87,11 +87,6 @@ def server_options() -> list[tuple[str, int]]:
     return [*_SERVER_OPTIONS, ("grpc.max_allowed_incoming_connections", most_connections())]
 
 
-def open_channel(address: str) -> grpc.Channel:
-    """Opens a channel to "host:port" or "unix:/path"; raises InvalidSpec otherwise. Connects at the first call, and again when lost."""
-    return grpc.insecure_channel(str(parse_address(address)), options=CHANNEL_OPTIONS)
-
-
 # How this process reaches others: encrypted or not, and the token that each call carries. Opens channels; knows no method.
 
 

@@ -12,7 +12,7 @@ from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
-from ps_protocol.rpc.client import Connection, handshake
+from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.client_stream import LongLivedStream, Streams
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -48,8 +48,7 @@ class GrpcChief(Chief):
 
     def handshake(self, timeout_s: float = TIMEOUT_S) -> HandshakeReply:
         """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this cluster's chief."""
-        channel, access = self._connection.channel, self._connection.access
-        return handshake(channel, address=self.address, role=Role.CHIEF, cluster=self._cluster, timeout_s=timeout_s, access=access)
+        return self._connection.handshake(Role.CHIEF, index=None, cluster=self._cluster, timeout_s=timeout_s)
 
     def call(self, request: Request[Answer]) -> Answer:
         """Asks, and returns the answer."""

@@ -17,7 +17,7 @@ import grpc
 from google.protobuf.message import Message
 
 from ps_protocol.errors import Cancelled, InvalidSpec, ProtocolMismatch, PsError, Unavailable, Unimplemented, WrongCluster, WrongRole
-from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, HandshakeRequest, Role, check_versions, name_of, parse_address
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, HandshakeRequest, Role, check_versions, parse_address
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.status import rebuild
 from ps_protocol.v1 import handshake_service_pb2 as pb
@@ -130,6 +130,25 @@ class Connection:
     def path(self, method: str) -> str:
         """Returns a method's name as gRPC has it; as it is if it is that of another service."""
         return method if method.startswith("/") else f"/{self._service}/{method}"
+
+    def handshake(self, role: Role | None, *, index: int | None, cluster: str, timeout_s: float) -> HandshakeReply:
+        """Returns who is there, asking once; raises WrongCluster, WrongRole or ProtocolMismatch if it is not who is wanted.
+
+        `role` None, `index` None and an empty `cluster` accept any. Also Unavailable and DeadlineExceeded; InvalidSpec if the server speaks
+        TLS and the caller does not, or the other way round.
+        """
+        request, address, access = handshake_request(role=role, index=index, cluster=cluster), self.address, self.access
+        try:
+            with checked_reply(address) as check:
+                return check(self.unary(HANDSHAKE, request, pb.HandshakeResponse, timeout_s=timeout_s, awaited="the handshake"))
+        except Unavailable as error:
+            if not may_be_tls(error.message):
+                raise
+            if access.uses_tls(address) and access.security.tls_cert is None:
+                raise Unavailable(f"{error.message} If it asks callers for certificates: pass --tls-cert and --tls-key") from None
+            if not access.uses_tls(address) and speaks_tls(address):
+                raise InvalidSpec(f"cannot talk to {self.target}: server speaks TLS; pass tls=True or --tls-ca") from None
+            raise
 
     def unary(self, method: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
         """Calls a method with one message each way."""
@@ -301,36 +320,3 @@ def checked_reply(address: str) -> Iterator[Callable[[pb.HandshakeResponse], Han
         raise type(error)(f"{address}: {error.message}", facts=error.facts) from None
     except Unimplemented:
         raise WrongRole(f"{address}: a gRPC server answers there, but not one of Lockstep's; check the address") from None
-
-
-def handshake(
-    channel: grpc.Channel,
-    *,
-    address: str,
-    role: Role | None,
-    index: int | None = None,
-    cluster: str = "",
-    timeout_s: float,
-    access: Access = DEFAULT_ACCESS,
-) -> HandshakeReply:
-    """Returns who is at `address`, asking once; raises WrongCluster, WrongRole or ProtocolMismatch if it is not who is wanted.
-
-    `role` None, `index` None and an empty `cluster` accept any; `access` is what the channel was opened with. Also Unavailable and
-    DeadlineExceeded; InvalidSpec if the server speaks TLS and the caller does not, or the other way round.
-    """
-    target = f"{name_of(role, index) if role else 'the server'} at {address}"
-    request = handshake_request(role=role, index=index, cluster=cluster)
-    invoke = channel.unary_unary(
-        HANDSHAKE, request_serializer=pb.HandshakeRequest.SerializeToString, response_deserializer=pb.HandshakeResponse.FromString
-    )
-    try:
-        with checked_reply(address) as check, translating(target, awaited="the handshake", timeout_s=timeout_s):
-            return check(invoke(request, timeout=timeout_s, metadata=access.metadata_for(address)()))
-    except Unavailable as error:
-        if not may_be_tls(error.message):
-            raise
-        if access.uses_tls(address) and access.security.tls_cert is None:
-            raise Unavailable(f"{error.message} If it asks callers for certificates: pass --tls-cert and --tls-key") from None
-        if not access.uses_tls(address) and speaks_tls(address):
-            raise InvalidSpec(f"cannot talk to {target}: server speaks TLS; pass tls=True or --tls-ca") from None
-        raise

@@ -28,7 +28,7 @@ from ps_protocol.roles.shard import (
     ShardStatus,
 )
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
-from ps_protocol.rpc.client import Connection, handshake
+from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.client_stream import LongLivedStream, Streams
 from ps_protocol.rpc.payloads import Payloads, named
 from ps_protocol.sockets.data_socket import DataSocket, Receive
@@ -213,17 +213,14 @@ class GrpcShard:
         """The channel that all calls take."""
         return self._connection
 
+    @property
+    def deadlines(self) -> CallDeadlines:
+        """What ends calls on long-lived streams when their time is up."""
+        return self._deadlines
+
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
         """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
-        return handshake(
-            self._connection.channel,
-            address=self.address,
-            role=Role.PARAMETER_SERVER,
-            index=self._index,
-            cluster=self._cluster,
-            timeout_s=timeout_s,
-            access=self._connection.access,
-        )
+        return self._connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
 
     def status(self) -> ShardStatus:
         """Returns step, memory and counters."""

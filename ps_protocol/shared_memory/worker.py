@@ -11,6 +11,7 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import LimitExceeded, MalformedMessage, PsError, Unavailable, Unimplemented
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
+from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.identity import HandshakeReply
 from ps_protocol.roles.shard import MetricCell, PushHeader, PushReply, RowsRequest, ShardSpec, ShardStatus
 from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
@@ -100,10 +101,14 @@ class MemoryNotShared(Unimplemented):
 
 
 class MemoryLink:
-    """One stream of ShareMemory. `close` ends it, and with it the sharing; so does whatever else ends it. For one thread at a time."""
+    """One stream of ShareMemory. `close` ends it, and with it the sharing; so does whatever else ends it. For one thread at a time.
 
-    def __init__(self, connection: Connection, *, arena_bytes: int, timeout_s: float) -> None:
+    `deadlines` watches how long its answers take. Implements Expiring.
+    """
+
+    def __init__(self, connection: Connection, *, arena_bytes: int, timeout_s: float, deadlines: CallDeadlines) -> None:
         self.target = connection.target
+        self._deadlines = deadlines
         self._arena_bytes = arena_bytes
         self._timeout_s = timeout_s
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -133,6 +138,10 @@ class MemoryLink:
         self._over.wait(_GOODBYE_S)
         self._call.cancel()
 
+    def expire(self) -> None:
+        """Ends the stream, since an answer takes too long."""
+        self._call.cancel()
+
     def _end(self) -> None:
         self._ended.set()
         self._over.set()
@@ -157,17 +166,14 @@ class MemoryLink:
         return segments, answer.grant.num_buffers
 
     def _ask(self, request: pb.ShareMemoryRequest) -> pb.ShareMemoryResponse:
-        # A message has no deadline of its own in a stream that lasts; this one cancels the stream, and may not outlive the question.
-        limit = threading.Timer(self._timeout_s, self._call.cancel)
-        limit.daemon = True
-        limit.start()
+        number = self._deadlines.begin(self, timeout_s=self._timeout_s)
         try:
             with CancellingOnInterrupt(outlives_block=True) as block:
                 block.watch(self._call)
                 self._sent.put(request.SerializeToString())
                 answer = next(self._call, None)
         finally:
-            limit.cancel()
+            self._deadlines.end(number)
         if answer is None:
             raise Unavailable(f"{self.target}: the stream by which its memory is shared has ended")
         return decode_message(pb.ShareMemoryResponse, answer)
@@ -228,7 +234,7 @@ def share_memory(
         boot_id=boot_id,
         secret=secret,
     )
-    link = MemoryLink(shard.connection, arena_bytes=layout.nbytes, timeout_s=timeout_s)
+    link = MemoryLink(shard.connection, arena_bytes=layout.nbytes, timeout_s=timeout_s, deadlines=shard.deadlines)
     try:
         (variables, *buffers), _ = link.claim(claim)
     except MemoryNotShared:

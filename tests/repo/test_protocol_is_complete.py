@@ -6,9 +6,10 @@ import re
 
 from google.protobuf.descriptor import MethodDescriptor
 
+from chief.shards import link
 from ps_protocol import errors
 from ps_protocol.errors import PsError
-from ps_protocol.rpc import accumulators, chief, payloads, shard
+from ps_protocol.rpc import accumulators, chief, commands, payloads, shard
 from ps_protocol.rpc import client as handshake_client
 from ps_protocol.shared_memory import worker
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
@@ -32,11 +33,12 @@ CLIENTS = {
     "ChiefService": chief,
 }
 # Streams that stay, and what only a chief asks of a parameter server.
-_OF_CHIEFS = ("AdoptShard", "KeepRecord", "SaveShard", "RestoreShard", "Command", "GetShardStatus")
+_OF_CHIEFS = ("AdoptShard", "KeepRecord", "SaveShard", "RestoreShard", "ShutdownShard", "GetShardStatus")
 ELSEWHERE = {
     "ShareMemory": worker,
     "OpenDataSocket": payloads,
-    **dict.fromkeys((*_OF_CHIEFS, "ShutdownShard"), shard),
+    "Command": commands,
+    **dict.fromkeys(_OF_CHIEFS, link),
     **dict.fromkeys(chief_calls.CALLS, chief_calls),
 }
 

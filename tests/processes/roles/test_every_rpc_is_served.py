@@ -7,7 +7,7 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
-from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from tests.support.processes import announced, start_role
 
@@ -40,7 +40,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
 @pytest.mark.parametrize(("role", "method"), METHODS, ids=lambda value: getattr(value, "name", value))
 def test_every_rpc_is_served(role: str, method: MethodDescriptor, addresses: dict[str, str]) -> None:
     path = f"/{method.containing_service.full_name}/{method.name}"
-    with open_channel(addresses[role]) as channel:
+    with DEFAULT_ACCESS.open_channel(addresses[role]) as channel:
         # On the wire every kind of call is a stream each way.
         call = channel.stream_stream(path, request_serializer=bytes, response_deserializer=bytes)
         if method.name in ANSWERED_WITHIN:

@@ -14,7 +14,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_protocol.errors import PsError
-from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from tests.support.eras import fence
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
@@ -51,7 +51,7 @@ def _refusal(*arguments: str) -> str:
 
 
 def _health(address: str, service: str) -> str:
-    with open_channel(address) as channel:
+    with DEFAULT_ACCESS.open_channel(address) as channel:
         reply = health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest(service=service), timeout=10)
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
 
@@ -72,7 +72,7 @@ def test_it_announces_where_it_serves(tmp_path: Path, socket_dir: Path, is_unix:
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_signal_ends_it_in_order_within_two_seconds(tmp_path: Path, number: signal.Signals) -> None:
     with _serving(tmp_path) as (process, announced):
-        with open_channel(announced) as channel:
+        with DEFAULT_ACCESS.open_channel(announced) as channel:
             # A call under way that would last for ever.
             watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
             next(watched)

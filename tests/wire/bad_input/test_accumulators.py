@@ -14,7 +14,7 @@ from ps_protocol.errors import Cancelled, ShuttingDown, Unavailable
 from ps_protocol.model.variables import DataType
 from ps_protocol.roles.accumulators import AccumulatorSpec, TakeRequest
 from ps_protocol.rpc.accumulators import GrpcAccumulators
-from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import accumulator_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_server.accumulators.registry import MAX_TAKERS
@@ -156,7 +156,7 @@ def test_taker_that_goes_away_is_forgotten_and_its_gradients_are_kept(server: Se
 
 
 def test_takers_beyond_the_limit_are_refused_and_others_still_served(server: Server) -> None:
-    with open_channel(server.address) as channel:
+    with DEFAULT_ACCESS.open_channel(server.address) as channel:
         begin: Any = channel.unary_stream(PATH + "TakeGradient", request_serializer=pb.TakeGradientRequest.SerializeToString)
         requests = (
             pb.TakeGradientRequest(name="d", client=client, sequence=1, num_required=1, max_wait=Duration(seconds=20))

@@ -9,7 +9,7 @@ from google.protobuf.duration_pb2 import Duration
 
 from chief.serving.service import SERVICE
 from ps_protocol.roles.fence import session_secret
-from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2, tensor_pb2
 from tests.support.eras import LIFE
@@ -177,7 +177,7 @@ def test_bad_input_is_refused_with_its_status_and_the_next_call_works(
     method: str, request_: Any, code: grpc.StatusCode, reason: str, text: str, busy_chief: RunningChief
 ) -> None:
     data = request_ if isinstance(request_, bytes) else request_.SerializeToString()
-    with open_channel(busy_chief.address) as channel, client_of(busy_chief) as client:
+    with DEFAULT_ACCESS.open_channel(busy_chief.address) as channel, client_of(busy_chief) as client:
         before = client.status()
         ended = converse(channel, data) if method == "Converse" else _outcome(channel, method, data)
         assert text in ended.text
@@ -188,7 +188,7 @@ def test_bad_input_is_refused_with_its_status_and_the_next_call_works(
 
 
 def test_a_full_cluster_is_refused_with_its_status() -> None:
-    with cluster(total_num_replicas=1) as chief, client_of(chief) as client, open_channel(chief.address) as channel:
+    with cluster(total_num_replicas=1) as chief, client_of(chief) as client, DEFAULT_ACCESS.open_channel(chief.address) as channel:
         Worker(client)
         with pytest.raises(grpc.RpcError) as caught:
             raw(channel, "RegisterWorker")(register().SerializeToString(), timeout=20)
@@ -198,7 +198,7 @@ def test_a_full_cluster_is_refused_with_its_status() -> None:
 
 
 def test_a_blocking_call_without_a_wait_of_its_own_blocks_and_one_with_zero_does_not(busy_chief: RunningChief) -> None:
-    with open_channel(busy_chief.address) as channel, client_of(busy_chief) as client:
+    with DEFAULT_ACCESS.open_channel(busy_chief.address) as channel, client_of(busy_chief) as client:
         talk, request = Talk(channel), pb.DequeueTokenRequest(participant=participant(1), local_step=1, request_id=5)
         talk.ask(1, token=request)
         wait_until(lambda: next(one.is_waiting for one in client.status().participants if one.index == 1), what="the worker waits")
@@ -212,7 +212,7 @@ def test_a_blocking_call_without_a_wait_of_its_own_blocks_and_one_with_zero_does
 
 def test_a_parameter_servers_method_is_not_one_of_the_chiefs(busy_chief: RunningChief) -> None:
     service = parameter_service_pb2.DESCRIPTOR.services_by_name["ParameterService"].full_name
-    with open_channel(busy_chief.address) as channel:
+    with DEFAULT_ACCESS.open_channel(busy_chief.address) as channel:
         with pytest.raises(grpc.RpcError) as caught:
             channel.unary_unary(f"/{service}/GetShardStatus", request_serializer=bytes, response_deserializer=bytes)(b"", timeout=20)
         error: Any = caught.value

@@ -15,7 +15,7 @@ import grpc
 import pytest
 
 from ps_protocol import errors
-from ps_protocol.rpc.channel import CHANNEL_OPTIONS, MAX_MESSAGE_BYTES, open_channel
+from ps_protocol.rpc.channel import CHANNEL_OPTIONS, DEFAULT_ACCESS, MAX_MESSAGE_BYTES
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.status import from_status
 from ps_protocol.v1.error_pb2 import ErrorDetails
@@ -241,7 +241,7 @@ def test_proxies_of_the_environment_do_not_matter(monkeypatch: pytest.MonkeyPatc
 
 def test_wrong_address_is_refused_before_anything_is_opened() -> None:
     with pytest.raises(errors.InvalidSpec, match="want host:port or unix:/path"):
-        open_channel("nonsense")
+        DEFAULT_ACCESS.open_channel("nonsense")
 
 
 def test_options_are_set_once_each() -> None:

@@ -2,16 +2,15 @@
 
 import contextlib
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import grpc
 import pytest
 
 from ps_protocol import errors
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
-from ps_protocol.rpc.channel import open_channel
 from ps_protocol.rpc.chief import GrpcChief
-from ps_protocol.rpc.client import handshake
+from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.server import handshake_handler
 from tests.support.raw_shard import HANDSHAKE, RawShard
 from tests.support.servers import serving, unary, unused_address
@@ -29,12 +28,6 @@ def serve() -> Callable[[Identity], contextlib.AbstractContextManager[str]]:
 Serve = Callable[[Identity], contextlib.AbstractContextManager[str]]
 
 
-@contextlib.contextmanager
-def channel_to(address: str) -> Iterator[grpc.Channel]:
-    with open_channel(address) as channel:
-        yield channel
-
-
 def test_clients_learn_who_is_there(serve: Serve) -> None:
     with serve(PS) as address:
         shard = WholeGrpcShard(address, index=1, cluster="job-a")
@@ -47,8 +40,8 @@ def test_clients_learn_who_is_there(serve: Serve) -> None:
 
 
 def test_anybody_will_do_for_a_caller_without_wishes(serve: Serve) -> None:
-    with serve(PS) as address, channel_to(address) as channel:
-        assert handshake(channel, address=address, role=None, timeout_s=5).identity == PS
+    with serve(PS) as address, contextlib.closing(Connection(address, name="the server", service="")) as connection:
+        assert connection.handshake(None, index=None, cluster="", timeout_s=5).identity == PS
 
 
 def test_wrong_index_role_and_cluster_are_told_with_the_address(serve: Serve) -> None:

@@ -22,7 +22,7 @@ from ps_protocol.errors import (
     WrongRole,
 )
 from ps_protocol.roles.chief import ClusterState, ModelState, ParticipantKind, PushOutcome, TokenResult
-from ps_protocol.rpc.channel import MAX_CALLS_A_CONNECTION, open_channel
+from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from tests.support.running_chief import MODEL, RunningChief, Worker, client_of, cluster, parameter_server
@@ -101,7 +101,7 @@ def test_a_caller_that_is_cut_off_is_forgotten_and_gets_its_token_when_it_asks_a
         first.join_model()
         second.join_model()
         first.commit(first.push())
-        with open_channel(chief.address) as channel:
+        with DEFAULT_ACCESS.open_channel(chief.address) as channel:
             talk = Talk(channel)
             talk.ask(1, token=pb.DequeueTokenRequest(participant=codec.encode(first.participant), request_id=1))
             wait_until(lambda: client.status().participants[0].is_waiting)
@@ -140,7 +140,7 @@ def test_two_hundred_blocked_callers_are_released_together() -> None:
 
 def test_while_a_parameter_server_is_absent_the_chief_answers_and_says_which() -> None:
     absent = unused_address()
-    with RunningChief(absent) as chief, client_of(chief) as client, open_channel(chief.address) as channel:
+    with RunningChief(absent) as chief, client_of(chief) as client, DEFAULT_ACCESS.open_channel(chief.address) as channel:
         wait_until(lambda: "connection refused" in client.status().waiting_for)
         status = client.status()
         assert status.state is ClusterState.CONNECTING

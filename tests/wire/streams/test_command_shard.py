@@ -12,7 +12,7 @@ import pytest
 from chief.shards.link import GrpcShardLink
 from ps_protocol.errors import DeadlineExceeded, Unavailable
 from ps_protocol.roles.shard import ApplyRequest
-from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
@@ -70,7 +70,7 @@ def trainer(server: ParameterServer) -> Iterator[Trainer]:
 
 @pytest.fixture
 def commands(server: ParameterServer) -> Iterator[Commands]:
-    with open_channel(server.address) as channel:
+    with DEFAULT_ACCESS.open_channel(server.address) as channel:
         commands = Commands(channel)
         yield commands
         commands.close()
@@ -109,7 +109,7 @@ def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: Pa
     commands.send(pb.CommandRequest(call=1, apply=apply).SerializeToString())
     wait_until(lambda: trainer.shard.status().step == 1)
     commands.call.cancel()
-    with open_channel(server.address) as channel:
+    with DEFAULT_ACCESS.open_channel(server.address) as channel:
         again = Commands(channel)
         answer = again.command(1, apply=apply).apply
         again.close()
@@ -142,7 +142,7 @@ def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
         ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None),
         StreamService(store, idle_streams=idle_streams, on_chief_call=lambda: None),
     )
-    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw, open_channel(address) as channel:
+    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw, DEFAULT_ACCESS.open_channel(address) as channel:
         commands = Commands(channel)
         commands.command(1)
         silence: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -158,10 +158,10 @@ def test_a_chief_gets_in_and_stays_however_many_streams_there_are() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_long_lived=0, max_open=0)
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
     with serving(service_handler(SERVICE, *parts)) as address, contextlib.ExitStack() as stack:
-        chief = Commands(stack.enter_context(open_channel(address)))
+        chief = Commands(stack.enter_context(DEFAULT_ACCESS.open_channel(address)))
         assert chief.command(1).call == 1
         for _ in range(2 * MAX_OF_CHIEFS):
-            other = Commands(stack.enter_context(open_channel(address)))
+            other = Commands(stack.enter_context(DEFAULT_ACCESS.open_channel(address)))
             assert other.command(2).call == 2
             assert chief.command(3).call == 3, "of chiefs' streams, those are ended that were used longest ago"
         assert idle_streams.num_streams <= MAX_OF_CHIEFS

@@ -7,7 +7,7 @@ import grpc
 import pytest
 
 from ps_protocol.roles.chief import Participant, PushCommit
-from ps_protocol.rpc.channel import open_channel
+from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
@@ -34,7 +34,7 @@ def first(chief: RunningChief) -> Iterator[Worker]:
 
 @pytest.fixture
 def channel(chief: RunningChief) -> Iterator[grpc.Channel]:
-    with open_channel(chief.address) as channel:
+    with DEFAULT_ACCESS.open_channel(chief.address) as channel:
         yield channel
 
 
