@@ -5,12 +5,17 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from importlib import import_module
 from typing import NoReturn
 
 from lockstep import __version__
 
 ROLES = {"server": ("ps_server", "run one parameter server"), "chief": ("chief", "run the chief")}
+
+
+# What a shell adds to the number of the signal that has ended a program.
+_SIGNALLED = 128
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -25,16 +30,29 @@ def main(argv: Sequence[str] | None = None) -> int:
         run: Callable[[argparse.Namespace], int] = arguments.run
         return run(arguments)
     except KeyboardInterrupt:
-        return 128 + signal.SIGINT
+        return _SIGNALLED + signal.SIGINT
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it ends
-        return 128 + signal.SIGPIPE
+        return _SIGNALLED + signal.SIGPIPE
     except Exception as error:
         exit_code = _exit_code_of(error)
         if exit_code is None:
             raise
         print(f"lockstep {words[0]}: {getattr(error, 'message', error)}", file=sys.stderr)
         return exit_code
+
+
+def program() -> NoReturn:
+    """Runs a subcommand as a program of its own."""
+    code = main()
+    if code > _SIGNALLED:
+        # A user who has pressed Ctrl-C waits for the prompt, and Python's own way to the end takes a second on a busy machine.
+        for stream in (sys.stdout, sys.stderr):
+            if stream is not None:
+                with suppress(OSError):
+                    stream.flush()
+        os._exit(code)
+    sys.exit(code)
 
 
 def _exit_code_of(error: Exception) -> int | None:
@@ -125,4 +143,4 @@ def _run_role(name: str, words: list[str]) -> NoReturn:
 
 
 if __name__ == "__main__":
-    sys.exit(main())
+    program()

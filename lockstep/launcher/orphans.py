@@ -5,6 +5,7 @@ a child of the nearest ancestor that has asked for such: a child subreaper. Else
 """
 
 import ctypes
+import math
 import os
 import signal
 import sys
@@ -42,9 +43,9 @@ class Orphans:
         if time.monotonic() >= self._looked_at + _PERIOD_S:
             self._find(own)
 
-    def end(self, own: Collection[int]) -> None:
+    def end(self, own: Collection[int], *, until: float = math.inf) -> None:
         """Kills all of them until there are no more: the end of one makes orphans of its children. Takes 2 s at most."""
-        deadline = time.monotonic() + _END_S
+        deadline = min(until, time.monotonic() + _END_S)
         while self._find(own) and time.monotonic() < deadline:
             for pid in self._known:
                 with suppress(ProcessLookupError, PermissionError):  # gone, or another user's

@@ -1,10 +1,14 @@
 """Ends that are asked for: each role in the middle of a step, all of them one after the other, and `lockstep up` around it all."""
 
+import os
 import re
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -14,7 +18,7 @@ from tests.chaos import script
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
 from tests.chaos.test_checkpoints import whole
-from tests.support.commands import read_until
+from tests.support.commands import TRAIN, are_gone, read_until
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -152,6 +156,34 @@ def test_the_launcher_that_is_interrupted_saves_a_last_checkpoint_and_the_next_g
     assert code == 0, out
     assert "] step 3 " not in out
     again.assert_as_without_faults()
+
+
+@contextmanager
+def busy_machine() -> Iterator[None]:
+    """Eight processes for each processor that do nothing but compute."""
+    with ExitStack() as stack:
+        for _ in range(8 * (os.cpu_count() or 1)):
+            process = stack.enter_context(subprocess.Popen([sys.executable, "-c", "while True: pass"]))
+            stack.callback(process.kill)
+        yield
+
+
+def test_an_interrupt_brings_the_prompt_back_in_two_seconds_on_a_busy_machine_too(tmp_path: Path, record: Record) -> None:
+    for number in range(3):
+        directory = tmp_path / str(number)
+        worker = [sys.executable, "-c", TRAIN]
+        command = [sys.executable, "-m", "lockstep", "up", "--ps", "2", "--workers", "3", "--run-dir", str(directory), "--", *worker]
+        with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            read_until(process, "step", times=20)
+            everybody = psutil.Process(process.pid).children(recursive=True)
+            with busy_machine():
+                process.send_signal(signal.SIGINT)
+                interrupted_at = time.monotonic()
+                assert process.wait(20) == 128 + signal.SIGINT
+                took_s = time.monotonic() - interrupted_at
+        record("Ctrl-C to prompt, on a busy machine", standstill_s=took_s, target_s=2.0)
+        assert took_s < 2.0
+        wait_until(partial(are_gone, everybody), timeout_s=20, what="no process is left")
 
 
 def test_a_role_that_fails_again_and_again_ends_the_run_with_its_last_lines(tmp_path: Path) -> None:

@@ -211,6 +211,20 @@ def test_a_signal_ends_even_stubborn_processes_within_two_seconds(tmp_path: Path
         assert not directory.exists()
 
 
+def test_a_signal_ends_a_launcher_whose_guardian_takes_its_time(tmp_path: Path) -> None:
+    """The guardian goes on by itself."""
+    with launcher(tmp_path, STUBBORN, count=1, mark="guardian") as process:
+        directory = Path(read_until(process, is_last=lambda lines: num_ready(lines) == 1)[0])
+        (guardian,) = [one for one in psutil.Process(process.pid).children() if "guardian.py" in " ".join(one.cmdline())]
+        guardian.suspend()
+        try:
+            process.send_signal(signal.SIGINT)
+            assert process.wait(4.0) == 130  # 2 s promised; the machine may be busy
+        finally:
+            guardian.resume()
+        wait_until(lambda: not directory.exists(), what="the guardian has cleaned up")
+
+
 def test_a_second_interrupt_does_not_wait_for_the_grace_period(tmp_path: Path) -> None:
     with Supervisor(log_directory=tmp_path, show_line=lambda name, line: None) as supervisor:
         child = start(supervisor, STUBBORN)
