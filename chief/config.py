@@ -11,10 +11,9 @@ from ps_protocol.process.listening import check_bind_address
 from ps_protocol.process.options import Given
 from ps_protocol.process.tf_config import TfConfig, parse_tf_config
 from ps_protocol.roles.checkpoint import Durability
+from ps_protocol.roles.chief import MAX_SHARDS
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.security.options import OPEN, Security
-
-MAX_SHARDS = 10_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,7 +7,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicySpec, TokenMode
 from ps_protocol.process import options
 from ps_protocol.roles.checkpoint import Durability, check_tag
-from ps_protocol.roles.chief import DEFAULT_POLICY
+from ps_protocol.roles.chief import DEFAULT_POLICY, MAX_LEASE_S, MIN_LEASE_S
 
 MAX_PARTICIPANTS = 100_000
 RESTORE_LATEST = options.RESTORE.default
@@ -65,8 +65,8 @@ class CoordinationConfig:
         _check_count("max_steps", self.max_steps, limit=1 << 62)
         _check_count("ledger_size", self.ledger_size, limit=1_000_000)
         _check_count("min_replicas", self.min_replicas, limit=MAX_PARTICIPANTS)
-        if isinstance(self.lease_s, bool) or not isinstance(self.lease_s, (int, float)) or not self.lease_s >= 0.1:
-            raise InvalidSpec(f"lease: got {self.lease_s!r} s, want >= 0.1 s")
+        if isinstance(self.lease_s, bool) or not isinstance(self.lease_s, (int, float)) or not MIN_LEASE_S <= self.lease_s <= MAX_LEASE_S:
+            raise InvalidSpec(f"lease: got {self.lease_s!r} s, want {MIN_LEASE_S:g} to {MAX_LEASE_S:g} s")
         num_tokens, num_needed = self.policy.num_tokens, self.num_extras
         if self.policy.tokens is TokenMode.FIFO and num_tokens >= 0 and num_tokens < num_needed:
             raise InvalidSpec(f"Too few tokens to finish the first step: {num_tokens} (given) vs {num_needed} (needed)")

@@ -11,8 +11,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, check_name
 from ps_protocol.errors import DataLoss, InvalidSpec, PsError
 from ps_protocol.model.data import DataProgress
-from ps_protocol.model.layout import check_disjoint
-from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement
+from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement, check_placement
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, check_tag
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import MAX_STEP, CheckpointFile, WorkerPushes
@@ -165,7 +164,8 @@ def _check(checkpoint: Checkpoint) -> None:
     _check_files(checkpoint.files, checkpoint.num_shards)
     if checkpoint.record.model is None:
         raise InvalidSpec("it has no model")
-    _check_placement(checkpoint.placement, checkpoint.record.model, checkpoint.num_shards)
+    check_placement(checkpoint.placement, checkpoint.record.model, num_shards=checkpoint.num_shards)
+    _check_same_variables(checkpoint.placement, checkpoint.record.model)
 
 
 def _check_files(files: tuple[CheckpointFile, ...], num_shards: int) -> None:
@@ -177,21 +177,11 @@ def _check_files(files: tuple[CheckpointFile, ...], num_shards: int) -> None:
         raise InvalidSpec("two shards have one file")
 
 
-def _check_placement(placement: Placement, model: ModelSpec, num_shards: int) -> None:
+def _check_same_variables(placement: Placement, model: ModelSpec) -> None:
     variables = {variable.name: variable for variable in model.variables}
-    num_units = dict.fromkeys(variables, 0)
-    check_disjoint([placed.slice for placed in placement])
     for placed in placement:
-        piece = placed.slice
-        if placed.shard >= num_shards:
-            raise InvalidSpec(f"variable {piece.variable.name!r} lies on ps {placed.shard}, there are {num_shards}")
-        if variables.get(piece.variable.name) != piece.variable:
-            raise InvalidSpec(f"variable {piece.variable.name!r} is placed as another one than the model's")
-        num_units[piece.variable.name] += max(1, piece.stop - piece.start)
-    extents = {placed.slice.variable.name: max(1, placed.slice.extent) for placed in placement}
-    for name, units in num_units.items():
-        if name not in extents or units != extents[name]:
-            raise InvalidSpec(f"variable {name!r} is not placed, or not all of it")
+        if variables[placed.slice.variable.name] != placed.slice.variable:
+            raise InvalidSpec(f"variable {placed.slice.variable.name!r} is placed as another one than the model's")
 
 
 def manifest_end(content: bytes) -> bytes:

@@ -10,9 +10,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
-from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.layout import Layout, VariableSlice, check_disjoint
 from ps_protocol.model.optimizers import SCHEDULES, OptimizerSpec, Schedule
-from ps_protocol.model.variables import MAX_VARIABLES, Partition, VariableSpec
+from ps_protocol.model.variables import MAX_VARIABLES, DataType, Partition, VariableSpec
 
 # Moving averages of variables, as the servers keep them: which, and by what decay.
 #
@@ -337,6 +337,29 @@ def split_rows(num_rows: int, num_pieces: int) -> list[tuple[int, int]]:
     size, rest = divmod(num_rows, num_pieces)
     bounds = [index * size + min(index, rest) for index in range(num_pieces + 1)]
     return list(itertools.pairwise(bounds))
+
+
+def check_placement(placement: Placement, model: ModelSpec, *, num_shards: int) -> None:
+    """Raises InvalidSpec unless all of the model's variables lie on some of so many shards, each row once, and nothing else does."""
+    variables = {variable.name: variable for variable in model.variables}
+    num_units = dict.fromkeys(variables, 0)
+    check_disjoint([placed.slice for placed in placement])
+    for placed in placement:
+        piece = placed.slice
+        name = piece.variable.name
+        if placed.shard >= num_shards:
+            raise InvalidSpec(f"variable {name!r} lies on ps {placed.shard}, there are {num_shards}")
+        if name not in variables or _kind_of(piece.variable) != _kind_of(variables[name]):
+            raise InvalidSpec(f"variable {name!r} is placed as another one than the model's")
+        num_units[name] += max(1, piece.stop - piece.start)
+    extents = {placed.slice.variable.name: max(1, placed.slice.extent) for placed in placement}
+    for name, units in num_units.items():
+        if name not in extents or units != extents[name]:
+            raise InvalidSpec(f"variable {name!r} is not placed, or not all of it")
+
+
+def _kind_of(variable: VariableSpec) -> tuple[DataType, tuple[int, ...], bool]:
+    return variable.data_type, variable.shape, variable.is_sparse
 
 
 def layouts(placement: Placement, *, num_shards: int) -> tuple[Layout, ...]:

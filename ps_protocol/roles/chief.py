@@ -18,6 +18,9 @@ from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, PushId, ShardReport
 
 DEFAULT_POLICY = PolicySpec()
 MAX_INDEX = (1 << 31) - 1
+MAX_SHARDS = 10_000
+# In seconds: what a chief grants, and what a process can wait.
+MIN_LEASE_S, MAX_LEASE_S = 0.1, 1e9
 
 
 class ParticipantKind(enum.Enum):

@@ -18,6 +18,7 @@ from ps_protocol.process.allocator import keep_freed_memory
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import (
+    MAX_STEP,
     MAX_WAIT_SLICE_S,
     MetricCell,
     PushHeader,
@@ -56,11 +57,25 @@ def step_of(message: bytes, *, source: str) -> int:
     return header.step
 
 
-def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, source: str) -> int:
-    """Writes the frames of a stream and returns its step. Raises MalformedMessage, TruncatedStream."""
+def _is_answer(step: int, wanted: int | None) -> bool:
+    """Whether a step is the one that was asked for, or can be one where the latest was."""
+    return step == wanted or (wanted is None and 0 <= step <= MAX_STEP)
+
+
+def _other_step(step: int, wanted: int | None, *, source: str) -> MalformedMessage:
+    asked = "the latest step" if wanted is None else f"step {wanted}"
+    return MalformedMessage(f"{source}: {asked} was asked for, and it answers with step {step}; install the same version on both sides")
+
+
+def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, wanted: int | None, source: str) -> int:
+    """Writes the frames of a stream and returns its step. Raises MalformedMessage, also if that is not the step that was wanted;
+    TruncatedStream.
+    """
     header, frame = parse(next(messages, b""), pb.ReadRowsResponse)
     if header is None:
         raise MalformedMessage(f"{source}: the stream does not begin with a step")
+    if not _is_answer(header.step, wanted):
+        raise _other_step(header.step, wanted, source=source)
     if frame is not None:
         writer.write(frame.offset, frame.data)
     write_frames(messages, pb.ReadRowsResponse, writer)
@@ -118,21 +133,28 @@ class VariablesStreams:
             raise MalformedMessage(f"{self._source}: an answer does not begin with a header")
         if header.HasField("error"):
             return decode_call_error(header.error)
+        # The first comparison decides nearly always, without a call.
+        if header.step != request.step and not _is_answer(header.step, request.step):
+            raise _other_step(header.step, request.step, source=self._source)
         if header.step == request.held_step and not header.num_bytes:
             return header.step
         if header.by_socket:
             self._receive(use, writer, num_bytes=header.num_bytes)
             return header.step
-        while True:
-            if frame is not None:
-                writer.write(frame.offset, frame.data)
-            if writer.num_written >= header.num_bytes:
-                break
+        if header.num_bytes != writer.nbytes:
+            raise MalformedMessage(f"{self._source}: it answers with {header.num_bytes} bytes of variables, and {writer.nbytes} are wanted")
+        if frame is not None:
+            writer.write(frame.offset, frame.data)
+        while writer.num_written < header.num_bytes:
             again, frame = self._parse(use.stream.receive())
             if again is not None:
                 if again.HasField("error"):
                     return decode_call_error(again.error)
                 raise MalformedMessage(f"{self._source}: a header came again in the middle of an answer")
+            if frame is None or not frame.data:
+                # Else a server could go on so without end.
+                raise MalformedMessage(f"{self._source}: a message in the middle of an answer has no bytes of it")
+            writer.write(frame.offset, frame.data)
         writer.finish()
         return header.step
 
@@ -327,7 +349,7 @@ class GrpcShard:
                 meanwhile(step_of(first, source=self._connection.target))
                 is_over.set()
                 messages = itertools.chain([first], messages)
-            return receive_into(messages, into.writer(), source=self._connection.target)
+            return receive_into(messages, into.writer(), wanted=request.step, source=self._connection.target)
 
         try:
             return self._connection.stream_both(

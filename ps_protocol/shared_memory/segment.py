@@ -132,13 +132,15 @@ def map_segment(*, pid: int, descriptor: int, num_bytes: int, kind: SegmentKind,
     if not (name := os.readlink(path)).startswith(f"/memfd:{NAME_PREFIX}"):
         raise OSError(f"{path} is {name}, no shared memory; the server has another space of process numbers")
     is_written = kind is SegmentKind.GRADIENTS
-    own = os.open(path, (os.O_RDWR if is_written else os.O_RDONLY) | os.O_CLOEXEC)
+    # Not blocking: something else may have taken its place since, as a pipe, which would wait for a writer.
+    own = os.open(path, (os.O_RDWR if is_written else os.O_RDONLY) | os.O_CLOEXEC | os.O_NONBLOCK)
     try:
+        # The seal first: a size that is looked at before could change until it is sealed, and to touch what is not there kills the process.
+        if not fcntl.fcntl(own, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
+            raise OSError(f"{path} is not sealed against being cut off")
         wanted, found = segment_bytes(arena_bytes, kind=kind), os.fstat(own).st_size
         if not num_bytes == wanted == found:
             raise OSError(f"{path} has {found} bytes, {num_bytes} were offered, and the layout needs {wanted}")
-        if not fcntl.fcntl(own, fcntl.F_GET_SEALS) & fcntl.F_SEAL_SHRINK:
-            raise OSError(f"{path} is not sealed against being cut off")
         whole = _map(own, num_bytes, is_written=is_written)
     finally:
         os.close(own)

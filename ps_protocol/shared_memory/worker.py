@@ -13,7 +13,7 @@ from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.identity import HandshakeReply
-from ps_protocol.roles.shard import MetricCell, PushHeader, PushReply, RowsRequest, ShardSpec, ShardStatus
+from ps_protocol.roles.shard import MAX_STEP, MetricCell, PushHeader, PushReply, RowsRequest, ShardSpec, ShardStatus
 from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
 from ps_protocol.rpc.shard import CONTROL_TIMEOUT_S, GrpcShard
 from ps_protocol.shared_memory import segment as memory_segments
@@ -21,7 +21,7 @@ from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.buffers import GradientBuffer, GradientBuffers, cut
 from ps_protocol.shared_memory.segment import SharedSegment
-from ps_protocol.shared_memory.words import NO_STEP, PushMode, SegmentKind
+from ps_protocol.shared_memory.words import PushMode, SegmentKind
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.codec import decode_message
 
@@ -30,6 +30,8 @@ from ps_protocol.wire.codec import decode_message
 
 # A copy is faster than a step. A reader that is overtaken this often asks the server, which may wait for its readers.
 _MAX_TRIES = 3
+# What the server says of a step is in its memory before it says it: once it has said so, one look is enough.
+_MAX_LOOKS = 3
 
 
 class SharedVariables:
@@ -69,7 +71,8 @@ class SharedVariables:
                 return None
             # The version first: if it stays the same, so did what is read after it.
             states = [(words[position + at.VERSION], words[position + at.STEP], number) for number, position in enumerate(at.ARENA_AT)]
-            found = [state for state in states if state[1] != NO_STEP and step in (None, state[1])]
+            # Neither one that is being written (NO_STEP) nor one that cannot be.
+            found = [state for state in states if state[1] <= MAX_STEP and step in (None, state[1])]
             if not found:
                 return None
             version, found_step, number = max(found, key=lambda state: state[1])
@@ -87,10 +90,10 @@ class SharedVariables:
 
 
 METHOD = "ShareMemory"
-# Beyond any cluster, so that nonsense is noticed before it is mapped.
-_MAX_SEGMENTS = 1_000
 # How long the shard may take to hear that the stream ends.
 _GOODBYE_S = 0.1
+# How long it may take to answer a wish for more memory, while its worker waits; otherwise gradients are sent.
+_MORE_TIMEOUT_S = 0.9
 
 
 class MemoryNotShared(Unimplemented):
@@ -123,13 +126,19 @@ class MemoryLink:
         """Whether the shard still shares, as far as is known here."""
         return not self._ended.is_set()
 
-    def claim(self, claim: pb.MemoryClaim) -> tuple[list[SharedSegment], int]:
-        """Returns the segments, the variables' first, and the number of buffers. Raises MemoryNotShared, or what the shard raises."""
-        return self._converse(pb.ShareMemoryRequest(claim=claim), first_kind=SegmentKind.VARIABLES)
+    def claim(self, claim: pb.MemoryClaim) -> tuple[SharedSegment, list[SharedSegment]]:
+        """Returns the segment of the variables and the buffers. Raises MemoryNotShared, or what the shard raises."""
+        wanted = [SegmentKind.VARIABLES, *[SegmentKind.GRADIENTS] * claim.num_buffers]
+        found = self._converse(pb.ShareMemoryRequest(claim=claim), wanted, timeout_s=self._timeout_s)
+        if not found:
+            self.close()
+            raise MalformedMessage(f"{self.target}: it grants memory, and has offered none for the variables; is it of the same version?")
+        return found[0], found[1:]
 
-    def want(self, num_buffers: int) -> tuple[list[SharedSegment], int]:
-        """Asks for so many buffers in all; returns the new ones and the number of all."""
-        return self._converse(pb.ShareMemoryRequest(num_buffers=num_buffers), first_kind=SegmentKind.GRADIENTS)
+    def want(self, num_buffers: int, *, num_more: int) -> list[SharedSegment]:
+        """Asks for so many buffers in all, of which so many are new; returns the new ones. Takes two seconds at most."""
+        wanted = [SegmentKind.GRADIENTS] * num_more
+        return self._converse(pb.ShareMemoryRequest(num_buffers=num_buffers), wanted, timeout_s=min(self._timeout_s, _MORE_TIMEOUT_S))
 
     def close(self) -> None:
         """Ends the stream, and says so to the shard, which then gives the memory back at once. Takes 0.1 s at most. Idempotent."""
@@ -148,25 +157,29 @@ class MemoryLink:
         # Lets go of the thread by which gRPC sends.
         self._sent.put(None)
 
-    def _converse(self, request: pb.ShareMemoryRequest, *, first_kind: SegmentKind) -> tuple[list[SharedSegment], int]:
-        """Whatever goes wrong ends the stream: the shard then takes back what it has offered."""
+    def _converse(self, request: pb.ShareMemoryRequest, wanted: Sequence[SegmentKind], *, timeout_s: float) -> list[SharedSegment]:
+        """Returns the segments that are offered: as many as are wanted, or fewer.
+
+        Whatever goes wrong ends the stream: the shard then takes back what it has offered.
+        """
         try:
-            with translating(self.target, awaited="its memory", timeout_s=self._timeout_s):
-                answer = self._ask(request)
+            with translating(self.target, awaited="its memory", timeout_s=timeout_s):
+                answer = self._ask(request, timeout_s=timeout_s)
                 segments: list[SharedSegment] = []
                 if answer.HasField("offer"):
-                    segments = self._map(answer.offer, first_kind)
-                    answer = self._ask(pb.ShareMemoryRequest(proof=pb.MemoryProof(nonces=[segment.nonce for segment in segments])))
+                    segments = self._map(answer.offer, wanted)
+                    proof = pb.MemoryProof(nonces=[segment.nonce for segment in segments])
+                    answer = self._ask(pb.ShareMemoryRequest(proof=proof), timeout_s=timeout_s)
         except BaseException:
             self.close()
             raise
         if not answer.HasField("grant"):
             self.close()
             raise MalformedMessage(f"{self.target}: its answer about shared memory is no grant")
-        return segments, answer.grant.num_buffers
+        return segments
 
-    def _ask(self, request: pb.ShareMemoryRequest) -> pb.ShareMemoryResponse:
-        number = self._deadlines.begin(self, timeout_s=self._timeout_s)
+    def _ask(self, request: pb.ShareMemoryRequest, *, timeout_s: float) -> pb.ShareMemoryResponse:
+        number = self._deadlines.begin(self, timeout_s=timeout_s)
         try:
             with CancellingOnInterrupt(outlives_block=True) as block:
                 block.watch(self._call)
@@ -178,10 +191,9 @@ class MemoryLink:
             raise Unavailable(f"{self.target}: the stream by which its memory is shared has ended")
         return decode_message(pb.ShareMemoryResponse, answer)
 
-    def _map(self, offer: pb.MemoryOffer, first_kind: SegmentKind) -> list[SharedSegment]:
-        if len(offer.segments) > _MAX_SEGMENTS:
-            raise MalformedMessage(f"{self.target}: offers {len(offer.segments)} segments, {_MAX_SEGMENTS} at most")
-        kinds = [first_kind, *[SegmentKind.GRADIENTS] * len(offer.segments)]
+    def _map(self, offer: pb.MemoryOffer, wanted: Sequence[SegmentKind]) -> list[SharedSegment]:
+        if len(offer.segments) > len(wanted):
+            raise MalformedMessage(f"{self.target}: it offers {len(offer.segments)} segments of memory, {len(wanted)} were asked for")
         try:
             return [
                 memory_segments.map_segment(
@@ -191,7 +203,7 @@ class MemoryLink:
                     kind=kind,
                     arena_bytes=self._arena_bytes,
                 )
-                for segment, kind in zip(offer.segments, kinds, strict=False)
+                for segment, kind in zip(offer.segments, wanted, strict=False)
             ]
         except (OSError, ValueError) as error:
             raise MemoryNotShared(f"{self.target}: its memory cannot be mapped here: {error}", is_same_host=True) from None
@@ -236,7 +248,7 @@ def share_memory(
     )
     link = MemoryLink(shard.connection, arena_bytes=layout.nbytes, timeout_s=timeout_s, deadlines=shard.deadlines)
     try:
-        (variables, *buffers), _ = link.claim(claim)
+        variables, buffers = link.claim(claim)
     except MemoryNotShared:
         raise
     except Unimplemented as error:
@@ -301,12 +313,16 @@ class SharedMemoryShard:
 
     def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
         """Returns the server's own arena of a step, read-only; None once memory is not shared any more."""
-        while self._link.is_open:
+        for _ in range(_MAX_LOOKS):
+            if not self._link.is_open:
+                return None
             found = self._variables.view(epoch=epoch, step=step, layout_hash=layout_hash)
             if found is not None:
                 return found
             # It says why there is none; and if it says nothing, the step has come meanwhile.
             self._shard.read_variables(Segments(()), epoch=epoch, step=step, layout_hash=layout_hash, held_step=step)
+        log.warning("%s: it says that it has step %d, and its memory does not show it; its memory is not used", self._link.target, step)
+        self._link.close()
         return None
 
     def gradient_memory(self) -> Array | None:
@@ -441,7 +457,7 @@ class SharedMemoryShard:
         buffer = self._buffers.free()
         if buffer is None and len(self._buffers) < self._variables.max_buffers:
             try:
-                segments, _ = self._link.want(len(self._buffers) + 1)
+                segments = self._link.want(len(self._buffers) + 1, num_more=1)
             except PsError as error:
                 log.warning("%s: no more memory to share: %s", self._link.target, error.message)
                 return None

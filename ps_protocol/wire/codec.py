@@ -251,7 +251,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=chief.SaveCheckpointRequest, message=chief_service_pb2.SaveCheckpointRequest),
     Pair(value=chief.LeaseRangesRequest, message=chief_service_pb2.LeaseRangesRequest, check=special.check_lease),
     Pair(value=chief.FinishTrainingRequest, message=chief_service_pb2.FinishTrainingRequest),
-    Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse),
+    Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse, check=special.check_registration),
     Pair(value=chief.ModelReply, message=chief_service_pb2.RegisterModelResponse),
     Pair(value=chief.AgreedModel, message=chief_service_pb2.GetModelResponse),
     Pair(value=chief.PushCommit, message=chief_service_pb2.PushCommit, encode=step.encode_commit, decode=step.decode_commit),

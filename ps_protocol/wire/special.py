@@ -14,10 +14,11 @@ from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec, ModelSpec
 from ps_protocol.model.variables import MAX_VARIABLES, DataType
 from ps_protocol.roles.accumulators import Reduction, Taken
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush, check_tag
+from ps_protocol.roles.chief import MAX_INDEX, MAX_LEASE_S, MAX_SHARDS, MIN_LEASE_S
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import MAX_STEP, SaveState, ShardSpec
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, parameter_service_pb2, tensor_pb2
-from ps_protocol.wire.fields import decode_choice, decode_each, require
+from ps_protocol.wire.fields import decode_choice, decode_duration, decode_each, require
 from ps_protocol.wire.step import check_ranges, no_encoding
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -98,6 +99,24 @@ def variable_place(message: tensor_pb2.VariableSpec) -> str:
 def check_register_request(message: chief_service_pb2.RegisterWorkerRequest) -> None:
     """Raises LimitExceeded if too many ranges are held."""
     check_ranges(message.held, field="held_ranges")
+
+
+def check_registration(message: chief_service_pb2.RegisterWorkerResponse) -> None:
+    """Raises MalformedMessage unless a participant can live by what it got: it opens a connection to each address, and keeps the lease."""
+    participant, addresses = message.participant, message.shard_addresses
+    lease_s = decode_duration(message.lease)
+    if not MIN_LEASE_S <= lease_s <= MAX_LEASE_S:
+        raise MalformedMessage(f"registration: a lease of {lease_s:g} s, want {MIN_LEASE_S:g} to {MAX_LEASE_S:g}")
+    if not 1 <= len(addresses) <= MAX_SHARDS or len(message.standby_addresses) not in (0, len(addresses)):
+        counts = f"{len(addresses)} parameter servers and {len(message.standby_addresses)} standbys"
+        raise MalformedMessage(f"registration: {counts}, want 1 to {MAX_SHARDS}, and a standby for each or none")
+    if len(set(addresses)) < len(addresses):
+        raise MalformedMessage("registration: two parameter servers have one address")
+    if participant.index > MAX_INDEX or participant.incarnation < 1:
+        raise MalformedMessage(
+            f"registration: index {participant.index}, incarnation {participant.incarnation}, want 0 to {MAX_INDEX}, and >= 1"
+        )
+    _check_step(message.global_step)
 
 
 def check_lease(message: chief_service_pb2.LeaseRangesRequest) -> None:

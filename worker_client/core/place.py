@@ -14,6 +14,8 @@ from worker_client.core.state import OpenCommits
 LOST = (EpochMismatch, LeaseExpired, NotInitialized, Cancelled, Superseded)
 _ENDED = "its lease had ended, and it has registered again since"
 _LOOK_AGAIN_S = 0.1
+# Chiefs that take over one after the other while one question is asked: more of them there are not.
+_MAX_RENEWALS = 3
 
 
 class Place:
@@ -39,15 +41,18 @@ class Place:
     def ask(self, request: Any, participant: Participant) -> Asking[Any]:
         """Asks the chief something as this participant; where another chief has taken over, takes the place again and asks that one.
 
-        Raises EpochMismatch or LeaseExpired if the holder has become another participant by that.
+        Raises EpochMismatch or LeaseExpired if the holder has become another participant by that; or if it stays the same one, and the
+        chief that gives it its place refuses it again and again.
         """
+        num_renewals = 0
         while True:
             generation = self.generation
             try:
                 return (yield request)
             except (EpochMismatch, LeaseExpired) as error:
                 yield Renew(generation, error)
-                if self.participant is not participant:
+                num_renewals += 1
+                if self.participant is not participant or num_renewals > _MAX_RENEWALS:
                     raise
             except Superseded:
                 yield AwaitRenewal()

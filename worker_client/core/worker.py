@@ -56,6 +56,7 @@ from worker_client.core.requests import (
     HearShards,
     Held,
     Open,
+    Pause,
     ProtectGradients,
     PushParts,
     ReadRows,
@@ -66,6 +67,7 @@ from worker_client.core.state import WorkerState
 
 Result = TypeVar("Result")
 
+_TRY_AGAIN_S = 0.1
 # What a worker's own reading ends with besides: it has a token for its step, so a server that has come less far has begun anew.
 _LOST_OR_BEHIND = (*LOST, StepNotReady)
 
@@ -115,7 +117,7 @@ class Worker:
                 has_created = yield from self._take_part(model, registration, wait, may_create=may_create)
                 break
             except LOST as error:
-                yield from self._await_other(registration.participant, error)
+                yield from self._await_other_turn(registration.participant, error, wait)
         place.model, self._present = model, self.state
         yield Arrived(None, None)
         return has_created
@@ -134,7 +136,7 @@ class Worker:
                 yield from self._take_part(place.model, registration, wait, may_create=False)
                 break
             except LOST as error:
-                yield from self._await_other(registration.participant, error)
+                yield from self._await_other_turn(registration.participant, error, wait)
         self._present, self._may_compute = self.state, True
         self._has_lost_ranges, self._ranges, self._unused = self._has_lost_ranges or bool(self._ranges), (), ()
         if not registration.participant.shares_era(former):
@@ -146,6 +148,14 @@ class Worker:
     def _await_other(self, participant: Participant, cause: PsError) -> Asking[PsError]:
         wait = self._begin_wait(f"the session of {self.who} asks what has become of its servers", self._timeout_s)
         return (yield from self.place.await_other(participant, cause, wait))
+
+    def _await_other_turn(self, participant: Participant, cause: PsError, wait: Deadline) -> Asking[None]:
+        """Returns when it is time to try again, within the wait: at once if the worker has another place by then."""
+        yield from self._await_other(participant, cause)
+        wait.explain(cause.message)
+        if self.place.participant is participant:
+            # A chief that gives this place, and then refuses its holder.
+            yield Pause(wait, _TRY_AGAIN_S)
 
     def _take_part(self, model: ModelSpec, registration: Registration, wait: Deadline, *, may_create: bool) -> Asking[bool]:
         """Agrees on the model and comes to the first step; in strict sync waits for one that takes something from this worker."""
@@ -162,12 +172,16 @@ class Worker:
 
     def _agree(self, model: ModelSpec, participant: Participant, wait: Deadline, *, may_create: bool) -> Asking[tuple[ModelReply, bool]]:
         """Returns once the variables stand, and whether this worker gave their first values."""
-        has_created = False
+        has_created, num_attempts = False, 0
         while True:
             reply: ModelReply = yield from self.place.ask(Agree(participant, model, wait, may_create), participant)
             if reply.state is ModelState.READY and reply.placement:
                 return reply, has_created
             if reply.state is ModelState.INITIALIZE and reply.placement:
+                num_attempts += 1
+                if num_attempts > 1:
+                    wait.explain(f"the chief asks for the first values of the variables again and again, {num_attempts} times by now")
+                    yield Pause(wait, _TRY_AGAIN_S)
                 yield Create(reply)
                 try:
                     yield from self.place.ask(Complete(participant, reply.attempt), participant)

@@ -12,12 +12,22 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
+from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
 from ps_protocol.model.layout import ALIGNMENT, Layout, Segments, VariableSlice, aligned_bytes
-from ps_protocol.model.spec import ModelSpec
+from ps_protocol.model.spec import ModelSpec, Placement, check_placement, layouts
 from ps_protocol.model.variables import Array
 
 # A slice as it is sent, and as part of the whole variable.
 _Packed = tuple[Array, Array]
+
+
+def arranged(model: ModelSpec, placement: Placement, *, num_shards: int) -> tuple[Layout, ...]:
+    """Returns the layout of each shard as the chief has placed the model. Raises MalformedMessage unless all of the model is placed."""
+    try:
+        check_placement(placement, model, num_shards=num_shards)
+    except InvalidSpec as error:
+        raise MalformedMessage(f"the chief's placement of the model: {error.message}") from None
+    return layouts(placement, num_shards=num_shards)
 
 
 class ModelMemory:
@@ -104,7 +114,10 @@ class ModelMemory:
             self.is_locked = is_locked
 
     def _allocate(self, nbytes: int) -> Array:
-        memory = aligned_bytes(nbytes)
+        try:
+            memory = aligned_bytes(nbytes)
+        except MemoryError:
+            raise LimitExceeded(f"this machine does not give the {nbytes} bytes that variables of the model take") from None
         self._memories.append(memory)
         return memory
 

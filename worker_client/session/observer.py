@@ -8,7 +8,7 @@ from typing import Any, Self, TypeVar
 from ps_protocol.errors import NotInitialized, StepGone
 from ps_protocol.model.optimizers import Schedule
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.spec import ModelSpec, layouts
+from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import AgreedModel, ClusterState, ClusterStatus, ModelState, Registration, SavedCheckpoint
@@ -16,7 +16,7 @@ from worker_client.cluster.chief import ChiefLink
 from worker_client.core.outcomes import MetricReport
 from worker_client.core.place import LOST
 from worker_client.core.requests import run
-from worker_client.model.memory import ModelMemory
+from worker_client.model.memory import ModelMemory, arranged
 from worker_client.session import changes
 from worker_client.session.membership import Membership, failure_text
 from worker_client.session.reading import ModelReader, VariableMemory
@@ -179,7 +179,7 @@ class Observer:
     def _take(self, agreed: AgreedModel, model: ModelSpec) -> None:
         self._participant, link = self._member.participant, self._member.link
         shards = self._member.shards()
-        arrangement = layouts(agreed.placement, num_shards=len(shards))
+        arrangement = arranged(model, agreed.placement, num_shards=len(shards))
         self._reader = ModelReader(
             model,
             layouts=arrangement,

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ps_protocol.errors import StepGone
-from ps_protocol.model.spec import ModelSpec, layouts
+from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ModelReply
@@ -17,7 +17,7 @@ from worker_client.core import requests as ask
 from worker_client.core.state import WorkerState
 from worker_client.model.gradients import FiniteGradients, Gradients, Metrics, ShardPart, ShardParts, Staging, Updates, as_metrics
 from worker_client.model.lending import GradientMemory
-from worker_client.model.memory import ModelMemory
+from worker_client.model.memory import ModelMemory, arranged
 from worker_client.session.membership import Membership
 from worker_client.session.reading import ModelReader, Rows, VariableMemory
 
@@ -50,7 +50,7 @@ class Memories:
 
 def memories_of(model: ModelSpec, reply: ModelReply, former: Memories | None, *, num_shards: int) -> Memories:
     """Returns memory for the variables as they are placed: the same as before where that can be."""
-    arrangement = layouts(reply.placement, num_shards=num_shards)
+    arrangement = arranged(model, reply.placement, num_shards=num_shards)
     if former is not None and [layout.hash for layout in arrangement] == [layout.hash for layout in former.variables.layouts]:
         return former
     variables = ModelMemory(model, layouts=arrangement, is_writable=False)

@@ -208,7 +208,7 @@ BAD_READS: list[tuple[str, list[bytes], type[errors.PsError], str]] = [
     ("cut off", FULL[:1], errors.Unavailable, "ended the stream Read"),
     ("gap", [FULL[0], encode_frame(b"", offset=1500, data=bytes(500))], errors.FrameOutOfOrder, "offset 1500, expected 1000"),
     ("too long", [FULL[0], encode_frame(b"", offset=1000, data=bytes(1001))], errors.FrameOutOfOrder, "beyond the arena's 2000"),
-    ("too few", [encode_frame(FEW, offset=0, data=bytes(1000))], errors.TruncatedStream, "1000 of 2000 bytes"),
+    ("too few", [encode_frame(FEW, offset=0, data=bytes(1000))], errors.MalformedMessage, "1000 bytes of variables, and 2000 are wanted"),
     ("garbage", [FULL[0], b"\xff\xff"], errors.MalformedMessage, "2 bytes are not a ReadResponse"),
     ("second header", [FULL[0], encode_frame(STEP, offset=1000, data=bytes(1000))], errors.MalformedMessage, "a header came again"),
 ]

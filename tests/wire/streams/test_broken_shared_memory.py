@@ -1,0 +1,172 @@
+"""A worker beside a server whose shared memory is not what it says: no crash, no wait without end, and nothing believed that cannot be."""
+
+import contextlib
+import fcntl
+import os
+import struct
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import MalformedMessage
+from ps_protocol.model.layout import Segments
+from ps_protocol.roles.shard import PushResult
+from ps_protocol.shared_memory import segment as memory_segments
+from ps_protocol.shared_memory import words
+from ps_protocol.shared_memory.segment import map_segment
+from ps_protocol.shared_memory.words import SegmentKind, segment_bytes
+from ps_protocol.shared_memory.worker import SharedMemoryShard, share_memory
+from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_server.config import ParameterServerConfig
+from tests.support.repository import ROOT
+from tests.support.shards import EPOCH, MIXED, Trainer, open_server
+from tests.support.tampering import Tampering
+from tests.support.whole_shard import WholeGrpcShard
+
+pytestmark = pytest.mark.skipif(not memory_segments.boot_id(), reason="this system has no memory that can be shared")
+
+Answer = Callable[[pb.ShareMemoryResponse, int], list[pb.ShareMemoryResponse]]
+STEPS = tuple(position + words.STEP for position in words.ARENA_AT)
+
+
+@contextlib.contextmanager
+def sharing(answer: Answer) -> Iterator[tuple[Trainer, SharedMemoryShard]]:
+    """A trainer at a real server, and a worker for which what the server says of its memory goes through `answer`."""
+
+    def change(method: str, message: bytes, number: int) -> list[bytes]:
+        if method != "ShareMemory":
+            return [message]
+        return [one.SerializeToString() for one in answer(pb.ShareMemoryResponse.FromString(message), number)]
+
+    with (
+        open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server,
+        contextlib.closing(WholeGrpcShard(server.address)) as shard,
+        Tampering(server.address, change) as between,
+    ):
+        trainer = Trainer(shard)
+        trainer.create(1.0)
+        own = WholeGrpcShard(between.address)
+        with contextlib.closing(own):
+            mine = share_memory(own, epoch=EPOCH, worker=0, incarnation=1, layout=MIXED)
+            with contextlib.closing(mine):
+                yield trainer, mine
+
+
+def with_words(changes: dict[int, int]) -> Answer:
+    """Offers a copy of the variables with other numbers in its header, which the server does not write."""
+    descriptor = os.memfd_create(f"{memory_segments.NAME_PREFIX}broken", os.MFD_ALLOW_SEALING)
+
+    def answer(response: pb.ShareMemoryResponse, number: int) -> list[pb.ShareMemoryResponse]:
+        if number == 1:
+            offered = response.offer.segments[0]
+            content = bytearray(Path(f"/proc/{response.offer.pid}/fd/{offered.descriptor}").read_bytes())
+            for position, value in changes.items():
+                struct.pack_into("<Q", content, 8 * position, value)
+            os.pwrite(descriptor, content, 0)
+            fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+            # Both are in this process.
+            offered.descriptor = descriptor
+        return [response]
+
+    return answer
+
+
+@pytest.mark.parametrize("changes", [{words.EPOCH: 0}, dict.fromkeys(STEPS, words.NO_STEP), dict.fromkeys(STEPS, 7)])
+def test_memory_that_does_not_show_what_its_server_says_is_given_up(changes: dict[int, int]) -> None:
+    """The worker would look again and again, and each time ask the server, which says that all is well."""
+    with sharing(with_words(changes)) as (trainer, shard):
+        assert shard.variables_view(epoch=EPOCH, step=0, layout_hash=MIXED.hash) is None
+        assert not shard.is_shared
+        into = np.zeros(MIXED.nbytes, np.uint8)
+        assert shard.read_variables(Segments([into]), epoch=EPOCH, step=0, layout_hash=MIXED.hash) == 0
+        np.testing.assert_array_equal(into, trainer.arena(1.0))
+        assert shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)])).result is PushResult.STAGED
+
+
+@pytest.mark.parametrize("step", [(1 << 62) + 1, 1 << 63, (1 << 64) - 2])
+def test_a_step_in_memory_that_cannot_be_one_is_not_believed(step: int) -> None:
+    with sharing(with_words(dict.fromkeys(STEPS, step))) as (_, shard):
+        into = np.zeros(MIXED.nbytes, np.uint8)
+        assert shard.read_variables(Segments([into]), epoch=EPOCH, step=None, layout_hash=MIXED.hash) == 0
+
+
+def granted_at_once(response: pb.ShareMemoryResponse, number: int) -> list[pb.ShareMemoryResponse]:
+    return [pb.ShareMemoryResponse(grant=pb.MemoryGrant(num_buffers=1))]
+
+
+def offered_without_end(response: pb.ShareMemoryResponse, number: int) -> list[pb.ShareMemoryResponse]:
+    response.offer.segments.extend([response.offer.segments[-1]] * 100_000)
+    return [response]
+
+
+@pytest.mark.parametrize(
+    ("answer", "words_of_it"),
+    [(granted_at_once, "has offered none for the variables"), (offered_without_end, "offers 100002 segments of memory, 2 were asked for")],
+)
+def test_memory_that_was_not_asked_for_is_not_taken(answer: Answer, words_of_it: str) -> None:
+    with pytest.raises(MalformedMessage, match=words_of_it), sharing(answer):
+        pass
+
+
+def test_a_wish_for_more_memory_that_is_not_answered_holds_its_worker_up_for_less_than_two_seconds() -> None:
+    with sharing(lambda response, number: [response] if number <= 2 else []) as (trainer, shard):
+        memory = shard.gradient_memory()
+        assert memory is not None
+        shard.push_gradients(trainer.header(), Segments([memory]))
+        began = time.monotonic()
+        # The one buffer is under way.
+        assert shard.gradient_memory() is None
+        assert time.monotonic() - began < 2
+        assert shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)])).result is PushResult.STAGED
+
+
+_CUT_OFF = """
+import fcntl, os
+from ps_protocol.shared_memory import segment
+from ps_protocol.shared_memory.words import SegmentKind, segment_bytes
+
+size = segment_bytes(100, kind=SegmentKind.GRADIENTS)
+descriptor = os.memfd_create(f"{segment.NAME_PREFIX}cut", os.MFD_ALLOW_SEALING)
+os.ftruncate(descriptor, size)
+real = os.fstat
+
+def cut(own):
+    found = real(own)
+    try:
+        os.ftruncate(descriptor, 0)
+        fcntl.fcntl(descriptor, fcntl.F_ADD_SEALS, fcntl.F_SEAL_SHRINK)
+    except PermissionError:
+        pass
+    return found
+
+os.fstat = cut
+try:
+    segment.map_segment(pid=os.getpid(), descriptor=descriptor, num_bytes=size, kind=SegmentKind.GRADIENTS, arena_bytes=100)
+except OSError as error:
+    print(error)
+"""
+
+
+def test_memory_that_is_cut_off_while_it_is_looked_at_does_not_kill_the_worker() -> None:
+    """Its size is looked at, it is cut off, and then sealed: to read there would be a SIGBUS."""
+    ended = subprocess.run([sys.executable, "-c", _CUT_OFF], cwd=ROOT, capture_output=True, text=True, timeout=60)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    assert "is not sealed against being cut off" in ended.stdout
+
+
+def test_a_pipe_in_the_place_of_memory_does_not_make_the_worker_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """It takes that place after its name has been looked at; to open it for reading would wait for a writer."""
+    reading, writing = os.pipe()
+    os.close(writing)
+    monkeypatch.setattr(os, "readlink", lambda path: f"/memfd:{memory_segments.NAME_PREFIX}gone (deleted)")
+    kind = SegmentKind.VARIABLES
+    try:
+        with pytest.raises(OSError, match="Invalid argument"):
+            map_segment(pid=os.getpid(), descriptor=reading, num_bytes=segment_bytes(100, kind=kind), kind=kind, arena_bytes=100)
+    finally:
+        os.close(reading)
