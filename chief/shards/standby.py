@@ -110,9 +110,12 @@ def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) 
 
 
 def distrusted(finding: Finding) -> Finding:
-    """Returns the finding if nothing can vouch for the one that holds a model: the shard is lost, as the empty one says."""
+    """Returns the finding if nothing can vouch for the one that holds a model: the shard is lost, as the empty one says.
+
+    Which chief, epoch and life there were last is known all the same: another chief must be above them, or that replica refuses it.
+    """
     empty = next(replica for replica, status in finding.statuses.items() if status.step is None)
-    return Finding(best=empty, statuses={empty: finding.statuses[empty]})
+    return Finding(best=empty, statuses={empty: replace(finding.statuses[empty], fence=finding.status().fence)})
 
 
 async def why_lost(replica: Replica, fence: Fence) -> str:
@@ -331,8 +334,9 @@ class ReplicatedLink:
             if min(before.values()) < fence.epoch and not are_equal(adoptions, before):
                 # Whatever they had in an earlier epoch comes to nothing now, and must come to the same.
                 adoptions = {one: await self.join(one, timeout_s=timeout_s, forgets=True) for one in members}
-        for one in members:
-            if adoptions[one].session_keys != self._session_keys:  # another one has told of a key since
+        for one in tuple(adoptions):
+            # Another one has told of a key since. Workers may call also those that are not counted on, until they hear of that.
+            if adoptions[one].session_keys != self._session_keys:
                 adoptions[one] = await self.join(one, timeout_s=timeout_s)
         self._identity = self._told or best.process
         self._count_on(members)

@@ -256,10 +256,13 @@ def test_a_standby_beside_an_empty_primary_is_believed_only_if_something_vouches
     assert pair.run(act, is_taken=False) == ([None], None)
 
 
-def test_a_restarted_replica_learns_from_the_other_one_whom_earlier_chiefs_have_admitted(pair: Pair) -> None:
+@pytest.mark.parametrize("is_trained", [False, True])
+def test_a_restarted_replica_learns_from_the_other_one_whom_earlier_chiefs_have_admitted(pair: Pair, is_trained: bool) -> None:
     earlier, later = b"1" * KEY_BYTES, b"2" * KEY_BYTES
     for trainer in pair.trainers:
         trainer.shard.adopt(fence(EPOCH, CHIEF), session_keys=(earlier,))
+    if is_trained:
+        pair.create()  # then the one that is empty is not counted on
     pair.restart(PRIMARY)
 
     async def act(link: ReplicatedLink) -> Any:

@@ -226,5 +226,7 @@ def test_one_that_holds_a_model_beside_an_empty_one_must_be_vouched_for() -> Non
     found = judge({FIRST: status(epoch=0), SECOND: status(at=7)}, [])
     assert (found.best, found.is_proven) == (SECOND, False)
     assert distrusted(found).status().step is None
+    later = judge({FIRST: status(epoch=0, chief=0), SECOND: status(epoch=2, at=7, chief=3)}, [])
+    assert distrusted(later).status().fence == fence(2, 3), "the next chief is above what the other one obeys"
     assert judge({FIRST: status(epoch=0), SECOND: status(at=7, is_alone=True)}, []).is_proven
     assert judge({FIRST: status(), SECOND: status()}, []).is_proven
