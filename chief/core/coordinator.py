@@ -150,6 +150,7 @@ class Coordinator:
             ev.CallCancelled: lambda event, now: waiting.cancel(event.call),
             ev.TimerFired: lambda event, now: timers.fire(now),
             ev.ShardAdopted: self._recovery.adopted,
+            ev.SessionKeysFound: lambda event, now: self._members.learn_keys(event.keys),
             ev.ShardSeen: self._see_shard,
             ev.ShardUnreachable: lambda event, now: self._servers.unreachable(event.shard, why=event.why, now=now),
             ev.ShardFailed: self._fail_shard,

@@ -259,7 +259,7 @@ class Membership:
         self._timers = timers or Timers()
         self._on_lapse = on_lapse
         self._session_key = session_key
-        # All keys of this life, as the shards know them.
+        # All keys of this life, as far as shards have told of them.
         self._life_keys: tuple[bytes, ...] = ()
         # What numbers are given in, and what the checkpoint was made under that this life has begun with: who was numbered there by that
         # chief, or one before it, is in what was brought back.
@@ -397,7 +397,7 @@ class Membership:
         self._earlier = earlier
 
     def learn_keys(self, session_keys: tuple[bytes, ...]) -> None:
-        """A shard knows these keys of this life's chiefs."""
+        """Shards know these keys of this life's chiefs."""
         self._life_keys = joined_keys(self._life_keys, session_keys)
 
     def succeed(self, *, chief_incarnation: int, life: int) -> None:
@@ -444,12 +444,12 @@ class Membership:
         former = request.former
         if former is None or former.kind is not request.kind or not (self._is_plausible(former) and self._is_known(former)):
             return None
-        if not self._is_proven(former):
-            return None
         where = (printable(request.host[:_MAX_HOST]), request.pid)
         member = self._members[former.kind].get(former.index)
         if member is None and _chief_of(former) == self.chief_incarnation:
             return None  # this chief has not given it
+        if member is None and not self._is_proven(former):
+            return None  # nor would a shard take anything from it
         if member is None:
             self._check_was_last(former)
             member = self._recognised(request, former, now=now)

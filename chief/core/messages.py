@@ -172,6 +172,13 @@ class ShardAdopted:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class SessionKeysFound:
+    """Shards know these keys of chiefs of this life. Reported as soon as this chief has adopted a shard."""
+
+    keys: tuple[bytes, ...] = field(repr=False)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSeen:
     """A shard answered, and said this of itself."""
 
@@ -248,6 +255,7 @@ Event = (
     | CallCancelled
     | TimerFired
     | ShardAdopted
+    | SessionKeysFound
     | ShardSeen
     | ShardUnreachable
     | ShardFailed

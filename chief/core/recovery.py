@@ -314,8 +314,6 @@ class Recovery:
     def adopted(self, event: ShardAdopted, now: float) -> None:
         """A shard obeys this chief; once all do, training goes on where they are."""
         self._servers.adopted(event.shard, process_incarnation=event.process_incarnation)
-        if event.adoption is not None:
-            self._members.learn_keys(event.adoption.session_keys)
         stage = self._stage
         if not self._host.is_over and isinstance(stage, _TakingOver):
             stage.adoptions[event.shard] = event.adoption

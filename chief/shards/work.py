@@ -447,6 +447,7 @@ class ShardWork:
             )
             before, status = status, await calls.look_at(index)
         authority.learn(adoption.session_keys)
+        calls.report(ev.SessionKeysFound(keys=authority.session_keys))
         calls.adopted(index, process_incarnation=status.process_incarnation)
         log.info(
             "adopted ps=%d address=%s chief_incarnation=%d epoch=%d step=%s",

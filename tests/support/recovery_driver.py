@@ -217,6 +217,14 @@ class RecoveryDriver(Driver):
         )
         return self.ask(request)
 
+    def _tell_keys(self) -> None:
+        """All shards get the keys of their life that any of them knows, and so does the chief."""
+        life = max(self.shards, key=lambda shard: shard.chief).life
+        keys = joined_keys((self.session_key,), tuple(key for shard in self.shards if shard.life == life for key in shard.session_keys))
+        for shard in self.shards:
+            shard.session_keys = keys
+        self.send(messages.SessionKeysFound(keys=keys))
+
     def _adopt(self, fence: Fence) -> None:
         hashes = [layout.hash for layout in layouts(place(self.model, num_shards=len(self.shards)), num_shards=len(self.shards))]
         for shard in self.shards:
@@ -225,6 +233,7 @@ class RecoveryDriver(Driver):
             earlier = shard.session_keys if shard.life == fence.life else ()
             shard.session_keys = joined_keys((self.session_key,), earlier)
             shard.epoch, shard.chief, shard.life = fence.epoch, fence.chief_incarnation, fence.life
+        self._tell_keys()
         kept = max(self.shards, key=lambda shard: shard.record_version)
         for index, shard in enumerate(self.shards):
             if index == len(self.shards) - 1 and kept.record is not None:
@@ -267,8 +276,11 @@ class RecoveryDriver(Driver):
         for shard in self.shards:
             assert order.fence.epoch > shard.epoch, "restored under an epoch that the shard has had"
             shard.epoch, shard.chief, shard.step, shard.last_apply = order.fence.epoch, order.fence.chief_incarnation, step, None
+            if shard.life != order.fence.life:
+                shard.session_keys = ()
             shard.life = order.fence.life
             shard.applied = {number: made_of for number, made_of in shard.applied.items() if number < step}
+        self._tell_keys()
         self.send(
             messages.ShardsRestored(epoch=order.fence.epoch, tag=order.tag, process_incarnations=tuple(s.process for s in self.shards))
         )

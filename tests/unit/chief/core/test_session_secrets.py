@@ -129,6 +129,15 @@ def test_the_next_chief_lets_nobody_in_beside_the_one_who_came_back() -> None:
         driver.register(0, former=stranger(worker.participant))
 
 
+def test_a_worker_whose_secret_no_parameter_server_knows_any_more_gets_another() -> None:
+    driver = RecoveryDriver()
+    worker = driver.train(0)[0]
+    lost = session_secret(b"lost", name="worker 0", incarnation=worker.participant.incarnation)
+    driver.new_chief()
+    found = driver.register(0, former=dataclasses.replace(worker.participant, secret=lost)).participant
+    assert found.secret == session_secret(driver.session_key, name="worker 0", incarnation=found.incarnation)
+
+
 def test_an_incarnation_that_a_caller_names_does_not_raise_the_next_one() -> None:
     driver = RecoveryDriver()
     named = Participant(era=driver.register(0).participant.era, kind=ParticipantKind.WORKER, index=1, incarnation=(1 << 20) - 1)
