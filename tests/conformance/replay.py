@@ -127,7 +127,7 @@ def _attempt(replay: Replay, index: int, case: Case) -> Failure | None:
     return None
 
 
-def main(arguments: Sequence[str]) -> int:
+def main(arguments: Sequence[str], *, start: Start = cluster_of_processes) -> int:
     """Replays the named files and returns the exit status."""
     parser = argparse.ArgumentParser(description="Replays recorded cases against real processes over gRPC.")
     parser.add_argument("files", nargs="+", metavar="FILE", type=Path, help="a file of the conformance format")
@@ -135,7 +135,7 @@ def main(arguments: Sequence[str]) -> int:
     for path in parser.parse_args(arguments).files:
         started = time.monotonic()
         try:
-            kind, count, failures = replay_file(path)
+            kind, count, failures = replay_file(path, start=start)
         except ValueError as error:
             print(f"{path}: {error}; counted as failed", flush=True)
             num_failed += 1

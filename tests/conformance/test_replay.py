@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from tests.conformance.clusters import cluster_in_this_process
-from tests.conformance.replay import replay_file
+from tests.conformance.replay import main, replay_file
 from tests.support.repository import ROOT
 
 CASES = ROOT / "tests" / "conformance" / "cases"
@@ -17,9 +17,9 @@ CASES = ROOT / "tests" / "conformance" / "cases"
 pytestmark = pytest.mark.timeout(240)
 
 
-def _replay(*files: Path) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "tests/conformance/replay.py", *map(str, files)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
+def _replay_here(*files: Path) -> int:
+    """The exit status of the program, whose clusters are in this process."""
+    return main([*map(str, files)], start=cluster_in_this_process)
 
 
 def _written(path: Path, content: dict[str, Any]) -> Path:
@@ -34,32 +34,37 @@ def test_recorded_cases_come_out_as_in_the_original(kind: str) -> None:
     assert num_cases >= 12
 
 
-@pytest.mark.parametrize("kind", ["optimizer", "sync_replicas"])
-def test_a_case_comes_out_against_real_processes(kind: str, tmp_path: Path) -> None:
-    content = json.loads((CASES / f"{kind}.json").read_text(encoding="utf-8"))
-    result = _replay(_written(tmp_path / "first.json", {**content, "cases": content["cases"][:1]}))
+def test_cases_come_out_against_real_processes(tmp_path: Path) -> None:
+    kinds, files = ["optimizer", "sync_replicas"], []
+    for kind in kinds:
+        content = json.loads((CASES / f"{kind}.json").read_text(encoding="utf-8"))
+        files.append(_written(tmp_path / f"{kind}.json", {**content, "cases": content["cases"][:1]}))
+    command = [sys.executable, "tests/conformance/replay.py", *map(str, files)]
+    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=220, check=False)
     assert result.returncode == 0, result.stdout + result.stderr
-    assert result.stdout.startswith(f"{kind}: 1 of 1 passed")
-    assert result.stdout.splitlines()[-1] == "1 passed, 0 failed"
+    for kind, line in zip(kinds, result.stdout.splitlines(), strict=False):
+        assert line.startswith(f"{kind}: 1 of 1 passed")
+    assert result.stdout.splitlines()[-1] == "2 passed, 0 failed"
 
 
-def test_what_does_not_come_out_is_told_and_is_the_exit_status(tmp_path: Path) -> None:
+def test_what_does_not_come_out_is_told_and_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((CASES / "dense_accumulator.json").read_text(encoding="utf-8"))
     content["cases"] = content["cases"][:2]
     place = next(index for index, op in enumerate(content["cases"][1]["ops"]) if op["op"] == "num_accumulated")
     content["cases"][1]["ops"][place]["expect"] += 1
-    result = _replay(_written(tmp_path / "wrong.json", content), _written(tmp_path / "unknown.json", {"kind": "new", "cases": [{}]}))
-    assert result.returncode == 1
-    assert f"dense_accumulator case 1: Mismatch: ops[{place}] num_accumulated" in result.stdout
-    assert "new case 0: no such kind" in result.stdout
-    assert result.stdout.splitlines()[-1] == "1 passed, 2 failed"
+    unknown = _written(tmp_path / "unknown.json", {"kind": "new", "cases": [{}]})
+    assert _replay_here(_written(tmp_path / "wrong.json", content), unknown) == 1
+    out = capsys.readouterr().out
+    assert f"dense_accumulator case 1: Mismatch: ops[{place}] num_accumulated" in out
+    assert "new case 0: no such kind" in out
+    assert out.splitlines()[-1] == "1 passed, 2 failed"
 
 
-def test_a_file_that_holds_no_cases_is_told_as_failed_and_the_others_are_played(tmp_path: Path) -> None:
+def test_a_file_that_holds_no_cases_is_told_as_failed_and_the_others_are_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.json").write_text("{broken", encoding="utf-8")
     (tmp_path / "list.json").write_text("[]", encoding="utf-8")
     content = json.loads((CASES / "dense_accumulator.json").read_text(encoding="utf-8"))
-    result = _replay(
+    status = _replay_here(
         tmp_path / "missing.json",
         tmp_path / "broken.json",
         tmp_path / "list.json",
@@ -68,10 +73,11 @@ def test_a_file_that_holds_no_cases_is_told_as_failed_and_the_others_are_played(
         _written(tmp_path / "odd.json", {"kind": "dense_accumulator", "cases": [3]}),
         _written(tmp_path / "good.json", {**content, "cases": content["cases"][:1]}),
     )
-    assert (result.returncode, result.stderr) == (1, "")
-    assert "missing.json: cannot be read: No such file or directory" in result.stdout
-    assert "broken.json: is no JSON" in result.stdout
+    out, err = capsys.readouterr()
+    assert (status, err) == (1, "")
+    assert "missing.json: cannot be read: No such file or directory" in out
+    assert "broken.json: is no JSON" in out
     for name in ("list", "kind", "empty"):
-        assert f"{name}.json: has no cases: want" in result.stdout
-    assert "dense_accumulator: 1 of 1 passed" in result.stdout
-    assert result.stdout.splitlines()[-1] == "1 passed, 6 failed"
+        assert f"{name}.json: has no cases: want" in out
+    assert "dense_accumulator: 1 of 1 passed" in out
+    assert out.splitlines()[-1] == "1 passed, 6 failed"

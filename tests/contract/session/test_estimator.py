@@ -27,7 +27,7 @@ Y = np.repeat(["low", "middle", "high"], 30)
 
 
 @pytest.mark.filterwarnings("ignore")  # scikit-learn's checks provoke warnings, and say so if one is missing
-@parametrize_with_checks([DNNClassifier()])  # type: ignore[untyped-decorator]
+@parametrize_with_checks([DNNClassifier((16,), learning_rate=0.01, max_iter=15)])  # type: ignore[untyped-decorator]
 def test_scikit_learn_takes_it_for_one_of_its_own(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 

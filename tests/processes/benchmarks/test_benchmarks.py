@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from benchmarks.__main__ import main as benchmarks
-from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
+from benchmarks.peers.targets import BFLOAT16, SHM
 
 SMALL = ["--bytes", "4096", "--variables", "4", "--workers", "2", "--steps", "5"]
 ROLES = {"chief", "ps", "worker"}
@@ -16,7 +16,7 @@ ROLES = {"chief", "ps", "worker"}
 @pytest.mark.parametrize(
     ("asked", "used", "roles"),
     [
-        (["--transport", "shm", "--policy", "async", "--ps", "2"], ["shared_memory"], ROLES),
+        (["--transport", "shm", "--policy", "async", "--ps", "1"], ["shared_memory"], ROLES),
         (["--transport", "grpc", "--ps", "2", "--unix"], ["grpc"], ROLES),
         (["--transport", "auto", "--unix", "--chief-in-ps"], ["shared_memory"], {"ps", "worker"}),
         (["--transport", "local", "--policy", "async", "--ps", "2"], ["local"], {"process"}),
@@ -90,12 +90,11 @@ def test_a_table_is_measured_in_rows_bytes_and_memory(capsys: pytest.CaptureFixt
 @pytest.mark.timeout(120)
 def test_own_half_of_the_comparison_runs_beside_a_peer(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept = tmp_path / "peers.json"
-    arguments = ["--sizes", "4KiB/4", "--peers", "--lineups", "sync", "--steps", "3", "--repeat", "1", "--own", SHM, GRPC, BFLOAT16]
+    arguments = ["--sizes", "4KiB/4", "--peers", "--lineups", "sync", "--steps", "3", "--repeat", "1", "--own", SHM, BFLOAT16]
     assert benchmarks(["run", "peers", *arguments, "--json", str(kept)]) == 0
     systems = json.loads(kept.read_text(encoding="utf-8"))["rows"][0]["systems"]
     assert {name: system["transports"] for name, system in systems.items()} == {
         SHM: ["shared_memory"],
-        GRPC: ["grpc"],
         BFLOAT16: ["grpc"],
     }
     assert all(system["ms"] > 0 and system["cpu_ms_per_step"].keys() == ROLES for system in systems.values())

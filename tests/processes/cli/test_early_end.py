@@ -9,7 +9,6 @@ from tests.support.commands import IDLE, TRAIN, are_gone, descendants, read_unti
 # What worker 1 does, put before and into the training of both.
 LEAVES = {
     "before it joins": ("if is_first_to_go: sys.exit(0)", ""),
-    "at step 10": ("if is_first_to_go: sys.argv[1:] = ['10']", ""),
     "at step 10, by sys.exit": ("", "if is_first_to_go and session.local_step == 10: sys.exit(0)"),
     "at step 10, without a goodbye": ("", "if is_first_to_go and session.local_step == 10: os._exit(0)"),
 }
@@ -37,7 +36,7 @@ def test_a_worker_that_leaves_within_the_backups_does_not_end_the_training(tmp_p
     arguments = ("--workers", "3", "--backup-workers", "1", "--max-steps", "50")
     # Nobody begins before all three have joined: two of them would be done before a slow third one comes.
     everybody = "    while sum(p.state == 'live' for p in session.status().participants) < 3: threading.Event().wait(0.01)\n"
-    worker = "import threading\n" + leaving("at step 10").replace("    while not", f"{everybody}    while not", 1)
+    worker = "import threading\n" + leaving("at step 10, by sys.exit").replace("    while not", f"{everybody}    while not", 1)
     code, out = run_up(*arguments, worker=worker, run_dir=tmp_path / "run")
     assert code == 0, out
     assert "[worker 0] value -25.0" in out

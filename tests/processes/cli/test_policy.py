@@ -10,7 +10,7 @@ import pytest
 import worker_client
 from lockstep.launcher.cluster import LocalCluster
 from ps_protocol.model.variables import Array
-from tests.support.commands import cluster, lockstep, lockstep_here
+from tests.support.commands import cluster, lockstep_here
 
 
 @pytest.fixture
@@ -40,17 +40,17 @@ def test_policy_and_learning_rate_change_between_two_steps(running: LocalCluster
     chief = running.chief_address
     with worker_client.connect(chief, worker_index=0, timeout_s=20) as session:
         join(session)
-        assert lockstep("policy", "--chief", chief).stdout == "policy sync: a step needs 2 contributions, 2 workers expected\n"
+        assert lockstep_here("policy", "--chief", chief).stdout == "policy sync: a step needs 2 contributions, 2 workers expected\n"
         # A step needs the contributions of two workers; there is one.
-        changed = lockstep("policy", "async", "--chief", chief)
+        changed = lockstep_here("policy", "async", "--chief", chief)
         assert (changed.returncode, changed.stdout) == (0, "policy async from step 0 on\n"), changed.stderr
         assert contribute(session).applied_step == 0
-        changed = lockstep("set", "learning_rate=0.25", "--chief", chief)
+        changed = lockstep_here("set", "learning_rate=0.25", "--chief", chief)
         assert changed.returncode == 0, changed.stderr
         assert changed.stdout.startswith("learning_rate=0.25 from step 1 on, version ")
         contribute(session)
         np.testing.assert_array_equal(session.read()["w"], np.full(4, -0.75))
-        status = lockstep("status", "--chief", chief).stdout
+        status = lockstep_here("status", "--chief", chief).stdout
         assert "policy async: every contribution is a step" in status
         assert "optimizer sgd" in status and "0.25" in status and ", version " in status
 
@@ -65,13 +65,13 @@ def test_backup_workers_are_counted_from_the_workers_that_the_cluster_has(runnin
 
 def test_the_placement_is_shown_as_text_and_as_json(running: LocalCluster) -> None:
     chief = running.chief_address
-    assert "no model yet" in lockstep("status", "--placement", "--chief", chief).stdout
+    assert "no model yet" in lockstep_here("status", "--placement", "--chief", chief).stdout
     with worker_client.connect(chief, worker_index=0, timeout_s=20) as session:
         join(session, num_elements=400)
-        text = lockstep("status", "--placement", "--chief", chief).stdout
+        text = lockstep_here("status", "--placement", "--chief", chief).stdout
         lines = [line.split() for line in text.splitlines()]
         assert ["w", "0", "float64", "400", "3.1", "KiB"] in lines and ["head", "1", "float32", "2×3", "24", "B"] in lines
-        plain = json.loads(lockstep("status", "--placement", "--json", "--chief", chief).stdout)
+        plain = json.loads(lockstep_here("status", "--placement", "--json", "--chief", chief).stdout)
     assert [(one["variable"], one["shard"], one["bytes"]) for one in plain["placement"]] == [("w", 0, 3200), ("head", 1, 24)]
 
 

@@ -20,7 +20,7 @@ from tests.support.waiting import wait_until
 @pytest.mark.parametrize("command", [["status"], ["finish"], ["status", "--watch", "--json"]])
 def test_an_absent_chief_is_told_within_two_seconds(command: list[str], socket_dir: Path) -> None:
     begin = time.monotonic()
-    result = lockstep(*command, "--chief", f"unix:{socket_dir}/none.sock")
+    result = lockstep_here(*command, "--chief", f"unix:{socket_dir}/none.sock")
     assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
     assert result.returncode == 1
     assert f"no chief answers at unix:{socket_dir}/none.sock" in result.stderr
@@ -52,13 +52,15 @@ def test_an_address_that_is_none_is_told_in_one_line(command: list[str], address
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_running_cluster_is_shown_as_text_and_as_json(tmp_path: Path) -> None:
+def test_a_running_cluster_is_shown_as_text_and_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with cluster(tmp_path, max_steps=7) as running:
-        text = lockstep("status", LOCKSTEP_CHIEF=running.chief_address)
+        monkeypatch.setenv("LOCKSTEP_CHIEF", running.chief_address)
+        wait_until(lambda: "connecting" not in lockstep_here("status").stdout, what="the chief has its servers")
+        text = lockstep_here("status")
         assert text.returncode == 0, text.stderr
         assert "waiting for a model, step 0 of 7" in text.stdout
         assert "no worker has come yet" in text.stdout
-        plain = json.loads(lockstep("status", "--json", "--chief", running.chief_address).stdout)
+        plain = json.loads(lockstep_here("status", "--json").stdout)
         assert plain["replicas_to_aggregate"] == 2
         assert [shard["is_reachable"] for shard in plain["shards"]] == [True, True]
 
@@ -79,7 +81,7 @@ def test_watching_ends_when_the_chief_does_and_finish_ends_the_chief(tmp_path: P
         with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
             assert watching.stdout is not None and watching.stderr is not None
             assert "cluster" in watching.stdout.readline()
-            finished = lockstep("finish", "--chief", running.chief_address, "--reason", "enough")
+            finished = lockstep_here("finish", "--chief", running.chief_address, "--reason", "enough")
             assert finished.returncode == 0, finished.stderr
             assert "training is finished at step 0" in finished.stdout
             assert watching.wait(10.0) == 1
@@ -102,9 +104,10 @@ def test_health_tells_alive_and_ready_from_absent(tmp_path: Path) -> None:
     with cluster(tmp_path) as running:
         chief, ps = running.chief_address, running.chief_address.replace("chief", "ps1")
         for address in (chief, ps):
-            assert lockstep("health", "--address", address).returncode == 0
-            wait_until(lambda address=address: lockstep("health", "--ready", "--address", address).returncode == 0)  # type: ignore[misc]
-    absent = lockstep("health", "--address", chief)
+            assert lockstep_here("health", "--address", address).returncode == 0
+            wait_until(lambda address=address: lockstep_here("health", "--ready", "--address", address).returncode == 0)  # type: ignore[misc]
+        assert lockstep("health", "--address", chief).returncode == 0
+    absent = lockstep_here("health", "--address", chief)
     assert absent.returncode == 1
     assert "does not answer" in absent.stderr
     assert lockstep_here("health").returncode == 2

@@ -68,8 +68,11 @@ def last_step(log: Path) -> int:
     return max((int(line.split()[1]) for line in lines if line.startswith("step ") and line.split()[1:]), default=0)
 
 
-@OUTPUTS
-@pytest.mark.parametrize(("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+@pytest.mark.parametrize(
+    ("unread", "number", "code"),
+    [(full_pipe, signal.SIGTERM, 143), (stopped_terminal, signal.SIGINT, 130)],
+    ids=["full pipe", "Ctrl-S"],
+)
 def test_killed_chief_is_restarted_and_a_signal_ends_all(tmp_path: Path, unread: MakeUnread, number: signal.Signals, code: int) -> None:
     with unread() as output, up(tmp_path, "--workers", "1", worker=TALKATIVE, output=output) as process:
         log = tmp_path / "run" / "logs" / "worker-0.log"
@@ -107,16 +110,14 @@ def test_what_was_dropped_is_counted_for_whom_reads_later_and_the_reason_is_kept
         assert process.returncode == 128 + signal.SIGKILL
 
 
-@OUTPUTS
-def test_training_ends_by_itself_with_nobody_to_read(tmp_path: Path, unread: MakeUnread) -> None:
-    with unread() as output, up(tmp_path, "--workers", "2", "--max-steps", "10", worker=TALKATIVE, output=output) as process:
+def test_training_ends_by_itself_with_nobody_to_read(tmp_path: Path) -> None:
+    with full_pipe() as output, up(tmp_path, "--workers", "2", "--max-steps", "10", worker=TALKATIVE, output=output) as process:
         assert process.wait(40.0) == 0
 
 
-@OUTPUTS
-def test_signal_ends_a_demo_that_nobody_watches(tmp_path: Path, unread: MakeUnread) -> None:
+def test_signal_ends_a_demo_that_nobody_watches(tmp_path: Path) -> None:
     flags = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--steps", "100000", "--output", str(tmp_path / "demo")]
-    with unread() as output, launched("demo", *flags, output=output) as process:
+    with stopped_terminal() as output, launched("demo", *flags, output=output) as process:
         metrics = tmp_path / "demo" / "metrics.csv"
         wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, timeout_s=40.0, what="the demo trains")
         (chief,) = running(process, "chief")

@@ -19,7 +19,7 @@ from ps_protocol.errors import PermissionDenied, Unauthenticated
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.tokens import parse_tokens
 from tests.support.certificates import Files, make
-from tests.support.commands import TRAIN, read_until, up
+from tests.support.commands import TRAIN, lockstep_here, read_until, up
 from tests.support.processes import announced, start_role
 
 
@@ -79,7 +79,7 @@ def test_training_goes_on_under_tls_tokens_and_certificates(cluster: Cluster) ->
 def test_status_and_health_reach_a_secured_cluster(cluster: Cluster) -> None:
     for words in (["status", "--chief", cluster.chief, *cluster.flags("admin")], ["health", "--address", cluster.chief]):
         flags = cluster.flags("admin")[2:] if words[0] == "health" else []
-        result = subprocess.run([sys.executable, "-m", "lockstep", *words, *flags], capture_output=True, text=True, timeout=30)
+        result = lockstep_here(*words, *flags)
         assert result.returncode == 0, result.stderr
 
 
@@ -95,9 +95,7 @@ def test_command_without_its_proofs_says_what_to_pass(cluster: Cluster, flags: l
     own = cluster.flags("admin")
     given = [word for flag in flags for word in own[own.index(flag) : own.index(flag) + 2]]
     begin = time.monotonic()
-    result = subprocess.run(
-        [sys.executable, "-m", "lockstep", "status", "--chief", cluster.chief, *given], capture_output=True, text=True, timeout=30
-    )
+    result = lockstep_here("status", "--chief", cluster.chief, *given)
     assert result.returncode != 0
     assert words in result.stderr
     assert time.monotonic() - begin < 20

@@ -17,7 +17,7 @@ from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
 WORKER = Path(__file__).with_name("data_worker.py")
-NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 4000, 4, 2
+NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 2800, 4, 2
 
 
 class DataCluster:

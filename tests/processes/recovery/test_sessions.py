@@ -151,6 +151,7 @@ def test_workers_go_on_whatever_is_killed(cluster: KilledCluster) -> None:
     assert cluster.outcomes.count(PushOutcome.ROLLED_BACK) <= 2
 
 
+@pytest.mark.parametrize("cluster", ["grpc"], indirect=True)
 def test_workers_go_on_in_another_life_of_the_cluster_when_all_but_them_was_lost(cluster: KilledCluster) -> None:
     cluster.go_on(15)
     for process in (cluster.chief, *cluster.servers):

@@ -17,8 +17,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
-from tests.support.clusters import GrpcTestCluster, Shape, start_chief, start_ps_process
-from tests.support.processes import announced, talking
+from tests.support.clusters import GrpcTestCluster, Shape, run_chief, start_chief, start_ps_process
+from tests.support.processes import talking
 from tests.support.waiting import wait_until
 from worker_client.cluster.chief import machine_name
 
@@ -148,12 +148,11 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
 
 @pytest.mark.parametrize("phase", ["connecting", "joining", "waiting", "pushing", "reading"])
 def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack, socket_dir: Path) -> None:
-    ps = start_ps_process(0, stack, directory=socket_dir)
     address = f"unix:{socket_dir}/nobody"
     observer = None
     if phase != "connecting":
-        chief = start_chief(Shape(total_num_replicas=2), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
-        address = announced(chief, socket_dir / "chief.address")
+        ps = start_ps_process(0, stack, directory=socket_dir)
+        address = run_chief(Shape(total_num_replicas=2), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir).address
         observer = worker_client.observe(address, timeout_s=20)
         stack.callback(observer.close)
         stack.callback(ps.send_signal, signal.SIGCONT)  # first of all, or the chief would wait for it
@@ -184,8 +183,7 @@ def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     stack: ExitStack, socket_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     ps = start_ps_process(0, stack, directory=socket_dir)
-    chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
-    address = announced(chief, socket_dir / "chief.address")
+    address = run_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir).address
     session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="grpc"))
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
     stop(ps)
@@ -203,8 +201,7 @@ def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
 
 def test_a_stopped_parameter_server_is_named_while_the_token_is_waited_for(stack: ExitStack, socket_dir: Path) -> None:
     ps = start_ps_process(0, stack, directory=socket_dir)
-    chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
-    address = announced(chief, socket_dir / "chief.address")
+    address = run_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir).address
     session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="shared_memory"))
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
     stop(ps)
@@ -224,8 +221,8 @@ def test_a_stopped_parameter_server_is_named_while_the_policy_is_changed_and_it_
     stack: ExitStack, socket_dir: Path
 ) -> None:
     ps = start_ps_process(0, stack, directory=socket_dir)
-    chief = start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
-    session = stack.enter_context(worker_client.connect(announced(chief, socket_dir / "chief.address"), timeout_s=30))
+    address = run_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir).address
+    session = stack.enter_context(worker_client.connect(address, timeout_s=30))
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
     stop(ps)
     stack.callback(ps.send_signal, signal.SIGCONT)

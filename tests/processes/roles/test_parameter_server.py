@@ -15,8 +15,11 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_protocol.errors import PsError
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
+from ps_server.config import ParameterServerConfig, parse_config
+from ps_server.server import ParameterServer
 from tests.support.eras import fence
 from tests.support.repository import ROOT
+from tests.support.shards import open_server
 from tests.support.waiting import wait_until
 from tests.support.whole_shard import WholeGrpcShard
 
@@ -56,22 +59,18 @@ def _health(address: str, service: str) -> str:
         return str(health_pb2.HealthCheckResponse.ServingStatus.Name(reply.status))
 
 
-@pytest.mark.parametrize("is_unix", [False, True], ids=["tcp", "unix"])
-def test_it_announces_where_it_serves(tmp_path: Path, socket_dir: Path, is_unix: bool) -> None:
+@pytest.mark.parametrize(("is_unix", "number"), [(False, signal.SIGTERM), (True, signal.SIGINT)], ids=["tcp", "unix"])
+def test_it_announces_where_it_serves_and_a_signal_ends_it_in_order_within_two_seconds(
+    tmp_path: Path, socket_dir: Path, monkeypatch: pytest.MonkeyPatch, is_unix: bool, number: signal.Signals
+) -> None:
+    for name in ("http_proxy", "https_proxy"):
+        monkeypatch.setenv(name, "http://192.0.2.1:3128")  # which matters to nobody
     address = f"unix:{socket_dir / 'ps'}" if is_unix else "127.0.0.1:0"
     with _serving(tmp_path, "--address", address, "--cluster", "job-a") as (process, announced):
         assert announced == address if is_unix else announced.startswith("127.0.0.1:") and not announced.endswith(":0")
         with contextlib.closing(WholeGrpcShard(announced, index=0, cluster="job-a")) as shard:
             assert shard.handshake().identity.cluster == "job-a"
         assert {_health(announced, service) for service in ("", "ps_protocol.v1.ParameterService")} == {"SERVING"}
-        process.send_signal(signal.SIGTERM)
-        _, said = process.communicate(timeout=10)
-    assert f"ps 0 ready address={announced} cluster=job-a" in said
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signal_ends_it_in_order_within_two_seconds(tmp_path: Path, number: signal.Signals) -> None:
-    with _serving(tmp_path) as (process, announced):
         with DEFAULT_ACCESS.open_channel(announced) as channel:
             # A call under way that would last for ever.
             watched = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest(), timeout=30)
@@ -81,6 +80,7 @@ def test_signal_ends_it_in_order_within_two_seconds(tmp_path: Path, number: sign
             _, said = process.communicate(timeout=10)
             assert time.monotonic() - begun < 4.0  # 2 s promised; the machine may be busy
     assert process.returncode == 0
+    assert f"ps 0 ready address={announced} cluster=job-a" in said
     assert f"ps 0 ended reason={number.name}" in said and "Traceback" not in said
 
 
@@ -112,10 +112,15 @@ def test_socket_of_a_living_server_is_not_taken_over(tmp_path: Path, socket_dir:
             assert shard.status().shard == 0
 
 
-def test_socket_file_of_a_killed_server_is_replaced(tmp_path: Path, socket_dir: Path) -> None:
+def test_killed_server_is_unavailable_in_words_and_its_socket_file_is_replaced(tmp_path: Path, socket_dir: Path) -> None:
     address = f"unix:{socket_dir / 'ps'}"
-    with _serving(tmp_path, "--address", address) as (process, _):
+    with _serving(tmp_path, "--address", address) as (process, announced), contextlib.closing(WholeGrpcShard(announced, index=0)) as shard:
+        assert shard.status().shard == 0
         process.kill()
+        process.wait(10)
+        with pytest.raises(PsError, match=f"ps 0 at {announced}") as caught:
+            shard.status()
+        assert caught.value.reason == "UNAVAILABLE"
     assert (socket_dir / "ps").exists()
     (tmp_path / "announced").unlink()
     with _serving(tmp_path, "--address", address) as (_, announced):
@@ -146,35 +151,21 @@ def test_file_that_is_not_a_socket_is_left_alone(socket_dir: Path) -> None:
     ids=["network", "foreign address", "unknown name", "not a socket", "no directory", "no directory to announce in", "index"],
 )
 def test_what_keeps_it_from_starting_is_said_in_one_line(arguments: list[str], said: str) -> None:
-    assert said in _refusal(*arguments)
+    with contextlib.ExitStack() as stack, pytest.raises(PsError) as caught:
+        server = ParameterServer(parse_config(["--index", "0", *arguments], environment={}))
+        stack.callback(server.stop, 0.0)
+        server.start()
+    assert said in caught.value.message and len(caught.value.message.splitlines()) == 1
 
 
-def test_http_proxy_in_the_environment_is_ignored(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with monkeypatch.context() as patched:
-        patched.setenv("http_proxy", "http://192.0.2.1:3128")
-        patched.setenv("https_proxy", "http://192.0.2.1:3128")
-        with _serving(tmp_path) as (_, announced), contextlib.closing(WholeGrpcShard(announced)) as shard:
-            assert shard.status().shard == 0
-
-
-def test_killed_server_is_unavailable_in_words(tmp_path: Path) -> None:
-    with _serving(tmp_path) as (process, announced), contextlib.closing(WholeGrpcShard(announced, index=0)) as shard:
-        assert shard.status().shard == 0
-        process.kill()
-        process.wait(10)
-        with pytest.raises(PsError, match=f"ps 0 at {announced}") as caught:
-            shard.status()
-        assert caught.value.reason == "UNAVAILABLE"
-
-
-def test_grpc_is_what_answers_and_nothing_else(tmp_path: Path) -> None:
+def test_grpc_is_what_answers_and_nothing_else() -> None:
     """An HTTP/1.1 client is turned away, and the server goes on."""
-    with _serving(tmp_path) as (_, announced):
-        host, port = announced.split(":")
+    with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
+        host, port = server.address.split(":")
         with socket.create_connection((host, int(port)), timeout=10) as connection:
             connection.sendall(b"GET / HTTP/1.1\r\nHost: example\r\n\r\n")
             while connection.recv(4096):
                 pass
-        assert _health(announced, "") == "SERVING"
+        assert _health(server.address, "") == "SERVING"
         with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
-            _health(announced, "ps_protocol.v1.ChiefService")
+            _health(server.address, "ps_protocol.v1.ChiefService")

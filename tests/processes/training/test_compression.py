@@ -16,10 +16,9 @@ from worker_client.model.wire_format import wire_format
 MIB = 1 << 20
 
 
-@pytest.mark.parametrize("wire", ["bfloat16", "top_k:0.05"])
-def test_the_demo_learns_the_digits_in_a_wire_format(wire: str, tmp_path: Path) -> None:
-    shape = ["--ps", "2", "--workers", "2", "--backup-workers", "0", "--steps", "300", "--pace", "0"]
-    command = [sys.executable, "-m", "lockstep", "demo", *shape, "--plain", "--wire", wire, "--output", str(tmp_path)]
+def test_the_demo_learns_the_digits_in_a_wire_format(tmp_path: Path) -> None:
+    shape = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--steps", "300", "--pace", "0"]
+    command = [sys.executable, "-m", "lockstep", "demo", *shape, "--plain", "--wire", "top_k:0.05", "--output", str(tmp_path)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
     # The demo itself wants 0.95.
     assert done.returncode == 0, done.stdout + done.stderr

@@ -17,6 +17,8 @@ from tests.processes.training.equivalence_worker import train
 from tests.support.clusters import Shape, start_chief, start_ps
 from tests.support.processes import announced, start
 
+# One with state and one with numbers that change with the step: what carries the bytes knows no optimizer.
+IN_PROCESSES = ["momentum", "adam"]
 # Of the variable's largest value: an element that happens to end near zero has no digits of its own.
 TOLERANCES = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-12}
 
@@ -46,18 +48,18 @@ def train_in_threads(optimizer: str, digits: tuple[Array, Array], *, delay_seed:
 
 
 def train_in_processes(digits: tuple[Array, Array], *, delay_seed: int, directory: Path) -> dict[str, list[Values]]:
-    """Trains with each optimizer, in a cluster of its own, with a process for each worker; returns what each reads in the end."""
+    """Trains with IN_PROCESSES, each in a cluster of its own, with a process for each worker; returns what each reads in the end."""
     np.save(directory / "images.npy", digits[0])
     np.save(directory / "labels.npy", digits[1])
     with ExitStack() as stack:
-        chiefs = {optimizer: start_cluster(stack, directory / optimizer) for optimizer in UPDATES}
+        chiefs = {optimizer: start_cluster(stack, directory / optimizer) for optimizer in IN_PROCESSES}
         runs = [part for optimizer, address in chiefs.items() for part in ("--run", f"{optimizer}={address()}")]
         workers = []
         for worker in range(NUM_WORKERS):
             place = ["--worker", worker, "--delay-seed", delay_seed, "--data", directory, "--out", directory]
             workers.append(start(stack, "-m", "tests.processes.training.equivalence_worker", *place, *runs))
         assert [worker.wait(100) for worker in workers] == [0] * NUM_WORKERS
-    return {optimizer: [written(directory / f"{optimizer}-{worker}") for worker in range(NUM_WORKERS)] for optimizer in UPDATES}
+    return {optimizer: [written(directory / f"{optimizer}-{worker}") for worker in range(NUM_WORKERS)] for optimizer in IN_PROCESSES}
 
 
 def written(directory: Path) -> Values:
@@ -102,7 +104,7 @@ def test_workers_in_processes_equal_one_process_and_repeat_to_the_bit(digits: tu
         directory = socket_dir / str(delay_seed)
         directory.mkdir()
         runs.append(train_in_processes(digits, delay_seed=delay_seed, directory=directory))
-    for optimizer in UPDATES:
+    for optimizer in IN_PROCESSES:
         alone = train_alone(optimizer, *digits)
         assert_near(runs[0][optimizer][0], alone)
         # Neither the workers' timing nor what carries the bytes leaves a trace.
