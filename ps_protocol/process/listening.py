@@ -50,8 +50,13 @@ def allow_many_connections() -> None:
 
 def most_connections() -> int:
     """Returns how many connections a server of this process takes: the rest of its descriptors is for files, memory, and its own calls."""
+    return num_descriptors() * 3 // 4
+
+
+def num_descriptors() -> int:
+    """Returns how many descriptors this process may have, as far as it counts on them."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return (_MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _MAX_DESCRIPTORS)) * 3 // 4
+    return _MAX_DESCRIPTORS if soft == resource.RLIM_INFINITY else min(soft, _MAX_DESCRIPTORS)
 
 
 def announce(path: Path, *, address: str) -> None:

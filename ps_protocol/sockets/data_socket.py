@@ -26,9 +26,16 @@ _BEGIN, _END = struct.Struct("<QQ"), struct.Struct("<Q")
 Receive = Callable[[memoryview], int]
 
 
+# What the path of a server's Unix socket for data has, after that of its own.
+SUFFIX = ".data"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """Where to connect to, and the secret to say there first. `path` is that of a Unix socket; empty: the server's host, at `port`."""
+    """Where to connect to, and the secret to say there first. `path` is that of a Unix socket; empty: the server's host, at `port`.
+
+    A caller believes neither host nor path: it connects to the address that it calls the server by, and the port or suffix of its data.
+    """
 
     nonce: bytes
     port: int = 0
@@ -171,12 +178,15 @@ class DataSocket:
 
 def connect(address: str, invitation: Invitation, *, peer: str) -> DataSocket:
     """Connects to a server's listener, from where its gRPC `address` is reached. Takes 3 s at most. Raises Unavailable."""
-    target = Address(path=invitation.path) if invitation.path else Address(host=parse_address(address).host, port=invitation.port)
+    own = parse_address(address)
+    is_port = 0 < invitation.port < 1 << 16
+    if len(invitation.nonce) != NONCE_BYTES or bool(invitation.path) != own.is_unix or is_port == own.is_unix:
+        # Else a server could have its callers talk to whatever listens on their own machine.
+        raise Unavailable(f"{peer} invites to a data socket that is none of its own")
+    target = Address(path=own.path + SUFFIX) if own.is_unix else Address(host=own.host, port=invitation.port)
     try:
         if target.is_unix:
-            connection = socket.socket(socket.AF_UNIX)
-            connection.settimeout(_CONNECT_TIMEOUT_S)
-            connection.connect(target.path)
+            connection = _connect_unix(target.path)
         else:
             connection = socket.create_connection((target.host, target.port), timeout=_CONNECT_TIMEOUT_S)
     except OSError as error:
@@ -193,6 +203,17 @@ def connect(address: str, invitation: Invitation, *, peer: str) -> DataSocket:
         connection.close()
         raise
     return DataSocket(connection, nonce=invitation.nonce, peer=peer)
+
+
+def _connect_unix(path: str) -> socket.socket:
+    connection = socket.socket(socket.AF_UNIX)
+    try:
+        connection.settimeout(_CONNECT_TIMEOUT_S)
+        connection.connect(path)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
 
 
 def _set_options(connection: socket.socket) -> None:

@@ -11,8 +11,9 @@ import time
 from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, Unimplemented
+from ps_protocol.process.listening import num_descriptors
 from ps_protocol.roles.identity import MAX_UNIX_PATH_BYTES, Address
-from ps_protocol.sockets.data_socket import NONCE_BYTES, WELCOME, DataSocket, Invitation
+from ps_protocol.sockets.data_socket import NONCE_BYTES, SUFFIX, WELCOME, DataSocket, Invitation
 
 log = logging.getLogger("lockstep.server")
 
@@ -24,7 +25,8 @@ _STRANGER_S = 2.0
 _MAX_STRANGERS = 256
 # Connections taken a second: strangers may come as fast as they like, and cost this process no more than that.
 _MAX_TAKEN_A_SECOND = 200
-_SUFFIX = ".data"
+# Both together may take a part of the descriptors that is small beside what gRPC takes and what checkpoints and shared memory need.
+_MOST_OF_DESCRIPTORS = 1 / 16
 
 
 @dataclass(slots=True)
@@ -41,6 +43,7 @@ class DataListener:
 
     def __init__(self, *, name: str) -> None:
         self._name = name
+        self._most = max(4, int(num_descriptors() * _MOST_OF_DESCRIPTORS / 2))
         self._lock = threading.Lock()
         # By nonce: since when it is invited, and its connection once it has come.
         self._invited: dict[bytes, tuple[float, socket.socket | None]] = {}
@@ -54,7 +57,7 @@ class DataListener:
         """Begins to listen beside a server's `address`, at `port` (0: any that is free) of its host. Raises InvalidSpec if it cannot."""
         try:
             if address.is_unix:
-                self._address = Address(path=address.path + _SUFFIX)
+                self._address = Address(path=address.path + SUFFIX)
                 if len(self._address.path.encode()) > MAX_UNIX_PATH_BYTES:
                     return  # then there are none
                 self._listening = listening = _listen_unix(self._address.path)
@@ -75,8 +78,8 @@ class DataListener:
             raise Unimplemented(f"{self._name} has no data sockets: what travels is encrypted, or its Unix socket's path is too long")
         nonce = secrets.token_bytes(NONCE_BYTES)
         with self._lock:
-            if len(self._invited) >= _MAX_INVITED:
-                raise LimitExceeded(f"{self._name}: {_MAX_INVITED} data sockets are waited for at once; try again later")
+            if len(self._invited) >= min(self._most, _MAX_INVITED):
+                raise LimitExceeded(f"{self._name}: {len(self._invited)} data sockets are waited for at once; try again later")
             self._invited[nonce] = now, None
         return Invitation(nonce=nonce, port=address.port, path=address.path)
 
@@ -131,7 +134,7 @@ class DataListener:
         except OSError:  # it is gone already, or there are no descriptors
             return 1
         connection.setblocking(False)
-        if len(self._strangers) >= _MAX_STRANGERS:
+        if len(self._strangers) >= min(self._most, _MAX_STRANGERS):
             self._drop(next(iter(self._strangers.values())), selector)
         self._strangers[connection.fileno()] = stranger = _Stranger(connection, now)
         selector.register(connection, selectors.EVENT_READ)

@@ -17,6 +17,7 @@ SUSPICIOUS = re.compile(r"pickle|dill|marshal|shelve|joblib|(?<![\w.])(eval|exec
 # Underscores that belong to others, and why they are read: nobody offers the same in public.
 FOREIGN_UNDERSCORES = {
     ("", "_replace"): "what named tuples have in public, by their documentation",
+    ("", "_exit"): "what `os` has in public, by its documentation",
     ("ps_protocol/rpc/client_stream.py", "_channel"): "the channel that grpcio hides behind its own, for streams without a thread each",
     ("ps_protocol/rpc/server_stream.py", "_rpc_event"): "the call that grpcio hides behind its context, for streams without a thread each",
 }
