@@ -1,25 +1,18 @@
 """One parameter server as a gRPC server in this process: listening, health, an orderly end, a chief that falls silent. Knows no tensor."""
 
 import contextlib
-import dataclasses
 import logging
 import math
 import queue
 import time
-from concurrent import futures
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ps_protocol.checkpoint.catalog import open_storage
-from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.history import HistoryWriter
-from ps_protocol.process.listening import announce, check_address_is_free
+from ps_protocol.process.listening import announce
 from ps_protocol.roles.identity import Identity, Role, parse_address
-from ps_protocol.rpc.admission import interceptors
-from ps_protocol.rpc.channel import add_port, server_options
-from ps_protocol.rpc.server import handshake_handler
-from ps_protocol.rpc.strangers import StrangerGuard
+from ps_protocol.rpc.server import RpcServer
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_protocol.sockets.listener import DataListener
@@ -76,9 +69,6 @@ class ChiefSilence:
 
 log = logging.getLogger("lockstep.server")
 
-# A call holds a thread while it lasts, but for long-lived streams that events serve; `ShareMemory` is one that does, for each worker, and
-# `idle_streams` bounds these. Threads are made as they are needed; more calls at once than this wait, which takes no memory for tensors.
-MAX_THREADS = 4_096
 # Beyond any cluster: a caller that opens calls without end is refused instead of queued. Streams that events serve are not among them:
 # `IdleStreams` bounds those.
 MAX_CONCURRENT_RPCS = 8_192
@@ -117,13 +107,7 @@ class ParameterServer:
             self._shard, idle_streams=self._idle_streams, data_sockets=self._data_sockets, on_chief_call=self.hear_chief
         )
         self._chief_silence = ChiefSilence(now=time.monotonic())
-        self._health = health.HealthServicer()
-        self._strangers = StrangerGuard()
-        self._guards = interceptors(config.security, cluster=config.cluster, address=config.address, strangers=self._strangers)
-        self._executor = futures.ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="rpc")
-        self._server = grpc.server(
-            self._executor, options=server_options(), maximum_concurrent_rpcs=MAX_CONCURRENT_RPCS, interceptors=[*self._guards]
-        )
+        self._server = RpcServer(config.security, cluster=config.cluster, address=config.address, max_calls=MAX_CONCURRENT_RPCS)
 
     @property
     def address(self) -> str:
@@ -155,19 +139,14 @@ class ParameterServer:
             self._stream_service,
         )
         accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
-        self._server.add_generic_rpc_handlers(
-            (
-                service_handler(SERVICE, *parts),
-                service_handler(ACCUMULATOR_SERVICE, accumulators),
-                handshake_handler(identity, epoch=lambda: self._shard.epoch),
-            )
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._address = self._listen(self._config.address)
+        handlers = service_handler(SERVICE, *parts), service_handler(ACCUMULATOR_SERVICE, accumulators)
+        self._address = self._server.listen(identity, *handlers, epoch=lambda: self._shard.epoch)
+        listening = parse_address(self._config.address, is_bind=True)
+        if listening.is_unix or self._config.security.tls_cert is None:
+            self._data_sockets.start(listening, port=self._config.data_port)
         self._idle_streams.start()
         self._server.start()
-        for name in ("", SERVICE, ACCUMULATOR_SERVICE):
-            self._health.set(name, health_pb2.HealthCheckResponse.SERVING)
+        self._server.report_health("", SERVICE, ACCUMULATOR_SERVICE, is_serving=True)
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
         log.info("%s ready address=%s cluster=%s", self._name, self._address, self._config.cluster)
@@ -193,34 +172,20 @@ class ParameterServer:
 
         A checkpoint that is being written is finished before, unless there is no grace.
         """
-        self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._server.report_health(SERVICE, is_serving=False)
         self._shard.begin_shutdown(reason)
         self._accumulators.begin_shutdown(reason)
         if grace_s:
             self._shard.wait_for_save(SAVE_GRACE_S)
         # They would take up the whole grace.
         self._idle_streams.end_long_lived()
-        self._strangers.stop()
         self._data_sockets.stop()
-        self._server.stop(grace_s).wait()
+        self._server.stop(grace_s)
         self._stream_service.close()
         self._idle_streams.stop()
-        self._executor.shutdown()
+        self._server.close()
         self._apply_threads.stop()
         log.info("%s ended reason=%s", self._name, reason)
 
     def _is_chief(self, context: grpc.ServicerContext) -> bool:
-        return all(guard.may_act_as(CallerRole.CHIEF, context) for guard in self._guards)
-
-    def _listen(self, address: str) -> str:
-        check_address_is_free(address)
-        parsed = parse_address(address, is_bind=True)
-        try:
-            port = add_port(self._server, parsed, security=self._config.security)
-        except RuntimeError as error:
-            raise InvalidSpec(f"cannot listen at {address}: {error}") from None
-        if not parsed.is_unix:
-            self._strangers.start(port)
-        if parsed.is_unix or self._config.security.tls_cert is None:
-            self._data_sockets.start(parsed, port=self._config.data_port)
-        return str(parsed if parsed.is_unix else dataclasses.replace(parsed, port=port))
+        return self._server.may_act_as(CallerRole.CHIEF, context)

@@ -6,10 +6,7 @@ import logging
 import secrets
 import socket
 from collections.abc import Sequence
-from concurrent import futures
-
-import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from functools import partial
 
 from chief.config import ChiefConfig
 from chief.serving.runner import Runner
@@ -18,15 +15,12 @@ from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicatedLink
 from ps_protocol.checkpoint.catalog import open_storage
-from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.history import HistoryWriter
-from ps_protocol.process.listening import announce, check_address_is_free
+from ps_protocol.process.listening import announce
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.roles.identity import Address, Identity, Role, parse_address
-from ps_protocol.rpc.admission import interceptors
-from ps_protocol.rpc.channel import Access, add_port, server_options
-from ps_protocol.rpc.server import handshake_handler
-from ps_protocol.rpc.strangers import StrangerGuard
+from ps_protocol.rpc.channel import Access
+from ps_protocol.rpc.server import RpcServer
 from ps_protocol.security.permissions import CallerRole
 
 # Where others reach this chief: the address to advertise, else where it listens, or, if that is everywhere, as its servers see it.
@@ -75,9 +69,6 @@ def _host_towards(peer: Address) -> str:
 log = logging.getLogger("lockstep.chief")
 
 _READY_STATES = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)
-# Threads begin calls and are free again. Only asking for the health keeps some of them, and a grpcio whose streams
-# `ps_protocol.rpc.server_stream` cannot serve by events.
-_MAX_THREADS = 4_096
 # How long answers under way may still take when the process ends.
 _GRACE_S = 0.5
 
@@ -98,14 +89,8 @@ class ChiefServer:
         store = CheckpointStore(open_storage(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
         history = HistoryWriter(config.history, role="chief") if config.history else None
         self._runner = Runner(links, config=config.coordination, on_state=self._announce_state, store=store, history=history)
-        self._strangers = StrangerGuard()
-        guards = interceptors(config.security, cluster=cluster, address=config.address, strangers=self._strangers)
-        self._service = ChiefService(
-            self._runner, may_work=lambda context: all(guard.may_act_as(CallerRole.WORKER, context) for guard in guards)
-        )
-        self._health = health.HealthServicer()
-        self._executor = futures.ThreadPoolExecutor(_MAX_THREADS, thread_name_prefix="rpc")
-        self._server = grpc.server(self._executor, options=server_options(), interceptors=[*guards])
+        self._server = RpcServer(config.security, cluster=cluster, address=config.address)
+        self._service = ChiefService(self._runner, may_work=partial(self._server.may_act_as, CallerRole.WORKER))
 
     @property
     def address(self) -> str:
@@ -116,13 +101,9 @@ class ChiefServer:
         """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
         cluster = self._config.coordination.cluster
         identity = Identity(cluster=cluster, role=Role.CHIEF, index=0, process_incarnation=secrets.randbits(63) | 1)
-        self._server.add_generic_rpc_handlers(
-            (chief_service_handler(self._service), handshake_handler(identity, epoch=lambda: self._runner.epoch))
-        )
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
-        self._address = self._listen(self._config.address)
-        self._health.set("", health_pb2.HealthCheckResponse.SERVING)
-        self._health.set(SERVICE, health_pb2.HealthCheckResponse.NOT_SERVING)
+        self._address = self._server.listen(identity, chief_service_handler(self._service), epoch=lambda: self._runner.epoch)
+        self._server.report_health("", is_serving=True)
+        self._server.report_health(SERVICE, is_serving=False)
         self._server.start()
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
@@ -141,13 +122,12 @@ class ChiefServer:
 
     async def stop(self) -> None:
         """Lets calls under way finish for a moment, then ends the server."""
-        self._health.enter_graceful_shutdown()
+        self._server.report_health("", SERVICE, is_serving=False)
         # They would last as long as their callers like.
         self._service.end_conversations()
-        self._strangers.stop()
-        await asyncio.to_thread(self._server.stop(_GRACE_S).wait)
+        await asyncio.to_thread(self._server.stop, _GRACE_S)
         await self._runner.close()
-        await asyncio.to_thread(self._executor.shutdown)
+        await asyncio.to_thread(self._server.close)
         log.info("chief ended")
 
     def _own_address(self) -> str:
@@ -157,21 +137,8 @@ class ChiefServer:
         told = parse_address(advertised, is_bind=True)
         return str(told if told.is_unix or told.port else dataclasses.replace(told, port=parse_address(self._address).port))
 
-    def _listen(self, address: str) -> str:
-        check_address_is_free(address)
-        parsed = parse_address(address, is_bind=True)
-        try:
-            port = add_port(self._server, parsed, security=self._config.security)
-        except RuntimeError as error:
-            raise InvalidSpec(f"cannot listen at {address}: {error}") from None
-        if not parsed.is_unix:
-            self._strangers.start(port)
-        return str(parsed if parsed.is_unix else dataclasses.replace(parsed, port=port))
-
     def _announce_state(self, state: ClusterState) -> None:
-        answers = health_pb2.HealthCheckResponse
-        status = answers.SERVING if state in _READY_STATES else answers.NOT_SERVING
-        self._health.set(SERVICE, status)
+        self._server.report_health(SERVICE, is_serving=state in _READY_STATES)
 
 
 def shard_links(config: ChiefConfig, access: Access) -> list[ShardLink]:

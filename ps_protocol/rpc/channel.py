@@ -8,7 +8,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.listening import most_connections
 from ps_protocol.roles.identity import Address, parse_address
 from ps_protocol.security import tokens
-from ps_protocol.security.certificates import ServerCertificates, channel_credentials
+from ps_protocol.security.certificates import channel_credentials
 from ps_protocol.security.options import OPEN, Security
 from ps_protocol.security.permissions import CallerRole
 
@@ -146,15 +146,3 @@ class Access:
 
 # For callers without credentials: loopback, Unix sockets, and networks where every host is trusted.
 DEFAULT_ACCESS = Access()
-
-
-# The port of a server, encrypted if the server has a certificate.
-
-
-def add_port(server: grpc.Server, address: Address, *, security: Security) -> int:
-    """Opens the port and returns its number. Raises RuntimeError if gRPC cannot, InvalidSpec for certificates that are not right."""
-    if security.tls_cert is None or address.is_unix:
-        port: int = server.add_insecure_port(str(address))
-    else:
-        port = server.add_secure_port(str(address), ServerCertificates(security).credentials())
-    return port

@@ -1,16 +1,97 @@
-"""What every server has, whatever its role: the service that tells callers who answers here. Knows the handshake; nothing else."""
+"""A gRPC server as every role has it: guards, the handshake, the health, one port, an orderly end. Knows no method of a role."""
 
+import dataclasses
 from collections.abc import Callable
+from concurrent import futures
 
 import grpc
+from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
-from ps_protocol.roles.identity import HandshakeRequest, Identity, answer
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.process.listening import check_address_is_free
+from ps_protocol.roles.identity import Address, HandshakeRequest, Identity, answer, parse_address
+from ps_protocol.rpc.admission import interceptors
+from ps_protocol.rpc.channel import server_options
 from ps_protocol.rpc.status import answering
+from ps_protocol.rpc.strangers import StrangerGuard
+from ps_protocol.security.certificates import ServerCertificates
+from ps_protocol.security.options import Security
+from ps_protocol.security.permissions import CallerRole
 from ps_protocol.v1 import handshake_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.codec import decode_message
 
 SERVICE = "ps_protocol.v1.HandshakeService"
+# A call holds a thread while it lasts, but for streams that events serve; `ShareMemory` is one that does, for each worker, and so does
+# watching the health. Threads are made as they are needed; more calls at once than this wait, which takes no memory for tensors.
+MAX_THREADS = 4_096
+
+
+class RpcServer:
+    """One server. `listen`, `start`, `stop` and `close` are called once each.
+
+    `address`: where it will listen. `max_calls`: more calls at once are refused instead of queued; None: they wait.
+    """
+
+    def __init__(self, security: Security, *, cluster: str, address: str, max_calls: int | None = None) -> None:
+        self._security, self._address = security, address
+        self._strangers = StrangerGuard()
+        self._guards = interceptors(security, cluster=cluster, address=address, strangers=self._strangers)
+        self._health = health.HealthServicer()
+        self._executor = futures.ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="rpc")
+        self._server = grpc.server(
+            self._executor, options=server_options(), maximum_concurrent_rpcs=max_calls, interceptors=[*self._guards]
+        )
+
+    def may_act_as(self, role: CallerRole, context: grpc.ServicerContext) -> bool:
+        """Whether the caller of a call that was let in may act in this role."""
+        return all(guard.may_act_as(role, context) for guard in self._guards)
+
+    def listen(self, identity: Identity, *handlers: grpc.GenericRpcHandler, epoch: Callable[[], int]) -> str:
+        """Opens the port and returns where it listens. Raises InvalidSpec if it cannot. `epoch`: see `handshake_handler`."""
+        self._server.add_generic_rpc_handlers((*handlers, handshake_handler(identity, epoch=epoch)))
+        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+        check_address_is_free(self._address)
+        address = parse_address(self._address, is_bind=True)
+        try:
+            port = add_port(self._server, address, security=self._security)
+        except RuntimeError as error:
+            raise InvalidSpec(f"cannot listen at {self._address}: {error}") from None
+        if address.is_unix:
+            return str(address)
+        self._strangers.start(port)
+        return str(dataclasses.replace(address, port=port))
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self._server.start()
+
+    def report_health(self, *services: str, is_serving: bool) -> None:
+        """Says to health checks whether services are to be used; "" is the server as a whole."""
+        states = health_pb2.HealthCheckResponse
+        for service in services:
+            self._health.set(service, states.SERVING if is_serving else states.NOT_SERVING)
+
+    def stop(self, grace_s: float) -> None:
+        """Refuses new calls, lets those under way finish for so long, and ends them."""
+        self._strangers.stop()
+        self._server.stop(grace_s).wait()
+
+    def close(self) -> None:
+        """Waits for the threads of calls that have ended."""
+        self._executor.shutdown()
+
+
+def add_port(server: grpc.Server, address: Address, *, security: Security) -> int:
+    """Opens a port, encrypted if the server has a certificate, and returns its number.
+
+    Raises RuntimeError if gRPC cannot, InvalidSpec for certificates that are not right.
+    """
+    if security.tls_cert is None or address.is_unix:
+        port: int = server.add_insecure_port(str(address))
+    else:
+        port = server.add_secure_port(str(address), ServerCertificates(security).credentials())
+    return port
 
 
 def handshake_handler(identity: Identity, *, epoch: Callable[[], int]) -> grpc.GenericRpcHandler:

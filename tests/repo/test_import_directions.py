@@ -89,10 +89,11 @@ FORBIDDEN_IN_PURE = {
     *("concurrent", "signal", "sched", "select", "selectors", "warnings", "datetime", "queue", "secrets"),
 }
 THIRD_PARTY = {
-    "ps_protocol": {"grpc", "google", "numpy", "ml_dtypes", "fsspec"},  # fsspec: checkpoints at a URL, which nothing else imports
+    # fsspec: checkpoints at a URL, which nothing else imports.
+    "ps_protocol": {"grpc", "grpc_health", "google", "numpy", "ml_dtypes", "fsspec"},
     "worker_client": {"grpc", "google", "numpy", "sklearn"},  # sklearn: the estimator, which nothing else imports
-    "ps_server": {"grpc", "google", "numpy", "grpc_health"},
-    "chief": {"grpc", "google", "grpc_health"},
+    "ps_server": {"grpc", "google", "numpy"},
+    "chief": {"grpc", "google"},
     # cryptography: `lockstep certs`, which nothing else imports.
     "lockstep": {"grpc", "google", "numpy", "grpc_health", "rich", "sklearn", "cryptography"},
 }
