@@ -507,8 +507,11 @@ class Membership:
         return self._is_of_this_life(former) or is_of_earlier
 
     def _is_proven(self, former: Participant) -> bool:
-        """Whether its secret is one that a chief of this life has made. Of an earlier life nobody can say."""
-        if not self._is_of_this_life(former) or not self._life_keys:
+        """Whether its secret is one that a chief of this life has made.
+
+        Nobody can say of an earlier life, nor where all servers that knew the keys of earlier chiefs are lost.
+        """
+        if not self._is_of_this_life(former) or not any(key != self._session_key for key in self._life_keys):
             return True
         name = name_of(former.kind, former.index)
         return any(session_secret(key, name=name, incarnation=former.incarnation) == former.secret for key in self._life_keys)

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from chief.options import CheckpointConfig
 from ps_protocol.errors import InvalidSpec, LeaseExpired, Superseded, WorkerIndexTaken
 from ps_protocol.model.data import DataSpec
 from ps_protocol.roles.chief import (
@@ -100,6 +101,16 @@ def test_nobody_else_comes_back_to_the_next_chief_as_a_worker_that_an_earlier_on
     first.participant, mine = attacker.participant, first.participant
     with pytest.raises(InvalidSpec, match="want worker 0, incarnation"):
         first.send_commit(push_id=PushId(worker=0, incarnation=mine.incarnation, sequence=2))
+
+
+def test_a_worker_comes_back_though_every_server_that_knew_the_key_of_its_secret_is_lost() -> None:
+    driver = RecoveryDriver(checkpoints=CheckpointConfig(every_steps=1))
+    worker = driver.train(0)[0]
+    worker.commit()
+    for shard in driver.shards:
+        shard.session_keys = ()
+    driver.new_chief()
+    assert driver.come_back(worker).participant.incarnation == 1
 
 
 def test_worker_keeps_its_place_under_several_chiefs_in_a_row() -> None:
