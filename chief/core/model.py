@@ -40,6 +40,7 @@ class ModelRegistry:
         self.is_created = False
         self.is_ready = False
         self.initializer: tuple[int, int] | None = None  # worker, incarnation
+        self._presenter: int | None = None  # the worker whose model this is, if that was heard here
         # Names of the layouts that shards hold values of, while the model itself is unknown.
         self.held: tuple[str, ...] = ()
         self._num_shards = num_shards
@@ -68,9 +69,13 @@ class ModelRegistry:
         rest = len(differences) - _MAX_DIFFERENCES
         text = "; ".join(differences[:_MAX_DIFFERENCES]) + (f"; and {rest} more differences" if rest > 0 else "")
         raise ModelMismatch(
-            f"your model is not the one that this cluster trains: {text}. Start all workers with the same model, or"
-            " begin anew: restart the cluster, with --restore none if it has checkpoints"
+            f"your model is not the one that this cluster trains, {self._origin}: {text}. If the cluster's is right, start this worker with"
+            " it; if yours is, begin anew: restart the cluster, with --restore none if it has checkpoints"
         )
+
+    @property
+    def _origin(self) -> str:
+        return "which a worker presented to an earlier chief" if self._presenter is None else f"which worker {self._presenter} presented"
 
     def join(self, worker: int, incarnation: int, model: ModelSpec) -> ModelState:
         """Presents a model; returns INITIALIZE, WAIT or READY. Raises ModelMismatch."""
@@ -79,6 +84,7 @@ class ModelRegistry:
             return ModelState.READY
         if self.model is None:
             self._place(model)
+            self._presenter = worker
         if self.is_created:
             return ModelState.WAIT  # the shards have its values; they are about to work on
         if self.initializer is None:
@@ -106,7 +112,7 @@ class ModelRegistry:
         """There is no model: the first worker that presents one initialises it."""
         self.model, self.placement, self.layouts, self.held = None, (), (), ()
         self.is_created = self.is_ready = False
-        self.initializer = None
+        self.initializer = self._presenter = None
 
     def shard_specs(self, *, epoch: int, step: int, max_staged_per_worker: int) -> tuple[ShardSpec, ...]:
         """Returns what is to lie at each shard that is brought back to this step, under this epoch; there must be a model."""

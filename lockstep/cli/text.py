@@ -278,7 +278,7 @@ _NEXT = {
 
 def why_text(status: ClusterStatus) -> str:
     """Returns a few lines: the step, what the cluster waits for, which workers and servers that concerns, and what happens next."""
-    lines = [_situation(status), *_wait(status), *_workers(status), *_unreachable(status.shards)]
+    lines = [_situation(status), *_wait(status), *_workers(status), *_unreachable(status.shards), *_nonfinite(status.shards)]
     lines += recovery_lines(status)
     lines += [f"next: {_next(status)}"]
     loss = loss_text(status)
@@ -337,6 +337,13 @@ def _unreachable(shards: tuple[ShardLink, ...]) -> Iterator[str]:
         yield "  steps of the parameter servers: " + ", ".join(
             f"ps {link.index} at {link.step}" for link in shards if link.step is not None
         )
+
+
+def _nonfinite(shards: tuple[ShardLink, ...]) -> Iterator[str]:
+    for link in shards:
+        if link.report is not None and link.report.num_nonfinite:
+            what = f"{link.report.num_nonfinite} elements that are NaN or infinite"
+            yield f"  ps {link.index}: the gradient of the last step had {what}; --reject-nonfinite at the chief would refuse it"
 
 
 def _next(status: ClusterStatus) -> str:

@@ -259,6 +259,7 @@ class Shard:
             except BaseException:
                 self._damage_locked(request.step)
                 raise
+            self._say_nonfinite(num_nonfinite, before=model.num_nonfinite, step=request.step)
             model.finish_apply(request, work, num_nonfinite=num_nonfinite)
             self._history.applied(model, request)
             self._last_apply_s = time.perf_counter() - started
@@ -429,10 +430,22 @@ class Shard:
                 except BaseException:
                     self._damage_locked(work.dense.step)
                     raise
+                self._say_nonfinite(num_nonfinite, before=model.num_nonfinite, step=work.dense.step)
                 model.finish_arrival(work, num_nonfinite=num_nonfinite)
                 self._last_apply_s = time.perf_counter() - started
                 self._history.arrived(model, contribution.push_id, epoch=self._gate.fences.epoch)
             return model.inbox.stage(contribution, current_step=model.step)
+
+    def _say_nonfinite(self, count: int, *, before: int, step: int) -> None:
+        """Warns when gradients begin to have elements that are not finite; not again while they have."""
+        if count and not before:
+            log.warning(
+                "%s: the gradient of step %d has %d elements that are not finite (NaN or infinity), and the variables take them over; the"
+                " status counts them. To refuse such gradients, with the variable and the worker named: --reject-nonfinite at the chief",
+                self._name,
+                step,
+                count,
+            )
 
     def _damage_locked(self, step: int) -> None:
         """Notes, before the next turn, that a step was left half applied."""

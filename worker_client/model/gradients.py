@@ -1,5 +1,6 @@
 """From what a user pushes to each shard's part: checked, brought into memory, cut, encoded. Knows names and layouts; no transport."""
 
+import contextlib
 import difflib
 import math
 import operator
@@ -454,7 +455,12 @@ def _metric(name: str, report: object) -> Metric:
 
 
 def _number(name: str, value: object) -> float:
-    plain = plain_number(value.item() if isinstance(value, np.ndarray) and value.size == 1 else value)  # type: ignore[arg-type]
+    # An array of one element, also another library's, as a loss is.
+    to_python = getattr(value, "item", None)
+    if callable(to_python):
+        with contextlib.suppress(Exception):  # more than one element: what is said below names it
+            value = to_python()
+    plain = plain_number(value)  # type: ignore[arg-type]
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
         raise InvalidSpec(f"metric {name!r}: got {value!r}, want a number, or a tuple of number and weight")
     return float(plain)

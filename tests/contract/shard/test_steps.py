@@ -1,5 +1,6 @@
 """What every `Shard` does, whatever carries it: the mean of the named contributions, once."""
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -139,3 +140,12 @@ def test_nonfinite_elements_of_the_mean_are_counted(trainer: Trainer) -> None:
     assert trainer.shard.status().report.num_nonfinite == 4
     trainer.train(1)
     assert trainer.shard.status().report.num_nonfinite == 0
+
+
+def test_one_warning_says_that_gradients_are_not_finite_any_more(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+    trainer.create()
+    for step, value in enumerate((1.0, math.nan, math.inf, math.nan, 1.0, math.nan)):
+        trainer.train(step, value=value)
+    said = [record.message for record in caplog.records if "not finite" in record.message]
+    assert [message.partition(" has ")[0] for message in said] == ["ps 0: the gradient of step 1", "ps 0: the gradient of step 5"]
+    assert all("--reject-nonfinite" in message for message in said)

@@ -26,6 +26,13 @@ def test_another_model_is_refused_with_the_difference_in_words() -> None:
     assert registry.model == MODEL
 
 
+def test_both_workers_of_two_models_are_named_since_either_may_be_right() -> None:
+    registry = ModelRegistry(num_shards=1)
+    registry.join(3, 1, MODEL)
+    with pytest.raises(ModelMismatch, match=r"your model .* which worker 3 presented: .*; if yours is, begin anew"):
+        registry.join(1, 1, model_of(4))
+
+
 def test_the_task_goes_to_the_next_who_asks_when_its_holder_is_gone() -> None:
     registry = ModelRegistry(num_shards=1)
     registry.join(0, 1, MODEL)

@@ -6,6 +6,7 @@ import pytest
 
 from lockstep.cli.text import as_text, loss_text, why_text
 from ps_protocol.roles.chief import CheckpointStatus, ClusterState, DataStatus
+from ps_protocol.roles.shard import ShardReport
 from tests.support.cluster_status import cluster_status, shard_link, worker_status
 
 CHECKPOINT = CheckpointStatus(durability="interval", tag="step-000000030", step=30, age_s=12.4)
@@ -49,6 +50,13 @@ def test_a_parameter_server_that_does_not_answer_is_named_with_what_becomes_of_i
 def test_parameter_servers_at_different_steps_are_shown() -> None:
     assert "steps of the parameter servers: ps 0 at 41, ps 1 at 42" in why_text(
         dataclasses.replace(STATUS, shards=(shard_link(0), shard_link(1, step=42)))
+    )
+
+
+def test_gradients_that_are_not_finite_are_told_of() -> None:
+    link = shard_link(1, report=ShardReport(num_nonfinite=3))
+    assert "ps 1: the gradient of the last step had 3 elements that are NaN or infinite" in why_text(
+        dataclasses.replace(STATUS, shards=(shard_link(0), link))
     )
 
 

@@ -256,9 +256,19 @@ def test_gradients_and_updates_have_their_own_variables(
         mixed.stage(gradients, step=0, updates=updates)
 
 
+def test_a_metric_may_be_the_scalar_of_any_library() -> None:
+    class Scalar:
+        """As PyTorch's and JAX's arrays without dimensions are."""
+
+        def item(self) -> float:
+            return 0.25
+
+    assert as_metrics({"loss": Scalar()}) == {"loss": Metric(value=0.25)}  # type: ignore[dict-item]
+
+
 def test_metrics_are_numbers_with_or_without_weights() -> None:
     found = as_metrics({"loss": np.float32(0.5), "accuracy": (np.array(1), 32)})  # type: ignore[dict-item]
     assert found == {"loss": Metric(value=0.5), "accuracy": Metric(value=1.0, weight=32.0)}
-    for bad in ({"loss": "low"}, {"loss": None}, {"loss": True}, {"": 1.0}, {"loss": (1.0, -1)}, [("loss", 1.0)]):
+    for bad in ({"loss": "low"}, {"loss": None}, {"loss": True}, {"": 1.0}, {"loss": (1.0, -1)}, [("loss", 1.0)], {"loss": np.ones(2)}):
         with pytest.raises(InvalidSpec):
             as_metrics(bad)  # type: ignore[arg-type]
