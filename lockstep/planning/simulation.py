@@ -25,6 +25,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.chief import (
+    MAX_LEASE_S,
     ClusterStatus,
     CompleteInitializationRequest,
     DequeueTokenRequest,
@@ -208,7 +209,7 @@ def _standard_error(durations: np.ndarray) -> float:
 
 
 MAX_WORKERS = 10_000
-_LEASE_S = 1e12  # simulated workers do not die, and send no heartbeats
+_LEASE_S = MAX_LEASE_S  # simulated workers do not die, and send no heartbeats
 _MAX_WAIT_S = 20.0
 _NUM_DRAWN = 32  # computing times that are drawn at once
 _SETUP_CALL = MAX_WORKERS  # calls of workers have the workers' numbers
