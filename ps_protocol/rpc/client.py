@@ -57,7 +57,7 @@ class Cancellable(Protocol):
 
 
 class CancellingOnInterrupt:
-    """A block whose Ctrl-C cancels the watched call first, and ends the block with KeyboardInterrupt.
+    """A block whose Ctrl-C cancels the watched call first, and ends the block with KeyboardInterrupt. An inner block takes its place.
 
     `outlives_block`: the call goes on after a block without Ctrl-C, for the next one.
     """
@@ -67,12 +67,15 @@ class CancellingOnInterrupt:
         self._call: Cancellable | None = None
         self._is_interrupted = False
         self._is_active = False
+        self._outer: Any = None
 
     def __enter__(self) -> "CancellingOnInterrupt":
-        is_main = threading.current_thread() is threading.main_thread()
-        if is_main and _handler_of(_SIGINT) is signal.default_int_handler:
-            _set_handler(_SIGINT, self._interrupt)
-            self._is_active = True
+        if threading.current_thread() is threading.main_thread():
+            outer = _handler_of(_SIGINT)
+            if outer is signal.default_int_handler or isinstance(getattr(outer, "__self__", None), CancellingOnInterrupt):
+                self._outer = outer
+                _set_handler(_SIGINT, self._interrupt)
+                self._is_active = True
         return self
 
     def watch(self, call: Cancellable) -> None:
@@ -86,7 +89,7 @@ class CancellingOnInterrupt:
             # Without effect once the call is over; otherwise the block failed, and the rest is not wanted.
             self._call.cancel()
         if self._is_active:
-            _set_handler(_SIGINT, signal.default_int_handler)
+            _set_handler(_SIGINT, self._outer)
         if self._is_interrupted:
             raise KeyboardInterrupt from None
 

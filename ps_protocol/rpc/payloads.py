@@ -3,17 +3,18 @@
 import logging
 import time
 
-from ps_protocol.errors import LimitExceeded, PsError, Unavailable, Unimplemented
+from ps_protocol.errors import DeadlineExceeded, LimitExceeded, PsError, Unavailable, Unimplemented
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.client_stream import LongLivedStream
 from ps_protocol.sockets.data_socket import DataSocket, Invitation, connect
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire.codec import decode_message
 
 log = logging.getLogger("lockstep.rpc")
 
 _TIMEOUT_S = 5.0
-# After an attempt in vain, payloads go over gRPC for so long.
-_PAUSE_S = 30.0
+# After an attempt in vain, payloads go over gRPC for so long; each attempt may take 3 s, so the pauses double.
+_PAUSE_S, _MAX_PAUSE_S = 30.0, 3_600.0
 
 
 class Payloads:
@@ -26,7 +27,7 @@ class Payloads:
         self._connection = connection
         self._least_bytes = None if connection.access.uses_tls(connection.address) and not is_required else least_bytes
         self._is_required = is_required
-        self._not_before = 0.0
+        self._not_before, self._pause_s = 0.0, _PAUSE_S
         self._has_spoken = False
         self._has_opened = False
 
@@ -51,23 +52,42 @@ class Payloads:
 
     def _open(self) -> DataSocket | None:
         try:
-            answer = self._connection.unary(
-                "OpenDataSocket", pb.OpenDataSocketRequest(), pb.OpenDataSocketResponse, timeout_s=_TIMEOUT_S, awaited="a data socket"
+            # Its answer is one message; but Ctrl-C, which the stream's use listens for, does not end a blocking call of gRPC.
+            message = self._connection.stream_down(
+                "OpenDataSocket",
+                pb.OpenDataSocketRequest(),
+                lambda messages: next(messages, b""),
+                timeout_s=_TIMEOUT_S,
+                awaited="a data socket",
             )
-            invitation = Invitation(nonce=answer.nonce, port=answer.port, path=answer.path)
-            found = connect(self._connection.address, invitation, peer=self._connection.target)
-            self._has_opened = True
-            return found
+            answer = decode_message(pb.OpenDataSocketResponse, message)
         except Unimplemented:
             if self._is_required:
                 raise
             self._least_bytes = None
-        except (Unavailable, LimitExceeded) as error:
+            return None
+        except LimitExceeded:
             if self._is_required:
                 raise
-            self._not_before = time.monotonic() + _PAUSE_S
+            self._wait_longer()
+            return None
+        except DeadlineExceeded as error:
+            # The caller's own time is not up.
+            raise Unavailable(error.message, facts=error.facts) from None
+        try:
+            invitation = Invitation(nonce=answer.nonce, port=answer.port, path=answer.path)
+            found = connect(self._connection.address, invitation, peer=self._connection.target)
+        except Unavailable as error:
+            if self._is_required:
+                raise
+            self._wait_longer()
             self._say(error)
-        return None
+            return None
+        self._has_opened, self._pause_s = True, _PAUSE_S
+        return found
+
+    def _wait_longer(self) -> None:
+        self._not_before, self._pause_s = time.monotonic() + self._pause_s, min(2 * self._pause_s, _MAX_PAUSE_S)
 
     def _say(self, error: PsError) -> None:
         if not self._has_spoken:

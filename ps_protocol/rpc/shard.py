@@ -101,6 +101,9 @@ class VariablesStreams:
             if not _is_under_way(use, request):
                 # How large the answer is, is known from reads before it.
                 data_socket = use.data_socket
+                if data_socket is not None and data_socket.is_over:
+                    use.let_go_of_socket()
+                    data_socket = None
                 payload = None if data_socket is None else named(data_socket, data_socket.next_number())
                 use.stream.send(pack_read_request(request, max_wait_s=MAX_WAIT_SLICE_S, payload=payload))
             use.asked = request
@@ -139,8 +142,13 @@ class VariablesStreams:
         if header.step == request.held_step and not header.num_bytes:
             return header.step
         if header.by_socket:
-            self._receive(use, writer, num_bytes=header.num_bytes)
-            return header.step
+            if self._receive(use, writer, num_bytes=header.num_bytes):
+                return header.step
+            # The server has taken it back, and says why.
+            reason, _ = self._parse(use.stream.receive())
+            if reason is not None and reason.HasField("error"):
+                return decode_call_error(reason.error)
+            raise MalformedMessage(f"{self._source}: variables were taken back, and no error followed")
         if header.num_bytes != writer.nbytes:
             raise MalformedMessage(f"{self._source}: it answers with {header.num_bytes} bytes of variables, and {writer.nbytes} are wanted")
         if frame is not None:
@@ -158,7 +166,7 @@ class VariablesStreams:
         writer.finish()
         return header.step
 
-    def _receive(self, use: LongLivedStream, writer: FrameWriter, *, num_bytes: int) -> None:
+    def _receive(self, use: LongLivedStream, writer: FrameWriter, *, num_bytes: int) -> bool:
         data_socket = use.data_socket
         if data_socket is None or num_bytes != writer.nbytes:
             raise MalformedMessage(f"{self._source}: {num_bytes} bytes over a data socket; {writer.nbytes} over one that was named")
@@ -167,7 +175,7 @@ class VariablesStreams:
             writer.fill(receive)
             return True
 
-        data_socket.receive(data_socket.last_number, num_bytes, fill)
+        return data_socket.receive(data_socket.last_number, num_bytes, fill)
 
     def _parse(self, message: bytes) -> tuple[pb.ReadHeader | None, Frame | None]:
         header, frame = parse(message, pb.ReadResponse)

@@ -1,6 +1,7 @@
 """One connection that carries payloads for a gRPC stream, which says what each of them is. Knows bytes; no message.
 
 A payload is its number and its length (two uint64, little-endian), the bytes, and the number again: only then it is whole and may be used.
+A zero in place of the last number takes it back.
 Whatever else comes breaks the connection off, and the stream says why, or the payload is sent once more over another one.
 """
 
@@ -16,18 +17,18 @@ from ps_protocol.errors import Unavailable
 from ps_protocol.roles.identity import Address, parse_address
 
 NONCE_BYTES = 16
+# What the path of a server's Unix socket for data has, after that of its own.
+SUFFIX = ".data"
 # What a server says to a connection that it has asked for.
 WELCOME = b"\x01"
 _CONNECT_TIMEOUT_S = 3.0
 # A peer that is gone without a word is given up as early as gRPC does it.
 _SILENCE_S, _PROBE_S, _NUM_PROBES = 20, 5, 2
 _BEGIN, _END = struct.Struct("<QQ"), struct.Struct("<Q")
+# Ends a payload that its sender takes back, in place of the number. Numbers begin at 1.
+_WITHDRAWN = 0
 # Fills as much of some memory as it can without waiting, and returns the number of bytes.
 Receive = Callable[[memoryview], int]
-
-
-# What the path of a server's Unix socket for data has, after that of its own.
-SUFFIX = ".data"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -52,7 +53,8 @@ class DataSocket:
         self.nonce = nonce
         self._connection, self._peer = connection, peer
         self.last_number = 0
-        self._lock = threading.Lock()
+        # A handler of a signal may close what its own thread is about to use.
+        self._lock = threading.RLock()
         self._is_busy = self._is_closed = False
         self._num_wanted = 0
         connection.settimeout(None)
@@ -79,7 +81,7 @@ class DataSocket:
         return self.last_number
 
     def send(self, number: int, num_bytes: int, chunks: Iterable[memoryview], *, confirm: Callable[[], None] = lambda: None) -> None:
-        """Sends a payload from the chunks' own memory. `confirm` is called when all has left it; if it raises, the receiver drops all."""
+        """Sends a payload from the chunks' own memory. `confirm` is called when all has left it; if it raises, that is taken back."""
         with self._using():
             try:
                 self._connection.sendall(_BEGIN.pack(number, num_bytes), socket.MSG_MORE if num_bytes else 0)
@@ -87,20 +89,33 @@ class DataSocket:
                     self._connection.sendall(chunk)
             except OSError as error:
                 raise self._lost(error) from None
-            confirm()
+            end = _WITHDRAWN
             try:
-                self._connection.sendall(_END.pack(number))
-            except OSError as error:
-                raise self._lost(error) from None
+                confirm()
+                end = number
+            finally:
+                try:
+                    self._connection.sendall(_END.pack(end))
+                except OSError as error:
+                    raise self._lost(error) from None
 
-    def receive(self, number: int, num_bytes: int, fill: Callable[[Receive], bool], *, on_wait: Callable[[], None] = lambda: None) -> bool:
-        """Receives a payload; `fill` gives a `Receive` the memory that comes next. False, and closed, if it does not want any more.
+    def receive(
+        self,
+        number: int,
+        num_bytes: int,
+        fill: Callable[[Receive], bool],
+        *,
+        on_wait: Callable[[], None] = lambda: None,
+        on_bytes: Callable[[], None] = lambda: None,
+    ) -> bool:
+        """Receives a payload; `fill` gives a `Receive` the memory that comes next. False, and closed, if it does not want any more, or if
+        the sender has taken the payload back.
 
-        `on_wait` is called before each wait.
+        `on_wait` is called before each wait, `on_bytes` after it.
         """
         with self._using():
             try:
-                begin = self._exactly(_BEGIN.size, on_wait)
+                begin = self._exactly(_BEGIN.size, on_wait, on_bytes)
                 if begin != _BEGIN.pack(number, num_bytes):
                     raise self._broken(f"payload {number} of {num_bytes} bytes did not follow; it is not used")
                 self._num_wanted = num_bytes
@@ -110,9 +125,12 @@ class DataSocket:
                         self.close()
                         return False
                     if self._num_wanted == before:
-                        on_wait()
-                        self._await_bytes()
-                if self._exactly(_END.size, on_wait) != _END.pack(number):
+                        self._await_bytes(on_wait, on_bytes)
+                end = self._exactly(_END.size, on_wait, on_bytes)
+                if end == _END.pack(_WITHDRAWN):
+                    self.close()
+                    return False
+                if end != _END.pack(number):
                     raise self._broken(f"payload {number} does not end after {num_bytes} bytes; it is not used")
             except OSError as error:
                 raise self._lost(error) from None
@@ -137,18 +155,19 @@ class DataSocket:
         self._num_wanted -= count
         return count
 
-    def _exactly(self, num_bytes: int, on_wait: Callable[[], None]) -> bytes:
+    def _exactly(self, num_bytes: int, on_wait: Callable[[], None], on_bytes: Callable[[], None]) -> bytes:
         received, self._num_wanted = bytearray(num_bytes), num_bytes
         while self._num_wanted:
             if not self._take(memoryview(received)[num_bytes - self._num_wanted :]):
-                on_wait()
-                self._await_bytes()
+                self._await_bytes(on_wait, on_bytes)
         return bytes(received)
 
-    def _await_bytes(self) -> None:
+    def _await_bytes(self, on_wait: Callable[[], None], on_bytes: Callable[[], None]) -> None:
+        on_wait()
         poll = select.poll()
         poll.register(self._connection, select.POLLIN)
         poll.poll()
+        on_bytes()
 
     @contextlib.contextmanager
     def _using(self) -> Iterator[None]:

@@ -1,6 +1,7 @@
 """Where a server takes data sockets: connections that it has invited, and nobody else's. Knows sockets and nonces; no gRPC, no message."""
 
 import contextlib
+import errno
 import logging
 import os
 import secrets
@@ -10,7 +11,7 @@ import threading
 import time
 from dataclasses import dataclass
 
-from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, Unimplemented
+from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, Unavailable, Unimplemented
 from ps_protocol.process.listening import num_descriptors
 from ps_protocol.roles.identity import MAX_UNIX_PATH_BYTES, Address
 from ps_protocol.sockets.data_socket import NONCE_BYTES, SUFFIX, WELCOME, DataSocket, Invitation
@@ -27,6 +28,8 @@ _MAX_STRANGERS = 256
 _MAX_TAKEN_A_SECOND = 200
 # Both together may take a part of the descriptors that is small beside what gRPC takes and what checkpoints and shared memory need.
 _MOST_OF_DESCRIPTORS = 1 / 16
+_BACKLOG = 256
+_ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
 @dataclass(slots=True)
@@ -48,7 +51,7 @@ class DataListener:
         # By nonce: since when it is invited, and its connection once it has come.
         self._invited: dict[bytes, tuple[float, socket.socket | None]] = {}
         self._address: Address | None = None
-        self._listening: socket.socket | None = None
+        self._has_stopped = False
         self._thread: threading.Thread | None = None
         self._strangers: dict[int, _Stranger] = {}
         self._wake: socket.socket | None = None
@@ -60,20 +63,26 @@ class DataListener:
                 self._address = Address(path=address.path + SUFFIX)
                 if len(self._address.path.encode()) > MAX_UNIX_PATH_BYTES:
                     return  # then there are none
-                self._listening = listening = _listen_unix(self._address.path)
+                listening = [_listen_unix(self._address.path)]
             else:
-                self._listening = listening = socket.create_server((address.host, port), family=_family(address.host), backlog=256)
-                self._address = Address(host=address.host, port=listening.getsockname()[1])
+                listening = _listen_tcp(address.host, port)
+                self._address = Address(host=address.host, port=listening[0].getsockname()[1])
         except OSError as error:
-            raise InvalidSpec(f"cannot listen at {address.host or address.path} for data sockets: {error.strerror or error}") from None
-        listening.setblocking(False)
+            where = str(Address(path=address.path + SUFFIX) if address.is_unix else Address(host=address.host, port=port))
+            raise InvalidSpec(f"cannot listen at {where} for data sockets: {error.strerror or error}") from None
+        for one in listening:
+            one.setblocking(False)
         self._wake, woken = socket.socketpair()
         self._thread = threading.Thread(target=self._run, args=(listening, woken), name="data-listener", daemon=True)
         self._thread.start()
 
     def invite(self) -> Invitation:
-        """Invites one connection, which must come and be used within 10 s. Raises Unimplemented if there are none here, LimitExceeded."""
+        """Invites one connection, which must come and be used within 10 s. Raises Unimplemented if there are none here, LimitExceeded;
+        Unavailable after `stop`.
+        """
         address, now = self._address, time.monotonic()
+        if self._has_stopped:
+            raise Unavailable(f"{self._name} is ending and takes no more data sockets")
         if self._thread is None or address is None:
             raise Unimplemented(f"{self._name} has no data sockets: what travels is encrypted, or its Unix socket's path is too long")
         nonce = secrets.token_bytes(NONCE_BYTES)
@@ -94,14 +103,16 @@ class DataListener:
 
     def stop(self) -> None:
         """Ends the thread, and every connection that nobody has claimed. Idempotent."""
+        self._has_stopped = True
         thread, self._thread = self._thread, None
         if thread is not None and self._wake is not None:
             self._wake.close()
             thread.join()
 
-    def _run(self, listening: socket.socket, woken: socket.socket) -> None:
+    def _run(self, listening: list[socket.socket], woken: socket.socket) -> None:
         with woken, selectors.DefaultSelector() as selector:
-            selector.register(listening, selectors.EVENT_READ)
+            for one in listening:
+                selector.register(one, selectors.EVENT_READ)
             selector.register(woken, selectors.EVENT_READ)
             budget, looked_at, is_listening = float(_MAX_TAKEN_A_SECOND), time.monotonic(), True
             while True:
@@ -112,15 +123,18 @@ class DataListener:
                 budget, looked_at = min(budget + (now - looked_at) * _MAX_TAKEN_A_SECOND, _MAX_TAKEN_A_SECOND), now
                 for stranger in [one for one in self._strangers.values() if one.connection in ready]:
                     self._hear(stranger, selector)
-                if listening in ready:
-                    budget -= self._take(listening, selector, now=now)
+                for one in listening:
+                    if one in ready:
+                        budget -= 1
+                        self._take(one, selector, now=now)
                 self._expire(selector, now=now)
                 if is_listening != (budget >= 1):
                     is_listening = not is_listening
-                    if is_listening:
-                        selector.register(listening, selectors.EVENT_READ)
-                    else:
-                        selector.unregister(listening)
+                    for one in listening:
+                        if is_listening:
+                            selector.register(one, selectors.EVENT_READ)
+                        else:
+                            selector.unregister(one)
         self._end(listening)
 
     def _wait_s(self, is_listening: bool) -> float:
@@ -128,18 +142,17 @@ class DataListener:
             return 1.0 / _MAX_TAKEN_A_SECOND
         return 1.0 if self._strangers or self._invited else _INVITED_S
 
-    def _take(self, listening: socket.socket, selector: selectors.BaseSelector, *, now: float) -> int:
+    def _take(self, listening: socket.socket, selector: selectors.BaseSelector, *, now: float) -> None:
         try:
             connection, _ = listening.accept()
         except OSError:  # it is gone already, or there are no descriptors
-            return 1
+            return
         connection.setblocking(False)
         if len(self._strangers) >= min(self._most, _MAX_STRANGERS):
             self._drop(next(iter(self._strangers.values())), selector)
         self._strangers[connection.fileno()] = stranger = _Stranger(connection, now)
         selector.register(connection, selectors.EVENT_READ)
         self._hear(stranger, selector)
-        return 1
 
     def _hear(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
         """Takes what a connection says; the rest of a nonce may come later."""
@@ -152,23 +165,24 @@ class DataListener:
         stranger.said += said
         if said and len(stranger.said) < NONCE_BYTES:
             return
+        self._forget(stranger, selector)
         with self._lock:
             invited = self._invited.get(stranger.said)
-            is_expected = invited is not None and invited[1] is None
-            if is_expected:
+            if invited is not None and invited[1] is None:
+                # Somebody else may claim it as soon as it is there, and close it.
+                with contextlib.suppress(OSError):  # then its use will fail
+                    stranger.connection.send(WELCOME)
                 self._invited[stranger.said] = time.monotonic(), stranger.connection
-        if not is_expected:
-            self._drop(stranger, selector)
-            return
-        del self._strangers[stranger.connection.fileno()]
-        selector.unregister(stranger.connection)
-        with contextlib.suppress(OSError):  # then its use will fail
-            stranger.connection.send(WELCOME)
+                return
+        stranger.connection.close()
 
     def _drop(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
+        self._forget(stranger, selector)
+        stranger.connection.close()
+
+    def _forget(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
         del self._strangers[stranger.connection.fileno()]
         selector.unregister(stranger.connection)
-        stranger.connection.close()
 
     def _expire(self, selector: selectors.BaseSelector, *, now: float) -> None:
         for stranger in [one for one in self._strangers.values() if now - one.since > _STRANGER_S]:
@@ -181,8 +195,9 @@ class DataListener:
             if connection is not None:
                 connection.close()
 
-    def _end(self, listening: socket.socket) -> None:
-        listening.close()
+    def _end(self, listening: list[socket.socket]) -> None:
+        for one in listening:
+            one.close()
         if self._address is not None and self._address.is_unix:
             with contextlib.suppress(OSError):
                 os.unlink(self._address.path)
@@ -211,5 +226,25 @@ def _listen_unix(path: str) -> socket.socket:
     return listening
 
 
-def _family(host: str) -> socket.AddressFamily:
-    return socket.getaddrinfo(host or "0.0.0.0", None, type=socket.SOCK_STREAM)[0][0]
+def _listen_tcp(host: str, port: int) -> list[socket.socket]:
+    """Listens wherever gRPC does that was given the same host: at all its addresses, at one port. Raises OSError."""
+    if host in _ALL_ADDRESSES and socket.has_dualstack_ipv6():
+        return [socket.create_server(("::", port), family=socket.AF_INET6, dualstack_ipv6=True, backlog=_BACKLOG)]
+    addresses = dict.fromkeys((family, where[0]) for family, _, _, _, where in socket.getaddrinfo(host, port, type=socket.SOCK_STREAM))
+    while True:
+        listening: list[socket.socket] = []
+        failure: OSError | None = None
+        for family, where in addresses:
+            chosen = listening[0].getsockname()[1] if listening else port
+            try:
+                listening.append(socket.create_server((str(where), chosen), family=family, backlog=_BACKLOG))
+            except OSError as error:
+                # A name may have addresses that this host has not.
+                failure = error if failure is None or error.errno == errno.EADDRINUSE else failure
+        is_taken = failure is not None and failure.errno == errno.EADDRINUSE
+        if listening and not is_taken:
+            return listening
+        for one in listening:
+            one.close()
+        if failure is not None and (port or not listening):
+            raise failure

@@ -496,8 +496,11 @@ class _Contributions:
             with self._shard.open_push(header) as push:
                 push.expect(num_bytes)
                 if not push.is_answered:
-                    is_received = data_socket.receive(payload.number, num_bytes, push.receive, on_wait=self._stream.begin_waiting)
-                    self._stream.begin_work()
+                    is_received = data_socket.receive(
+                        payload.number, num_bytes, push.receive, on_wait=self._stream.begin_waiting, on_bytes=self._stream.begin_work
+                    )
+                    if not is_received and not push.is_answered:
+                        raise TruncatedStream("the contribution was taken back by its sender; nothing was changed; send it again")
                 return push.finish()
         finally:
             if not is_received:

@@ -2,12 +2,16 @@
 
 import contextlib
 import logging
+import os
+import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import grpc
@@ -15,7 +19,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.encodings.formats import FloatEncoding
-from ps_protocol.errors import Cancelled, DeadlineExceeded, MalformedMessage, PsError, Unavailable, Unimplemented
+from ps_protocol.errors import Cancelled, DeadlineExceeded, MalformedMessage, PsError, StepGone, Unavailable, Unimplemented
 from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.roles.identity import Address
 from ps_protocol.roles.shard import PushResult
@@ -28,6 +32,7 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE
+from ps_server.shard.handles import Reading
 from tests.support import certificates
 from tests.support.shards import EPOCH, Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
@@ -295,11 +300,202 @@ def test_encrypted_server_has_no_data_sockets_and_says_so(tmp_path: Path) -> Non
             Trainer(client, SMALL).read()
 
 
+def test_values_that_were_overwritten_while_they_were_sent_are_told_as_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+    def check(reading: Reading) -> None:
+        raise StepGone("overwritten")
+
+    with a_shard(LARGE) as (trainer, _):
+        trainer.read()
+        monkeypatch.setattr(Reading, "check", check)
+        with pytest.raises(StepGone, match="overwritten"):
+            trainer.read()
+        monkeypatch.undo()
+        assert trainer.read()[0] == 0
+
+
+def test_contribution_that_is_taken_back_at_its_end_has_no_effect(shard: tuple[Trainer, WholeGrpcShard]) -> None:
+    trainer, client = shard
+    step = client.status().step or 0
+    before = client.status().report.num_staged
+    with contextlib.closing(Raw(client.address, "Push")) as raw:
+        raw.send(push_message(trainer, raw, 1, step=step))
+        raw.socket.sendall(begin(1, NBYTES) + bytes(NBYTES) + end(0))
+        assert pb.PushResponse.FromString(next(raw.answers)).error.reason == "TRUNCATED_STREAM"
+        assert client.status().report.num_staged == before
+
+
+def test_step_that_is_expected_over_a_socket_which_is_gone_by_then_comes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_shard(LARGE) as (trainer, client):
+        with contextlib.closing(Proxy(monkeypatch, breaks_after=24 + LARGE.nbytes)):
+            trainer.read()
+            monkeypatch.undo()
+        client.expect_variables(epoch=EPOCH, step=1, layout_hash=LARGE.hash)
+        trainer.train(0)
+        assert trainer.read(1)[0] == 1
+
+
+def test_server_that_comes_back_is_given_payloads_over_sockets_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
+        address = server.address
+        client = WholeGrpcShard(address, least_socket_bytes=1)
+        trainer = Trainer(client, SMALL)
+        trainer.create(1.0)
+        trainer.train(0)
+    with contextlib.closing(client):
+        with pytest.raises(Unavailable):
+            trainer.read()
+        with open_server(ParameterServerConfig(index=0, address=address)):
+            again = WholeGrpcShard(address, least_socket_bytes=1)
+            with contextlib.closing(again):
+                Trainer(again, SMALL).create(1.0)
+            received: list[int] = []
+            receive: Any = DataSocket.receive
+
+            def noting(*given: Any, **more: Any) -> Any:
+                received.append(given[2])
+                return receive(*given, **more)
+
+            monkeypatch.setattr(DataSocket, "receive", noting)
+            assert trainer.read()[0] == 0
+            assert received == [SMALL.nbytes]
+    assert not [record for record in caplog.records if "slower" in record.message]
+
+
+def test_way_that_is_closed_is_tried_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+    attempts: list[float] = []
+    now = 0.0
+
+    def fail(address: str, invited: Invitation, *, peer: str) -> DataSocket:
+        attempts.append(now)
+        raise Unavailable("a firewall")
+
+    monkeypatch.setattr(payloads, "connect", fail)
+    monkeypatch.setattr(payloads, "time", SimpleNamespace(monotonic=lambda: now + 1e6))
+    with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
+        with contextlib.closing(WholeGrpcShard(server.address, least_socket_bytes=1)) as client:
+            trainer = Trainer(client, SMALL)
+            trainer.create(1.0)
+            for _ in range(200):
+                trainer.read()
+                now += 60.0
+    assert 4 <= len(attempts) <= 12
+
+
+class HangingInvitations:
+    """Has servers not answer `OpenDataSocket` until it is over."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self._over = threading.Event()
+        self.has_begun = threading.Event()
+        invite = DataListener.invite
+
+        def hang(listener: DataListener) -> Invitation:
+            self.has_begun.set()
+            self._over.wait(TIMEOUT_S)
+            return invite(listener)
+
+        monkeypatch.setattr(DataListener, "invite", hang)
+
+    def close(self) -> None:
+        self._over.set()
+
+
+def test_server_that_is_stopped_while_a_socket_is_asked_for_is_asked_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(payloads, "_TIMEOUT_S", 0.2)
+    with a_shard() as (trainer, _):
+        with contextlib.closing(HangingInvitations(monkeypatch)), pytest.raises(Unavailable):
+            trainer.read()
+        assert trainer.read()[0] == 0
+
+
+def interrupt_when(has_begun: threading.Event) -> list[float]:
+    """Presses Ctrl-C then; the time is in the list."""
+    pressed: list[float] = []
+
+    def press() -> None:
+        assert has_begun.wait(TIMEOUT_S)
+        pressed.append(time.monotonic())
+        os.kill(os.getpid(), signal.SIGINT)
+
+    threading.Thread(target=press, daemon=True).start()
+    return pressed
+
+
+@pytest.mark.parametrize("what", ["push", "read", "opening"])
+def test_interrupt_ends_a_payload_at_once_and_the_client_goes_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    with a_shard(LARGE) as (trainer, client):
+        monkeypatch.setattr(payloads, "_TIMEOUT_S", TIMEOUT_S)
+        hindrance = HangingInvitations(monkeypatch) if what == "opening" else Proxy(monkeypatch, passes_requests=what == "read")
+        header, gradients = trainer.header(0), Segments([trainer.arena(1.0)])
+        with contextlib.closing(hindrance):
+            pressed = interrupt_when(hindrance.has_begun)
+            with pytest.raises(KeyboardInterrupt):
+                if what == "push":
+                    client.push_gradients(header, gradients)
+                else:
+                    trainer.read()
+            assert time.monotonic() - pressed[0] < 2.0
+        monkeypatch.undo()
+        assert client.push_gradients(header, gradients).result is PushResult.STAGED
+        assert trainer.read()[0] == 0
+
+
+# A connection alone.
+
+
+class Interrupted(socket.socket):
+    """A connection whose user is interrupted while it closes it, by a handler that closes it as well."""
+
+    close_again: Callable[[], None] | None = None
+
+    def shutdown(self, how: int) -> None:
+        again, self.close_again = self.close_again, None
+        if again is not None:
+            again()
+        super().shutdown(how)
+
+
+def test_handler_of_a_signal_may_close_what_its_thread_is_closing() -> None:
+    ours, theirs = socket.socketpair()
+    with theirs, Interrupted(fileno=ours.detach()) as connection:
+        data_socket = DataSocket(connection, nonce=bytes(16), peer="ps 0")
+        connection.close_again = data_socket.close
+        thread = threading.Thread(target=data_socket.close, daemon=True)
+        thread.start()
+        thread.join(TIMEOUT_S)
+        assert not thread.is_alive()
+        assert data_socket.is_over
+
+
+def test_wait_ends_with_the_bytes_that_were_waited_for() -> None:
+    ours, theirs = socket.socketpair()
+    events: list[str] = []
+    memory = memoryview(bytearray(8))
+    with theirs, contextlib.closing(DataSocket(ours, nonce=bytes(16), peer="ps 0")) as data_socket:
+        parts = iter([begin(1, 8), bytes(3), bytes(5) + end(1)])
+
+        def send() -> None:
+            events.append("wait")
+            theirs.sendall(next(parts))
+
+        filled = 0
+
+        def fill(receive: Callable[[memoryview], int]) -> bool:
+            nonlocal filled
+            filled += receive(memory[filled:])
+            return True
+
+        assert data_socket.receive(1, 8, fill, on_wait=send, on_bytes=lambda: events.append("bytes"))
+    assert events == ["wait", "bytes"] * 3
+
+
 class Proxy:
     """Stands between a client and its server's listener: lets the nonce through, then nothing, or so many bytes until it breaks."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, breaks_after: int | None = None) -> None:
-        self._breaks_after = breaks_after
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, breaks_after: int | None = None, passes_requests: bool = False) -> None:
+        self._breaks_after, self._passes_requests = breaks_after, passes_requests
         self._kept: list[socket.socket] = []
         self.has_begun = threading.Event()
         self._listening = socket.create_server(("127.0.0.1", 0))
@@ -322,11 +518,12 @@ class Proxy:
             up.sendall(down.recv(16))
             down.sendall(up.recv(1))
             if self._breaks_after is not None:
+                up.settimeout(None)
                 down.sendall(up.recv(self._breaks_after, socket.MSG_WAITALL))
                 for connection in (down, up):
                     connection.shutdown(socket.SHUT_RDWR)
                 return
-            down.recv(1, socket.MSG_PEEK)
+            (up if self._passes_requests else down).recv(1, socket.MSG_PEEK)
             self.has_begun.set()
 
 
@@ -405,5 +602,38 @@ def test_invitation_ends(listener: DataListener, monkeypatch: pytest.MonkeyPatch
 def test_taken_data_port_is_named() -> None:
     with socket.create_server(("127.0.0.1", 0)) as other:
         port = other.getsockname()[1]
-        with pytest.raises(PsError, match="data sockets"):
+        with pytest.raises(PsError, match=f"127.0.0.1:{port}"):
             DataListener(name="ps 0").start(Address(host="127.0.0.1"), port=port)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "::", "localhost", "::1"])
+def test_listener_is_reached_from_wherever_grpc_is(host: str) -> None:
+    if not socket.has_dualstack_ipv6():
+        pytest.skip("no IPv6 here")
+    made = DataListener(name="ps 0")
+    made.start(Address(host=host))
+    with contextlib.closing(contextlib.ExitStack()) as stack:
+        stack.callback(made.stop)
+        hosts = {family_host for *_, (family_host, *_) in socket.getaddrinfo(host, 0, type=socket.SOCK_STREAM)}
+        for one in hosts if host in ("localhost", "::1") else ("127.0.0.1", "::1"):
+            invited = made.invite()
+            with contextlib.closing(connect(str(Address(host=str(one), port=1)), invited, peer="ps 0")):
+                made.claim(invited.nonce).close()
+
+
+def test_data_port_that_is_given_serves_all_addresses_of_a_name() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    made = DataListener(name="ps 0")
+    made.start(Address(host="localhost"), port=port)
+    with contextlib.closing(contextlib.ExitStack()) as stack:
+        stack.callback(made.stop)
+        assert made.invite().port == port
+
+
+def test_server_that_is_ending_is_asked_again_and_not_taken_for_one_without_sockets() -> None:
+    made = DataListener(name="ps 0")
+    made.start(Address(host="127.0.0.1"))
+    made.stop()
+    with pytest.raises(Unavailable):
+        made.invite()
