@@ -337,6 +337,7 @@ class Recovery:
             self._host.fail(f"{why}; start the whole cluster again")
         else:
             self._leave_epoch()
+            self._branch = Branch()  # what the other one has saved is the only training that there is
             self._seek(Search(why=why, is_start=False, has_lost=True))
 
     def _is_another(self, event: ShardAdopted) -> bool:

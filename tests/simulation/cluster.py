@@ -284,7 +284,8 @@ class SimulatedCluster:
         self.world.kill(name)
         if reason == "TrainingFailed" and self._failure:
             return
-        if reason == "TrainingFailed" and (self._may_fail or self.oracle.is_rotten or not self.oracle.has_way_back):
+        is_lost = not self.oracle.has_way_back or self.oracle.is_lost(self._worker_nodes[name].life_of_model)
+        if reason == "TrainingFailed" and (self._may_fail or self.oracle.is_rotten or is_lost):
             # The cluster has begun anew, since nothing was saved: the workers are to be started again.
             self.world.seen["worker ended with its model"] += 1
         elif reason == "Superseded":

@@ -211,6 +211,10 @@ class Oracle:
         """Whether something is whole that can be gone back to: not what a chief of a lost life made whole when another life had begun."""
         return any(era[0] == self._last_life or tag in self._whole_before for tag, (era, _) in self.committed.items())
 
+    def is_lost(self, life: int) -> bool:
+        """Whether a life of the cluster has ended with nothing saved: who has its model may end with it, whatever was saved since."""
+        return life != self._last_life and not self._whole_before
+
     def committed_checkpoint(self, tag: str, era: Era, step: int, done: Set[int]) -> None:
         """A checkpoint is whole; it says that these ranges of the training data are done."""
         self.committed[tag] = era, step

@@ -89,6 +89,8 @@ class WorkerNode:
         # What the next commit or token is asked with.
         self._commit: PushCommit | None = None
         self.num_steps = 0
+        # The life of the cluster whose model it holds; 0: none yet.
+        self.life_of_model = 0
         # The next contribution is committed and not given to all shards; and whether one has been.
         self.forges = self.has_forged = False
         self._acts: dict[type, Callable[[Any], Task]] = {
@@ -353,7 +355,7 @@ class WorkerNode:
 
     def _open(self, request: ask.Open) -> Task:
         self._layouts = layouts(request.reply.placement, num_shards=self._num_shards)
-        self._held_step = None
+        self._held_step, self.life_of_model = None, self._participant.era.life
         yield from ()
 
     def _stage(self, request: ask.Stage) -> Task:

@@ -380,6 +380,7 @@ def test_training_that_is_ended_meanwhile_is_not_brought_back_any_more() -> None
 def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_meanwhile(has_checkpoints: bool) -> None:
     """Once it has taken such a parameter server, neither chief's workers may go on with what is there."""
     driver = RecoveryDriver(checkpoints=CheckpointConfig(restore="latest") if has_checkpoints else None)
+    driver.new_chief()  # so its epoch is a later one
     driver.is_manual = True
     driver.send(messages.ShardSeen(shard=1, process_incarnation=77))
     assert driver.adoptions == [1]
@@ -388,6 +389,13 @@ def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_m
     if has_checkpoints:
         assert driver.coordinator.state is ClusterState.RECOVERING
         assert any(isinstance(order, messages.FindCheckpoint) for order in driver.orders)
+        # What the other one has saved is of an earlier epoch than this one's, and all the same to go back to.
+        other = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+        steps(other, other.train(0), 3)
+        driver.storage.update(other.storage)
+        driver.model, driver.is_manual = other.model, False
+        driver.work_off()
+        assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 2)
     else:
         assert driver.coordinator.state is ClusterState.FAILED
         assert "another chief had trained meanwhile" in driver.coordinator.status(driver.now).reason
