@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from chief.core.wording import listed, printable, seconds
 from ps_protocol.model.layout import Layout
-from ps_protocol.roles.chief import ShardLink
+from ps_protocol.roles.chief import ServerStatus
 from ps_protocol.roles.shard import ShardReport
 
 
@@ -129,10 +129,10 @@ class ShardTable:
         """For example ("ps 0 at 10.0.0.4:5000", …)."""
         return tuple(record.name for record in self._records)
 
-    def links(self, *, step: int | None, layouts: Sequence[Layout]) -> tuple[ShardLink, ...]:
+    def links(self, *, step: int | None, layouts: Sequence[Layout]) -> tuple[ServerStatus, ...]:
         """Returns all shards; `step` is the step that all have applied, None before there are variables."""
         return tuple(
-            ShardLink(
+            ServerStatus(
                 index=record.index,
                 address=record.address,
                 is_reachable=record.is_reachable,

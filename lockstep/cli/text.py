@@ -14,7 +14,7 @@ from ps_protocol.roles.chief import (
     LedgerEntry,
     ParticipantKind,
     ParticipantStatus,
-    ShardLink,
+    ServerStatus,
 )
 from ps_protocol.roles.shard import ShardReport
 
@@ -182,7 +182,7 @@ def _participants(participants: Sequence[ParticipantStatus]) -> str:
     return "\n".join([table(rows, left=(0, 1, 6)), *failures])
 
 
-def _shards(shards: Sequence[ShardLink]) -> str:
+def _shards(shards: Sequence[ServerStatus]) -> str:
     rows = [("ps", "state", "step", "variables", "slices", "address")]
     for link in shards:
         state = "reachable" if link.is_reachable else "UNREACHABLE"
@@ -191,7 +191,7 @@ def _shards(shards: Sequence[ShardLink]) -> str:
     return table(rows, left=(0, 1, 5))
 
 
-def _reports(shards: Sequence[ShardLink]) -> str:
+def _reports(shards: Sequence[ServerStatus]) -> str:
     """What each parameter server says of itself, as the chief has heard it last: all of it, whatever it is."""
     names = [field.name for field in dataclasses.fields(ShardReport)]
     rows = [("ps", *(_heading(name) for name in names))]
@@ -211,7 +211,7 @@ def _amount(name: str, value: float) -> str:
     return duration_text(value) if name.endswith("_s") else str(value)
 
 
-def _standby(link: ShardLink) -> str:
+def _standby(link: ServerStatus) -> str:
     if link.standby:
         return f", standby {link.standby}"
     return f", NO STANDBY: {printable(link.standby_missing)}" if link.standby_missing else ""
@@ -326,7 +326,7 @@ def _state_text(one: ParticipantStatus, status: ClusterStatus) -> str:
     return "at work" if status.state is ClusterState.TRAINING else "here"
 
 
-def _unreachable(shards: tuple[ShardLink, ...]) -> Iterator[str]:
+def _unreachable(shards: tuple[ServerStatus, ...]) -> Iterator[str]:
     for link in shards:
         if not link.is_reachable:
             yield f"  ps {link.index} at {link.address}: DOES NOT ANSWER"
@@ -339,7 +339,7 @@ def _unreachable(shards: tuple[ShardLink, ...]) -> Iterator[str]:
         )
 
 
-def _nonfinite(shards: tuple[ShardLink, ...]) -> Iterator[str]:
+def _nonfinite(shards: tuple[ServerStatus, ...]) -> Iterator[str]:
     for link in shards:
         if link.report is not None and link.report.num_nonfinite:
             what = f"{link.report.num_nonfinite} elements that are NaN or infinite"

@@ -419,7 +419,7 @@ class ParticipantStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLink:
+class ServerStatus:
     """One parameter server as the chief knows it. `arena_bytes`: one copy of what lies there, in `num_slices` slices, tables included.
 
     `standby`: where its standby is that goes along; empty: there is none, for the reason in `standby_missing` if it was to have one.
@@ -493,7 +493,7 @@ class ClusterStatus:
     waiting_for: str
     step_age_s: float
     participants: tuple[ParticipantStatus, ...]
-    shards: tuple[ShardLink, ...]
+    shards: tuple[ServerStatus, ...]
     ledger: tuple[LedgerEntry, ...]
     num_accepted: int
     num_stale: int

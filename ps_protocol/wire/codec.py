@@ -270,7 +270,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=chief.SettingsReply, message=chief_service_pb2.SettingsState),
     Pair(value=chief.ClusterStatus, message=chief_service_pb2.GetClusterStatusResponse),
     Pair(value=chief.ParticipantStatus, message=chief_service_pb2.ParticipantStatus),
-    Pair(value=chief.ShardLink, message=chief_service_pb2.ShardLink),
+    Pair(value=chief.ServerStatus, message=chief_service_pb2.ServerStatus),
     Pair(value=chief.LedgerEntry, message=chief_service_pb2.LedgerEntry),
     Pair(value=chief.CheckpointStatus, message=chief_service_pb2.CheckpointStatus),
     Pair(value=chief.DataStatus, message=chief_service_pb2.DataStatus),

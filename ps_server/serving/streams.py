@@ -34,7 +34,7 @@ from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.codec import decode_message, unpack_read_request
 from ps_protocol.wire.frames import FRAME_BYTES, Frame, encode_frame, parse, takes_long
 from ps_server.model.shard_model import SMALL_BYTES
-from ps_server.shard.handles import Push, Reading
+from ps_server.shard.handles import OpenPush, Reading
 from ps_server.shard.shard import Shard
 
 # Ends streams in which nothing has moved for too long, since each holds a thread or memory.
@@ -506,7 +506,7 @@ class _Contributions:
             if not is_received:
                 data_socket.close()
 
-    def _is_quick(self, push: Push) -> bool:
+    def _is_quick(self, push: OpenPush) -> bool:
         return push.is_small and self._shard.is_quick
 
     def _next_frame(self) -> Generator[_Wish, bytes | None, Frame | None]:

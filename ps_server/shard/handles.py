@@ -19,7 +19,7 @@ from ps_server.numbers.tables import Table, check_indices
 from ps_server.shard.gate import Gate
 
 
-class Push:
+class OpenPush:
     """One contribution on its way in; leaving the `with` block before `finish` drops it without effect. For one thread.
 
     `end` is called once all bytes are there, or no more are wanted; it ends the writing, and says what became of the contribution.
@@ -34,7 +34,7 @@ class Push:
         self._contribution = contribution
         self._end = end
 
-    def __enter__(self) -> "Push":
+    def __enter__(self) -> "OpenPush":
         return self
 
     def __exit__(

@@ -55,7 +55,7 @@ from ps_server.numbers.apply import ONE_THREAD, StripeRunner
 from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
 from ps_server.shard.checkpoints import Checkpoints, RunInBackground
 from ps_server.shard.gate import Gate
-from ps_server.shard.handles import Creation, Push, Reading, RowReading
+from ps_server.shard.handles import Creation, OpenPush, Reading, RowReading
 from ps_server.shard.sharing import Claim, Sharing, Sharings
 
 log = logging.getLogger("lockstep.server")
@@ -290,13 +290,13 @@ class Shard:
 
     # The workers': every step
 
-    def open_push(self, header: PushHeader) -> Push:
+    def open_push(self, header: PushHeader) -> OpenPush:
         """Begins to stage a contribution; the push is answered at once if its bytes are not wanted."""
         with self._gate.admit(header.era.epoch):
             self._gate.fences.check_era(header.era)
             self._gate.admitted.check(header.push_id.worker, header.push_id.incarnation, header.secret)
             model = self._model_locked(header.layout_hash)
-            return Push(self._gate, model, model.inbox.open(header, current_step=model.step), end=self._end_push)
+            return OpenPush(self._gate, model, model.inbox.open(header, current_step=model.step), end=self._end_push)
 
     def open_variables(self, *, epoch: int, step: int | None, layout_hash: str) -> Reading:
         """Begins to read the variables of `step` (None: the latest)."""

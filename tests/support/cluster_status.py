@@ -3,7 +3,7 @@
 from typing import Any
 
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ShardLink
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ServerStatus
 
 
 def worker_status(index: int, **changes: Any) -> ParticipantStatus:
@@ -25,10 +25,10 @@ def worker_status(index: int, **changes: Any) -> ParticipantStatus:
     return ParticipantStatus(**{**fields, **changes})
 
 
-def shard_link(index: int, **changes: Any) -> ShardLink:
+def server_status(index: int, **changes: Any) -> ServerStatus:
     """A parameter server that answers and has the step."""
     fields = {"index": index, "address": f"unix:/ps{index}", "is_reachable": True, "step": 41, "arena_bytes": 64, "num_slices": 1}
-    return ShardLink(**{**fields, **changes})
+    return ServerStatus(**{**fields, **changes})
 
 
 def cluster_status(*workers: ParticipantStatus, **changes: Any) -> ClusterStatus:

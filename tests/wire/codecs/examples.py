@@ -97,8 +97,8 @@ STATUS = chief.ClusterStatus(
             num_accepted=4, num_stale=5, num_late=6, is_waiting=True, failure="lost",
         ),
     ),
-    shards=(chief.ShardLink(index=1, address="h:1", is_reachable=True, step=0, arena_bytes=2, num_slices=3, report=REPORT),
-            chief.ShardLink(index=2, address="h:2", is_reachable=False, step=None, arena_bytes=0, num_slices=0)),
+    shards=(chief.ServerStatus(index=1, address="h:1", is_reachable=True, step=0, arena_bytes=2, num_slices=3, report=REPORT),
+            chief.ServerStatus(index=2, address="h:2", is_reachable=False, step=None, arena_bytes=0, num_slices=0)),
     ledger=(
         chief.LedgerEntry(step=1, contributors=(ID,), num_stale=2, num_late=3, duration_s=0.25, apply_duration_s=0.125, last_worker=4),
     ),

@@ -13,7 +13,7 @@ from ps_protocol.wire import codec
 from ps_server.serving.local import InProcessShard
 from ps_server.serving.streams import IdleStreams, PushStream
 from ps_server.shard import handles
-from ps_server.shard.handles import Push
+from ps_server.shard.handles import OpenPush
 from ps_server.shard.shard import Shard
 from tests.support.shards import MIXED, Trainer
 from tests.support.waiting import wait_until
@@ -71,14 +71,14 @@ class _Held:
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
         self.may_go_on, self.threads = threading.Event(), list[threading.Thread]()
-        finish = Push.finish
+        finish = OpenPush.finish
 
-        def held(push: Push) -> PushReply:
+        def held(push: OpenPush) -> PushReply:
             self.threads.append(threading.current_thread())
             assert self.may_go_on.wait(20)
             return finish(push)
 
-        monkeypatch.setattr(Push, "finish", held)
+        monkeypatch.setattr(OpenPush, "finish", held)
 
 
 def test_small_contribution_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,7 +8,7 @@ import pytest
 from lockstep.cli.text import as_json, as_text, bytes_text, duration_text, printable
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
 from ps_protocol.roles.shard import PushId, ShardReport
-from tests.support.cluster_status import cluster_status, shard_link, worker_status
+from tests.support.cluster_status import cluster_status, server_status, worker_status
 
 FAILED = worker_status(
     1,
@@ -24,7 +24,7 @@ FAILED = worker_status(
 STATUS = cluster_status(
     worker_status(0, pid=101, num_accepted=42, num_late=3, is_waiting=True),
     FAILED,
-    shards=(shard_link(0, address="unix:/tmp/ps0.sock", arena_bytes=18_944, num_slices=4),),
+    shards=(server_status(0, address="unix:/tmp/ps0.sock", arena_bytes=18_944, num_slices=4),),
     ledger=(
         LedgerEntry(
             step=40,
@@ -59,7 +59,7 @@ def test_the_text_has_a_line_for_every_worker_and_parameter_server() -> None:
 
 def test_the_text_has_all_that_a_parameter_server_reports_in_the_unit_that_suits_it() -> None:
     report = ShardReport(allocated_bytes=18_944, num_pushes=7, num_nonfinite=3, last_apply_s=0.0008)
-    shards = (shard_link(0), shard_link(1, report=report))
+    shards = (server_status(0), server_status(1, report=report))
     lines = [line.split("  ") for line in as_text(dataclasses.replace(STATUS, shards=shards)).splitlines()]
     cells = [[cell.strip() for cell in line if cell] for line in lines]
     assert ["ps", "allocated", "staged", "pushes", "stale", "duplicates", "nonfinite", "sharing", "last apply"] in cells

@@ -7,7 +7,7 @@ import pytest
 from lockstep.cli.text import as_text, loss_text, why_text
 from ps_protocol.roles.chief import CheckpointStatus, ClusterState, DataStatus
 from ps_protocol.roles.shard import ShardReport
-from tests.support.cluster_status import cluster_status, shard_link, worker_status
+from tests.support.cluster_status import cluster_status, server_status, worker_status
 
 CHECKPOINT = CheckpointStatus(durability="interval", tag="step-000000030", step=30, age_s=12.4)
 
@@ -20,7 +20,7 @@ STATUS = cluster_status(
     total_num_replicas=3,
     waiting_for="step 41 has 1 of 3 contributions; missing: worker 1 (last seen 3.0 s ago)",
     step_age_s=3.0,
-    shards=(shard_link(0), shard_link(1)),
+    shards=(server_status(0), server_status(1)),
     checkpoint=CHECKPOINT,
 )
 
@@ -40,23 +40,23 @@ def test_with_a_living_quorum_it_is_told_that_the_step_will_need_fewer() -> None
 
 
 def test_a_parameter_server_that_does_not_answer_is_named_with_what_becomes_of_its_model() -> None:
-    text = why_text(dataclasses.replace(STATUS, shards=(shard_link(0), shard_link(1, is_reachable=False))))
+    text = why_text(dataclasses.replace(STATUS, shards=(server_status(0), server_status(1, is_reachable=False))))
     assert "  ps 1 at unix:/ps1: DOES NOT ANSWER" in text
     assert "if it was started anew, the cluster goes back to step-000000030" in text
-    lost = dataclasses.replace(STATUS, checkpoint=None, shards=(shard_link(0), shard_link(1, is_reachable=False)))
+    lost = dataclasses.replace(STATUS, checkpoint=None, shards=(server_status(0), server_status(1, is_reachable=False)))
     assert "if its model is lost, so is the training" in why_text(lost)
 
 
 def test_parameter_servers_at_different_steps_are_shown() -> None:
     assert "steps of the parameter servers: ps 0 at 41, ps 1 at 42" in why_text(
-        dataclasses.replace(STATUS, shards=(shard_link(0), shard_link(1, step=42)))
+        dataclasses.replace(STATUS, shards=(server_status(0), server_status(1, step=42)))
     )
 
 
 def test_gradients_that_are_not_finite_are_told_of() -> None:
-    link = shard_link(1, report=ShardReport(num_nonfinite=3))
+    link = server_status(1, report=ShardReport(num_nonfinite=3))
     assert "ps 1: the gradient of the last step had 3 elements that are NaN or infinite" in why_text(
-        dataclasses.replace(STATUS, shards=(shard_link(0), link))
+        dataclasses.replace(STATUS, shards=(server_status(0), link))
     )
 
 
