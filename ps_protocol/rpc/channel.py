@@ -1,5 +1,6 @@
 """Channels and ports: their options, each with its reason, encrypted or not, and the token that each call carries. Knows no method."""
 
+import threading
 from collections.abc import Callable, Sequence
 
 import grpc
@@ -8,7 +9,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.listening import most_connections
 from ps_protocol.roles.identity import Address, parse_address
 from ps_protocol.security import tokens
-from ps_protocol.security.certificates import channel_credentials
+from ps_protocol.security.certificates import CallerCertificates
 from ps_protocol.security.options import OPEN, Security
 from ps_protocol.security.permissions import CallerRole
 
@@ -117,7 +118,20 @@ class Access:
         target = str(parse_address(address))
         if not self.uses_tls(address):
             return grpc.insecure_channel(target, options=CHANNEL_OPTIONS)
-        return grpc.secure_channel(target, channel_credentials(self._security), options=self._tls_options())
+        return grpc.secure_channel(target, CallerCertificates(self._security).credentials(), options=self._tls_options())
+
+    def open_renewing(self, address: str) -> "RenewedChannel":
+        """As `open_channel`; another channel takes its place when the certificates have changed."""
+        target = str(parse_address(address))
+        if not self.uses_tls(address):
+            return RenewedChannel(grpc.insecure_channel(target, options=CHANNEL_OPTIONS))
+        certificates, options = CallerCertificates(self._security), self._tls_options()
+
+        def renewed() -> grpc.Channel | None:
+            changed = certificates.changed()
+            return grpc.secure_channel(target, changed, options=options) if changed is not None else None
+
+        return RenewedChannel(grpc.secure_channel(target, certificates.credentials(), options=options), renewed=renewed)
 
     def metadata_for(self, address: str) -> Callable[[], Metadata]:
         """Returns what gives the metadata of each call to the address. Raises InvalidSpec rather than send a token in the clear."""
@@ -142,6 +156,41 @@ class Access:
     def _tls_options(self) -> Sequence[tuple[str, str | int]]:
         name = self._security.tls_server_name
         return (*CHANNEL_OPTIONS, ("grpc.ssl_target_name_override", name)) if name else CHANNEL_OPTIONS
+
+
+class RenewedChannel:
+    """The channel on which calls to one address begin. Thread-safe. Calls under way stay on the one that they began on."""
+
+    def __init__(self, first: grpc.Channel, *, renewed: Callable[[], grpc.Channel | None] = lambda: None) -> None:
+        self._newest, self._renewed = first, renewed
+        # Of those before it only the last one is kept open: certificates change once an hour at most.
+        self._former: grpc.Channel | None = None
+        self._lock, self._is_closed = threading.Lock(), False
+
+    def newest(self) -> grpc.Channel:
+        """Returns the channel for a call that begins now."""
+        other = self._renewed()
+        if other is not None:
+            self._replace(other)
+        return self._newest
+
+    def close(self) -> None:
+        """Ends all calls under way. Idempotent."""
+        with self._lock:
+            self._is_closed = True
+            channels = self._newest, self._former
+        for channel in channels:
+            if channel is not None:
+                channel.close()
+
+    def _replace(self, other: grpc.Channel) -> None:
+        with self._lock:
+            if self._is_closed:
+                unneeded: grpc.Channel | None = other
+            else:
+                unneeded, self._former, self._newest = self._former, self._newest, other
+        if unneeded is not None:
+            unneeded.close()
 
 
 # For callers without credentials: loopback, Unix sockets, and networks where every host is trusted.

@@ -141,11 +141,16 @@ class Connection:
         self.target = f"{name} at {address}"
         # What each call carries.
         self.metadata = access.metadata_for(address)
-        self.channel = access.open_channel(address)
         self.access = access
         self._service = service
-        # Typed by each use: gRPC's callables are as generic as their messages.
-        self._methods: dict[tuple[str, str], Any] = {}
+        self._channel = access.open_renewing(address)
+        # Typed by each use: gRPC's callables are as generic as their messages. Of the channel that is the first of the two.
+        self._methods: tuple[grpc.Channel, dict[tuple[str, str], Any]] = self._channel.newest(), {}
+
+    @property
+    def channel(self) -> grpc.Channel:
+        """Where a call begins; another one than before once the certificates have changed."""
+        return self._channel.newest()
 
     def path(self, method: str) -> str:
         """Returns a method's name as gRPC has it; as it is if it is that of another service."""
@@ -172,7 +177,7 @@ class Connection:
 
     def unary(self, method: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
         """Calls a method with one message each way."""
-        invoke: Callable[..., Response | None] = self._callable(self.channel.unary_unary, method, _serialize, response_type.FromString)
+        invoke: Callable[..., Response | None] = self._callable("unary_unary", method, _serialize, response_type.FromString)
         with translating(self.target, awaited=awaited, timeout_s=timeout_s):
             return answered(invoke(request, timeout=timeout_s, metadata=self.metadata()), target=self.target, awaited=awaited)
 
@@ -198,7 +203,7 @@ class Connection:
                 found = Cancelled(f"{self.target}: the call was cancelled while it waited for {awaited}")
             report(found)
 
-        invoke = self._callable(self.channel.unary_unary, method, _serialize, response_type.FromString)
+        invoke = self._callable("unary_unary", method, _serialize, response_type.FromString)
         with translating(self.target, awaited=awaited, timeout_s=timeout_s):
             call: grpc.Future[Response | None] = invoke.future(request, timeout=timeout_s, metadata=self.metadata())
         call.add_done_callback(ended)
@@ -214,21 +219,21 @@ class Connection:
             if len(head) == 1:
                 # On the wire a stream of one message is a unary call, and that needs no feeding thread: 4 KiB take 0.4 ms, not 0.7.
                 return answered(self._send_one(method, head[0], response_type, timeout_s=timeout_s), target=self.target, awaited=awaited)
-            feed = self._callable(self.channel.stream_unary, method, None, response_type.FromString)
+            feed = self._callable("stream_unary", method, None, response_type.FromString)
             with CancellingOnInterrupt() as block:
                 call: grpc.Future[Response | None] = feed.future(itertools.chain(head, rest), timeout=timeout_s, metadata=self.metadata())
                 block.watch(call)
                 return answered(call.result(), target=self.target, awaited=awaited)
 
     def _send_one(self, method: str, message: bytes, response_type: type[Response], *, timeout_s: float) -> Response | None:
-        send: Callable[..., Response | None] = self._callable(self.channel.unary_unary, method, None, response_type.FromString)
+        send: Callable[..., Response | None] = self._callable("unary_unary", method, None, response_type.FromString)
         return send(message, timeout=timeout_s, metadata=self.metadata())
 
     def stream_down(
         self, method: str, request: Message, consume: Callable[[Iterator[bytes]], Result], *, timeout_s: float, awaited: str
     ) -> Result:
         """Returns what `consume` makes of the raw messages of the answer; the call is cancelled if it leaves some of them."""
-        invoke = self._callable(self.channel.unary_stream, method, _serialize, None)
+        invoke = self._callable("unary_stream", method, _serialize, None)
         with translating(self.target, awaited=awaited, timeout_s=timeout_s), CancellingOnInterrupt() as block:
             call = invoke(request, timeout=timeout_s, metadata=self.metadata())
             block.watch(call)
@@ -243,28 +248,33 @@ class Connection:
         with translating(self.target, awaited=awaited, timeout_s=timeout_s), CancellingOnInterrupt() as block:
             if len(head) == 1:
                 # As in stream_up: no feeding thread for one message.
-                send: Any = self._callable(self.channel.unary_stream, method, None, None)
+                send: Any = self._callable("unary_stream", method, None, None)
                 sent: Any = head[0]
             else:
-                send, sent = self._callable(self.channel.stream_stream, method, None, None), itertools.chain(head, rest)
+                send, sent = self._callable("stream_stream", method, None, None), itertools.chain(head, rest)
             call = send(sent, timeout=timeout_s, metadata=self.metadata())
             block.watch(call)
             return consume(call)
 
     def open_stream(self, method: str, messages: Iterator[bytes]) -> Any:
         """Begins a stream of framed messages both ways that lasts until one side ends it; returns its call, which yields raw messages."""
-        return self._callable(self.channel.stream_stream, method, None, None)(messages, metadata=self.metadata())
+        return self._callable("stream_stream", method, None, None)(messages, metadata=self.metadata())
 
     def close(self) -> None:
         """Ends calls under way with Cancelled and closes the channel. Idempotent."""
-        self.channel.close()
+        self._channel.close()
 
-    def _callable(self, kind: Callable[..., Any], method: str, serializer: Any, deserializer: Any) -> Any:
-        key = (kind.__name__, method)
+    def _callable(self, kind: str, method: str, serializer: Any, deserializer: Any) -> Any:
+        channel, (known, methods) = self._channel.newest(), self._methods
+        if known is not channel:
+            methods = {}
+            self._methods = channel, methods
         # Two threads may both make one; either serves.
-        if key not in self._methods:
-            self._methods[key] = kind(self.path(method), request_serializer=serializer, response_deserializer=deserializer)
-        return self._methods[key]
+        if (kind, method) not in methods:
+            methods[kind, method] = getattr(channel, kind)(
+                self.path(method), request_serializer=serializer, response_deserializer=deserializer
+            )
+        return methods[kind, method]
 
 
 def _serialize(message: Message) -> bytes:

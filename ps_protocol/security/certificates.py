@@ -4,9 +4,9 @@ import logging
 import os
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
 
 import grpc
@@ -16,6 +16,8 @@ from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
 
 log = logging.getLogger("lockstep.rpc")
+
+Made = TypeVar("Made")
 
 _SCHEME = "lockstep"
 _LOOK_INTERVAL_S = 1.0
@@ -53,24 +55,79 @@ def _identities(names: Iterable[bytes]) -> dict[str, set[CallerRole]]:
     return found
 
 
-def channel_credentials(security: Security) -> grpc.ChannelCredentials:
-    """Returns what a caller opens a channel with; the files are read now. Raises InvalidSpec."""
-    return grpc.ssl_channel_credentials(
-        root_certificates=_pem(security.tls_ca, "CERTIFICATE"),
-        private_key=_pem(security.tls_key, "PRIVATE KEY"),
-        certificate_chain=_pem(security.tls_cert, "CERTIFICATE"),
-    )
+class _Files:
+    """The files of one process's certificates, which may change. Looks at them once a second at most. Not thread-safe."""
+
+    def __init__(self, security: Security) -> None:
+        self._paths = [path for path in (security.tls_cert, security.tls_key, security.tls_ca) if path is not None]
+        self._next_look = 0.0
+        self._seen: tuple[tuple[int, int], ...] = ()
+
+    def read(self, make: Callable[[], Made]) -> Made:
+        """Returns what `make` makes of them. Raises InvalidSpec if it does, and if one of them is not there."""
+        self._next_look = time.monotonic() + _LOOK_INTERVAL_S
+        # Before the files are read: what is replaced meanwhile is seen at the next look.
+        stamps = self._stamps()
+        made = make()
+        self._seen = stamps
+        return made
+
+    def read_again(self, make: Callable[[], Made]) -> Made | None:
+        """As `read`, if they have changed; None if they have not, or cannot be used, which is logged."""
+        if not self._paths or time.monotonic() < self._next_look:
+            return None
+        try:
+            if self._stamps() == self._seen:
+                return None
+            made = self.read(make)
+        except InvalidSpec as error:
+            log.warning("changed certificates cannot be used, those read before stay cause=%s", error.message)
+            return None
+        log.info("read the certificates again path=%s", self._paths[0])
+        return made
+
+    def _stamps(self) -> tuple[tuple[int, int], ...]:
+        try:
+            return tuple((about.st_ino, about.st_mtime_ns) for about in map(os.stat, self._paths))
+        except OSError as error:
+            raise InvalidSpec(f"cannot read {error.filename}: {error.strerror}") from None
+
+
+class CallerCertificates:
+    """A caller's certificates, read again when their files change. Thread-safe. Raises InvalidSpec for files that are not right."""
+
+    def __init__(self, security: Security) -> None:
+        self._security, self._files, self._lock = security, _Files(security), threading.Lock()
+
+    def credentials(self) -> grpc.ChannelCredentials:
+        """Returns what a caller opens a channel with; the files are read now."""
+        with self._lock:
+            return self._files.read(self._read)
+
+    def changed(self) -> grpc.ChannelCredentials | None:
+        """Returns other ones than before, if the files have changed; None also if another thread is looking at them. Never waits."""
+        if not self._lock.acquire(blocking=False):
+            return None
+        try:
+            return self._files.read_again(self._read)
+        finally:
+            self._lock.release()
+
+    def _read(self) -> grpc.ChannelCredentials:
+        security = self._security
+        return grpc.ssl_channel_credentials(
+            root_certificates=_pem(security.tls_ca, "CERTIFICATE"),
+            private_key=_pem(security.tls_key, "PRIVATE KEY"),
+            certificate_chain=_pem(security.tls_cert, "CERTIFICATE"),
+        )
 
 
 class ServerCertificates:
     """A server's certificates, read again when their files change: for new connections. Raises InvalidSpec for files that are not right."""
 
     def __init__(self, security: Security) -> None:
-        self._security = security
-        self._lock = threading.Lock()
-        self._next_look = 0.0
-        self._seen: tuple[tuple[int, int], ...] = ()
-        self._first = self._configuration()
+        self._security, self._files, self._lock = security, _Files(security), threading.Lock()
+        self._first = self._files.read(self._read)
 
     def credentials(self) -> grpc.ServerCredentials:
         """Returns what a server opens its port with."""
@@ -81,36 +138,13 @@ class ServerCertificates:
     def _newest(self) -> grpc.ServerCertificateConfiguration | None:
         """Is asked by gRPC for each connection; None: what was given last."""
         with self._lock:
-            if time.monotonic() < self._next_look:
-                return None
-            try:
-                if self._stamps() == self._seen:
-                    return None
-                configuration = self._configuration()
-            except (InvalidSpec, OSError) as error:
-                log.warning("changed certificates cannot be used, those read before stay cause=%s", error)
-                return None
-            log.info("read the certificates again path=%s", self._security.tls_cert)
-            return configuration
+            return self._files.read_again(self._read)
 
-    def _configuration(self) -> grpc.ServerCertificateConfiguration:
+    def _read(self) -> grpc.ServerCertificateConfiguration:
         security = self._security
-        self._next_look = time.monotonic() + _LOOK_INTERVAL_S
-        # Before the files are read: what is replaced meanwhile is seen at the next look.
-        stamps = self._stamps()
         key, chain = _pem(security.tls_key, "PRIVATE KEY") or b"", _pem(security.tls_cert, "CERTIFICATE") or b""
         authority = _pem(security.tls_ca, "CERTIFICATE") if security.verify_clients else None
-        configuration = grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
-        self._seen = stamps
-        return configuration
-
-    def _stamps(self) -> tuple[tuple[int, int], ...]:
-        security = self._security
-        paths = [path for path in (security.tls_cert, security.tls_key, security.tls_ca) if path is not None]
-        try:
-            return tuple((about.st_ino, about.st_mtime_ns) for about in map(os.stat, paths))
-        except OSError as error:
-            raise InvalidSpec(f"cannot read {error.filename}: {error.strerror}") from None
+        return grpc.ssl_server_certificate_configuration([(key, chain)], root_certificates=authority)
 
 
 def _pem(path: Path | None, kind: str) -> bytes | None:
