@@ -9,7 +9,7 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import TracebackType
 
 from ps_protocol.errors import AccumulatorExists, AccumulatorNotFound, Cancelled, LimitExceeded, PsError, PushIdReused, ShuttingDown
@@ -43,11 +43,11 @@ MAX_KEPT_BYTES = 64 << 20
 
 @dataclass(slots=True)
 class _Waiting:
-    """A taking that is queued up; `num_calls` are at it now, and without any it ends at `ends_s`."""
+    """A taking that is queued up; `calls` are at it now, and without any it ends at `ends_s`."""
 
     sequence: int
     take: Take
-    num_calls: int = 0
+    calls: "set[Taking]" = field(default_factory=set)
     ends_s: float = 0.0
     failure: PsError | None = None
 
@@ -106,9 +106,10 @@ class NamedAccumulator:
                 waiting = _Waiting(request.sequence, self._rounds.take(request.num_required))
                 self._waiting[request.client] = waiting
                 self._collect_locked()
+            taking = Taking(self, request, waiting)
             if waiting is not None:
-                waiting.num_calls += 1
-            return Taking(self, request, waiting)
+                waiting.calls.add(taking)
+            return taking
 
     def set_step(self, step: int) -> None:
         """Sets the step."""
@@ -150,17 +151,19 @@ class NamedAccumulator:
                 left_s = ends_s - self._clock()
                 if left_s <= 0:
                     not_ready = Taken(count=self._rounds.count, step=self._rounds.step)
-                    if request.max_wait_s <= 0 and waiting.num_calls == 1:
+                    if request.max_wait_s <= 0 and len(waiting.calls) == 1:
                         self._withdraw_locked(request.client, _withdrawn(self.spec, "its client gave up"))
                     return not_ready
                 # Places of those who went away must end even if nothing else happens.
                 self._lock.wait(min(left_s, PLACE_S))
 
-    def leave(self, request: TakeRequest, waiting: _Waiting, *, is_gone: bool) -> None:
-        """Ends one call's part in a taking, which keeps its place for a while unless its caller is gone; for Taking."""
+    def leave(self, taking: "Taking", request: TakeRequest, waiting: _Waiting | None, *, is_gone: bool) -> None:
+        """Ends one call's part in a taking, which keeps its place for a while unless its caller is gone; for Taking. Idempotent."""
         with self._lock:
-            waiting.num_calls -= 1
-            if waiting.num_calls or self._waiting.get(request.client) is not waiting:
+            if waiting is None or taking not in waiting.calls:
+                return
+            waiting.calls.remove(taking)
+            if waiting.calls or self._waiting.get(request.client) is not waiting:
                 return
             waiting.ends_s = self._clock() + PLACE_S
             if is_gone:
@@ -246,7 +249,7 @@ class NamedAccumulator:
 
     def _drop_expired_locked(self) -> None:
         now = self._clock()
-        for client in [client for client, w in self._waiting.items() if not w.num_calls and now >= w.ends_s]:
+        for client in [client for client, w in self._waiting.items() if not w.calls and now >= w.ends_s]:
             self._withdraw_locked(client, _withdrawn(self.spec, "its client did not ask again"))
 
 
@@ -257,14 +260,12 @@ class Taking:
         self._accumulator = accumulator
         self._request = request
         self._waiting = waiting
-        self._lock = threading.Lock()
-        self._has_left = waiting is None
 
     def __enter__(self) -> "Taking":
         return self
 
     def __exit__(self, *_: object) -> None:
-        self._leave(is_gone=False)
+        self._accumulator.leave(self, self._request, self._waiting, is_gone=False)
 
     def wait(self) -> Taken:
         """Returns what was taken, or, without it, that the time was up. Raises Cancelled."""
@@ -272,13 +273,7 @@ class Taking:
 
     def abandon(self) -> None:
         """Handles a caller that is gone: withdraws its request if that waits and no other call shares it. Idempotent."""
-        self._leave(is_gone=True)
-
-    def _leave(self, *, is_gone: bool) -> None:
-        with self._lock:
-            has_left, self._has_left = self._has_left, True
-        if not has_left and self._waiting is not None:
-            self._accumulator.leave(self._request, self._waiting, is_gone=is_gone)
+        self._accumulator.leave(self, self._request, self._waiting, is_gone=True)
 
 
 def _withdrawn(spec: AccumulatorSpec, why: str) -> Cancelled:
