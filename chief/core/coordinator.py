@@ -110,7 +110,7 @@ class Coordinator:
             versions=RecordVersions(),
             has_successors=has_successors,
         )
-        self._out, self._timers, self._waiting = out, timers, waiting
+        self._out, self._timers = out, timers
         self._members, self._model, self._servers = self._parts.members, model, self._parts.servers
         self._failure = self._finish_reason = ""
         # Set while a step is being applied that shall be the last one, with the calls that wait for that.
@@ -338,7 +338,7 @@ class Coordinator:
         self._checkpoints.training_begins(now)
         self._parts.ledger.open_step(self.step, now=now)
         self._models.model_ready()
-        self._training.keep_record()
+        self._training.answers.keep()
         self._out.afterwards(self.proceed)
 
     def answer_about_model(self) -> None:
@@ -545,7 +545,7 @@ class Coordinator:
                 f"worker {push_id.worker}: {what}; push a contribution to every parameter server before it is committed",
                 facts={"worker": str(push_id.worker), "step": str(step)},
             )
-            self._training.refuse_about((push_id,), error)
+            self._training.answers.refuse_about((push_id,), error)
             member = self._members.find(ParticipantKind.WORKER, push_id.worker)
             if member is not None and member.incarnation == push_id.incarnation and member.is_live:
                 self._members.expel(member, why=what, now=now)
@@ -567,7 +567,7 @@ class Coordinator:
             self.fail(f"{self._servers[event.shard].name}: {printable(event.why)}")
 
     def _kept(self, event: ev.RecordKept, now: float) -> None:
-        self._training.record_kept(event)
+        self._training.answers.kept(event)
         self._recovery.kept(now)
 
     def _replicas_changed(self, event: ev.ReplicasChanged, now: float) -> None:

@@ -1,9 +1,9 @@
 """The model that the workers of a cluster agree on, who initialises it, and the calls about it. Knows no clock, thread or wire."""
 
 from collections.abc import Callable
-from typing import Protocol
 
-from chief.core.members import Member, Membership
+from chief.core.host import Host
+from chief.core.members import Membership
 from chief.core.parameter_servers import ShardTable, held_bytes
 from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
 from chief.options import CoordinationConfig
@@ -168,34 +168,6 @@ class ModelRegistry:
         return True
 
 
-class ModelHost(Protocol):
-    """The chief that the calls belong to."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether training is finished."""
-
-    @property
-    def reason(self) -> str:
-        """Why training is over."""
-
-    @property
-    def step(self) -> int:
-        """The open step."""
-
-    def refuse_if_failed(self) -> None:
-        """Raises TrainingFailed once the cluster cannot go on."""
-
-    def worker(self, participant: Participant, what: str, now: float) -> Member:
-        """Returns the live worker that calls. Raises TrainingFailed, and what Membership does."""
-
-    def model_initialised(self, now: float) -> None:
-        """The shards hold the model's first values: training begins as soon as they work as they shall."""
-
-    def explain(self, now: float, *, asking: int | None = None) -> str:
-        """Says in words what the cluster waits for."""
-
-
 class ModelCalls:
     """Answers RegisterModel, CompleteInitialization and GetModel, now or when the model is there."""
 
@@ -203,7 +175,7 @@ class ModelCalls:
         self,
         registry: ModelRegistry,
         *,
-        host: ModelHost,
+        host: Host,
         config: Callable[[], CoordinationConfig],
         members: Membership,
         servers: ShardTable,

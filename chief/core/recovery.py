@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 from chief.core.checkpoints import HeldStep
+from chief.core.host import Host
 from chief.core.members import newest_pushes
 from chief.core.messages import (
     AdoptShards,
@@ -190,16 +191,8 @@ class _TakingOver:
     is_waiting_for_model: bool = False
 
 
-class RecoveryHost(Protocol):
+class RecoveryHost(Host, Protocol):
     """The chief that recovers."""
-
-    @property
-    def is_over(self) -> bool:
-        """Whether training is finished, or has failed."""
-
-    @property
-    def is_finishing(self) -> bool:
-        """Whether training is finished as soon as the step is applied that is being applied."""
 
     @property
     def training(self) -> Training:
@@ -207,27 +200,6 @@ class RecoveryHost(Protocol):
 
     def begin_training(self, start: Start) -> Training:
         """Another training takes the place of the one that there is."""
-
-    def refuse_participants(self, error: PsError) -> None:
-        """All calls that wait as participants get this error."""
-
-    def answer_about_model(self) -> None:
-        """The shards, or the model, have changed: answers the calls that wait for that."""
-
-    def welcome(self) -> None:
-        """Participants that came before the chief knew its predecessors can be admitted."""
-
-    def finish(self, reason: str, now: float) -> None:
-        """Training is finished."""
-
-    def finish_as_asked(self, now: float) -> None:
-        """Training ends as was asked for, without the step that is being applied."""
-
-    def fail(self, reason: str) -> None:
-        """The cluster cannot go on."""
-
-    def proceed(self, now: float) -> None:
-        """Begins what is due at the shards."""
 
 
 class Recovery:
@@ -441,13 +413,13 @@ class Recovery:
         self._checkpoints.restored(checkpoint, now)
         # A chief that came after this one could not tell otherwise which training data these values have.
         stage.is_restored = True
-        training.keep_record()
+        training.answers.keep()
         self.kept(now)
 
     def kept(self, now: float) -> None:
         """The shards keep a record: if they were brought back, training goes on now."""
         is_restored = isinstance(self._stage, _Restoring) and self._stage.is_restored
-        if is_restored and not self._host.is_over and not self._host.training.is_keeping:
+        if is_restored and not self._host.is_over and not self._host.training.answers.is_keeping:
             # Saved again, so that the number of the new epoch is on disk before another start could take it.
             self._complete(now)
 
@@ -760,7 +732,7 @@ class Recovery:
         self._parts.ledger.roll_back(training.step, now=now)
         self._checkpoints.training_begins(now)
         self._host.answer_about_model()
-        training.keep_record()
+        training.answers.keep()
         max_steps = self._config.max_steps
         if max_steps is not None and training.step >= max_steps:
             self._host.finish(f"max_steps {max_steps} reached", now)

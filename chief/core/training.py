@@ -7,11 +7,11 @@ thing is under way at all shards; when it is done everywhere, the next is begun.
 import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from chief.core.answers import Answers, RecordVersions, revised
 from chief.core.checkpoints import Checkpoints, HeldStep
 from chief.core.data import DataLeases
+from chief.core.host import Host
 from chief.core.ledger import Ledger
 from chief.core.members import Member, Membership, merged_pushes, quorum
 from chief.core.messages import (
@@ -21,7 +21,6 @@ from chief.core.messages import (
     ConfigureShards,
     ContributionsMissing,
     PrepareStep,
-    RecordKept,
     ReplicaReady,
     ReplicasBack,
     SaveFailed,
@@ -40,7 +39,7 @@ from chief.policies.factory import new_policy
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
-from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
+from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
     CommitPushRequest,
@@ -49,7 +48,6 @@ from ps_protocol.roles.chief import (
     LeaseRangesRequest,
     LeaseReply,
     LeaseResult,
-    Participant,
     ParticipantKind,
     PushCommit,
     PushOutcome,
@@ -111,59 +109,6 @@ class Parts:
     checkpoints: Checkpoints
     versions: RecordVersions
     has_successors: bool
-
-
-class TrainingHost(Protocol):
-    """The chief that the training belongs to: it knows whether it goes on."""
-
-    @property
-    def is_failed(self) -> bool:
-        """Whether the cluster cannot go on."""
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether training is finished."""
-
-    @property
-    def is_finishing(self) -> bool:
-        """Whether training is finished as soon as the step is applied that is being applied."""
-
-    @property
-    def is_recovering(self) -> bool:
-        """Whether the shards are being brought to one step."""
-
-    def worker(self, participant: Participant, what: str, now: float) -> Member:
-        """Returns the live worker that calls. Raises TrainingFailed, and what Membership does."""
-
-    def refuse_if_recovering(self, now: float) -> None:
-        """Raises Unavailable while nothing can be counted, so that the caller tries again."""
-
-    def check_settings_may_change(self) -> None:
-        """Raises TrainingFailed once training is over."""
-
-    def model_ready(self, now: float) -> None:
-        """The shards hold the model's first values and work as they shall."""
-
-    def finish(self, reason: str, now: float) -> None:
-        """Training is finished."""
-
-    def finish_as_asked(self, now: float) -> None:
-        """The step has been applied that training was to end with."""
-
-    def fail(self, reason: str) -> None:
-        """The cluster cannot go on."""
-
-    def proceed(self, now: float) -> None:
-        """Begins what is due at the shards."""
-
-    def explain(self, now: float, *, asking: int | None = None) -> str:
-        """Says in words what the cluster waits for."""
-
-    def explain_to_many(self, now: float) -> str:
-        """As `explain`, up to a quarter of a second old."""
-
-    def record(self) -> ChiefRecord:
-        """Returns what a successor of this chief must know."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -229,8 +174,8 @@ class Discards:
 class Training:
     """One epoch's training, from a `Start` on."""
 
-    def __init__(self, parts: Parts, start: Start, host: TrainingHost) -> None:
-        self._parts, self._host = parts, host
+    def __init__(self, parts: Parts, start: Start, host: Host) -> None:
+        self._host = host
         self._out, self._members, self._model, self._data = parts.out, parts.members, parts.model, parts.data
         self._ledger, self._settings, self._checkpoints, self._servers = parts.ledger, parts.settings, parts.checkpoints, parts.servers
         self._fence = parts.members.fence
@@ -377,18 +322,10 @@ class Training:
 
     # -- the epoch
 
-    def keep_record(self) -> None:
-        """Has all shards keep what a successor must know."""
-        self._answers.keep()
-
-    def record_kept(self, event: RecordKept) -> None:
-        """Shards keep the record, or do not."""
-        self._answers.kept(event)
-
     @property
-    def is_keeping(self) -> bool:
-        """Whether a record is on its way that must be kept before training goes on."""
-        return self._answers.is_keeping
+    def answers(self) -> Answers:
+        """What is true for good in this epoch, and the records that make it so."""
+        return self._answers
 
     def shards_ready(self) -> None:
         """All shards hold the open step: announces it."""
@@ -610,7 +547,7 @@ class Training:
                 return policy.commit(commit.push_id, step=commit.step)
             # Applied by servers that had not heard yet of the end of training.
             return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=max(0, policy.step - 1), staleness=max(0, behind - 1))
-        if not commit.staged or policy.is_stale(commit.step, oldest_kept=self._oldest_kept):
+        if not commit.staged or commit.step < (policy.step if policy.has_common_steps else self._oldest_kept):
             return Verdict(outcome=PushOutcome.STALE, staleness=behind)
         if is_finished or policy.spec.applies_on_arrival:
             return Verdict(outcome=PushOutcome.LATE, staleness=behind)
@@ -619,7 +556,8 @@ class Training:
     def _check_step(self, step: int, now: float) -> None:
         if not 0 <= step <= MAX_STEP:
             raise InvalidSpec(f"local_step: got {step}, want 0 to 2^62")
-        if self._policy.is_ahead(step):
+        # Where each contribution is a step, workers read what the chief has not heard of yet.
+        if self._policy.has_common_steps and step > self._policy.step:
             if not self._model.is_ready:  # another chief may have trained further than this one knows yet
                 raise NotInitialized(f"the model is not known here yet: {self._host.explain(now)}")
             raise StepAhead(f"local_step {step} is ahead of global_step {self._policy.step}; read again")
@@ -819,10 +757,6 @@ class Training:
             self._answer_about_ranges(now)
         self._have(told)
         return tuple(sorted({push_id for _, push_id in event.missing}))
-
-    def refuse_about(self, push_ids: Sequence[PushId], error: PsError) -> None:
-        """Those who wait to hear of these contributions get this error."""
-        self._answers.refuse_about(push_ids, error)
 
     def _take_discards(self) -> tuple[PushId, ...]:
         """Takes out the contributions that shards may drop with the step that begins now."""

@@ -83,12 +83,6 @@ class Policy(Protocol):
         For policies alone whose steps need as many workers as contributions.
         """
 
-    def is_ahead(self, step: int) -> bool:
-        """Whether no worker can have variables of this step yet."""
-
-    def is_stale(self, step: int, *, oldest_kept: int) -> bool:
-        """Whether what was computed from this step cannot be applied any more; servers keep nothing of steps before `oldest_kept`."""
-
     def slowest(self) -> Sequence[int]:
         """Returns the live workers that others may have to wait for; empty: no worker waits for another."""
 

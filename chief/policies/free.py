@@ -33,14 +33,6 @@ class FreePolicy:
     def require(self, num_required: int) -> None:
         """Never called: each contribution is a step."""
 
-    def is_ahead(self, step: int) -> bool:
-        """Never: workers read what the chief has not heard of yet."""
-        return False
-
-    def is_stale(self, step: int, *, oldest_kept: int) -> bool:
-        """Whether servers may have dropped it."""
-        return step < oldest_kept
-
     def slowest(self) -> Sequence[int]:
         """None: no worker waits for another."""
         return ()

@@ -105,14 +105,6 @@ class QueuePolicy:
     def require(self, num_required: int) -> None:
         """Never called: each contribution is a step."""
 
-    def is_ahead(self, step: int) -> bool:
-        """Never: workers read what the chief has not heard of yet."""
-        return False
-
-    def is_stale(self, step: int, *, oldest_kept: int) -> bool:
-        """Whether servers may have dropped it."""
-        return step < oldest_kept
-
     def may_contribute(self, worker: int) -> bool:
         """Always: no worker needs a token to start."""
         return True

@@ -103,14 +103,6 @@ class SyncPolicy:
         if not self.is_complete or num_required <= self.num_contributions:
             self.num_required = num_required
 
-    def is_ahead(self, step: int) -> bool:
-        """Whether the step is after the open one."""
-        return step > self.step
-
-    def is_stale(self, step: int, *, oldest_kept: int) -> bool:
-        """Whether the step is before the open one."""
-        return step < self.step
-
     def slowest(self) -> Sequence[int]:
         """None: workers do not wait for particular workers."""
         return ()

@@ -16,7 +16,7 @@ from chief.core.coordinator import Coordinator
 from chief.options import CoordinationConfig
 from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
-from chief.shards.requests import Authority, apply_requests
+from chief.shards.requests import Authority, step_requests
 from chief.shards.work import ShardWork
 from ps_protocol.errors import ContributionMissing, PsError
 from ps_protocol.process.waiting import QuickCondition
@@ -148,7 +148,7 @@ class _AtShards:
 
     def _apply(self, step: ev.ApplyStep) -> None:
         """Applies a step as `ShardWork.apply` does, but without a coroutine: there is one with every step."""
-        requests = apply_requests(step, num_shards=len(self._shards))
+        requests = step_requests(step, num_shards=len(self._shards))
         try:
             for index, (shard, request) in enumerate(zip(self._shards, requests, strict=True)):
                 self.whole(index, shard.apply_step, request)

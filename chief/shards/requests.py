@@ -16,31 +16,18 @@ log = logging.getLogger("lockstep.chief")
 PASSING = (StorageFailed, PermissionDenied)
 
 
-def prepare_requests(step: PrepareStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
-    """Returns what each shard is sent to prepare a step: the same, but for what it does not have."""
+def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
+    """Returns what each shard is sent of a step: the same, but for the scales of its own slices, and for what it does not have."""
+    scales, discards, ranges = (step.scales, step.discards, step.ranges) if isinstance(step, ApplyStep) else ((), (), ())
     return tuple(
         ApplyRequest(
             fence=step.fence,
             step=step.step,
             contributors=step.contributors,
             weights=step.weights,
-            without=step.without[index] if step.without else (),
-        )
-        for index in range(num_shards)
-    )
-
-
-def apply_requests(step: ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
-    """Returns what each shard is sent to apply a step: the same, but for the scales of its own slices, and for what it does not have."""
-    return tuple(
-        ApplyRequest(
-            fence=step.fence,
-            step=step.step,
-            contributors=step.contributors,
-            weights=step.weights,
-            scales=step.scales[index] if step.scales else (),
-            discards=step.discards,
-            ranges=step.ranges,
+            scales=scales[index] if scales else (),
+            discards=discards,
+            ranges=ranges,
             without=step.without[index] if step.without else (),
         )
         for index in range(num_shards)

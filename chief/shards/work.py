@@ -14,13 +14,12 @@ from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT, ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.requests import (
     Authority,
-    apply_requests,
     are_of_one_time,
-    prepare_requests,
     record_found,
     restore_failure,
     restore_requests,
     save_failure,
+    step_requests,
 )
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.process.history import History, note_rolled_back, note_step
@@ -145,7 +144,7 @@ class ShardWork:
     async def _prepare(self, step: ev.PrepareStep) -> None:
         """Asks all shards, at once, how large the mean of a step is, and reports StepPrepared, ContributionsMissing or ShardFailed."""
         links, epoch = self._calls.links, step.fence.epoch
-        requests = prepare_requests(step, num_shards=len(links))
+        requests = step_requests(step, num_shards=len(links))
         sums = await self._have_step(
             "to prepare", step, lambda index: links[index].prepare_step(requests[index], timeout_s=_APPLY_TIMEOUT_S)
         )
@@ -203,7 +202,7 @@ class ShardWork:
 
     def requests_of(self, step: ev.ApplyStep) -> tuple[ApplyRequest, ...]:
         """Returns what each shard is sent to apply a step, for who has another way. Thread-safe."""
-        return apply_requests(step, num_shards=len(self._calls))
+        return step_requests(step, num_shards=len(self._calls))
 
     async def _configure(self, change: ev.ConfigureShards) -> None:
         """Tells all shards, at once, how to work from now on, and reports ShardsConfigured, or ShardFailed."""

@@ -1,0 +1,94 @@
+"""The chief that its parts belong to, as they see it: whether training goes on, who may call, and what is to happen next. Holds nothing."""
+
+from typing import Protocol
+
+from chief.core.members import Member
+from ps_protocol.errors import PsError
+from ps_protocol.roles.checkpoint import ChiefRecord
+from ps_protocol.roles.chief import Participant
+
+
+class Host(Protocol):
+    """The coordinator."""
+
+    # -- where the cluster is
+
+    @property
+    def step(self) -> int:
+        """The open step."""
+
+    @property
+    def is_failed(self) -> bool:
+        """Whether the cluster cannot go on."""
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether training is finished."""
+
+    @property
+    def is_over(self) -> bool:
+        """Whether training is finished, or has failed."""
+
+    @property
+    def is_finishing(self) -> bool:
+        """Whether training is finished as soon as the step is applied that is being applied."""
+
+    @property
+    def is_recovering(self) -> bool:
+        """Whether the shards are being brought to one step."""
+
+    @property
+    def reason(self) -> str:
+        """Why training is over."""
+
+    def explain(self, now: float, *, asking: int | None = None) -> str:
+        """Says in words what the cluster waits for; `asking` is a worker that waits for a token although it does not block."""
+
+    def explain_to_many(self, now: float) -> str:
+        """As `explain`, up to a quarter of a second old."""
+
+    def record(self) -> ChiefRecord:
+        """Returns what a successor of this chief must know, but for what changes with every step."""
+
+    # -- who may call
+
+    def worker(self, participant: Participant, what: str, now: float) -> Member:
+        """Returns the live worker that calls. Raises TrainingFailed, and what Membership does."""
+
+    def refuse_if_failed(self) -> None:
+        """Raises TrainingFailed once the cluster cannot go on."""
+
+    def refuse_if_recovering(self, now: float) -> None:
+        """Raises Unavailable while nothing can be counted, so that the caller tries again."""
+
+    def check_settings_may_change(self) -> None:
+        """Raises TrainingFailed once training is over."""
+
+    def refuse_participants(self, error: PsError) -> None:
+        """All calls that wait as participants get this error."""
+
+    def welcome(self) -> None:
+        """Participants that came before the chief knew its predecessors are admitted, or refused, once the event has been handled."""
+
+    # -- what happens next
+
+    def proceed(self, now: float) -> None:
+        """Begins what is due at the shards."""
+
+    def model_initialised(self, now: float) -> None:
+        """The shards hold the model's first values: training begins as soon as they work as they shall."""
+
+    def model_ready(self, now: float) -> None:
+        """The shards hold the model's first values and their settings: answers everyone who waits for that."""
+
+    def answer_about_model(self) -> None:
+        """The shards, or the model, have changed: answers the calls that wait for that."""
+
+    def finish(self, reason: str, now: float) -> None:
+        """Training is finished: answers everyone who waits."""
+
+    def finish_as_asked(self, now: float) -> None:
+        """Training ends as was asked for: with the step that has been applied, or without the one that is being applied."""
+
+    def fail(self, reason: str) -> None:
+        """The cluster cannot continue: everyone who waits gets the reason."""
