@@ -8,6 +8,7 @@ import pytest
 import lockstep
 import worker_client
 from tests.support.repository import ROOT
+from worker_client.estimator import DNNClassifier
 
 
 def test_it_has_the_names_of_the_sdk_and_the_errors() -> None:
@@ -16,6 +17,17 @@ def test_it_has_the_names_of_the_sdk_and_the_errors() -> None:
     assert set(lockstep.__all__) <= set(dir(lockstep))
     with pytest.raises(AttributeError, match="module 'lockstep' has no attribute 'Sesion'"):
         lockstep.Sesion  # noqa: B018
+
+
+def test_a_star_import_gives_every_name() -> None:
+    script = "from lockstep import *; print(*sorted(globals()))"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
+    assert set(lockstep.__all__) <= set(result.stdout.split())
+
+
+def test_the_classifier_is_there_without_being_listed_since_it_needs_scikit_learn() -> None:
+    assert lockstep.DNNClassifier is DNNClassifier
+    assert "DNNClassifier" not in lockstep.__all__
 
 
 def test_errors_are_those_that_the_sdk_raises() -> None:
