@@ -112,7 +112,7 @@ class FakeSession:
             total_num_replicas=policy.total_num_replicas,
         )
 
-    def finish(self, reason: str = "") -> int:
+    def finish(self, reason: str = "", timeout_s: float | None = None) -> int:
         self.cluster.is_finished = True
         self.cluster.asked.append("finish")
         return self.cluster.global_step

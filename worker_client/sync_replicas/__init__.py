@@ -1,12 +1,17 @@
 """The API of tf.compat.v1.train, on top of a session: graph, optimizers, SyncReplicasOptimizer, monitored sessions, hooks.
 
 Knows sessions as their users do; no server and no transport.
-`graph`: what is declared and run. `optimizers`: the ten, and what applies gradients. `replicas_optimizer`: SyncReplicasOptimizer.
-`session`: MonitoredTrainingSession. `hooks` and `saving`: the ready-made hooks; `event_file` writes what TensorBoard reads. `averages`:
-ExponentialMovingAverage.
+`graph`: what is declared and run. `gradients`: handles of gradients, and the op that pushes them. `optimizers`: the ten.
+`replicas_optimizer`: SyncReplicasOptimizer. `session`: MonitoredTrainingSession. `hooks` and `saving`: the ready-made hooks; `event_file`
+writes what TensorBoard reads. `averages`: ExponentialMovingAverage.
 """
 
 from worker_client.sync_replicas.averages import ExponentialMovingAverage, restored_values
+from worker_client.sync_replicas.gradients import (
+    TrainOp,
+    TrainResult,
+    map_gradients,
+)
 from worker_client.sync_replicas.graph import (
     Graph,
     LossResult,
@@ -47,10 +52,7 @@ from worker_client.sync_replicas.optimizers import (
     ProximalAdagradOptimizer,
     ProximalGradientDescentOptimizer,
     RMSPropOptimizer,
-    TrainOp,
-    TrainResult,
     as_optimizer,
-    map_gradients,
 )
 from worker_client.sync_replicas.replicas_optimizer import SyncReplicasOptimizer
 from worker_client.sync_replicas.saving import (

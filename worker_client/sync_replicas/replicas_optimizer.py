@@ -14,9 +14,10 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import ClusterState
 from worker_client.model.policies import sync_policy
 from worker_client.sync_replicas.averages import ExponentialMovingAverage
+from worker_client.sync_replicas.gradients import TrainOp, check_pairs, is_gradient
 from worker_client.sync_replicas.graph import Graph, ModelVariable, Run, default_graph
 from worker_client.sync_replicas.hooks import Coordinator, SessionRunHook
-from worker_client.sync_replicas.optimizers import Optimizer, SlotVariable, TrainOp, as_optimizer, check_pairs, checked, is_gradient
+from worker_client.sync_replicas.optimizers import Optimizer, SlotVariable, as_optimizer, checked
 
 
 class SyncReplicasOptimizer:
