@@ -112,13 +112,14 @@ class SharedBuffers:
 
     def find(self, push_id: PushId) -> tuple[SharedBuffer, int] | None:
         """Returns the buffer in which a contribution is whole and waits, and its step."""
+        key = push_id.worker, push_id.incarnation
         wanted = push_id.sequence
-        for buffer in self._of.get((push_id.worker, push_id.incarnation), ()):
-            if buffer.words[at.SEQUENCE] == wanted and self._is_waiting(buffer):
-                return buffer, buffer.words[at.OF_STEP]
+        for buffer in self._of.get(key, ()):
+            if buffer.words[at.SEQUENCE] == wanted and (step := self._step_of(buffer, wanted)) is not None:
+                return buffer, step
         for buffer in self._orphans:
-            if buffer.key == (push_id.worker, push_id.incarnation) and buffer.words[at.SEQUENCE] == wanted and self._is_waiting(buffer):
-                return buffer, buffer.words[at.OF_STEP]
+            if buffer.key == key and buffer.words[at.SEQUENCE] == wanted and (step := self._step_of(buffer, wanted)) is not None:
+                return buffer, step
         return None
 
     def end(self, buffer: SharedBuffer, sequence: int) -> None:
@@ -152,6 +153,14 @@ class SharedBuffers:
     def _is_waiting(self, buffer: SharedBuffer) -> bool:
         whole = buffer.whole()
         return whole is not None and (self._accepts_any_step or whole[1] == self._open_step)
+
+    def _step_of(self, buffer: SharedBuffer, sequence: int) -> int | None:
+        """Returns the step of the contribution of this number that waits in a buffer; None if there is none."""
+        # What is checked is what is returned: the worker may write other numbers there at any moment.
+        whole = buffer.whole()
+        if whole is None or whole[0] != sequence or not (self._accepts_any_step or whole[1] == self._open_step):
+            return None
+        return whole[1]
 
     def _is_needed(self, buffer: SharedBuffer) -> bool:
         return buffer.num_held > 0 or buffer.kept_until_step > self._open_step or self._is_waiting(buffer)

@@ -7,7 +7,7 @@ import pytest
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.encodings.gradients import GradientEncoder
-from ps_protocol.errors import IndexOutOfRange, MalformedMessage
+from ps_protocol.errors import IndexOutOfRange, MalformedMessage, NonFiniteGradient
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import Array, DataType
@@ -166,3 +166,24 @@ def test_top_k_that_make_no_sense_are_refused(wide: Trainer, count: int, positio
         wide.push(header, np.frombuffer(encoded, np.uint8).copy())
     assert wide.shard.status().report.num_staged == 0
     assert wide.train(0).step == 1
+
+
+@pytest.mark.parametrize("scale", [float("nan"), float("inf"), -float("inf"), 3.4e38, -1.0, 0.0, 1e-45])
+def test_a_scale_of_int8_that_no_client_sends_harms_its_own_block_only(wide: Trainer, scale: float) -> None:
+    one = Encoded(WIDE, FloatEncoding.INT8_BLOCKS, wide.random(1))
+    one.bytes[:4] = np.frombuffer(np.float32(scale).tobytes(), np.uint8)
+    header = one.header(wide)
+    wide.push(header, one.bytes)
+    wide.apply(header.push_id)
+    values = as_float32(WIDE, wide.read()[1], "w").reshape(-1)
+    assert np.isfinite(values[256:]).all()
+    is_number = bool(np.isfinite(values).all())
+    wide.configure(1, rejects_nonfinite=True)
+    again = replace(one.header(wide, 1), step=1)
+    if is_number:
+        assert wide.push(again, one.bytes).result is PushResult.STAGED
+    else:
+        with pytest.raises(NonFiniteGradient, match="'w' has"):
+            wide.push(again, one.bytes)
+        assert wide.shard.status().report.num_staged == 0
+    assert wide.train(1, worker=2).step == 2

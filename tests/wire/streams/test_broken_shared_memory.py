@@ -3,19 +3,22 @@
 import contextlib
 import fcntl
 import os
+import random
 import struct
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from ps_protocol.errors import MalformedMessage
+from ps_protocol.errors import ContributionMissing, MalformedMessage
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.shard import PushResult
+from ps_protocol.roles.shard import PushId, PushResult
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory.segment import map_segment
@@ -23,6 +26,7 @@ from ps_protocol.shared_memory.words import SegmentKind, segment_bytes
 from ps_protocol.shared_memory.worker import SharedMemoryShard, share_memory
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
+from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from tests.support.repository import ROOT
 from tests.support.shards import EPOCH, MIXED, Trainer, open_server
 from tests.support.tampering import Tampering
@@ -170,3 +174,69 @@ def test_a_pipe_in_the_place_of_memory_does_not_make_the_worker_wait(monkeypatch
             map_segment(pid=os.getpid(), descriptor=reading, num_bytes=segment_bytes(100, kind=kind), kind=kind, arena_bytes=100)
     finally:
         os.close(reading)
+
+
+class Changing:
+    """A header whose worker writes another step into it each time that one has been read."""
+
+    def __init__(self, words_of_it: dict[int, int]) -> None:
+        self._words = words_of_it
+        self._num_reads = 0
+
+    def __getitem__(self, position: int) -> int:
+        if position == words.OF_STEP:
+            self._num_reads += 1
+            return 0 if self._num_reads == 1 else (1 << 64) - 1
+        return self._words.get(position, 0)
+
+
+def test_a_step_that_a_worker_changes_after_it_was_checked_is_not_used() -> None:
+    header: Any = Changing({words.SEQUENCE: 1, words.OF_EPOCH: EPOCH})
+    buffer = SharedBuffer(np.zeros(64, np.uint8), header, worker=0, incarnation=1, epoch=EPOCH)
+    buffers = SharedBuffers(release=lambda _: None)
+    buffers.add([buffer])
+    found = buffers.find(PushId(worker=0, incarnation=1, sequence=1))
+    assert found is not None and found[1] == 0
+
+
+def test_a_worker_that_scribbles_in_its_buffer_all_the_time_harms_nobody_else() -> None:
+    """Header and gradients, also while they are applied; the others' contributions count as they are."""
+    with (
+        open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server,
+        contextlib.closing(WholeGrpcShard(server.address)) as plain,
+    ):
+        trainer = Trainer(plain)
+        trainer.create(1.0)
+        own = share_memory(WholeGrpcShard(server.address), epoch=EPOCH, worker=5, incarnation=1, layout=MIXED, num_buffers=2)
+        with contextlib.closing(own) as scribbler:
+            buffers, is_over = scribbler._buffers._buffers, threading.Event()
+
+            def scribble() -> None:
+                chance, noise = random.Random(0), np.random.default_rng(0)
+                while not is_over.is_set():
+                    for buffer in buffers:
+                        for position in (*range(words.SEQUENCE, words.NUM_DUPLICATES + 1), words.DONE, words.CLOSED):
+                            buffer.words[position] = chance.choice([0, 1, 2, EPOCH, chance.getrandbits(64), (1 << 64) - 1])
+                        buffer.memory[:] = noise.integers(0, 256, buffer.memory.size, np.uint8)
+
+            thread = threading.Thread(target=scribble)
+            thread.start()
+            try:
+                for step in range(40):
+                    header = trainer.header(1, step=step)
+                    trainer.push(header, trainer.arena(1.0))
+                    with contextlib.suppress(ContributionMissing):
+                        # Its own may be there at that moment.
+                        trainer.apply(PushId(worker=5, incarnation=1, sequence=1), step=step, without=())
+                        continue
+                    trainer.apply(header.push_id, step=step)
+                    trainer.shard.status()
+            finally:
+                is_over.set()
+                thread.join()
+        assert trainer.shard.status().step == 40
+        other = trainer.header(1, step=40)
+        before = trainer.read()[1]
+        trainer.push(other, trainer.arena(0.0))
+        trainer.apply(other.push_id, step=40)
+        np.testing.assert_array_equal(trainer.read()[1], before)

@@ -1,0 +1,26 @@
+"""`python -m tests.chaos.limited LIMIT VALUE MODULE …`: a module in a process that may have less of something. Knows no role.
+
+LIMIT is that of `resource` without "RLIMIT_", or "LOG", whose VALUE is the file that takes the place of its output.
+"""
+
+import os
+import resource
+import runpy
+import sys
+
+
+def main() -> None:
+    """Sets the limit for good and runs the module."""
+    limit, value = sys.argv[1:3]
+    if limit == "LOG":
+        file = os.open(value, os.O_WRONLY)
+        os.dup2(file, 1)
+        os.dup2(file, 2)
+    else:
+        resource.setrlimit(getattr(resource, f"RLIMIT_{limit}"), (int(value), int(value)))
+    sys.argv = sys.argv[3:]
+    runpy.run_module(sys.argv[0], run_name="__main__", alter_sys=True)
+
+
+if __name__ == "__main__":
+    main()
