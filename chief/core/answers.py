@@ -69,7 +69,9 @@ class _Record:
 
 
 class Answers:
-    """What is true for good in one epoch, and who waits for that. `is_needed` is False where the chief cannot die without its shards.
+    """What stays true in one epoch even if the chief dies, and the answers that wait for that.
+
+    `is_needed` is False where the chief cannot die without its shards.
 
     `policy` returns the policy that holds, `is_finished` whether training is, `num_live` the live workers; `record` what a successor must
     know that does not change with every step.

@@ -76,7 +76,7 @@ class _Save:
 
 @dataclass(slots=True, eq=False)
 class _Wish:
-    """A wish for a checkpoint, and which one fulfils it (empty: the next)."""
+    """A request for a checkpoint, and the one that answers it (empty: the next)."""
 
     tag: str = ""
 
@@ -283,7 +283,7 @@ class Checkpoints:
             self._out.afterwards(self._proceed)
 
     def failed(self, event: SaveFailed, now: float) -> bool:
-        """A checkpoint has come to nothing; training goes on. Returns whether steps that waited for the copies may go on."""
+        """A checkpoint could not be saved; training goes on. Returns whether steps that waited for the copies may go on."""
         save = self._save
         if save is None or event.tag != save.tag:
             return False
@@ -326,7 +326,7 @@ class Checkpoints:
             self._become_due()
 
     def fulfilled(self, request: int) -> SavedCheckpoint | None:
-        """Returns what a wish came to that is fulfilled already."""
+        """Returns the checkpoint that has answered a request already; None: none has."""
         return self._fulfilled.get(request)
 
     def refuse(self, error: PsError) -> None:

@@ -351,7 +351,7 @@ class Coordinator:
         self._models.refuse_participants(error)
         self._training.refuse_the_rest(error)
 
-    # -- who comes and goes
+    # -- participants that join and leave
     #
     # No participant is admitted before the chief knows its predecessors: a number that it gave earlier might be another process's,
     # whose contributions the shards or a checkpoint know. A call that comes earlier waits; its answer says what for.

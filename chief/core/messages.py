@@ -110,7 +110,7 @@ class CheckpointCommitted:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SaveFailed:
-    """A checkpoint has come to nothing; what there was of it is removed."""
+    """A checkpoint could not be saved; its files have been removed."""
 
     tag: str
     why: str

@@ -25,7 +25,7 @@ from ps_protocol.roles.shard import ShardSpec
 
 _MAX_DIFFERENCES = 10
 
-# Who waits for the model: a worker that presented its own, or a client that wants to know it.
+# Calls that wait for the model: of workers that presented their own, and of clients that want to know it.
 _Ask = RegisterModelRequest | GetModelRequest
 
 

@@ -25,7 +25,7 @@ class ShardRecord:
     standby_missing: str = ""
     # What it said of itself when it was looked at last.
     report: ShardReport | None = None
-    # Processes that were there before this one, and will not come back; a late answer may still speak of them.
+    # Earlier processes at this place, which have ended; a late answer may still be about one of them.
     gone: set[int] = field(default_factory=set)
 
     @property

@@ -210,7 +210,7 @@ class Recovery:
         self._out, self._members, self._model, self._servers = parts.out, parts.members, parts.model, parts.servers
         self._settings, self._checkpoints, self._data, self._versions = parts.settings, parts.checkpoints, parts.data, parts.versions
         self._stage: _Begun | _Seeking | _Restoring | _TakingOver | None = None  # None: training goes on, or there was no look yet
-        # Why shards are being brought back to a checkpoint or taken over from another chief, and what comes of it; empty: they are not.
+        # Why shards are being brought back to a checkpoint or taken over from another chief, and what is done; empty: they are not.
         self._why = self._plan = ""
         self._pause = parts.timers.timer(self._try_again)
         self._branch = Branch()
@@ -228,7 +228,7 @@ class Recovery:
 
     @property
     def plan(self) -> str:
-        """What comes of that."""
+        """What is being done about it."""
         return self._plan
 
     @property

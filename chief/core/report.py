@@ -164,7 +164,7 @@ def _explain_step(situation: Situation, now: float) -> str:
 
 
 def _explain_free_step(situation: Situation, now: float) -> str:
-    """Of a policy under which each contribution is a step: who is being waited for, and by whom."""
+    """Says, for a policy under which each contribution is a step, which workers wait and for which workers."""
     policy, live = situation.policy, [member for member in situation.parts.members.workers() if member.is_live]
     if not live:
         return f"step {policy.step} has no contribution, and no worker is live; start one"
@@ -201,9 +201,9 @@ def _owes(policy: Policy, worker: int) -> bool:
 
 
 def _missing(situation: Situation, now: float) -> Iterator[str]:
-    """Those that the step could still use: who is gone, who never came, then the living, the most silent first.
+    """Yields workers whose contributions the step could still use: gone ones, ones that never joined, then live ones by their silence.
 
-    While a parameter server does not answer, the living cannot contribute, and who has gone since has perhaps given up because of it.
+    While a parameter server does not answer, live workers cannot contribute, and those that left since may have left because of it.
     """
     policy, workers = situation.policy, {member.index: member for member in situation.parts.members.workers()}
     places, outage_since = situation.parts.settings.config.num_workers or 0, situation.parts.servers.unreachable_since

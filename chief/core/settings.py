@@ -47,7 +47,7 @@ class ForShards:
 
 
 class Settings:
-    """Takes changes in, remembers what holds, and answers who waits. `version` grows with each change that shards may hear of."""
+    """Queues changes, remembers the settings in force, and answers the calls that wait. `version` grows with each change for shards."""
 
     def __init__(self, config: CoordinationConfig, *, model: ModelRegistry, out: Outbox, waiting: Waiting) -> None:
         self._config = config

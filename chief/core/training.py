@@ -341,7 +341,7 @@ class Training:
         self._answers.refuse(error)
 
     def release(self) -> None:
-        """Training is finished: answers everyone who waits here."""
+        """Training is finished: answers all calls that wait here."""
         for blocked in self._tokens:
             self._tokens.answer(blocked.who, self._finished(blocked.ask.commit))
         self._ranges.answer_all(LeaseReply(result=LeaseResult.EXHAUSTED))
@@ -377,7 +377,7 @@ class Training:
         self._tokens.refuse(gone.index, error)
         participant = self._members.participant(gone)
         for blocked in self._ranges:
-            # Ranges that would come back for others must not be leased to it: they would never be taken back.
+            # It must get no ranges any more: nothing would ever return them.
             if blocked.ask.participant == participant:
                 self._ranges.refuse(blocked.who, error)
         self._grant(self._policy.drop(gone.index), now)
@@ -579,7 +579,7 @@ class Training:
         before = len(self._out)
         is_late = self._data.is_answered(member.index, member.incarnation, request_id=request.request_id)
         for blocked in self._ranges if not is_late else ():
-            # A worker waits in one call at a time: an earlier one was lost on its way, or is given up.
+            # A worker waits in one call at a time: its client has lost an earlier one, or has given it up.
             if (blocked.ask.participant.index, blocked.ask.participant.incarnation) == (member.index, member.incarnation):
                 is_late = is_late or blocked.ask.request_id >= request.request_id
                 self._answer_without_ranges(blocked, "another call of the same worker")
@@ -605,7 +605,7 @@ class Training:
         self._ranges.answer(blocked.who, LeaseReply(result=LeaseResult.WAIT, waiting_for=waiting_for))
 
     def _answer_about_ranges(self, now: float) -> None:
-        """Answers those who wait and need not any longer; to be called when ranges have come back or are done."""
+        """Answers the calls that wait for ranges, as far as there are any; to be called when ranges were returned or are done."""
         for blocked in self._ranges:
             reply = self._try_to_lease(blocked.ask)
             if reply is not None:
@@ -613,7 +613,7 @@ class Training:
                 self._answers.tell_of_lease(blocked.call, reply, now=now)
 
     def _stop_waiting_for_data(self, now: float) -> None:
-        """Ranges of workers that have not come back by now may go to others."""
+        """Ranges of workers that have not registered again by now may be leased to others."""
         self._awaited.clear()
         self._return_timer.clear()
         self._answer_about_ranges(now)
@@ -797,7 +797,7 @@ class Training:
         self._grant(granted, now)
         self.proceed(now)
 
-    # -- checkpoints, and replicas that come back between two steps
+    # -- checkpoints, and replicas that are restored between two steps
 
     def copied(self, event: StepCopied, now: float) -> None:
         """All shards have copied the step that is being saved: others may be applied."""
@@ -806,7 +806,7 @@ class Training:
             self.proceed(now)
 
     def save_failed(self, event: SaveFailed, now: float) -> None:
-        """A checkpoint has come to nothing; training goes on."""
+        """A checkpoint could not be saved; training goes on."""
         goes_on = self._checkpoints.failed(event, now) and self._under_way is UnderWay.SAVE
         if self._replicas_due and self._checkpoints.is_holding and not self._checkpoints.holds_steps:
             # The step need not be saved: training goes on, and the replicas come back another time.

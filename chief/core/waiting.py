@@ -25,7 +25,7 @@ def slice_s(max_wait_s: float) -> float:
 
 
 class Timer:
-    """Does one thing when its time has come. It may be set and cleared as often as one likes."""
+    """Calls a function when its time has come. It may be set and cleared any number of times."""
 
     __slots__ = ("_armed", "_timers", "action", "due")
 
@@ -186,7 +186,7 @@ class Line(Generic[Ask]):
         self._blocked: dict[int, Blocked[Ask]] = {}
         # Timers that were cleared are used again: the heap has their entries still.
         self._idle: list[Timer] = []
-        # Told of who is cancelled.
+        # Called with each blocked call that is cancelled.
         self.on_cancel: Callable[[Blocked[Ask]], None] | None = None
 
     def __len__(self) -> int:
@@ -196,12 +196,12 @@ class Line(Generic[Ask]):
         return who in self._blocked
 
     def __iter__(self) -> Iterator[Blocked[Ask]]:
-        """Those who wait at this moment."""
+        """The calls that wait at this moment."""
         return iter([*self._blocked.values()])
 
     @property
     def who(self) -> frozenset[int]:
-        """Who waits."""
+        """The keys of the calls that wait."""
         return frozenset(self._blocked)
 
     def get(self, who: int) -> Blocked[Ask] | None:

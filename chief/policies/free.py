@@ -63,7 +63,7 @@ class FreePolicy:
         return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=max(0, applied_step - step))
 
     def after_commit(self, worker: int) -> list[Grant]:
-        """Nobody waits."""
+        """None: no worker waits for a token."""
         return []
 
     def ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
@@ -71,10 +71,10 @@ class FreePolicy:
         return self._step
 
     def forget_wish(self, worker: int) -> None:
-        """Nobody waits."""
+        """Changes nothing: no worker waits for a token."""
 
     def drop(self, worker: int) -> list[Grant]:
-        """Nobody waits."""
+        """None: no worker waits for a token."""
         return []
 
     def advance(self) -> list[Grant]:

@@ -100,7 +100,7 @@ class _Link:
 
 
 class _AtShards:
-    """Does one thing at all shards, in the thread that asks for it; `report` takes what comes of it. Implements Pace: no time passes."""
+    """Carries out one instruction at all shards, in the calling thread; `report` takes its events. Implements Pace: no time passes."""
 
     def __init__(
         self,
@@ -116,7 +116,7 @@ class _AtShards:
         self._shards, self._store, self._authority, self._report, self._clock = shards, store, authority, report, clock
 
     def carry_out(self, work: Work) -> None:
-        """Does it, and reports what comes of it."""
+        """Carries out an instruction, and reports its events."""
         if isinstance(work, ev.ApplyStep):
             self._apply(work)
         else:
@@ -254,7 +254,7 @@ class InProcessChief(Chief):
                         is_waiting = True
                     self._to_do.extend(self._tick_locked())
                     answer = self._answers[call]
-                    # What others have caused is left to those who must wait anyway.
+                    # Instructions that other calls have caused are left to the threads that must wait anyway.
                     if answer is not None and (not self._to_do or self._num_waiting > 1):
                         self._num_waiting -= 1
                         is_waiting = False

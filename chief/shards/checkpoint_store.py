@@ -66,7 +66,7 @@ class CheckpointStore:
         return CheckpointCommitted(tag=checkpoint.tag)
 
     def abandon(self, tag: str) -> None:
-        """Removes what there is of a checkpoint that has come to nothing, if the place lets it."""
+        """Removes the files of a checkpoint that could not be completed, if storage allows it."""
         try:
             self._storage.remove_incomplete(tag)
         except PsError as error:

@@ -55,7 +55,7 @@ def _identity(status: ShardStatus) -> tuple[int, Fence, bool]:
 
 
 def save_failure(tag: str, error: PsError) -> SaveFailed:
-    """Returns the event that a checkpoint has come to nothing."""
+    """Returns the event that a checkpoint could not be saved."""
     return SaveFailed(tag=tag, why=error.message, is_full=isinstance(error, StorageFull))
 
 
@@ -72,7 +72,7 @@ def restore_failure(work: RestoreShards, error: PsError) -> RestoreFailed:
 
 @dataclass(slots=True)
 class Authority:
-    """Of a chief's latest adoption; NOBODY: it has adopted nothing yet. Changed in place by who carries out its wishes.
+    """Of a chief's latest adoption; NOBODY: it has adopted nothing yet. `ShardWork` changes it in place.
 
     `session_key`: the chief's own. `session_keys`: that, and those of earlier chiefs of this life that shards have told of.
     """

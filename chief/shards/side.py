@@ -123,7 +123,7 @@ class ShardSide:
         self._spawn(self._look_at_all(is_takeover, on_failure))
 
     def carry_out(self, wish: Wish) -> None:
-        """Begins what is wanted. Never waits; to be called in the order of the wishes."""
+        """Begins an instruction. Never waits. Instructions must be given in the coordinator's order."""
         match wish:
             case ev.ApplyStep():
                 self._apply(wish)
@@ -145,7 +145,7 @@ class ShardSide:
                 self.in_loop(self._begin, self._replicas.bring_back, wish)
 
     def do_own_work(self) -> None:
-        """Does one thing after the other, also what comes of it; who comes meanwhile leaves theirs to the thread that is at it."""
+        """Does all work in the queue, also what is added meanwhile. One thread at a time does it; others return at once."""
         while True:
             with self._working:
                 if self._is_working or not self.own_work:

@@ -1,4 +1,4 @@
-"""Carries out the coordinator's instructions at all shards: one coroutine each, which reports what comes of it. Decides nothing.
+"""Carries out the coordinator's instructions at all shards: one coroutine for each, which reports its events. Decides nothing.
 
 The coroutines know links and a `Pace`, no event loop and no thread: one runs them on a loop (`side`), one in the process of the shards
 (`serving.in_process`), and the simulation as it likes. What they report of a step names the step's epoch.
@@ -87,7 +87,7 @@ class ShardWork:
         return self._num_restoring > 0
 
     async def carry_out(self, work: ev.Instruction) -> None:
-        """Does what an instruction wants done at shards, or with checkpoints, and reports what comes of it."""
+        """Carries out an instruction at shards, or with checkpoints, and reports its events."""
         try:
             await self._do(work)
         except Superseded as error:

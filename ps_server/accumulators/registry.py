@@ -1,4 +1,4 @@
-"""The named accumulators of a parameter server, as many threads see them: their locks, their callers and who waits. Knows no wire, no sum.
+"""The named accumulators of a parameter server for many threads: locks, repeated calls, and calls that wait. Knows no wire, no sum.
 
 A gradient or request that is repeated, because its answer was lost, gets the first answer. A caller that waits longer than one call
 may last asks again, and keeps its place for a few seconds.
@@ -214,7 +214,7 @@ class NamedAccumulator:
         return taken
 
     def _collect_locked(self) -> None:
-        """Files what has been taken under its caller, lets old results go, and wakes who waits."""
+        """Keeps each finished taking's result for its caller, drops old results, and wakes the calls that wait."""
         done = [client for client, waiting in self._waiting.items() if waiting.take.taken is not None]
         for client in done:
             waiting = self._waiting.pop(client)
@@ -364,7 +364,7 @@ class AccumulatorRegistry:
         return self._find(name).describe()
 
     def delete(self, name: str) -> bool:
-        """Drops an accumulator; who waits for it gets Cancelled. False if there was none."""
+        """Drops an accumulator; calls that wait for it raise Cancelled. False if there was none."""
         with self._lock:
             self._check_running_locked()
             accumulator = self._accumulators.pop(name, None)
@@ -428,7 +428,7 @@ class IncomingGradient:
         return True
 
     def finish(self) -> GradientReply:
-        """Adds the gradient if all of it has come (else TruncatedStream), and tells what became of it."""
+        """Adds the gradient if all its bytes have arrived (else TruncatedStream), and returns the answer."""
         if self._reply is None:
             self._writer.finish()
             self._reply = self._accumulator.apply(self._header, self._gradient())

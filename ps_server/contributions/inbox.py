@@ -514,7 +514,7 @@ class Inbox:
         return Contribution(push_id, step, _NO_METRICS, memory=self._staging.nothing(), is_empty=True)
 
     def _drop_late(self, push_id: PushId) -> None:
-        """Drops what has come of a contribution since its step did without it."""
+        """Drops a contribution whose bytes arrived after its step had been applied without it."""
         if push_id in self._staged:
             self._drop(self._staged[push_id])
         self._shared.discard(push_id)

@@ -187,7 +187,7 @@ def _session_keys(keys: Sequence[bytes]) -> tuple[bytes, ...]:
 
 
 def _granted(sharing: Sharing, num_buffers: int, messages: Iterator[pb.ShareMemoryRequest]) -> Iterator[pb.ShareMemoryResponse]:
-    """Answers wishes for memory, until there are no more."""
+    """Answers requests for memory until the stream ends."""
     while True:
         offered = sharing.offer(num_buffers)
         if offered:

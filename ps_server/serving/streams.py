@@ -700,7 +700,7 @@ class _Wait:
             deadlines.end(number)
 
     def claim(self) -> bool:
-        """Whether it is the caller's to answer; nobody else's then."""
+        """Returns True to exactly one caller: the one that answers the request."""
         with self._lock:
             if self._is_answered:
                 return False

@@ -1,4 +1,4 @@
-"""Who is let in, whose turn it is, who reads and who waits: the shard's one lock. Knows threads, epochs and chiefs; no model.
+"""The shard's one lock: which calls are admitted, have the turn, read or wait. Knows threads, epochs and chiefs; no model.
 
 A step takes its turn alone, arrivals share theirs; a waiter without a thread registers a listener, which is called after each change.
 """
@@ -48,7 +48,7 @@ class Gate:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._lock.release()
 
-    # Who is let in
+    # Admission
 
     def admit(self, epoch: int) -> "_Admission":
         """A block for a caller of this epoch; raises EpochMismatch, ShuttingDown or InternalError unless it is served."""
@@ -80,7 +80,7 @@ class Gate:
         """A reader of `step` is at work in the `with` block, without the lock; an apply that would overwrite what it reads may wait."""
         return _Reader(self, step)
 
-    # Who waits
+    # Waiting
 
     @property
     def is_free(self) -> bool:

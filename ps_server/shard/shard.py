@@ -326,7 +326,7 @@ class Shard:
 
     @property
     def is_quick(self) -> bool:
-        """Whether what is asked of the model now, also a step, is done in a moment: it is small, and nobody is at work on it."""
+        """Whether any call on the model, also a step, would return in a moment: the model is small, and no other call is at work on it."""
         model = self._model
         return model is None or (model.is_small and self._gate.is_free)
 
