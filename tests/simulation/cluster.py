@@ -257,6 +257,12 @@ class SimulatedCluster:
         if process is not None:
             process.forges = True
 
+    def have_hoarded(self, name: str) -> None:
+        """Has a worker, if it runs, give more than it may and commit none of that."""
+        process = self._worker_nodes.get(self._workers[int(name.split("-")[1])])
+        if process is not None:
+            process.hoards = True
+
     def have_impersonated(self, name: str) -> None:
         """Has somebody speak in a worker's name, if that one has its place."""
         victim = self._worker_nodes.get(self._workers[int(name.split("-")[1])])

@@ -24,6 +24,8 @@ from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, Participant, PushOutcome
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import PushId
+from ps_server.contributions.inbox import Inbox
+from ps_server.contributions.staging import StagingMemory
 from ps_server.model.shard_model import ShardModel
 from ps_server.numbers import apply
 from ps_server.shard.gate import AdmittedWorkers, Fences
@@ -389,6 +391,14 @@ def _lets_anybody_speak_for_a_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "look_up", look_up)
 
 
+def _takes_any_number_of_contributions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Inbox, "_check_room", lambda self, header: None)
+
+
+def _keeps_the_memory_of_contributions(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(StagingMemory, "take_back", lambda self, staged: None)
+
+
 def has(kind: str) -> Suit:
     """Returns those scenarios that such a fault befalls."""
     return lambda scenario: scenario if any(fault.kind == kind for fault in scenario.faults) else None
@@ -418,6 +428,11 @@ def _lost_as_a_whole_and_unsaved(scenario: Scenario) -> Scenario:
     told = Fault(at=at + 1.5, kind="stop", target=("worker-0",), seconds=2.5)
     lost = Fault(at=at + 1.6, kind="lose all", seconds=0.05)
     return replace(scenario, num_workers=4, num_required=4, durability=None, data=None, network=NetworkSpec(), faults=(missing, told, lost))
+
+
+def _hoards(scenario: Scenario) -> Scenario:
+    hoard = Fault(at=1.0 + scenario.seed % 97 * 0.01, kind="hoard", target=("worker-0",))
+    return replace(scenario, faults=(hoard,))
 
 
 def _forges_and_is_saved(scenario: Scenario) -> Scenario:
@@ -473,5 +488,7 @@ MUTATIONS: dict[str, Mutation] = {
     "incarnations from nowhere are believed": Mutation("36", _takes_incarnations_from_nowhere, has("impostor")),
     "anybody speaks for a worker": Mutation("36", _lets_anybody_speak_for_a_worker, has("impostor")),
     "training ends where a contribution is missing": Mutation("6", _gives_up_where_a_contribution_is_missing, _forges_and_is_saved),
+    "a worker may fill a server with contributions": Mutation("7", _takes_any_number_of_contributions, _hoards),
+    "memory of contributions is not given back": Mutation("7", _keeps_the_memory_of_contributions, _undisturbed(DEFAULT_POLICY)),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
 }

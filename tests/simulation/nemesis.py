@@ -34,6 +34,9 @@ class Victim(Protocol):
     def have_forged(self, name: str) -> None:
         """Has a worker commit what it has not given to all shards."""
 
+    def have_hoarded(self, name: str) -> None:
+        """Has a worker give more than it may and commit none of that."""
+
     def have_impersonated(self, name: str) -> None:
         """Has somebody speak in a worker's name."""
 
@@ -111,6 +114,9 @@ class Nemesis:
     def _forge(self, fault: Fault) -> None:
         self._cluster.have_forged(fault.target[0])
 
+    def _hoard(self, fault: Fault) -> None:
+        self._cluster.have_hoarded(fault.target[0])
+
     def _impersonate(self, fault: Fault) -> None:
         self._cluster.have_impersonated(fault.target[0])
 
@@ -153,6 +159,7 @@ _FAULTS: dict[str, Callable[[Nemesis, Fault], None]] = {
     "new chief": Nemesis._new_chief,
     "new worker": Nemesis._new_worker,
     "forge": Nemesis._forge,
+    "hoard": Nemesis._hoard,
     "impostor": Nemesis._impersonate,
     "storm": Nemesis._storm,
     "kill in save": Nemesis._killed_in_save,

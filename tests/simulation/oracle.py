@@ -5,17 +5,21 @@ it computes anew with NumPy.
 """
 
 from collections.abc import Mapping, Sequence, Set
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from ps_protocol.model.data import DataSpec
+from ps_protocol.model.layout import ALIGNMENT
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import CommitResult, PushOutcome
-from ps_protocol.roles.shard import ApplyRequest, PushId, RestoreRequest, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, PushId, RestoreRequest, ShardReport, ShardSpec
 from tests.simulation.epochs import Contributors, Epoch, Era, State
 from tests.simulation.rules import PolicyRules
 
 LEARNING_RATE, MOMENTUM = 0.5, 0.25
+# More than a chief's record takes here.
+_RECORD_BYTES = 4096
 
 
 class BrokenPromise(AssertionError):
@@ -31,6 +35,26 @@ def gradient_of(push_id: PushId, *, shard: int, size: int) -> Array:
 def index_of(server: str) -> int:
     """Returns which shard a server of this name holds."""
     return int(server.split("-")[1])
+
+
+@dataclass(slots=True, kw_only=True)
+class Room:
+    """The memory of one server: what it needs at rest, and for each contribution that it stages of those who give to it."""
+
+    at_rest: int
+    push_bytes: int
+    max_pushes: int
+    givers: set[tuple[int, int]] = field(default_factory=set)
+
+    @property
+    def max_staged(self) -> int:
+        """How many contributions it may stage."""
+        return self.max_pushes * len(self.givers)
+
+    @property
+    def max_bytes(self) -> int:
+        """How much it may allocate: a copy of its state while that is written, and the chief's record besides."""
+        return 2 * self.at_rest + _RECORD_BYTES + self.max_staged * (self.push_bytes + ALIGNMENT)
 
 
 class Oracle:
@@ -57,6 +81,8 @@ class Oracle:
         self._made_at: dict[int, dict[PushId, int]] = {}
         # Those that have no gradient, by life.
         self._empty: set[tuple[int, PushId]] = set()
+        # What each server needs, and may need.
+        self._rooms: dict[str, Room] = {}
         # What is whole: era and step, by name.
         self.committed: dict[str, tuple[Era, int]] = {}
         # The life whose first values were made last, and what was whole before.
@@ -187,6 +213,26 @@ class Oracle:
     def forged(self, push_id: PushId) -> None:
         """A worker is about to commit what it has not given to all shards."""
         self._forged.add(push_id)
+
+    # -- memory
+
+    def has_room(self, server: str, report: ShardReport, *, push_bytes: int, max_pushes: int) -> None:
+        """A server has a model, and may stage so many contributions of each incarnation of a worker, of so many bytes."""
+        if report.num_staged == 0:
+            self._rooms[server] = Room(at_rest=report.allocated_bytes, push_bytes=push_bytes, max_pushes=max_pushes)
+
+    def holds(self, server: str, push_id: PushId, report: ShardReport) -> None:
+        """A server has been given a contribution, and has taken it or not."""
+        room = self._rooms.get(server)
+        if room is None:
+            return
+        room.givers.add((push_id.worker, push_id.incarnation))
+        if report.num_staged > room.max_staged:
+            raise BrokenPromise(
+                f"7: {server} stages {report.num_staged} contributions of {len(room.givers)} workers, {room.max_staged} at most"
+            )
+        if report.allocated_bytes > room.max_bytes:
+            raise BrokenPromise(f"7: {server} has allocated {report.allocated_bytes} bytes, {room.max_bytes} are enough")
 
     # -- training data
 

@@ -150,7 +150,10 @@ class ShardNode:
         return is_new
 
     def _push(self, header: PushHeader, gradients: Array) -> object:
-        return self.shard.push_gradients(header, Segments([gradients]))
+        try:
+            return self.shard.push_gradients(header, Segments([gradients]))
+        finally:
+            self._oracle.holds(self._place, header.push_id, self.shard.status().report)
 
     def _read(self, epoch: int, step: int | None, layout_hash: str, num_bytes: int) -> object:
         into = np.empty(num_bytes, np.uint8)
@@ -167,6 +170,8 @@ class ShardNode:
 
     def _note_layout(self, spec: ShardSpec) -> None:
         self._layout_hash, self._arena_bytes = spec.layout.hash, spec.layout.nbytes
+        limit = spec.max_staged_per_worker
+        self._oracle.has_room(self._place, self.shard.status().report, push_bytes=spec.layout.nbytes, max_pushes=limit)
 
     def _arena(self, epoch: int) -> Array:
         into = np.empty(self._arena_bytes, np.uint8)

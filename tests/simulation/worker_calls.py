@@ -65,6 +65,11 @@ class WorkerCalls:
                 raise answer
         return answers
 
+    def once_at(self, index: int, method: str, arguments: tuple[Any, ...]) -> Task:
+        """Calls all servers that hold a shard, once; returns the errors."""
+        answers = yield All([_single(Call(name, method, arguments)) for name in self._places[index]])
+        return [answer for answer in answers if isinstance(answer, PsError)]
+
     def _ask_once(self, method: str, arguments: tuple[Any, ...], *, timeout_s: float) -> Task:
         """One attempt; whichever of the worker's calls fails once the chief has been silent for a while, looks for it elsewhere."""
         try:

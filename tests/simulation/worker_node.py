@@ -5,6 +5,7 @@ Knows the calls of chief and shards; decides nothing that a session decides. It 
 
 import itertools
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -48,6 +49,8 @@ from worker_client.core.place import Place
 from worker_client.core.worker import Worker
 
 _NO_LIMIT_S = 1e9
+# More than any server stages for one worker.
+_MANY = 12
 _NOTHING = np.empty(0, np.uint8)
 _LOOK_AGAIN_S = 0.01
 # How long a call to the chief may block.
@@ -93,6 +96,8 @@ class WorkerNode:
         self.life_of_model = 0
         # The next contribution is committed and not given to all shards; and whether one has been.
         self.forges = self.has_forged = False
+        # After the next contribution it gives as many more as shards take, and commits none of them.
+        self.hoards = False
         self._acts: dict[type, Callable[[Any], Task]] = {
             ask.Register: lambda request: self._register(request.former, request.held),
             ask.Agree: self._agree,
@@ -390,8 +395,22 @@ class WorkerNode:
             if num_given < len(calls):
                 self._oracle.forged(request.push_id)
         replies: list[PushReply] = (yield from self._at_all("push", calls[:num_given])) if num_given else []
+        if self.hoards:
+            self.hoards = False
+            yield from self._hoard(calls)
         results: list[PushResult] = [reply.result for reply in replies]
         return results + [PushResult.STAGED] * (len(calls) - num_given)
+
+    def _hoard(self, calls: list[tuple[PushHeader, Array]]) -> Task:
+        """Gives more contributions than any server may take. As with a push that has failed, the next one says that they are not wanted."""
+        worker = self._worker
+        assert worker is not None
+        for _ in range(_MANY):
+            push_id = worker.state.number_push()
+            worker.state.refused.append(push_id.sequence)
+            for index, (header, content) in enumerate(calls):
+                for error in (yield from self._calls.once_at(index, "push", (replace(header, push_id=push_id, refused=()), content))):
+                    self._world.seen[f"hoarder told {type(error).__name__}"] += 1
 
     def _fetch(self, request: ask.Fetch) -> Task:
         if self._held_step == request.step:
