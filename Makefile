@@ -63,9 +63,10 @@ coverage: $(DEV)  ## which lines and branches the tests reach, processes and all
 test: $(DEV)  ## all tests but chaos; ARGS="-k framing" are passed to pytest
 	@$(PYTEST) -n 3 --dist worksteal $(ARGS)
 
-# The second line are floods and the third one is the soak, which need the machine for themselves. SOAK=0 leaves the soak out.
+# The second line are floods and the third one is the soak, which need the machine for themselves. SOAK=0 leaves the soak out, and with
+# FLOODS=all every flood meets every role, which takes 10 minutes more.
 SOAK ?= 600
-chaos: $(DEV)  ## real processes killed, stopped, cut off, flooded and sent wrong clocks, then 10 minutes of random faults; under 30 minutes
+chaos: $(DEV)  ## real processes killed, stopped, cut off, flooded and sent wrong clocks, then 10 minutes of random faults; under 20 minutes
 	@rm -f lockstep-runs/chaos/recovery.jsonl
 	@$(PYTEST) tests/chaos -m "chaos or quick" -n 2 --ignore tests/chaos/test_soak.py --ignore tests/chaos/test_floods.py $(ARGS); found=$$?; \
 	  $(PYTEST) tests/chaos/test_floods.py -m chaos -n 0 -s -o faulthandler_timeout=0 $(ARGS) || found=1; \
