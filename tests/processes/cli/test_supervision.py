@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from lockstep.launcher.supervisor import Interrupted, LineSplitter, PrefixedOutput, Process, ProcessSpec, Supervisor, describe_end
+from ps_protocol.security.tokens import new_token_lines, write_secret
 from tests.support.waiting import wait_until
 
 MARK = "LOCKSTEP_SUPERVISION_TEST"
@@ -127,6 +128,16 @@ def test_nothing_outlives_a_launcher_that_is_killed(tmp_path: Path) -> None:
         process.kill()
         wait_until(lambda: not carriers("family"), timeout_s=5.0, what="all processes are gone")
         assert not directory.exists()
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can act as another user")
+def test_another_user_finds_nothing_in_the_directory_of_a_launcher(tmp_path: Path) -> None:
+    with launcher(tmp_path, FAMILY, count=1, mark="private") as process:
+        directory = Path(read_until(process, is_last=lambda lines: num_ready(lines) == 1)[0])
+        write_secret(directory / "tokens", new_token_lines())
+        for command in (["ls", str(directory)], ["cat", str(directory / "tokens")]):
+            tried = subprocess.run(command, user=65_534, group=65_534, extra_groups=[], cwd="/", capture_output=True, text=True)
+            assert tried.returncode and not tried.stdout and "Permission denied" in tried.stderr
 
 
 @pytest.mark.parametrize("delay_s", [0.0, 0.05, 0.1, 0.15, 0.2, 0.3])

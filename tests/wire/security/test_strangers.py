@@ -15,10 +15,12 @@ from typing import Any
 import grpc
 import pytest
 
+from ps_protocol.process.listening import allow_many_connections
 from ps_protocol.rpc import admission
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION, Access, server_options
 from ps_protocol.rpc.client_stream import Stream, StreamEnded, open_stream
 from ps_protocol.rpc.server_stream import never_waiting
+from ps_protocol.security.certificates import ServerCertificates
 from ps_protocol.security.options import Security
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -31,6 +33,8 @@ from tests.support.shards import open_server
 from tests.support.waiting import wait_until
 from tests.support.whole_shard import WholeGrpcShard
 
+# How a client begins TLS: a record of 512 bytes, of which these are the first.
+CLIENT_HELLO = bytes([0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC, 3, 3])
 HEALTH = "/grpc.health.v1.Health"
 STATUS = "/ps_protocol.v1.ParameterService/GetShardStatus"
 
@@ -269,6 +273,58 @@ def test_connection_that_says_nothing_is_cut() -> None:
         while connection.recv(4096):
             pass  # its greeting; then the end
     server.stop(None).wait()
+
+
+def test_greeting_of_tls_that_comes_byte_by_byte_is_cut_and_holds_nobody_up(files: Files) -> None:
+    options = dict(server_options()) | {"grpc.server_handshake_timeout_ms": 1_000}
+    server = grpc.server(futures.ThreadPoolExecutor(1), options=[*options.items()])
+    port = server.add_secure_port("127.0.0.1:0", ServerCertificates(files.server()).credentials())
+    server.start()
+    with files.caller().open_channel(f"127.0.0.1:{port}") as channel:
+        with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
+            connection.settimeout(0.05)
+            with pytest.raises(ConnectionError):
+                for byte in itertools.chain(CLIENT_HELLO, itertools.repeat(0)):
+                    connection.send(bytes([byte]))
+                    with contextlib.suppress(TimeoutError):
+                        if not connection.recv(1):
+                            raise ConnectionResetError
+                    if byte:  # the others are served meanwhile
+                        assert code_of(channel) is grpc.StatusCode.UNIMPLEMENTED
+    server.stop(None).wait()
+
+
+def code_of(channel: grpc.Channel) -> grpc.StatusCode:
+    """How a call of a method that there is not ends."""
+    invoke: Any = channel.unary_unary("/test/Nothing")
+    with pytest.raises(grpc.RpcError) as refused:
+        invoke(b"", timeout=10)
+    code: grpc.StatusCode = refused.value.code()
+    return code
+
+
+@pytest.fixture
+def many_descriptors() -> Iterator[None]:
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    allow_many_connections()
+    yield
+    resource.setrlimit(resource.RLIMIT_NOFILE, limits)
+
+
+@pytest.mark.usefixtures("many_descriptors")
+@pytest.mark.parametrize("num_connections", [500, pytest.param(5_000, marks=pytest.mark.chaos)])
+def test_idle_connections_keep_nobody_from_calling(num_connections: int) -> None:
+    """Before they are there, while they are, and for new callers, too."""
+    with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0")) as server, contextlib.ExitStack() as stack:
+        shard = stack.enter_context(contextlib.closing(WholeGrpcShard(server.address)))
+        port = int(server.address.rpartition(":")[2])
+        for number in range(num_connections):
+            stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
+            if number % 250 == 0:
+                assert shard.status()
+        assert shard.status()
+        other = stack.enter_context(contextlib.closing(WholeGrpcShard(server.address)))
+        assert other.status()
 
 
 def claim_to_be_the_chief(access: Access, address: str, *, incarnation: int) -> None:
