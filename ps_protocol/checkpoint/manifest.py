@@ -80,11 +80,6 @@ class ManifestEncoder:
         self._last = (model, placement)
 
 
-def encode_manifest(checkpoint: Checkpoint, *, saved_at: str) -> bytes:
-    """Returns the manifest of a checkpoint; `saved_at` is the time of day in words, for people."""
-    return ManifestEncoder().encode(checkpoint, saved_at=saved_at)
-
-
 def decode_manifest(content: bytes, *, where: str) -> tuple[Checkpoint, str]:
     """Checks a manifest and returns the checkpoint, and when it was saved. Raises DataLoss saying what is wrong with it."""
     return decode_fields(decode_json(content, where=where), where=where)

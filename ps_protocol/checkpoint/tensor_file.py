@@ -92,11 +92,6 @@ def tensor_name(piece: VariableSlice, part: str = "") -> str:
     return f"{name}@{part}" if part else name
 
 
-def state_name(name: str) -> str:
-    """Returns the name of a tensor that belongs to a shard, and to no variable."""
-    return f"@{name}"
-
-
 def encode_header(tensors: Sequence[SavedTensor], metadata: Mapping[str, str]) -> tuple[bytes, list[SavedTensor]]:
     """Returns the first bytes of a file, with the length, and the tensors in the order in which they must follow.
 

@@ -133,11 +133,6 @@ class RecordPacker:
         return self._lasting[1] + special.encode_of_step(record, encode).SerializeToString(deterministic=True)
 
 
-def pack_record(record: ChiefRecord) -> bytes:
-    """Returns a record as bytes, as parameter servers keep it."""
-    return RecordPacker().pack(record)
-
-
 def unpack_record(packed: bytes) -> ChiefRecord:
     """Returns the record that bytes are. Raises MalformedMessage, InvalidSpec."""
     return decode(ChiefRecord, decode_message(chief_service_pb2.ChiefRecord, packed))

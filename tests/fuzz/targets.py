@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.checkpoint.manifest import decode_manifest, encode_manifest, manifest_end
+from ps_protocol.checkpoint.manifest import ManifestEncoder, decode_manifest, manifest_end
 from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorFileReader, encode_header
 from ps_protocol.errors import DataLoss, MalformedMessage
 from ps_protocol.roles.shard import CheckpointFile
@@ -59,7 +59,7 @@ def manifest(content: bytes) -> None:
             checkpoint, saved_at = decode_manifest(whole, where="m")
         except DataLoss:
             continue
-        assert decode_manifest(encode_manifest(checkpoint, saved_at=saved_at), where="m") == (checkpoint, saved_at)
+        assert decode_manifest(ManifestEncoder().encode(checkpoint, saved_at=saved_at), where="m") == (checkpoint, saved_at)
 
 
 class _Bytes:
@@ -95,7 +95,7 @@ def _file_examples() -> tuple[bytes, ...]:
 
 def _manifest_examples() -> tuple[bytes, ...]:
     files = [CheckpointFile(name=f"ps-{shard}", shard=shard, num_bytes=9, sha256="0" * 64) for shard in range(2)]
-    whole = encode_manifest(checkpoint_of(files, step=5), saved_at="now")
+    whole = ManifestEncoder().encode(checkpoint_of(files, step=5), saved_at="now")
     return (whole, whole[: -len(manifest_end(b""))], b'{"format":"lockstep-checkpoint","format_version":1')
 
 

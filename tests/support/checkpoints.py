@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.checkpoint.manifest import encode_manifest
+from ps_protocol.checkpoint.manifest import ManifestEncoder
 from ps_protocol.checkpoint.storage import CheckpointStorage, FileWriter, LocalStorage, storage_failures
 from ps_protocol.checkpoint.tensor_file import SavedTensor, tensor_name, write_file
 from ps_protocol.model.data import DataProgress, DataSpec
@@ -94,7 +94,7 @@ def save(storage: CheckpointStorage, *, step: int, epoch: int = 1, num_shards: i
     """Makes a whole checkpoint."""
     files = write_files(storage, step=step, epoch=epoch, num_shards=num_shards)
     checkpoint = checkpoint_of(files, step=step, epoch=epoch, cluster=cluster)
-    storage.commit(checkpoint.tag, encode_manifest(checkpoint, saved_at="2026-01-02T03:04:05Z"), files=files)
+    storage.commit(checkpoint.tag, ManifestEncoder().encode(checkpoint, saved_at="2026-01-02T03:04:05Z"), files=files)
     return checkpoint
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from ps_protocol.checkpoint.catalog import open_storage
-from ps_protocol.checkpoint.manifest import encode_manifest, manifest_sha256
+from ps_protocol.checkpoint.manifest import ManifestEncoder, manifest_sha256
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
@@ -111,7 +111,7 @@ class ShardedTraining:
             placement=self.placement,
             files=tuple(files),
         )
-        open_storage(self.checkpoint_dir).commit(tag, encode_manifest(checkpoint, saved_at="now"), files=checkpoint.files)
+        open_storage(self.checkpoint_dir).commit(tag, ManifestEncoder().encode(checkpoint, saved_at="now"), files=checkpoint.files)
         return checkpoint
 
     def restore_request(self, index: int, tag: str) -> RestoreRequest:

@@ -18,7 +18,7 @@ from ps_protocol.checkpoint.catalog import (
     verify_checkpoint,
 )
 from ps_protocol.checkpoint.fsspec_storage import RemoteStorage
-from ps_protocol.checkpoint.manifest import encode_manifest, read_checkpoint
+from ps_protocol.checkpoint.manifest import ManifestEncoder, read_checkpoint
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, LocalStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, check_file, open_file, write_file
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
@@ -87,7 +87,7 @@ def test_checkpoint_is_there_only_when_it_has_been_committed(storage: Checkpoint
     with pytest.raises(CheckpointNotFound, match=r"no complete checkpoint .*1 incomplete: step-000000005"):
         find_checkpoint(storage, cluster=CLUSTER)
     checkpoint = checkpoint_of(files, step=5)
-    storage.commit(checkpoint.tag, encode_manifest(checkpoint, saved_at="now"), files=files)
+    storage.commit(checkpoint.tag, ManifestEncoder().encode(checkpoint, saved_at="now"), files=files)
     assert tags_of(storage) == [("step-000000005", True)]
     found = find_checkpoint(storage, cluster=CLUSTER)
     assert (found.checkpoint, found.saved_at, found.skipped) == (checkpoint, "now", ())
@@ -113,7 +113,7 @@ def test_tensor_can_be_read_in_parts_and_skipped(storage: CheckpointStorage) -> 
     tensors = [SavedTensor(name=name, array=np.arange(1000, dtype=np.int64) * number) for number, name in enumerate(("a", "b", "c"))]
     file = write_file(storage, "t", shard=0, num_shards=1, tensors=tensors, metadata={})
     checkpoint = checkpoint_of([file], step=1)
-    storage.commit("t", encode_manifest(checkpoint, saved_at=""), files=[file])
+    storage.commit("t", ManifestEncoder().encode(checkpoint, saved_at=""), files=[file])
     parts = np.zeros(500, np.int64)
     with open_file(storage, "t", file) as reader:
         for tensor in reader:

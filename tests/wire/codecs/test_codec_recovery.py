@@ -70,11 +70,11 @@ def test_value_comes_back_as_it_was(value: Any) -> None:
 
 @pytest.mark.parametrize("record", [RECORD, ChiefRecord(model=None, policy=POLICIES[0])])
 def test_packed_record_comes_back_as_it_was(record: ChiefRecord) -> None:
-    assert codec.unpack_record(codec.pack_record(record)) == record
+    assert codec.unpack_record(codec.RecordPacker().pack(record)) == record
 
 
 def test_a_record_of_the_same_values_is_the_same_bytes() -> None:
-    assert codec.pack_record(RECORD) == codec.pack_record(dataclasses.replace(RECORD))
+    assert codec.RecordPacker().pack(RECORD) == codec.RecordPacker().pack(dataclasses.replace(RECORD))
 
 
 def test_bytes_that_are_no_record_are_refused() -> None:

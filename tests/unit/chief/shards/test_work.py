@@ -11,7 +11,7 @@ from chief.core import messages
 from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.errors import DataLoss, EpochMismatch, PsError, StorageFull, Superseded, TrainingFailed, Unavailable
 from ps_protocol.roles.shard import Adoption
-from ps_protocol.wire.codec import pack_record
+from ps_protocol.wire.codec import RecordPacker
 from tests.support.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play, restoring
 from tests.support.eras import fence
 
@@ -31,8 +31,8 @@ def test_a_record_is_reported_before_the_adoptions_and_the_newest_one() -> None:
     async def act(scene: Scene) -> None:
         scene.begin()
         old = dataclasses.replace(RECORD, num_rollbacks=1)
-        scene.links[0].adoption = Adoption(step=4, layout_hash="a", record=pack_record(RECORD), record_version=9)
-        scene.links[1].adoption = Adoption(step=4, layout_hash="b", record=pack_record(old), record_version=8)
+        scene.links[0].adoption = Adoption(step=4, layout_hash="a", record=RecordPacker().pack(RECORD), record_version=9)
+        scene.links[1].adoption = Adoption(step=4, layout_hash="b", record=RecordPacker().pack(old), record_version=8)
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)
         found, *adopted = scene.all_of(messages.RecordFound, messages.ShardAdopted)
