@@ -336,13 +336,13 @@ class ReplicatedLink:
                 adoptions = {one: await self.join(one, timeout_s=timeout_s, forgets=True) for one in members}
         for one in tuple(adoptions):
             # Another one has told of a key since. Workers may call also those that are not counted on, until they hear of that.
-            if adoptions[one].session_keys != self._session_keys:
+            if set(adoptions[one].session_keys) != set(self._session_keys):
                 adoptions[one] = await self.join(one, timeout_s=timeout_s)
         self._identity = self._told or best.process
         self._count_on(members)
         await self.mark_alone()
         self._finding = None
-        return adoptions[best]
+        return replace(adoptions[best], session_keys=self._session_keys)
 
     def _check_adopted(self, failed: Mapping[Replica, PsError], *, is_enough: bool) -> None:
         """Raises a failure if the replicas without it are not enough, or if another chief has them."""
@@ -402,7 +402,7 @@ class ReplicatedLink:
         )
         # Another replica, or this shard's chief, may not know them all.
         self._session_keys = joined_keys(self._session_keys, adoption.session_keys)
-        return replace(adoption, session_keys=self._session_keys)
+        return adoption
 
     def numbered(self, request: RestoreRequest) -> RestoreRequest:
         """Returns a request that a replica obeys as long as it is not told anything else."""

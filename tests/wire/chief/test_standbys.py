@@ -256,14 +256,16 @@ def test_a_standby_beside_an_empty_primary_is_believed_only_if_something_vouches
     assert pair.run(act, is_taken=False) == ([None], None)
 
 
-@pytest.mark.parametrize("is_trained", [False, True])
-def test_a_restarted_replica_learns_from_the_other_one_whom_earlier_chiefs_have_admitted(pair: Pair, is_trained: bool) -> None:
+@pytest.mark.parametrize(("is_trained", "restarted"), [(False, PRIMARY), (True, PRIMARY), (True, STANDBY)])
+def test_a_restarted_replica_learns_from_the_other_one_whom_earlier_chiefs_have_admitted(
+    pair: Pair, is_trained: bool, restarted: int
+) -> None:
     earlier, later = b"1" * KEY_BYTES, b"2" * KEY_BYTES
     for trainer in pair.trainers:
         trainer.shard.adopt(fence(EPOCH, CHIEF), session_keys=(earlier,))
     if is_trained:
         pair.create()  # then the one that is empty is not counted on
-    pair.restart(PRIMARY)
+    pair.restart(restarted)
 
     async def act(link: ReplicatedLink) -> Any:
         first, second = (replica.link for replica in link.replicas)
