@@ -45,7 +45,7 @@ SERVER_SEAMS = (
 SERVER_STREAMS = (("ps_server.serving.streams:content_messages", "send"),)
 # Where a contribution begins at a parameter server, and what it then goes through.
 RECEIVING_BEGIN = "ps_server.shard.shard:Shard.open_push"
-RECEIVING_CALLS = tuple(f"ps_server.shard.handles:Push.{method}" for method in ("write", "finish", "finish_with"))
+RECEIVING_CALLS = tuple(f"ps_server.shard.handles:OpenPush.{method}" for method in ("write", "finish", "finish_with"))
 SEAMS = (*(seam for seam, _ in (*WORKER_SEAMS, *SERVER_SEAMS, *SERVER_STREAMS)), WORKER_REQUESTS[0], RECEIVING_BEGIN, *RECEIVING_CALLS)
 
 
