@@ -79,7 +79,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
     )
     tf_config = parse_tf_config(environment.get("TF_CONFIG", ""))
     task = tf_config if tf_config is not None and tf_config.task_type == "chief" else None
-    return ChiefConfig(
+    config = ChiefConfig(
         ps=tuple(address for address in given[options.PS_ADDRESSES] if address) or (task.ps if task else ()),
         standbys=given[options.STANDBY_ADDRESSES],
         coordination=_coordination(given, task),
@@ -93,18 +93,27 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         history=given[options.HISTORY],
         enable_failpoints=given[options.ENABLE_FAILPOINTS],
     )
+    _check_size(config.coordination)
+    return config
+
+
+def _check_size(config: CoordinationConfig) -> None:
+    """Raises InvalidSpec if nothing says how many contributions make a step: one would, and those of all other workers would be dropped."""
+    if config.policy.has_common_steps and config.total_num_replicas is None and config.replicas_to_aggregate is None:
+        raise InvalidSpec("how many workers take part? give --workers N, or --replicas-to-aggregate R: how many contributions make a step")
 
 
 def _coordination(given: Given, task: TfConfig | None) -> CoordinationConfig:
     # A cluster that lists its workers has so many.
     num_workers = given[options.EXPECTED_WORKERS] or (len(task.workers) or None if task else None)
+    num_required, policy = _contributions(given, num_workers), options.policy_of(given)
     return CoordinationConfig(
         cluster=given[options.CLUSTER],
-        replicas_to_aggregate=_contributions(given, num_workers),
+        replicas_to_aggregate=num_required,
         total_num_replicas=num_workers,
         max_steps=given[options.MAX_STEPS],
         lease_s=given[options.LEASE],
-        policy=options.policy_of(given),
+        policy=policy,
         min_replicas=given[options.MIN_REPLICAS],
         checkpoints=_checkpoints(given),
         reject_nonfinite=given[options.REJECT_NONFINITE],

@@ -110,7 +110,7 @@ def start_ps_process(index: int, stack: ExitStack, *, directory: Path) -> Proces
 def start_chief(shape: Shape, stack: ExitStack, *, ps_addresses: list[str], directory: Path) -> Process:
     """Starts a chief's process; `announced` tells when it serves."""
     options = {
-        "--replicas-to-aggregate": shape.replicas_to_aggregate,
+        "--replicas-to-aggregate": shape.replicas_to_aggregate or (None if shape.total_num_replicas else 1),
         "--workers": shape.total_num_replicas,
         "--max-steps": shape.max_steps,
         "--lease": shape.lease_s,

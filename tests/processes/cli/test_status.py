@@ -113,7 +113,7 @@ def test_health_tells_alive_and_ready_from_absent(tmp_path: Path) -> None:
     assert lockstep_here("health").returncode == 2
 
 
-@pytest.mark.parametrize("role", [["server", "--index", "0"], ["chief", "--ps", "127.0.0.1:1"]])
+@pytest.mark.parametrize("role", [["server", "--index", "0"], ["chief", "--ps", "127.0.0.1:1", "--workers", "1"]])
 def test_a_role_whose_port_is_taken_says_so_within_two_seconds(role: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"

@@ -54,7 +54,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
 
     with contextlib.ExitStack() as stack:
         servers = [start(stack, f"ps{index}", "ps", "--index", str(index)) for index in range(2)]
-        cluster = Cluster(start(stack, "chief", "chief", "--ps", ",".join(servers)), files)
+        cluster = Cluster(start(stack, "chief", "chief", "--ps", ",".join(servers), "--workers", "1"), files)
         # The processes stay as long as somebody looks on.
         security = worker_client.Security(**cluster.proofs("observer"))
         stack.enter_context(worker_client.observe(cluster.chief, timeout_s=20, security=security))

@@ -20,7 +20,7 @@ def chief(*flags: str) -> AbstractContextManager["subprocess.Popen[str]"]:
 
 
 def test_a_signal_finishes_training_for_all_and_ends_with_zero(tmp_path: Path) -> None:
-    with parameter_server() as server, chief("--ps", server.address, "--announce", str(tmp_path / "a")) as process:
+    with parameter_server() as server, chief("--ps", server.address, "--workers", "1", "--announce", str(tmp_path / "a")) as process:
         client = GrpcChief(announced(process, tmp_path / "a"))
         with Worker(client) as worker:
             worker.join_model()
@@ -36,7 +36,7 @@ def test_a_signal_finishes_training_for_all_and_ends_with_zero(tmp_path: Path) -
 
 def test_a_chief_names_the_server_that_it_still_looks_for_and_ends_at_a_signal() -> None:
     absent = unused_address()
-    with chief("--ps", absent) as process:
+    with chief("--ps", absent, "--workers", "1") as process:
         assert process.stderr is not None
         wanted = f"waiting for ps 0 at {absent}"
         start = 0.0
@@ -56,7 +56,7 @@ def test_an_address_that_is_taken_is_refused_with_exit_code_two() -> None:
         other.bind(("127.0.0.1", 0))
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
-        with chief("--ps", "127.0.0.1:1", "--address", address) as process:
+        with chief("--ps", "127.0.0.1:1", "--workers", "1", "--address", address) as process:
             code, words = end_of(process)
     assert code == 2
     assert f"chief: cannot listen at {address}: another process listens there" in words.splitlines()[-1]
@@ -64,7 +64,7 @@ def test_an_address_that_is_taken_is_refused_with_exit_code_two() -> None:
 
 def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) -> None:
     with parameter_server() as server:
-        with chief("--ps", server.address, "--announce", str(tmp_path / "a")) as first:
+        with chief("--ps", server.address, "--workers", "1", "--announce", str(tmp_path / "a")) as first:
             client = GrpcChief(announced(first, tmp_path / "a"))
             with Worker(client) as worker:
                 worker.join_model()
@@ -72,7 +72,7 @@ def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) ->
             client.close()
             first.kill()
             first.wait(10)
-        with chief("--ps", server.address, "--announce", str(tmp_path / "b"), "--takeover") as second:
+        with chief("--ps", server.address, "--workers", "1", "--announce", str(tmp_path / "b"), "--takeover") as second:
             client = GrpcChief(announced(second, tmp_path / "b"))
             wait_until(lambda: client.status().state is ClusterState.TRAINING, timeout_s=20, what="the second chief goes on")
             status = client.status()

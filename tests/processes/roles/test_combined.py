@@ -25,6 +25,7 @@ def combined(
     directory: Path, *chief_flags: str, index: int = 0, ps_flags: Sequence[str] = ()
 ) -> AbstractContextManager["subprocess.Popen[str]"]:
     flags = ["--index", str(index), "--announce", str(directory / "ps"), *ps_flags, "--with-chief", "--announce", str(directory / "chief")]
+    flags += [] if "--workers" in chief_flags else ["--workers", "1"]
     return speaking("-m", "lockstep", "server", *flags, *chief_flags)
 
 
@@ -76,8 +77,8 @@ def test_server_that_is_told_to_end_takes_the_chief_with_it(tmp_path: Path) -> N
         (["--ps", "127.0.0.1:5001,self"], "want the word self once, at index 0"),
         (["--ps=127.0.0.1:5001"], "want the word self once, at index 0"),
         (["--ps"], "want the word self once"),
-        (["--cluster=another"], "the chief is of 'another'"),
-        (["--cluster", "another"], "the chief is of 'another'"),
+        (["--workers=1", "--cluster=another"], "the chief is of 'another'"),
+        (["--workers=1", "--cluster", "another"], "the chief is of 'another'"),
         (["--nonsense"], "--nonsense"),
     ],
 )

@@ -33,7 +33,7 @@ def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, st
         path = directory / "ps"
         ps = announced(start_role(stack, "ps_server", "--index", 0, "--address", "127.0.0.1:0", announce=path), path)
         path = directory / "chief"
-        chief = announced(start_role(stack, "chief", "--ps", ps, "--address", "127.0.0.1:0", announce=path), path)
+        chief = announced(start_role(stack, "chief", "--ps", ps, "--workers", "1", "--address", "127.0.0.1:0", announce=path), path)
         yield {"ps": ps, "chief": chief}
 
 

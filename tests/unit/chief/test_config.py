@@ -22,6 +22,9 @@ TF_CONFIG = json.dumps(
 )
 
 
+CHIEF = ("--ps", "a:1", "--workers", "2")
+
+
 def parse(*flags: str, **environment: str) -> ChiefConfig:
     return parse_config(flags, environment=environment)
 
@@ -54,6 +57,14 @@ def test_the_environment_gives_what_flags_leave_out() -> None:
     assert (coordination.num_required, coordination.num_extras, coordination.max_steps, coordination.lease_s) == (4, 1, None, 5.0)
 
 
+def test_a_chief_is_told_how_many_contributions_make_a_step_else_one_would_and_the_rest_were_dropped() -> None:
+    with pytest.raises(InvalidSpec, match="how many workers take part\\? give --workers N, or --replicas-to-aggregate R"):
+        parse("--ps", "a:1")
+    assert parse("--ps", "a:1", "--policy", "async").coordination.policy.name is PolicyName.ASYNC
+    assert parse("--ps", "a:1", "--replicas-to-aggregate", "3").coordination.num_required == 3
+    assert parse(TF_CONFIG=TF_CONFIG).coordination.num_required == 3
+
+
 def test_backup_workers_are_those_that_a_step_does_not_wait_for() -> None:
     coordination = parse("--ps", "a:1", "--workers", "5", "--backup-workers", "2").coordination
     assert (coordination.num_required, coordination.total_num_replicas) == (3, 5)
@@ -61,9 +72,9 @@ def test_backup_workers_are_those_that_a_step_does_not_wait_for() -> None:
 
 
 def test_standbys_are_given_by_index_and_may_have_gaps() -> None:
-    assert parse("--ps", "a:1,b:1,c:1", "--standbys", ", d:1").standbys == ("", "d:1")
-    assert parse("--ps", "a:1", LOCKSTEP_STANDBYS="b:1").standbys == ("b:1",)
-    assert parse("--ps", "a:1").standbys == ()
+    assert parse("--ps", "a:1,b:1,c:1", "--workers", "2", "--standbys", ", d:1").standbys == ("", "d:1")
+    assert parse(*CHIEF, LOCKSTEP_STANDBYS="b:1").standbys == ("b:1",)
+    assert parse(*CHIEF).standbys == ()
 
 
 def test_tf_config_gives_the_rest() -> None:
@@ -114,12 +125,12 @@ def test_what_cannot_work_is_refused_in_words(flags: list[str], text: str) -> No
 
 
 def test_listening_for_others_takes_an_explicit_flag() -> None:
-    assert parse("--ps", "a:1", "--address", "0.0.0.0:0", "--allow-insecure-network").address == "0.0.0.0:0"
-    assert parse("--ps", "a:1", LOCKSTEP_ADDRESS="0.0.0.0:0", LOCKSTEP_ALLOW_INSECURE_NETWORK="1").allow_insecure_network
+    assert parse(*CHIEF, "--address", "0.0.0.0:0", "--allow-insecure-network").address == "0.0.0.0:0"
+    assert parse(*CHIEF, LOCKSTEP_ADDRESS="0.0.0.0:0", LOCKSTEP_ALLOW_INSECURE_NETWORK="1").allow_insecure_network
 
 
 def test_without_a_word_the_policy_is_strict_sync() -> None:
-    assert parse("--ps", "a:1").coordination.policy == PolicySpec()
+    assert parse(*CHIEF).coordination.policy == PolicySpec()
 
 
 @pytest.mark.parametrize(
@@ -137,7 +148,7 @@ def test_without_a_word_the_policy_is_strict_sync() -> None:
     ],
 )
 def test_flags_give_the_policy(flags: tuple[str, ...], policy: PolicySpec) -> None:
-    assert parse("--ps", "a:1", *flags).coordination.policy == policy
+    assert parse(*CHIEF, *flags).coordination.policy == policy
 
 
 def test_the_environment_gives_the_policy_that_flags_leave_out() -> None:
@@ -189,7 +200,7 @@ def test_a_variable_that_would_do_nothing_is_named_as_it_was_given(option: str) 
 
 
 def test_checkpoints_have_a_place_and_a_time() -> None:
-    flags = ["--ps", "a:1", "--checkpoint-dir", "/ckpt", "--durability", "step", "--checkpoint-interval", "2.5", "--checkpoint-steps", "7"]
+    flags = [*CHIEF, "--checkpoint-dir", "/ckpt", "--durability", "step", "--checkpoint-interval", "2.5", "--checkpoint-steps", "7"]
     config = parse_config([*flags, "--keep-checkpoints", "2", "--restore", "step-000000003", "--min-replicas", "2"], environment={})
     expected = CheckpointConfig(durability=Durability.STEP, interval_s=2.5, every_steps=7, keep=2, restore="step-000000003")
     assert (config.checkpoint_dir, config.coordination.checkpoints, config.coordination.min_replicas) == ("/ckpt", expected, 2)
@@ -199,13 +210,13 @@ def test_variables_say_of_checkpoints_what_flags_do() -> None:
     named = {"DIR": "/ckpt", "INTERVAL": "2.5", "STEPS": "7"}
     environment = {f"LOCKSTEP_CHECKPOINT_{name}": value for name, value in named.items()}
     others = {"LOCKSTEP_DURABILITY": "none", "LOCKSTEP_KEEP_CHECKPOINTS": "2", "LOCKSTEP_RESTORE": "none", "LOCKSTEP_HISTORY": "/h"}
-    config = parse_config(["--ps", "a:1"], environment={**environment, **others})
+    config = parse_config([*CHIEF], environment={**environment, **others})
     expected = CheckpointConfig(durability=Durability.NONE, interval_s=2.5, every_steps=7, keep=2, restore="none")
     assert (config.checkpoint_dir, config.coordination.checkpoints, config.history) == ("/ckpt", expected, Path("/h"))
 
 
 def test_without_a_place_there_are_no_checkpoints() -> None:
-    config = parse_config(["--ps", "a:1", "--durability", "none"], environment={"LOCKSTEP_CHECKPOINT_STEPS": "7"})
+    config = parse_config([*CHIEF, "--durability", "none"], environment={"LOCKSTEP_CHECKPOINT_STEPS": "7"})
     assert (config.checkpoint_dir, config.coordination.checkpoints) == ("", None)
 
 
@@ -296,7 +307,7 @@ def test_a_server_whose_name_nobody_knows_is_passed_over() -> None:
 
 
 def test_what_is_advertised_comes_from_the_flag_or_else_the_environment_and_is_checked() -> None:
-    environment = {"LOCKSTEP_PS": "a:1", "LOCKSTEP_ADVERTISE": "chief.example:0"}
+    environment = {"LOCKSTEP_PS": "a:1", "LOCKSTEP_NUM_WORKERS": "2", "LOCKSTEP_ADVERTISE": "chief.example:0"}
     assert parse_config([], environment=environment).advertise == "chief.example:0"
     assert parse_config(["--advertise", "other:5001"], environment=environment).advertise == "other:5001"
     with pytest.raises(InvalidSpec, match="no host and port"):

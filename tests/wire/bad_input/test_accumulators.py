@@ -14,7 +14,7 @@ from ps_protocol.errors import Cancelled, ShuttingDown, Unavailable
 from ps_protocol.model.variables import DataType
 from ps_protocol.roles.accumulators import AccumulatorSpec, TakeRequest
 from ps_protocol.rpc.accumulators import GrpcAccumulators
-from ps_protocol.rpc.channel import DEFAULT_ACCESS
+from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION
 from ps_protocol.v1 import accumulator_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_server.accumulators.registry import MAX_TAKERS
@@ -156,13 +156,14 @@ def test_taker_that_goes_away_is_forgotten_and_its_gradients_are_kept(server: Se
 
 
 def test_takers_beyond_the_limit_are_refused_and_others_still_served(server: Server) -> None:
-    with DEFAULT_ACCESS.open_channel(server.address) as channel:
-        begin: Any = channel.unary_stream(PATH + "TakeGradient", request_serializer=pb.TakeGradientRequest.SerializeToString)
-        requests = (
-            pb.TakeGradientRequest(name="d", client=client, sequence=1, num_required=1, max_wait=Duration(seconds=20))
-            for client in range(1, MAX_TAKERS + 1)
-        )
-        calls = [begin(request, timeout=30) for request in requests]
+    calls = []
+    with contextlib.ExitStack() as stack:
+        for client in range(1, MAX_TAKERS + 1):
+            if client % MAX_CALLS_A_CONNECTION == 1:
+                channel = stack.enter_context(DEFAULT_ACCESS.open_channel(server.address))
+            begin: Any = channel.unary_stream(PATH + "TakeGradient", request_serializer=pb.TakeGradientRequest.SerializeToString)
+            request = pb.TakeGradientRequest(name="d", client=client, sequence=1, num_required=1, max_wait=Duration(seconds=20))
+            calls.append(begin(request, timeout=30))
         wait_until(lambda: server.client.describe("d").num_waiting == MAX_TAKERS)
         refused = server.take(client=1000, max_wait=Duration(seconds=20))
     assert (refused.code, refused.reason) == (CODE.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED")

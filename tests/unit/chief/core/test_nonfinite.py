@@ -66,4 +66,4 @@ def test_shards_that_are_brought_back_are_told_again() -> None:
     ],
 )
 def test_flag_and_variable_ask_for_it(flags: list[str], environment: dict[str, str], wanted: bool) -> None:
-    assert parse_config(["--ps", "a:1", *flags], environment=environment).coordination.reject_nonfinite is wanted
+    assert parse_config(["--ps", "a:1", "--workers", "2", *flags], environment=environment).coordination.reject_nonfinite is wanted

@@ -39,7 +39,7 @@ def parsed(*words: str) -> PolicySpec:
 )
 def test_flags_name_a_policy_and_the_chief_is_given_the_same_one(words: str, policy: PolicySpec) -> None:
     assert parsed(*words.split()) == policy
-    config = parse_config(["--ps", "127.0.0.1:1", *policy_words(policy)], environment={})
+    config = parse_config(["--ps", "127.0.0.1:1", "--workers", "2", *policy_words(policy)], environment={})
     assert config.coordination.policy == policy
 
 
