@@ -25,12 +25,17 @@ class Cluster:
 Start = Callable[[int, Sequence[str]], AbstractContextManager[Cluster]]
 
 
+def _sized(chief_flags: Sequence[str]) -> Sequence[str]:
+    """Accumulators need no workers; a chief must be told of some."""
+    return chief_flags or ("--workers", "1")
+
+
 @contextmanager
 def cluster_in_this_process(num_ps: int, chief_flags: Sequence[str]) -> Iterator[Cluster]:
     """Parameter servers and a chief on threads."""
     with ExitStack() as stack:
         addresses = tuple(stack.enter_context(parameter_server(index)).address for index in range(num_ps))
-        coordination = parse_config(["--ps", ",".join(addresses), *chief_flags], environment={}).coordination
+        coordination = parse_config(["--ps", ",".join(addresses), *_sized(chief_flags)], environment={}).coordination
         options = {field.name: getattr(coordination, field.name) for field in fields(coordination)}
         yield Cluster(stack.enter_context(RunningChief(*addresses, **options)).address, addresses)
 
@@ -43,7 +48,7 @@ def cluster_of_processes(num_ps: int, chief_flags: Sequence[str]) -> Iterator[Cl
         servers = [_start(stack, "ps_server", "--index", str(index), announce=directory / f"ps{index}") for index in range(num_ps)]
         # All at once: most of the time is Python's own start.
         addresses = [_address(process, path) for process, path in servers]
-        chief, path = _start(stack, "chief", "--ps", ",".join(addresses), *chief_flags, announce=directory / "chief")
+        chief, path = _start(stack, "chief", "--ps", ",".join(addresses), *_sized(chief_flags), announce=directory / "chief")
         yield Cluster(_address(chief, path), tuple(addresses))
 
 
