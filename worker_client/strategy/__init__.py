@@ -1,10 +1,12 @@
 """The API of tf.distribute.StrategyExtended: replicas, variables that they share, reductions over them, and updates.
 
 `values`: per-replica and mirrored values. `reduction`: sums and means. `contexts`: which context a thread is in. `replicas`: threads in
-turn. `variables`: aggregation and synchronisation. `group`: which replicas there are; `workers`: those of several processes, and
-`messages` what they exchange. `strategy`: the strategy, its `extended`, and the replica's context.
+turn. `variables`: aggregation and synchronisation. `group`: which replicas there are; `workers`: those of several processes, `mailboxes`
+how these exchange arrays, and `messages` as what. `strategy`: the strategy, its `extended`, and the replica's context. `coordinator`:
+closures that any worker runs, and `closures` what is said of them.
 """
 
+from worker_client.strategy.coordinator import ClusterCoordinator, RemoteValue, serve
 from worker_client.strategy.reduction import ReduceOp
 from worker_client.strategy.strategy import (
     CollectiveHints,
@@ -21,11 +23,13 @@ from worker_client.strategy.values import Mirrored, PerReplica
 from worker_client.strategy.variables import Variable, VariableAggregation, VariableCopy, VariableSynchronization
 
 __all__ = [
+    "ClusterCoordinator",
     "CollectiveHints",
     "Mirrored",
     "ParameterServerStrategy",
     "PerReplica",
     "ReduceOp",
+    "RemoteValue",
     "ReplicaContext",
     "StrategyExtended",
     "ValueContext",
@@ -37,4 +41,5 @@ __all__ = [
     "get_strategy",
     "has_strategy",
     "in_cross_replica_context",
+    "serve",
 ]

@@ -1,25 +1,44 @@
 """A strategy's replicas in several worker processes: values meet in accumulators, variables lie on parameter servers. Knows the session."""
 
+import logging
+import secrets
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import numpy as np
 
-from ps_protocol.errors import DeadlineExceeded, DtypeMismatch, InvalidSpec, PsError, ShapeMismatch, Unavailable
+from ps_protocol.errors import (
+    AccumulatorNotFound,
+    Cancelled,
+    DeadlineExceeded,
+    DtypeMismatch,
+    InvalidSpec,
+    PsError,
+    ShapeMismatch,
+    Unavailable,
+)
 from ps_protocol.model.variables import Array
+from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import PushOutcome
-from worker_client.accumulators import Access, ConditionalAccumulator, open_access
 from worker_client.model.declarations import Buffer, Placement
 from worker_client.model.optimizers import sgd
 from worker_client.session.session import Session
 from worker_client.strategy.group import Cell, Combination, combine
-from worker_client.strategy.messages import pack, unpack
+from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.reduction import ReduceOp, frozen
+
+log = logging.getLogger("lockstep.worker")
 
 TIMEOUT_S = 60.0
 # Worker 0 waits for all and says who is missing; the others give it this much longer to say so.
 _GRACE_S = 5.0
+# What nobody has answered is said again: a parameter server that was started again has forgotten it.
+_AGAIN_S = 3.0
+# A parameter server that does not answer is given up for so long.
+_SERVER_S = 5.0
+_PAUSE_S = 0.2
 _FIRST = 0
 _OPS: tuple[ReduceOp | None, ...] = (None, ReduceOp.SUM, ReduceOp.MEAN)
 # What worker 0 may answer instead of results: the same error for all.
@@ -43,8 +62,15 @@ class WorkerGroup:
         addresses = session.membership.registration.shard_addresses
         self._parameter_devices = tuple(f"ps:{index}" + (f" at {address}" if address else "") for index, address in enumerate(addresses))
         self._variables = _SharedVariables(session, self._parameter_devices, writes=self._index == _FIRST)
-        self._access: Access | None = None
+        self._mailboxes = Mailboxes(session, timeout_s=_SERVER_S)
         self._num_exchanges = 0
+        # Of this object: tells a program that was started again from the one before.
+        self._run_id = secrets.randbits(32)
+        self._to_first, *others = [self._link(worker) for worker in range(self._num_workers)]
+        self._to_others = dict(enumerate(others, start=1))
+        # Of each other worker, for worker 0: its run, with what its count of exchanges is short of the own; and its latest message's label.
+        self._runs: dict[int, tuple[int, int]] = {}
+        self._labels: dict[int, Array] = {}
 
     @property
     def replicas(self) -> range:
@@ -85,52 +111,48 @@ class WorkerGroup:
         wait_s = TIMEOUT_S if timeout_s is None else timeout_s
         if self._index == _FIRST:
             return self._lead(what, combinations, wait_s)
-        own = [value for one in combinations for value in (one.contributions[replica] for replica in self.replicas)]
-        self._send(_FIRST, [_codes(combinations), *own])
-        try:
-            reply = self._receive(_FIRST, wait_s + _GRACE_S)
-        except DeadlineExceeded:
-            text = f"{what}: worker 0 with {self._named(_FIRST)} has not answered within {wait_s + _GRACE_S:g} s; is its process there?"
-            raise DeadlineExceeded(text) from None
-        kind = int(reply[0])
-        if kind:
-            raise _ERRORS[kind - 1](_text_of(reply[1]))
-        return [frozen(value) if isinstance(value, np.ndarray) else value for value in reply[1:]]
+        return self._follow(what, combinations, wait_s + _GRACE_S)
 
     def close(self) -> None:
         """Lets go of the connection that values meet over. Idempotent."""
-        if self._access is not None:
-            self._access.close()
-            self._access = None
+        self._mailboxes.close()
+
+    def _follow(self, what: str, combinations: Sequence[Combination], timeout_s: float) -> list[Any]:
+        own = [value for one in combinations for value in (one.contributions[replica] for replica in self.replicas)]
+        label = np.array([self._run_id, self._num_exchanges], np.float64)
+        self._to_first.say([label, _codes(combinations), *own])
+        deadline_s = time.monotonic() + timeout_s
+        while (reply := self._to_first.hear(deadline_s)) is None or not np.array_equal(reply[0], label):
+            if reply is None and time.monotonic() >= deadline_s:
+                reason = f"worker 0 with {self._named(_FIRST)} has not answered within {timeout_s:g} s; is its process there?"
+                raise DeadlineExceeded(f"{what}: {reason}")
+        self._to_first.is_answered()
+        kind = int(reply[1])
+        if kind:
+            raise _ERRORS[kind - 1](_text_of(reply[2]))
+        return [frozen(value) if isinstance(value, np.ndarray) else value for value in reply[2:]]
 
     def _lead(self, what: str, combinations: Sequence[Combination], timeout_s: float) -> list[Any]:
-        others = [worker for worker in range(self._num_workers) if worker != self._index]
         arrived: list[int] = []
         try:
-            gathered = self._gathered(what, combinations, others, arrived, timeout_s)
+            gathered = self._gathered(what, combinations, arrived, timeout_s)
             results = [combine(one.op, contributions) for one, contributions in zip(combinations, gathered, strict=True)]
         except _ERRORS as error:
-            kind = next(index for index, known in enumerate(_ERRORS) if isinstance(error, known))
-            text = error.message if isinstance(error, PsError) else str(error)
             for worker in arrived:
-                self._send(worker, [np.float64(kind + 1), _numbers_of(text)])
+                self._answer(worker, _failed(error))
             raise
-        for worker in others:
-            self._send(worker, [np.float64(0), *results])
+        for worker in arrived:
+            self._answer(worker, [np.float64(0), *results])
         return results
 
-    def _gathered(
-        self, what: str, combinations: Sequence[Combination], others: list[int], arrived: list[int], timeout_s: float
-    ) -> list[dict[int, Any]]:
+    def _gathered(self, what: str, combinations: Sequence[Combination], arrived: list[int], timeout_s: float) -> list[dict[int, Any]]:
         gathered = [dict(one.contributions) for one in combinations]
-        codes, missing, left_s = _codes(combinations), list[int](), timeout_s
-        wrong = ""
-        for worker in others:
-            try:
-                received = self._receive(worker, left_s)
-            except DeadlineExceeded:
+        codes, missing, wrong = _codes(combinations), list[int](), ""
+        deadline_s = time.monotonic() + timeout_s
+        for worker in range(1, self._num_workers):
+            received = self._received(worker, what, deadline_s)
+            if received is None:
                 missing.append(worker)
-                left_s = 0.0  # who is there by now is not missing
                 continue
             arrived.append(worker)
             if not np.array_equal(received[0], codes):
@@ -146,34 +168,114 @@ class WorkerGroup:
             raise ValueError(f"{wrong}; all workers must make the same calls in the same order")
         return gathered
 
-    def _send(self, to: int, values: Sequence[Any]) -> None:
-        for part, vector in pack(values).items():
-            with self._mailbox(self._index, to, part, vector.dtype) as mailbox:
-                mailbox.apply_grad(vector)
+    def _received(self, worker: int, what: str, deadline_s: float) -> list[Any] | None:
+        """Returns what a worker contributes to the present exchange; None if it has not by the deadline."""
+        link = self._to_others[worker]
+        while (message := link.hear(deadline_s)) is not None:
+            run_id, number = (int(one) for one in message[0])
+            if self._runs.get(worker, (0, 0))[0] != run_id:
+                # A program that has been started again begins to count anew, and is where the others are.
+                self._runs[worker] = run_id, self._num_exchanges - number
+                link.has_restarted()
+            exchange = number + self._runs[worker][1]
+            if exchange >= self._num_exchanges:
+                link.is_answered()
+                self._labels[worker] = message[0]
+                return message[1:]
+            latest = self._labels.get(worker)
+            if latest is not None and np.array_equal(latest, message[0]):
+                link.say_again()  # the answer was lost
+            else:
+                self._labels[worker] = message[0]
+                self._answer(
+                    worker, _failed(DeadlineExceeded(f"{what}: worker 0 has given up exchange {exchange}, which this one was for"))
+                )
+        return None
 
-    def _receive(self, sender: int, timeout_s: float) -> list[Any]:
-        def receive(part: str) -> Array:
-            dtype = np.dtype(np.float64 if part == "head" else part)
-            with self._mailbox(sender, self._index, part, dtype) as mailbox:
-                vector = mailbox.take_grad(1, timeout_s=timeout_s)
-                mailbox.delete()
-                return vector
-
-        return unpack(receive)
-
-    def _mailbox(self, sender: int, to: int, part: str, dtype: np.dtype[Any]) -> ConditionalAccumulator:
-        """One message's part: an accumulator of its own, so that a message that nobody took is never added to another."""
-        if self._access is None:
-            self._access = open_access(self._session, f"strategy/{self._name}", timeout_s=None)
-        name = f"strategy/{self._name}/exchange {self._num_exchanges}/{self._named(sender)} of worker {sender} to worker {to}/{part}"
-        return ConditionalAccumulator(self._access, dtype, shared_name=name, reduction_type="SUM")
+    def _answer(self, worker: int, answer: list[Any]) -> None:
+        self._to_others[worker].say([self._labels[worker], *answer])
 
     def _replicas_of(self, worker: int) -> range:
         return range(worker * self._per_worker, (worker + 1) * self._per_worker)
 
+    def _link(self, other: int) -> "_Link":
+        here, there = (f"{self._named(worker)} of worker {worker}" for worker in (self._index, other))
+        return _Link(
+            self._mailboxes, f"strategy/{self._name}/{here} to worker {other}", f"strategy/{self._name}/{there} to worker {self._index}"
+        )
+
     def _named(self, worker: int) -> str:
         replicas = self._replicas_of(worker)
         return f"replica {replicas[0]}" if len(replicas) == 1 else f"replicas {replicas[0]} to {replicas[-1]}"
+
+
+class _Link:
+    """Messages to and from one other worker. The latest is said again as long as nothing answers it, for a server may have lost it."""
+
+    def __init__(self, mailboxes: Mailboxes, outgoing: str, incoming: str) -> None:
+        self._mailboxes, self._outgoing, self._incoming = mailboxes, outgoing, incoming
+        self._latest: list[Any] | None = None
+        self._said_at_s = 0.0
+        # Whether something may lie where the next message goes: at first, that of a program before this one.
+        self._is_unclear = True
+        # Whether the latest message was sent more than once, so that a copy may be left when it has been answered.
+        self._is_repeated = False
+
+    def say(self, message: list[Any]) -> None:
+        """Sends a message; `hear` tries again if it cannot. Raises InvalidSpec for what cannot travel."""
+        self._latest = message
+        try:
+            self._mailboxes.send(self._outgoing, message, again=self._is_unclear)
+        except InvalidSpec:
+            raise
+        except PsError as error:
+            self._fail(error)
+        else:
+            self._said_at_s, self._is_unclear = time.monotonic(), False
+
+    def say_again(self) -> None:
+        """Sends the latest message once more."""
+        if self._latest is not None:
+            self._is_unclear = self._is_repeated = True
+            self.say(self._latest)
+
+    def hear(self, deadline_s: float) -> list[Any] | None:
+        """Returns the next message; None if there is none by the deadline. After 2 s, the log says what is waited for."""
+        wait = Wait(self._incoming, None)
+        while True:
+            if time.monotonic() >= self._said_at_s + _AGAIN_S:
+                self.say_again()
+            left_s = max(0.0, deadline_s - time.monotonic())
+            try:
+                return self._mailboxes.receive(self._incoming, min(left_s, wait.slice_s(), _AGAIN_S))
+            except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
+                pass  # the latter: the other is just sending it again
+            except PsError as error:
+                self._fail(error)
+            if time.monotonic() >= deadline_s:
+                return None
+            wait.explain("no message yet")
+
+    def has_restarted(self) -> None:
+        """Takes note that the other is a new process: what was sent to the one before may still lie there."""
+        self._is_unclear = True
+
+    def is_answered(self) -> None:
+        """Takes note that the other has the latest message, and removes a copy of it that was sent for nothing."""
+        self._latest = None
+        if self._is_repeated:
+            self._is_repeated = False
+            try:
+                self._mailboxes.discard(self._outgoing)
+            except PsError as error:
+                self._fail(error)
+
+    def _fail(self, error: PsError) -> None:
+        log.debug("%s: %s", self._outgoing, error)
+        self._is_unclear = self._is_repeated = True
+        self._said_at_s = 0.0
+        self._mailboxes.renew()
+        time.sleep(_PAUSE_S)
 
 
 class _SharedVariables:
@@ -274,6 +376,11 @@ class _SharedCell:
     def write(self, value: Array) -> None:
         """Replaces the value, in all workers."""
         self._write(value)
+
+
+def _failed(error: Exception) -> list[Any]:
+    kind = next(index for index, known in enumerate(_ERRORS) if isinstance(error, known))
+    return [np.float64(kind + 1), _numbers_of(error.message if isinstance(error, PsError) else str(error))]
 
 
 def _codes(combinations: Sequence[Combination]) -> Array:

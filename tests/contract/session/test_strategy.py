@@ -1,5 +1,6 @@
 """A strategy over the workers of a cluster: values meet, variables lie on parameter servers, and who is missing is named."""
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -8,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import DeadlineExceeded, ShapeMismatch
+from ps_protocol.errors import Cancelled, DeadlineExceeded, ShapeMismatch
 from tests.support.clusters import Shape, Start
 from worker_client import IndexedSlices, Session
 from worker_client.strategy import (
@@ -21,6 +22,7 @@ from worker_client.strategy import (
     VariableSynchronization,
     get_replica_context,
 )
+from worker_client.strategy.mailboxes import Mailboxes
 
 NUM_WORKERS, PER_WORKER = 3, 2
 Part = Callable[[ParameterServerStrategy, Session], Any]
@@ -164,7 +166,35 @@ def test_a_missing_replica_is_named_within_2_s_and_at_the_deadline_by_all_worker
     assert first == third
     assert "reduce_to() of SUM (exchange 1): missing after 2.5 s: replicas 2 to 3 of worker 1" in first
     # Long before, the log says so.
-    assert "replicas 2 to 3 of worker 1 to worker 0/head': take 1 gradients: waiting for 2 s: 0 of 1 gradients are in" in caplog.text
+    assert "replicas 2 to 3 of worker 1 to worker 0: waiting for 2 s: no message yet" in caplog.text
+
+
+def test_a_program_that_was_started_again_joins_the_exchange_that_the_others_are_in(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        device = strategy.extended.parameter_devices[0]
+        found = [strategy.extended.reduce_to("SUM", _numbered(strategy), device)]
+        again = ParameterServerStrategy(PER_WORKER, session=session) if session.worker_index == 1 else strategy
+        with again:
+            found.extend(again.extended.reduce_to("SUM", _numbered(again), device) for _ in range(3))
+        return [one.tolist() for one in found]
+
+    assert together(part) == [[[15, 15]] * 4] * 3
+
+
+def test_a_contribution_that_is_lost_with_a_server_is_sent_again(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        device = strategy.extended.parameter_devices[0]
+        first = strategy.extended.reduce_to("SUM", _numbered(strategy), device)
+        if session.worker_index == 0:
+            # The message is taken away as soon as it is there, as by a server that forgets it.
+            mailboxes, is_taken = Mailboxes(session), False
+            while not is_taken:
+                with contextlib.suppress(Cancelled):  # by worker 1, which makes sure that nothing lies there from before
+                    is_taken = bool(mailboxes.receive("strategy/main/replicas 2 to 3 of worker 1 to worker 0", 20.0))
+            mailboxes.close()
+        return first.tolist(), strategy.extended.reduce_to("SUM", _numbered(strategy), device).tolist()
+
+    assert together(part) == [([15, 15], [15, 15])] * 3
 
 
 def test_what_does_not_fit_fails_alike_in_all_workers_and_the_next_reduction_works(together: Any) -> None:

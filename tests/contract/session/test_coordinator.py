@@ -1,0 +1,170 @@
+"""Rule 81: closures are scheduled in one program and run in any worker, at least once; errors are told once, and values count once."""
+
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import pytest
+
+from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, Unavailable
+from ps_protocol.roles.chief import ParticipantKind
+from tests.support.clusters import AnyCluster, Shape, Start
+from worker_client import IndexedSlices
+from worker_client.strategy import ClusterCoordinator, RemoteValue, serve
+from worker_client.strategy.mailboxes import Mailboxes
+
+NUM_WORKERS = 3
+Functions = dict[str, Callable[..., Any]]
+
+
+def _fails(text: str) -> None:
+    raise ValueError(text)
+
+
+FUNCTIONS: Functions = {"square": lambda x: x * x, "same": lambda *args, **kwargs: (args, kwargs), "fails": _fails, "code": lambda: print}
+
+
+@contextmanager
+def serving(cluster: AnyCluster, functions: Functions = FUNCTIONS, *, num_workers: int = NUM_WORKERS) -> Iterator[list[int]]:
+    """Has workers serve until the block ends, which must close its coordinator; gives how many closures each has run then."""
+    counts, have_come = list[int](), threading.Barrier(num_workers + 1)
+
+    def work(index: int) -> None:
+        with cluster.session(index) as session:
+            have_come.wait(30)
+            counts.append(serve(session, functions))
+
+    threads = [threading.Thread(target=work, args=(index,)) for index in range(num_workers)]
+    for thread in threads:
+        thread.start()
+    have_come.wait(30)
+    yield counts
+    for thread in threads:
+        thread.join(30)
+        assert not thread.is_alive()
+
+
+@pytest.fixture
+def cluster(start: Start) -> AnyCluster:
+    return start(Shape(num_ps=2, total_num_replicas=NUM_WORKERS))
+
+
+def test_closures_are_run_by_any_worker_and_their_values_are_fetched(cluster: AnyCluster) -> None:
+    with serving(cluster) as counts, ClusterCoordinator(cluster.observer()) as coordinator:
+        values = [coordinator.schedule("square", (np.full(3, float(index)),)) for index in range(20)]
+        coordinator.join(30)
+        assert coordinator.done()
+        assert [value.tolist() for value in coordinator.fetch(values)] == [[index**2.0] * 3 for index in range(20)]
+    assert sum(counts) == 20
+    with pytest.raises(RuntimeError, match=r"the coordinator is closed"):
+        coordinator.schedule("square", (1,))
+
+
+def test_arguments_and_values_are_nested_arrays_numbers_and_text_and_earlier_values(cluster: AnyCluster) -> None:
+    rows = IndexedSlices(np.array([1, 2]), np.ones((2, 2), np.float32), (5, 2))
+    with serving(cluster), ClusterCoordinator(cluster.observer()) as coordinator:
+        earlier = coordinator.schedule("square", (np.float32(1.5),))
+        value = coordinator.schedule("same", ("text ä", None, True, [1, (2.5, {"a": np.arange(3)})]), {"rows": rows, "earlier": earlier})
+        args, kwargs = coordinator.fetch({"found": value}, 30)["found"]
+        assert args[:3] == ("text ä", None, True)
+        assert (args[3][0], args[3][1][0], args[3][1][1]["a"].tolist()) == (1, 2.5, [0, 1, 2])
+        assert (kwargs["earlier"], kwargs["earlier"].dtype, kwargs["rows"].dense_shape) == (2.25, np.float32, (5, 2))
+        with pytest.raises(InvalidSpec, match=r"closure 'same': a function cannot travel; want arrays, numbers, text"):
+            coordinator.schedule("same", (_fails,))
+        with pytest.raises(RuntimeError, match=r"'code' failed on worker .*: InvalidSpec: what the closure returned: a .* cannot travel"):
+            coordinator.fetch(coordinator.schedule("code"), 30)
+        with pytest.raises(RuntimeError):
+            coordinator.join(30)
+
+
+def test_an_error_is_told_once_and_cancels_what_has_not_begun_and_then_more_can_be_scheduled(cluster: AnyCluster) -> None:
+    may_go_on, num_running = threading.Event(), threading.Semaphore(0)
+
+    def slow() -> str:
+        num_running.release()
+        may_go_on.wait(30)
+        return "done"
+
+    with serving(cluster, {**FUNCTIONS, "slow": slow}), ClusterCoordinator(cluster.observer()) as coordinator:
+        running = [coordinator.schedule("slow") for _ in range(NUM_WORKERS - 1)]
+        for _ in running:
+            num_running.acquire()
+        wrong = coordinator.schedule("fails", ("bad luck",))
+        with pytest.raises(RuntimeError, match=r"'fails' failed on worker .: ValueError: bad luck"):
+            wrong.fetch(30)
+        # All workers are busy or the queue is closed until the error has been told; what was queued behind it is cancelled.
+        threading.Timer(0.2, may_go_on.set).start()
+        with pytest.raises(RuntimeError, match=r"'fails' failed on worker .: ValueError: bad luck"):
+            coordinator.join(30)
+        assert [value.is_done for value in running] == [True, True]
+        coordinator.join(30)
+        assert coordinator.done()
+        assert coordinator.schedule("square", (3,)).fetch(30) == 9
+        unknown = coordinator.schedule("cube", (3,))
+        with pytest.raises(RuntimeError, match=r"the worker has no function 'cube'; it has code, fails, same, slow, square"):
+            unknown.fetch(30)
+        with pytest.raises(RuntimeError, match=r"no function 'cube'"):
+            coordinator.schedule("square", (3,))
+        assert coordinator.fetch([*running, 5]) == ["done", "done", 5]
+
+
+def test_what_is_queued_behind_a_failure_is_cancelled(start: Start) -> None:
+    cluster, may_fail = start(Shape(total_num_replicas=1)), threading.Event()
+
+    def fails() -> None:
+        may_fail.wait(30)
+        raise KeyError("x")
+
+    with serving(cluster, {**FUNCTIONS, "late": fails}, num_workers=1), ClusterCoordinator(cluster.observer()) as coordinator:
+        coordinator.schedule("late")
+        behind = [coordinator.schedule("square", (index,)) for index in range(3)]
+        may_fail.set()
+        with pytest.raises(RuntimeError, match=r"'late' failed on worker 0: KeyError: 'x'"):
+            coordinator.join(30)
+        for value in behind:
+            with pytest.raises(Cancelled, match=r"closure ., 'square' was cancelled: another closure had failed"):
+                value.fetch(0)
+
+
+def test_a_key_is_one_closure_however_often_it_is_scheduled(cluster: AnyCluster) -> None:
+    count = iter(range(100))
+    with serving(cluster, {"next": lambda: next(count)}) as counts, ClusterCoordinator(cluster.observer()) as coordinator:
+        values: list[RemoteValue] = [coordinator.schedule("next", key=f"key {index % 4}") for index in range(40)]
+        coordinator.join(30)
+        assert [value.fetch(0) for value in values] == [value.fetch(0) for value in values[:4]] * 10
+        with pytest.raises(RuntimeError):
+            coordinator.fetch(coordinator.schedule("unknown", key="again"), 30)
+        with pytest.raises(RuntimeError, match=r"no function 'unknown'"):
+            coordinator.join(30)
+        assert coordinator.schedule("next", key="again").fetch(30) == 4
+    assert sum(counts) == 6
+
+
+def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    with start(Shape(total_num_replicas=2)).session(0) as session, ClusterCoordinator(session) as coordinator:
+        value = coordinator.schedule("square", (2,))
+        with pytest.raises(DeadlineExceeded, match=r"join: not within 2.5 s: 1 closures queued, 0 running: no worker has called serve"):
+            coordinator.join(2.5)
+        assert "join: waiting for 2 s: 1 closures queued" in caplog.text
+        assert not value.is_done and not coordinator.done()
+
+
+def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=1))
+    with serving(cluster, num_workers=1) as counts:
+        observer, asked = cluster.observer(), threading.Event()
+        (worker,) = [one for one in observer.status().participants if one.kind is ParticipantKind.WORKER]
+        mailboxes = Mailboxes(observer)
+        mailboxes.receive(f"coordinator/main/outcome 0 of worker 0 incarnation {worker.incarnation}", 20.0)  # it serves
+        mailboxes.close()
+
+        def status() -> None:
+            asked.set()
+            raise Unavailable("the chief is away")
+
+        monkeypatch.setattr(observer, "status", status)
+        with ClusterCoordinator(observer):
+            assert asked.wait(30)
+    assert counts == [0]

@@ -1,0 +1,94 @@
+"""Calls of named functions, and what they return, as messages: nested values of arrays, numbers and text. Knows no queue; runs nothing."""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec, MalformedMessage
+from worker_client.model.declarations import IndexedSlices
+
+# What is in a message besides plain values: an array by its position, and containers by their kind.
+_ARRAY, _LIST, _TUPLE, _DICT = "array", "list", "tuple", "dict"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Call:
+    """A function by its name, and its arguments. Without a name: there are no more calls."""
+
+    function: str
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What a call returned; or, if it failed, the error in words."""
+
+    value: Any = None
+    error: str = ""
+
+
+def pack_call(call: Call) -> list[Any]:
+    """Returns a call as arrays. Raises InvalidSpec for arguments that cannot travel."""
+    return _packed({"function": call.function, "args": tuple(call.args), "kwargs": dict(call.kwargs)}, what=f"closure {call.function!r}")
+
+
+def unpack_call(message: Sequence[Any]) -> Call:
+    """Returns the call. Raises MalformedMessage."""
+    found = _unpacked(message)
+    return Call(function=found["function"], args=found["args"], kwargs=found["kwargs"])
+
+
+def pack_outcome(outcome: Outcome) -> list[Any]:
+    """Returns an outcome as arrays. Raises InvalidSpec for a value that cannot travel."""
+    return _packed({"value": outcome.value, "error": outcome.error}, what="what the closure returned")
+
+
+def unpack_outcome(message: Sequence[Any]) -> Outcome:
+    """Returns the outcome. Raises MalformedMessage."""
+    found = _unpacked(message)
+    return Outcome(value=found["value"], error=found["error"])
+
+
+def _packed(value: Any, *, what: str) -> list[Any]:
+    arrays: list[Any] = []
+
+    def plain(one: Any) -> Any:
+        if one is None or (isinstance(one, bool | int | float | str) and not isinstance(one, np.generic)):
+            return one
+        if isinstance(one, np.ndarray | np.generic | IndexedSlices):
+            arrays.append(one)
+            return {_ARRAY: len(arrays) - 1}
+        if isinstance(one, tuple | list):
+            return {_TUPLE if isinstance(one, tuple) else _LIST: [plain(part) for part in one]}
+        if isinstance(one, Mapping) and all(isinstance(key, str) for key in one):
+            return {_DICT: {key: plain(part) for key, part in one.items()}}
+        raise InvalidSpec(f"{what}: a {type(one).__name__} cannot travel; want arrays, numbers, text, and tuples, lists and dicts of them")
+
+    text = json.dumps(plain(value))
+    return [np.frombuffer(text.encode(), np.uint8), *arrays]
+
+
+def _unpacked(message: Sequence[Any]) -> dict[str, Any]:
+    arrays = message[1:]
+
+    def rich(one: Any) -> Any:
+        if not isinstance(one, dict):
+            return one
+        ((kind, content),) = one.items()
+        if kind == _ARRAY:
+            array = arrays[content]
+            return array[()] if isinstance(array, np.ndarray) else array
+        if kind == _DICT:
+            return {key: rich(part) for key, part in content.items()}
+        parts = [rich(part) for part in content]
+        return tuple(parts) if kind == _TUPLE else parts
+
+    try:
+        found: dict[str, Any] = rich(json.loads(bytes(message[0].astype(np.uint8))))
+    except (ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        raise MalformedMessage(f"a closure's message cannot be read: {str(error)[:80]}") from None
+    return found

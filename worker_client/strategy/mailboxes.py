@@ -1,0 +1,94 @@
+"""Messages of arrays between participants, over named accumulators on the parameter servers. Knows no replica and no closure.
+
+A message has a name that is used once, and which decides the parameter server that it goes over. It is lost with that server.
+"""
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.accumulators import shard_of
+from worker_client.accumulators import Access, ConditionalAccumulator, open_access
+from worker_client.session.observer import Observer
+from worker_client.session.session import Session
+from worker_client.strategy.messages import HEAD, pack, unpack
+
+WIRE_DTYPES = ("float16", "float32", "float64")
+
+
+class Mailboxes:
+    """Sends and receives messages over a participant's cluster. `timeout_s`: for a server that does not answer; None: the participant's.
+
+    Thread-safe.
+    """
+
+    def __init__(self, target: Session | Observer, *, timeout_s: float | None = None) -> None:
+        self._target, self._timeout_s = target, timeout_s
+        self._lock = threading.Lock()
+        self._accesses: dict[int, Access] = {}
+
+    def send(self, name: str, values: Sequence[Any], *, again: bool = False) -> None:
+        """Sends arrays and IndexedSlices. `again`: the message may have been sent before, in part or whole, and counts once."""
+        parts = pack(values)
+        if again:
+            self.discard(name)
+        # The head comes last: who has it finds the rest.
+        for part in sorted(parts, key=HEAD.__eq__):
+            with self._mailbox(name, part, parts[part].dtype) as mailbox:
+                mailbox.apply_grad(parts[part])
+
+    def receive(self, name: str, timeout_s: float) -> list[Any]:
+        """Returns the message once it is there, and removes it. Raises DeadlineExceeded."""
+
+        def receive(part: str) -> Array:
+            dtype = np.dtype(np.float64 if part == HEAD else part)
+            with self._mailbox(name, part, dtype) as mailbox:
+                vector = mailbox.take_grad(1, timeout_s=timeout_s)
+                mailbox.delete()
+                return vector
+
+        return unpack(receive)
+
+    def discard(self, name: str) -> None:
+        """Removes the message, if it is there."""
+        for part in (HEAD, *WIRE_DTYPES):
+            dtype = np.dtype(np.float64 if part == HEAD else part)
+            with self._mailbox(name, part, dtype) as mailbox:
+                mailbox.delete()
+
+    def mark(self, name: str) -> None:
+        """Counts one more mark of this name."""
+        with self._mailbox(name, HEAD, np.dtype(np.float64)) as mailbox:
+            mailbox.apply_grad(np.zeros(1))
+
+    def num_marks(self, name: str) -> int:
+        """Returns how many marks of this name have been counted."""
+        with self._mailbox(name, HEAD, np.dtype(np.float64)) as mailbox:
+            return mailbox.num_accumulated()
+
+    def renew(self) -> None:
+        """Has the next calls connect anew: servers may be elsewhere."""
+        with self._lock:
+            accesses, self._accesses = self._accesses, {}
+        for access in accesses.values():
+            access.close()
+
+    def close(self) -> None:
+        """Lets go of the connections. Idempotent."""
+        self.renew()
+
+    def _mailbox(self, name: str, part: str, dtype: np.dtype[Any]) -> ConditionalAccumulator:
+        """One message's part: an accumulator of its own, so that a message that nobody took is never added to another."""
+        num_shards = len(self._target.membership.registration.shard_addresses)
+        if not num_shards:
+            raise InvalidSpec("messages between workers go over parameter servers, and the cluster has none")
+        shard = shard_of(name, num_shards=num_shards)
+        with self._lock:
+            if shard not in self._accesses:
+                self._accesses[shard] = open_access(self._target, name, timeout_s=self._timeout_s)
+            access = self._accesses[shard]
+        return ConditionalAccumulator(access, dtype, shared_name=f"{name}/{part}", reduction_type="SUM")
