@@ -95,7 +95,6 @@ def scenario_of(seed: int) -> Scenario:
             *_slow_beginnings(random.Random(f"slow beginnings {seed}"), num_workers=num_workers),
             *_total_losses(random.Random(f"total losses {seed}")),
             *_forgeries(random.Random(f"forgeries {seed}"), num_workers=num_workers),
-            *_hoards(random.Random(f"hoards {seed}"), num_workers=num_workers),
             *_impostors(random.Random(f"impostors {seed}"), num_workers=num_workers),
         ),
         data=_data(random.Random(f"data {seed}")),
@@ -186,14 +185,6 @@ def _forgeries(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
     count = chance.choice((0,) * 8 + (1, 2))
     return tuple(
         Fault(at=chance.uniform(0.1, FAULTS_S), kind="forge", target=(f"worker-{chance.randrange(num_workers)}",)) for _ in range(count)
-    )
-
-
-def _hoards(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
-    """A worker gives servers more than they may keep, and has none of it counted."""
-    count = chance.choice((0,) * 8 + (1, 2))
-    return tuple(
-        Fault(at=chance.uniform(0.1, FAULTS_S), kind="hoard", target=(f"worker-{chance.randrange(num_workers)}",)) for _ in range(count)
     )
 
 
