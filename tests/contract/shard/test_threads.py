@@ -56,7 +56,7 @@ def test_readers_never_see_a_torn_model(shard: WholeShard) -> None:
 
 
 def test_many_workers_push_at_once(shard: WholeShard) -> None:
-    trainer, num_workers = Trainer(shard), 12  # one connection has no more than 16 calls
+    trainer, num_workers = Trainer(shard), 16
     trainer.create()
     headers = [trainer.header(worker) for worker in range(num_workers)]
     gradients = [trainer.arena(float(worker)) for worker in range(num_workers)]

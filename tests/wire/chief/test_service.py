@@ -116,7 +116,7 @@ def test_two_hundred_blocked_callers_are_released_together() -> None:
     num_workers = 200
     with cluster(replicas_to_aggregate=1) as chief, ExitStack() as stack:
         # More calls than one connection may have at once.
-        clients = [stack.enter_context(client_of(chief)) for _ in range(num_workers // (MAX_CALLS_A_CONNECTION - 4))]
+        clients = [stack.enter_context(client_of(chief)) for _ in range(num_workers // (MAX_CALLS_A_CONNECTION - 4) + 1)]
         client = clients[0]
         workers = [Worker(clients[index % len(clients)]) for index in range(num_workers + 1)]
         workers[0].join_model()

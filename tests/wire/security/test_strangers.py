@@ -133,13 +133,13 @@ def test_connection_that_acknowledges_no_settings_begins_no_more_calls() -> None
     server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("grpc.health.v1.Health", handlers),))
     port = server.add_insecure_port("127.0.0.1:0")
     server.start()
-    kind = KINDS["hpack unfolded"]
+    kind, num_chunks = KINDS["hpack unfolded"], MAX_CALLS_A_CONNECTION // 8 + 1
     with socket.create_connection(("127.0.0.1", port), timeout=20) as connection:
-        connection.sendall(kind.greeting + b"".join(itertools.islice(kind.chunks(), 1 + 4)))
+        connection.sendall(kind.greeting + b"".join(itertools.islice(kind.chunks(), 1 + num_chunks)))
         ended: set[int] = set()
         for frame_kind, stream in frames(connection):
             ended |= {stream} if frame_kind == RST_STREAM else set()
-            if len(ended) == 1 + 4 * 8:
+            if len(ended) == 1 + num_chunks * 8:
                 break
         wait_until(lambda: len(sizes) >= MAX_CALLS_A_CONNECTION, timeout_s=20, what="as many as may be are begun")
         assert len(sizes) == MAX_CALLS_A_CONNECTION
