@@ -10,6 +10,8 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
+from ps_protocol.sockets.data_socket import SUFFIX
+
 _CHUNK_BYTES = 1 << 16
 _DRIP_BYTES = 16
 _LOOK_S = 0.02
@@ -51,7 +53,8 @@ class Relay:
     """Listens for the server at "unix:PATH" or "HOST:PORT", and passes on what comes, used in a `with` block.
 
     `weather_of` gives the weather for a caller's process id; without it the weather is fair. The server need not serve yet: a
-    connection that comes too early is refused, as the server itself would refuse it.
+    connection that comes too early is refused, as the server itself would refuse it. Of a Unix socket the one beside it for data is passed
+    on as well.
     """
 
     def __init__(self, server: str, *, weather_of: Callable[[int], Weather] | None = None) -> None:
@@ -62,23 +65,30 @@ class Relay:
         self._is_over = threading.Event()
         self._counting = threading.Lock()
         self._num_up = self._num_down = 0
-        self._listener = _listener(server)
-        name = self._listener.getsockname()
+        listener = _listener(server)
+        name = listener.getsockname()
         self.address = f"unix:{name}" if _is_unix(server) else f"{name[0]}:{name[1]}"
+        # What listens, and what is behind it.
+        self._ways = [(listener, server)]
+        if _is_unix(server):
+            self._ways.append((_unix_listener(name + SUFFIX), server + SUFFIX))
 
     def __enter__(self) -> Self:
-        threading.Thread(target=self._accept, name="relay", daemon=True).start()
+        for listener, server in self._ways:
+            threading.Thread(target=self._accept, args=(listener, server), name="relay", daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._is_over.set()
-        for one in [*(one for _, one in self._open), self._listener]:
+        for one in [*(one for _, one in self._open), *(listener for listener, _ in self._ways)]:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
         if _is_unix(self._server):
-            with suppress(OSError):
-                os.unlink(self.address.removeprefix("unix:"))
+            path = self.address.removeprefix("unix:")
+            for one_path in (path, path + SUFFIX):
+                with suppress(OSError):
+                    os.unlink(one_path)
 
     @property
     def num_up(self) -> int:
@@ -99,14 +109,14 @@ class Relay:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
 
-    def _accept(self) -> None:
+    def _accept(self, listener: socket.socket, address: str) -> None:
         with suppress(OSError):  # the listener is closed in the end
             while True:
-                client, _ = self._listener.accept()
-                pid = _peer(client) if _is_unix(self._server) else 0
+                client, _ = listener.accept()
+                pid = _peer(client) if _is_unix(address) else 0
                 weather = self._weather_of(pid)
                 try:
-                    server = _connected(self._server) if weather.lets_in else None
+                    server = _connected(address) if weather.lets_in else None
                 except OSError:
                     server = None
                 if server is None:
@@ -159,8 +169,12 @@ def _listener(server: str) -> socket.socket:
     """A socket beside the server's, or on a free port of this machine."""
     if not _is_unix(server):
         return socket.create_server(("127.0.0.1", 0))
+    return _unix_listener(f"{server.removeprefix('unix:')}.relay")
+
+
+def _unix_listener(path: str) -> socket.socket:
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-    listener.bind(f"{server.removeprefix('unix:')}.relay")
+    listener.bind(path)
     listener.listen(128)
     return listener
 

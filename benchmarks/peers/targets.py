@@ -4,6 +4,7 @@ from dataclasses import dataclass
 
 # Own contenders, as the comparison names them.
 SHM, GRPC, BFLOAT16 = "lockstep shm", "lockstep grpc", "lockstep grpc bfloat16"
+SOCKETS, SOCKETS_BFLOAT16 = "lockstep sockets", "lockstep sockets bfloat16"
 EVERY_SIZE = "*"
 
 
@@ -37,6 +38,12 @@ def _of_tensorflow() -> tuple[Target, ...]:
 TARGETS = (
     *_of_tensorflow(),
     Target(size="64MiB/16", own=BFLOAT16, peer="tensorflow", at_most=0.6),
+    Target(size="16MiB/16", own=SOCKETS, peer="tensorflow", at_most=0.45),
+    Target(size="64MiB/16", own=SOCKETS, peer="tensorflow", at_most=0.45),
+    Target(size="256MiB/16", own=SOCKETS, peer="tensorflow", at_most=0.6),
+    Target(size="64MiB/16", own=SOCKETS_BFLOAT16, peer="tensorflow", at_most=0.35),
+    # All-reduce moves half of the bytes.
+    *(Target(size=size, own=SOCKETS, peer="gloo-flat", at_most=1.25) for size in ("16MiB/16", "64MiB/16", "256MiB/16")),
     Target(size="64MiB/16", own=SHM, peer="gloo", at_most=0.4),
     Target(size="256MiB/16", own=SHM, peer="gloo", at_most=0.4),
     Target(size=EVERY_SIZE, own=SHM, peer="mxnet", at_most=1.0),

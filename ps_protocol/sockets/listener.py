@@ -26,6 +26,8 @@ _STRANGER_S = 2.0
 _MAX_STRANGERS = 256
 # Connections taken a second: strangers may come as fast as they like, and cost this process no more than that.
 _MAX_TAKEN_A_SECOND = 200
+# One that says anything else than a nonce counts for so many.
+_COST_OF_REFUSAL = 10
 # Both together may take a part of the descriptors that is small beside what gRPC takes and what checkpoints and shared memory need.
 _MOST_OF_DESCRIPTORS = 1 / 16
 _BACKLOG = 256
@@ -54,6 +56,7 @@ class DataListener:
         self._has_stopped = False
         self._thread: threading.Thread | None = None
         self._strangers: dict[int, _Stranger] = {}
+        self._num_refused = 0
         self._wake: socket.socket | None = None
 
     def start(self, address: Address, *, port: int = 0) -> None:
@@ -119,7 +122,7 @@ class DataListener:
                 ready = {key.fileobj for key, _ in selector.select(self._wait_s(is_listening))}
                 if woken in ready:
                     break
-                now = time.monotonic()
+                now, num_refused = time.monotonic(), self._num_refused
                 budget, looked_at = min(budget + (now - looked_at) * _MAX_TAKEN_A_SECOND, _MAX_TAKEN_A_SECOND), now
                 for stranger in [one for one in self._strangers.values() if one.connection in ready]:
                     self._hear(stranger, selector)
@@ -127,6 +130,7 @@ class DataListener:
                     if one in ready:
                         budget -= 1
                         self._take(one, selector, now=now)
+                budget -= (self._num_refused - num_refused) * (_COST_OF_REFUSAL - 1)
                 self._expire(selector, now=now)
                 if is_listening != (budget >= 1):
                     is_listening = not is_listening
@@ -174,6 +178,7 @@ class DataListener:
                     stranger.connection.send(WELCOME)
                 self._invited[stranger.said] = time.monotonic(), stranger.connection
                 return
+        self._num_refused += 1
         stranger.connection.close()
 
     def _drop(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:

@@ -29,7 +29,7 @@ from ps_protocol.security.permissions import ALLOWED
 from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
 from tests.chaos.processes import Cluster
-from tests.chaos.test_floods import can_connect, security_of, two_ports
+from tests.chaos.test_floods import can_connect, free_ports, security_of
 from tests.support import certificates
 from tests.support.certificates import Files
 from tests.support.floods import KINDS
@@ -124,7 +124,7 @@ def test_values_beside_mixed_abuse_are_those_of_an_undisturbed_run(start: Starte
     print(f"seed {SEED}", flush=True)
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     environment = security_of(files.directory, "tokens")
-    cluster = start(replace(PLAN, port=two_ports(), environment=environment, access=files.caller("worker", tls=False)))
+    cluster = start(replace(PLAN, port=free_ports(), environment=environment, access=files.caller("worker", tls=False)))
     cluster.await_step(50)
     begin, begun_at = cluster.reached(), time.monotonic()
     abuses = [Abuse(cluster, files, seed=SEED + number) for number in range(2)]

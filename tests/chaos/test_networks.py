@@ -16,14 +16,16 @@ from tests.chaos.processes import Cluster
 
 pytestmark = pytest.mark.timeout(150)
 PLAN = Plan(transport="grpc", has_proxies=True, durability=None, lease_s=20.0)
+SOCKETS = replace(PLAN, transport="sockets")
 HEAL_TARGET_S = 5.0
 
 
 @pytest.mark.parametrize("who", ["workers and ps", "chief and ps", "workers and chief"])
 @pytest.mark.parametrize("way", ["both ways", "there", "back"])
-def test_a_partition_that_heals_changes_nothing(start: Started, record: Record, who: str, way: str) -> None:
+@pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+def test_a_partition_that_heals_changes_nothing(start: Started, record: Record, who: str, way: str, plan: Plan) -> None:
     """F14 and F17: bytes are held back, and neither end is told."""
-    cluster = start(PLAN)
+    cluster = start(plan)
     cluster.await_step(10)
     weather = {"workers and ps": cluster.worker_weather, "chief and ps": cluster.chief_weather}.get(who, cluster.worker_to_chief)
     weather.to_server, weather.to_client = way == "back", way == "there"
@@ -38,9 +40,10 @@ def test_a_partition_that_heals_changes_nothing(start: Started, record: Record, 
 
 
 @pytest.mark.parametrize("who", ["workers and ps", "chief and ps", "workers and chief"])
-def test_connections_that_break_all_at_once_are_made_again(start: Started, record: Record, who: str) -> None:
+@pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+def test_connections_that_break_all_at_once_are_made_again(start: Started, record: Record, who: str, plan: Plan) -> None:
     """F2 and F15: requests and answers are lost, and it is not known which."""
-    cluster = start(PLAN)
+    cluster = start(plan)
     for step in (8, 16, 24):
         cluster.await_step(step)
         proxies = [cluster.chief_proxy] if who == "workers and chief" else cluster.proxies
@@ -53,9 +56,10 @@ def test_connections_that_break_all_at_once_are_made_again(start: Started, recor
 
 
 @pytest.mark.parametrize("num_bytes", [100, 700, 2000])
-def test_a_connection_cut_in_the_middle_of_a_contribution_is_without_effect(start: Started, num_bytes: int) -> None:
-    """F2: half of the frames were sent."""
-    cluster = start(PLAN)
+@pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+def test_a_connection_cut_in_the_middle_of_a_contribution_is_without_effect(start: Started, num_bytes: int, plan: Plan) -> None:
+    """F2: half of it was sent."""
+    cluster = start(plan)
     for number, step in enumerate((8, 16, 24)):
         cluster.await_step(step)
         cluster.worker_weather.cut_in = num_bytes
@@ -66,9 +70,10 @@ def test_a_connection_cut_in_the_middle_of_a_contribution_is_without_effect(star
 
 
 @pytest.mark.parametrize("num_bytes", [300, 900])
-def test_a_worker_killed_with_half_of_its_frames_sent_is_replaced(start: Started, num_bytes: int) -> None:
+@pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+def test_a_worker_killed_with_half_of_its_contribution_sent_is_replaced(start: Started, num_bytes: int, plan: Plan) -> None:
     """F2: nobody sends the rest."""
-    cluster, killed, has_struck = start(PLAN), [], threading.Event()
+    cluster, killed, has_struck = start(plan), [], threading.Event()
 
     def strike(pid: int) -> None:
         killed.append(cluster.name_of(pid))
@@ -102,9 +107,10 @@ def test_one_worker_that_is_parted_from_one_server_holds_up_the_step_and_nothing
     cluster.assert_as_without_faults()
 
 
-def test_servers_that_let_nobody_in_for_a_while_are_asked_again(start: Started, record: Record) -> None:
+@pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+def test_servers_that_let_nobody_in_for_a_while_are_asked_again(start: Started, record: Record, plan: Plan) -> None:
     """F14: all connections are broken, and new ones refused until it is mended."""
-    cluster = start(PLAN)
+    cluster = start(plan)
     cluster.await_step(10)
     for weather in (cluster.worker_weather, cluster.chief_weather, cluster.worker_to_chief):
         weather.lets_in = False

@@ -9,7 +9,7 @@ from ps_protocol.security.tokens import LOOK_INTERVAL_S, new_token, write_secret
 from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
 from tests.chaos.processes import Cluster
-from tests.chaos.test_floods import security_of, two_ports
+from tests.chaos.test_floods import free_ports, security_of
 from tests.support import certificates
 
 pytestmark = pytest.mark.timeout(200)
@@ -50,7 +50,7 @@ def test_training_goes_on_while_all_tokens_are_replaced_twice(start: Started, tm
         num_steps=ENDLESS,
         num_ps=1,
         num_workers=2,
-        port=two_ports(),
+        port=free_ports(),
         transport="grpc",
         environment=environment,
         access=access,

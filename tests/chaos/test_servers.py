@@ -37,6 +37,7 @@ def test_a_parameter_server_killed_between_steps_costs_the_steps_since_the_check
     ("failpoint", "case"),
     [
         ("ps.push.staged_before_ack", "F5 and F6: a contribution is staged, its sender never hears"),
+        ("ps.push.staged_before_ack", "F5 and F6 over data sockets"),
         ("ps.apply.before", "F8: the other server has applied"),
         ("ps.apply.mid", "F7: some variables are applied, others not"),
         ("ps.apply.before_publish", "F7: all are applied, nobody can see it"),
@@ -48,7 +49,9 @@ def test_a_parameter_server_killed_within_a_step_leaves_no_step_half_done(
     start: Started, record: Record, failpoint: str, case: str, durability: str
 ) -> None:
     # In shared memory a push is staged without that call.
-    transport = "grpc" if failpoint == "ps.push.staged_before_ack" else "auto"
+    transport = "auto"
+    if failpoint == "ps.push.staged_before_ack":
+        transport = "sockets" if "sockets" in case else "grpc"
     steps, points = None if durability == "step" else 5, {"ps 1": f"{failpoint}=kill@12"}
     cluster = start(Plan(durability=durability, checkpoint_steps=steps, failpoints=points, transport=transport, history=True))
     died_at = cluster.await_death("ps 1")

@@ -56,7 +56,7 @@ def test_a_late_gradient_of_a_worker_that_slept_is_dropped(start: Started) -> No
     claims.assert_history_is_clean(cluster.history)
 
 
-@pytest.mark.parametrize("transport", ["grpc", "shared_memory"])
+@pytest.mark.parametrize("transport", ["grpc", "sockets", "shared_memory"])
 @pytest.mark.parametrize("failpoint", ["worker.token.after", "worker.push.mid", "worker.commit.before"])
 def test_a_worker_killed_between_token_and_commit_costs_nothing(start: Started, record: Record, failpoint: str, transport: str) -> None:
     """F2 and F3."""

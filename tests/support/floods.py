@@ -103,6 +103,12 @@ def _noise(first: bytes) -> Iterator[bytes]:
         yield os.urandom(_CHUNK_BYTES)
 
 
+def _silence() -> Iterator[bytes]:
+    while True:
+        time.sleep(0.02)
+        yield b""
+
+
 @dataclass(frozen=True, slots=True)
 class Kind:
     """What is sent after the connection is made, in chunks without end; `reads`: whether answers are taken off the connection."""
@@ -144,6 +150,8 @@ KINDS: dict[str, Kind] = {
     "garbage after the greeting": Kind(lambda: _noise(_GREETING), greeting=b""),
     "nothing": Kind(lambda: iter(()), greeting=b""),
 }
+# As slow as it gets, which only ports that expect something at once mind.
+SLOW_KINDS = {"silence": Kind(_silence, greeting=b"")}
 
 
 class Flood:
@@ -175,6 +183,8 @@ class Flood:
         connection.setblocking(False)
         for chunk in itertools.chain([self._kind.greeting], self._kind.chunks()):
             view = memoryview(chunk)
+            if time.monotonic() >= self._until:
+                return
             while view:
                 if time.monotonic() >= self._until:
                     return
@@ -213,14 +223,14 @@ def main() -> None:
     """Floods, and prints what became of it."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("address")
-    parser.add_argument("kind", choices=KINDS)
+    parser.add_argument("kind", choices=[*KINDS, *SLOW_KINDS])
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--tls", action="store_true")
     arguments = parser.parse_args()
     host, _, port = arguments.address.rpartition(":")
     until = time.monotonic() + min(arguments.seconds, MAX_SECONDS)
-    flood = Flood(host, int(port), KINDS[arguments.kind], tls=arguments.tls, until=until)
+    flood = Flood(host, int(port), (KINDS | SLOW_KINDS)[arguments.kind], tls=arguments.tls, until=until)
     threads = [threading.Thread(target=flood.run) for _ in range(min(arguments.connections, MAX_CONNECTIONS))]
     for thread in threads:
         thread.start()

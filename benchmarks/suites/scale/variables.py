@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rounds", type=int, default=10, help="turns of each (default 10)")
     parser.add_argument("--steps", type=int, default=10, help="steps in a turn (default 10)")
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "momentum", "adagrad", "adam"))
-    parser.add_argument("--transport", choices=("auto", "shared_memory", "grpc"), default="auto", help="(default: what the SDK chooses)")
+    parser.add_argument("--transport", choices=("auto", "shared_memory", "sockets", "grpc"), default="auto", help="(default: auto)")
     parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
     add_json(parser)
 

@@ -1,6 +1,6 @@
 """What a parameter server takes, and whether it grows. Knows processes and /proc; no step, no tensor.
 
-Two measurements, each over gRPC and over shared memory, on a parameter server, a chief and two workers: the most that the server has
+Two measurements, each over gRPC, sockets and shared memory, on a parameter server, a chief and two workers: the most that the server has
 resident with 256 MiB of variables, against the variables twice, the slots, one contribution of each worker, and 64 MiB for everything
 else; and its memory and descriptors over 2,000 steps of 1 MiB, of whose second half a line fitted to it says how much they grew.
 """
@@ -20,7 +20,7 @@ from benchmarks.harness.workload import NUM_SLOTS, Workload
 from benchmarks.report.figures import human_bytes
 from lockstep.launcher.spec import ClusterSpec
 
-TRANSPORTS = ("grpc", "shared_memory")
+TRANSPORTS = ("grpc", "sockets", "shared_memory")
 _NUM_WORKERS = 2
 _OVERHEAD_BYTES = 64 << 20
 _GROWTH_LIMIT_BYTES = 1 << 20
@@ -160,7 +160,7 @@ def _mib(nbytes: int) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="how the workers reach it (default: both)")
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="how the workers reach it (default: all)")
     parser.add_argument(
         "--only", nargs="+", choices=("large", "long"), default=("large", "long"), help="which measurements (default: both)"
     )

@@ -16,7 +16,7 @@ from benchmarks.peers.catalogue import PEERS, Peer
 from benchmarks.peers.comparison import COLUMNS, Comparison, Contender, PeerFailed, by_turns, compare, missed_targets, rows_of
 from benchmarks.peers.environments import NotInstallable, prepare
 from benchmarks.peers.peer_run import run_peer
-from benchmarks.peers.targets import BFLOAT16, GRPC, SHM
+from benchmarks.peers.targets import BFLOAT16, GRPC, SHM, SOCKETS, SOCKETS_BFLOAT16
 from benchmarks.report.figures import RunFigures, as_row, head_rows
 from benchmarks.report.machine import machine
 from benchmarks.report.plot import plot_panels
@@ -27,13 +27,16 @@ FEWER_SIZES = ("4KiB/4", "4MB/1000", "64MiB/16")
 LINEUPS = {"sync": ("sync", 1), "async": ("async", 1), "2ps": ("sync", 2)}
 OWN: dict[str, dict[str, Any]] = {
     SHM: {"transport": "shm"},
+    SOCKETS: {"transport": "sockets"},
     GRPC: {"transport": "grpc"},
+    SOCKETS_BFLOAT16: {"transport": "sockets", "wire": "bfloat16"},
     BFLOAT16: {"transport": "grpc", "wire": "bfloat16"},
     f"{SHM}, chief in ps": {"transport": "shm", "chief_in_ps": True},
     f"{GRPC}, chief in ps": {"transport": "grpc", "chief_in_ps": True},
 }
 # The others are there at every size: half of the bytes where bytes count, a process less in the chain where calls count.
-_ONLY_AT = {BFLOAT16: ("64MiB/16", "256MiB/16")} | dict.fromkeys((f"{SHM}, chief in ps", f"{GRPC}, chief in ps"), ("4KiB/4", "1MiB/8"))
+_ONLY_AT = dict.fromkeys((SOCKETS_BFLOAT16, BFLOAT16), ("64MiB/16", "256MiB/16"))
+_ONLY_AT |= dict.fromkeys((f"{SHM}, chief in ps", f"{GRPC}, chief in ps"), ("4KiB/4", "1MiB/8"))
 # Up to so many bytes, so many steps: a few seconds of each system, where it is no slower than it should be.
 _STEPS = ((1 << 16, 200), (1 << 21, 100), (1 << 23, 20), (1 << 25, 25), (1 << 26, 15))
 _FEWEST_STEPS = 8

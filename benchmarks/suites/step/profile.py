@@ -53,6 +53,7 @@ def profile(workload: Workload, setting: Setting) -> dict[str, Any]:
     return {**setting.record(), "title": setting.title, "step_ms": step_ms, "cpu_ms": cpu_ms, "parts": parts}
 
 
+TRANSPORTS = ("shm", "sockets", "grpc")
 DESCRIPTION = (
     "Shows where each millisecond of a synchronous step goes: CPU of each process, and the parts of a step in their order,"
     " as seen by worker 0 and by the parameter server. 2 workers, SGD."
@@ -62,7 +63,7 @@ DESCRIPTION = (
 def run(options: argparse.Namespace) -> int:
     """Prints two tables for each path, or JSON; returns the exit code."""
     workload = workload_of(options.size, num_steps=options.steps, num_ps=options.ps)
-    settings = [Setting(transport=name, wire=options.wire if name == "grpc" else "float32") for name in options.transports]
+    settings = [Setting(transport=name, wire="float32" if name == "shm" else options.wire) for name in options.transports]
     report: dict[str, Any] = {"kind": "profile", "size": options.size, "paths": []}
     for setting in settings:
         found = profile(workload, setting)
@@ -83,8 +84,8 @@ def _print(size: str, found: dict[str, Any]) -> None:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--size", default="64MiB/16", metavar="BYTES/VARIABLES", help="default: 64MiB/16")
-    parser.add_argument("--transports", nargs="+", choices=("shm", "grpc"), default=["shm", "grpc"], help="default: both")
-    parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel over gRPC (default float32)")
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="default: all")
+    parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel (default float32)")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (default 1)")
     parser.add_argument("--steps", type=int, default=30, help="steps to look at, after 3 that are not (default 30)")
     add_json(parser)

@@ -77,12 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--transport",
         choices=list(TRANSPORTS),
         default="auto",
-        help="a process for each role, with what the SDK chooses (auto, the default), with shared memory or over gRPC; local: one process",
+        help="a process for each role, with what the SDK chooses (auto, the default) or with this; local: one process",
     )
     sockets = parser.add_mutually_exclusive_group()
     sockets.add_argument("--tcp", action="store_true", help="TCP over loopback (the default)")
     sockets.add_argument("--unix", action="store_true", help="Unix sockets; with shared memory for what still travels")
-    parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel over gRPC (default float32)")
+    parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel, over sockets or gRPC (default float32)")
     parser.add_argument("--policy", choices=list(POLICIES), default="sync", help="async: every contribution is a step of its own")
     parser.add_argument("--chief-in-ps", action="store_true", help="the chief in the process of ps 0")
     parser.add_argument("--durability", choices=["", *DURABILITIES], default="", help="with checkpoints in a temporary directory")

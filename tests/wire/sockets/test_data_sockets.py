@@ -637,3 +637,17 @@ def test_server_that_is_ending_is_asked_again_and_not_taken_for_one_without_sock
     made.stop()
     with pytest.raises(Unavailable):
         made.invite()
+
+
+def test_strangers_who_say_something_else_are_taken_slowly_and_the_invited_still_come_in(listener: DataListener) -> None:
+    with socket.create_connection(_address(listener.invite()), timeout=TIMEOUT_S) as first:
+        where, num_cut, until = first.getpeername(), 0, time.monotonic() + 1.0
+    while time.monotonic() < until:
+        with socket.create_connection(where, timeout=TIMEOUT_S) as stranger:
+            stranger.sendall(bytes(16))
+            with contextlib.suppress(ConnectionResetError):
+                stranger.recv(1)
+        num_cut += 1
+    assert num_cut < 80
+    with contextlib.closing(connect("127.0.0.1:1", listener.invite(), peer="ps 0")) as found:
+        listener.claim(found.nonce).close()
