@@ -513,6 +513,10 @@ class Membership:
         """
         if not self._is_of_this_life(former) or not any(key != self._session_key for key in self._life_keys):
             return True
+        return self._knows_secret(former)
+
+    def _knows_secret(self, former: Participant) -> bool:
+        """Whether its secret was made with a key that the shards know: only then they believe it."""
         name = name_of(former.kind, former.index)
         return any(session_secret(key, name=name, incarnation=former.incarnation) == former.secret for key in self._life_keys)
 
@@ -521,8 +525,8 @@ class Membership:
 
     def _recognised(self, request: RegisterRequest, former: Participant, *, now: float) -> Member:
         member = self._made(request, former.index, incarnation=former.incarnation, former=None, now=now)
-        if self._is_of_this_life(former):
-            # An earlier chief has made it, with a key that the parameter servers know.
+        if self._is_of_this_life(former) and self._knows_secret(former):
+            # Else it gets another one with its number, which no shard would refuse.
             member.secret = former.secret
         if member.kind is ParticipantKind.WORKER:
             member.outcomes.restart(self._applied_of(member.index, member.incarnation))

@@ -110,7 +110,10 @@ def test_a_worker_comes_back_though_every_server_that_knew_the_key_of_its_secret
     for shard in driver.shards:
         shard.session_keys = ()
     driver.new_chief()
-    assert driver.come_back(worker).participant.incarnation == 1
+    lost = worker.participant.secret
+    participant = driver.come_back(worker).participant
+    assert participant.incarnation == 1
+    assert participant.secret != lost, "no server would believe it"
 
 
 def test_worker_keeps_its_place_under_several_chiefs_in_a_row() -> None:
