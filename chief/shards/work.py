@@ -5,7 +5,7 @@ The coroutines know links and a `Pace`, no event loop and no thread: one runs th
 """
 
 import logging
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator
 from typing import Any, TypeVar
 
 from chief.core import messages as ev
@@ -423,12 +423,20 @@ class ShardWork:
 
     async def _still_rules(self, fence: Fence) -> bool:
         """Whether the process that has saved last still obeys this chief. One shard will do: another chief takes all before it looks."""
-        status = await self._calls.insist(0, lambda: self._calls.links[0].status(timeout_s=CONTROL_TIMEOUT_S))
-        if fence.is_overtaken_by(status.fence):
-            self._on_superseded(f"{self._calls.name(0)} obeys the chief of incarnation {status.fence.chief_incarnation}")
-            return False
-        # Another process, or epoch, has not heard of this chief, or not in this epoch: the cluster is about to go back, or has gone.
-        return status.fence == fence
+        pauses: Iterator[float] | None = None
+        while True:
+            status = await self._calls.insist(0, lambda: self._calls.links[0].status(timeout_s=CONTROL_TIMEOUT_S))
+            if fence.is_overtaken_by(status.fence):
+                self._on_superseded(f"{self._calls.name(0)} obeys the chief of incarnation {status.fence.chief_incarnation}")
+                return False
+            if status.fence == fence:
+                return True
+            # Another process, or epoch, has not heard of this chief, or not in this epoch. Its standby takes its place, or the cluster goes
+            # back: then nobody asks any more.
+            pauses = pauses or self._calls.pace.pauses()
+            if pauses is None or self._authority.fence != fence:
+                return False
+            await self._calls.pace.sleep(next(pauses))
 
     async def _adopt(self, index: int) -> tuple[int, Adoption]:
         calls, authority = self._calls, self._authority

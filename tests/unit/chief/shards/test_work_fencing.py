@@ -81,6 +81,22 @@ def test_checkpoint_that_became_whole_after_another_chief_took_over_is_not_told(
     play(act, tmp_path)
 
 
+def test_checkpoint_is_told_once_a_standby_has_the_place_of_the_process_that_ended_after_its_save(
+    tmp_path: Path, commit: messages.CommitCheckpoint
+) -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        scene.links[0].chief_incarnation = 0  # started again, and adopted by nobody
+        looks = scene.links[0].num_looks
+        scene.side.carry_out(commit)
+        await until(lambda: scene.links[0].num_looks > looks)
+        scene.links[0].chief_incarnation = 5  # that of the standby
+        assert await scene.one_of(messages.CheckpointCommitted, messages.SaveFailed) == messages.CheckpointCommitted(tag=SAVE.tag)
+
+    play(act, tmp_path)
+
+
 def test_what_a_superseded_chief_could_not_have_kept_is_told_to_nobody() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
