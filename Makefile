@@ -21,7 +21,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test-fast test test-compose test-wheel test-lowest coverage simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-apply bench-memory \
+.PHONY: help install demo test-fast test test-compose test-wheel test-lowest coverage simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
 
@@ -106,6 +106,9 @@ bench-checkpoint: $(DEV)  ## what saving costs: how long steps wait for the copy
 
 bench-compression: $(DEV)  ## bytes, step time and test accuracy of each encoding of gradients and variables
 	@$(BIN)/python -m benchmarks run compression $(ARGS)
+
+bench-link: $(DEV)  ## what gets over links of 100 Mbit/s and 1 Gbit/s, made of network namespaces; says why where the system permits none
+	@$(BIN)/python -m benchmarks run shaped $(ARGS)
 
 bench-scale: $(DEV)  ## 1,000 workers on one chief, 10,000 variables against 10, 64 parameter servers
 	@for what in workers variables servers; do $(BIN)/python -m benchmarks run scale_$$what $(ARGS) || exit 1; done

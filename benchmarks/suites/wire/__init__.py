@@ -1,1 +1,4 @@
-"""What a wire format or encryption saves and costs: `compression`, with `training` for its bytes and accuracy, and `tls`."""
+"""What a wire format or encryption saves and costs: `compression`, with `training` for its bytes and accuracy, and `tls`.
+
+What gets over a slow link: `shaped`, which starts `shaped_link` in network namespaces of its own.
+"""
