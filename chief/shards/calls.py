@@ -87,6 +87,10 @@ class ShardCalls:
         """Returns why a shard does not answer; the caller adds which shard."""
         return error.message.removeprefix(f"cannot reach {self.name(index)}: ")
 
+    def may_pass(self, index: int, error: PsError) -> bool:
+        """Whether a failure of a call may pass. At a shard that was adopted also that something answers there with another certificate."""
+        return isinstance(error, TRANSIENT) or (index in self._processes and error.facts.get("failed") == "connection")
+
     async def look_at(self, index: int) -> ShardStatus:
         """Waits until a shard is reached, and returns its status. Raises PsError if it is not what it should be."""
         link = self.links[index]
@@ -102,9 +106,9 @@ class ShardCalls:
         while True:
             try:
                 result = await call()
-            except TRANSIENT as error:
+            except PsError as error:
                 pauses = pauses or self.pace.pauses()
-                if pauses is None:
+                if pauses is None or not self.may_pass(index, error):
                     raise
                 waited_s = self.pace.now() - start
                 self.report(ev.ShardUnreachable(shard=index, why=self.cause(index, error)))

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from chief.core import messages as ev
 from chief.core.wording import seconds
-from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT, ShardCalls
+from chief.shards.calls import CONTROL_TIMEOUT_S, ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.requests import (
     Authority,
@@ -279,14 +279,15 @@ class ShardWork:
                 continue
             try:
                 await self._check(index)
-            except TRANSIENT as error:
+            except PsError as error:
+                if not calls.may_pass(index, error):
+                    calls.report(ev.ShardFailed(shard=index, why=error.message))
+                    continue
                 if silent_since is None:
                     silent_since = calls.pace.now()
                     level = logging.INFO if self.is_ending else logging.WARNING
                     log.log(level, "parameter server does not answer ps=%d cause=%s", index, error.message)
                 calls.report(ev.ShardUnreachable(shard=index, why=calls.cause(index, error)))
-            except PsError as error:
-                calls.report(ev.ShardFailed(shard=index, why=error.message))
             else:
                 if silent_since is not None:
                     log.info("parameter server answers again ps=%d after_s=%.1f", index, calls.pace.now() - silent_since)

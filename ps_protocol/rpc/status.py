@@ -57,7 +57,7 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ("GOAWAY", "the connection was lost; did it end?"),
 )
 
-# Connections that come to nothing however often they are tried.
+# Connections that come to nothing however often they are tried, unless somebody else answers in the server's place for a while.
 _HOPELESS: dict[str, tuple[type[PsError], str]] = {
     "WRONG_VERSION_NUMBER": (InvalidSpec, "server is not using TLS; pass tls=False, or leave out --tls-ca"),
     "CERTIFICATE_VERIFY_FAILED": (Unauthenticated, "its certificate is not of the authority that was given; check --tls-ca (tls_ca=)"),
@@ -73,7 +73,7 @@ def from_status(code: grpc.StatusCode, details: str, *, target: str, awaited: st
     if code is grpc.StatusCode.UNAVAILABLE:
         for fragment, (error_type, words) in _HOPELESS.items():
             if fragment in details:
-                return error_type(f"cannot talk to {target}: {words}")
+                return error_type(f"cannot talk to {target}: {words}", facts={"failed": "connection"})
         return Unavailable(f"cannot reach {target}: {_cause(details)}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:
         limit = "in time" if timeout_s is None else f"within {timeout_s:.3g} s"

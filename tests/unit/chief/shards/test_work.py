@@ -9,7 +9,7 @@ import pytest
 
 from chief.core import messages
 from ps_protocol.checkpoint.storage import LocalStorage
-from ps_protocol.errors import DataLoss, EpochMismatch, PsError, StorageFull, Superseded, TrainingFailed, Unavailable
+from ps_protocol.errors import DataLoss, EpochMismatch, PsError, StorageFull, Superseded, TrainingFailed, Unauthenticated, Unavailable
 from ps_protocol.roles.shard import Adoption
 from ps_protocol.wire.codec import RecordPacker
 from tests.support.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play, restoring
@@ -23,6 +23,20 @@ def test_shards_are_looked_at_before_anything_is_done_to_them() -> None:
         found = await scene.one_of(messages.ShardsFound)
         assert [(one.step, one.fence.epoch, one.process_incarnation) for one in found.statuses] == [(None, 0, 7), (12, 3, 7)]
         assert [link.chief_incarnation for link in scene.links] == [0, 0]
+
+    play(act)
+
+
+@pytest.mark.parametrize("is_of_connection", [True, False])
+def test_a_wrong_certificate_in_place_of_a_shard_that_was_adopted_is_tried_again_and_a_refusal_is_not(is_of_connection: bool) -> None:
+    async def act(scene: Scene) -> None:
+        scene.side.carry_out(adopting())
+        await scene.one_of(messages.ShardAdopted)
+        facts = {"failed": "connection"} if is_of_connection else {}
+        scene.links[1].errors["apply_step"] = [Unauthenticated("its certificate is not of the authority", facts=facts)]
+        scene.side.carry_out(APPLY)
+        ended = await scene.one_of(messages.StepApplied, messages.ShardFailed)
+        assert isinstance(ended, messages.StepApplied) == is_of_connection
 
     play(act)
 
