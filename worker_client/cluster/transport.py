@@ -122,8 +122,8 @@ class LocalTransport:
         raise InternalError(f"a cluster inside this process has no parameter server at {address!r}")
 
     def name(self, index: int) -> str:
-        """Nothing travels."""
-        return "local"
+        """Returns "local": nothing travels. As over a network: "grpc"."""
+        return "local" if self.is_in_process else "grpc"
 
     def open_shard(self, index: int, address: str) -> Shard:
         """Returns the shard."""

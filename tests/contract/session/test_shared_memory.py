@@ -281,7 +281,7 @@ def test_memory_that_cannot_be_shared_is_an_error_only_if_it_is_asked_for(
 
 
 def test_unknown_transport_is_refused_before_anybody_is_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    with pytest.raises(InvalidSpec, match="transport: got 'rdma', want one of 'auto', 'shared_memory', 'grpc'"):
+    with pytest.raises(InvalidSpec, match="transport: got 'rdma', want one of 'auto', 'shared_memory', 'sockets', 'grpc'"):
         worker_client.connect("unix:/nowhere", transport="rdma")
     monkeypatch.setenv("LOCKSTEP_TRANSPORT", "tcp")
     with pytest.raises(InvalidSpec, match="transport: got 'tcp'"):
