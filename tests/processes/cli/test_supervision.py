@@ -21,8 +21,9 @@ MARK = "LOCKSTEP_SUPERVISION_TEST"
 
 # Starts what its arguments say, COUNT times, prints the private directory and `started`, and then supervises for ever.
 LAUNCHER = """
-import sys
+import signal, sys
 from pathlib import Path
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # the tests may run under nohup
 from lockstep.launcher.supervisor import ProcessSpec
 from lockstep.launcher.supervisor import Interrupted, Supervisor
 logs, count, program = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
