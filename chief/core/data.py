@@ -132,7 +132,7 @@ class DataLeases:
 
     def give_back(self, worker: int, incarnation: int, ranges: Iterable[int]) -> bool:
         """These are free again, if the worker holds them; True if any is."""
-        back = [identity for identity in ranges if self._leased.get(identity) == (worker, incarnation)]
+        back = [identity for identity in dict.fromkeys(ranges) if self._leased.get(identity) == (worker, incarnation)]
         for identity in back:
             del self._leased[identity]
         self._returned.extend(back)

@@ -143,6 +143,13 @@ def test_going_back_to_a_checkpoint_goes_back_in_the_data_too() -> None:
     assert (status.num_done, status.num_leased, status.num_ranges) == (2, 4, 6)
 
 
+def test_a_range_that_a_worker_names_twice_is_given_back_once() -> None:
+    leases = DataLeases()
+    (granted,) = leases.lease(0, 1, SIX, max_ranges=1, request_id=1)
+    assert leases.give_back(0, 1, [granted.id, granted.id])
+    assert [one.id for one in leases.lease(1, 1, SIX, max_ranges=2, request_id=1)].count(granted.id) == 1
+
+
 def test_one_worker_cannot_lease_passes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chief.core.data.MAX_LEASED", 10)
     leases, endless = DataLeases(), DataSpec(name="endless", num_samples=3, range_size=1, num_epochs=0)
