@@ -62,7 +62,7 @@ class DirectLink(Protocol):
     """A link that has such a way, too."""
 
     def open_caller(self) -> ShardCaller:
-        """Returns the way; whoever opens it closes it."""
+        """Returns the way; the caller closes it."""
 
 
 class BlockingCaller:

@@ -37,7 +37,7 @@ def check_address_is_free(address: str) -> None:
         elif parsed.port:
             _check_tcp(parsed)
     except OSError as error:
-        raise InvalidSpec(f"cannot listen at {address}: {_words(error)}") from None
+        raise InvalidSpec(f"cannot listen at {address}: {why_not(error)}") from None
 
 
 def allow_many_connections() -> None:
@@ -98,7 +98,8 @@ def _check_tcp(address: Address) -> None:
                     raise
 
 
-def _words(error: OSError) -> str:
+def why_not(error: OSError) -> str:
+    """Says why nothing can listen at an address, and what to do."""
     if isinstance(error, socket.gaierror):
         return "the name is unknown; check the host"
     known = {

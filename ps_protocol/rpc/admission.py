@@ -93,7 +93,7 @@ class LongLivedCalls:
 
     def _look(self) -> None:
         while True:
-            time.sleep(credentials.LOOK_INTERVAL_S or 0.01)
+            time.sleep(credentials.LOOK_INTERVAL_S)
             self._tokens.renew()
             with self._lock:
                 if not self._calls:

@@ -254,7 +254,7 @@ class LongLivedStream:
         self._deadlines = deadlines
         self._stream: Stream | None = None
         self._has_rested = self._is_cut = self._has_expired = self._is_closed = False
-        # What a use has asked for and not received: whoever uses the stream next finds it here. Nothing, once the stream is broken off.
+        # What a use has asked for and not received, for the next use. None once the stream is broken off.
         self.asked: object = None
         # What carries the stream's payloads, if anything does; it ends with the stream.
         self.data_socket: DataSocket | None = None

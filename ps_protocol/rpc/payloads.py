@@ -95,6 +95,6 @@ class Payloads:
             log.warning("%s; variables and gradients go over gRPC, which is slower. Is a firewall between?", error.message)
 
 
-def named(data_socket: DataSocket, number: int) -> pb.Payload:
-    """Returns what a stream is told of a payload."""
-    return pb.Payload(socket=data_socket.nonce, number=number)
+def next_payload(data_socket: DataSocket) -> pb.Payload:
+    """Returns what a stream is told of the next payload."""
+    return pb.Payload(socket=data_socket.nonce, number=data_socket.next_number())

@@ -31,7 +31,7 @@ from ps_protocol.roles.shard import (
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.client_stream import LongLivedStream, Streams
-from ps_protocol.rpc.payloads import Payloads, named
+from ps_protocol.rpc.payloads import Payloads, next_payload
 from ps_protocol.sockets.data_socket import DataSocket, Receive
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -104,7 +104,7 @@ class VariablesStreams:
                 if data_socket is not None and data_socket.is_over:
                     use.let_go_of_socket()
                     data_socket = None
-                payload = None if data_socket is None else named(data_socket, data_socket.next_number())
+                payload = None if data_socket is None else next_payload(data_socket)
                 use.stream.send(pack_read_request(request, max_wait_s=MAX_WAIT_SLICE_S, payload=payload))
             use.asked = request
 
@@ -121,7 +121,7 @@ class VariablesStreams:
                 # It was waited for in vain; but now it may be there.
             writer = into()
             data_socket = self._payloads.socket_for(use, writer.nbytes)
-            payload = None if data_socket is None else named(data_socket, data_socket.next_number())
+            payload = None if data_socket is None else next_payload(data_socket)
             use.stream.send(pack_read_request(request, payload=payload))
             return self._answer(use, request, writer)
 
@@ -394,13 +394,13 @@ class GrpcShard:
         self._connection.close()
 
     def _exchange_by_socket(self, use: LongLivedStream, data_socket: DataSocket, header: pb.PushHeader, gradients: Segments) -> bytes:
-        number = data_socket.next_number()
-        header.payload.CopyFrom(named(data_socket, number))
+        payload = next_payload(data_socket)
+        header.payload.CopyFrom(payload)
         use.stream.send(pb.PushRequest(header=header).SerializeToString())
         use.stream.flush()
         chunks = (data for _, data in gradients.chunks(FRAME_BYTES))
         with contextlib.suppress(Unavailable):  # the answer says why the server has closed it
-            data_socket.send(number, gradients.nbytes, chunks)
+            data_socket.send(payload.number, gradients.nbytes, chunks)
         return use.stream.receive()
 
     def _variables_request(self, *, epoch: int, step: int | None, layout_hash: str, held_step: int | None = None) -> ReadRequest:

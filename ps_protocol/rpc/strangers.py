@@ -34,7 +34,7 @@ _SHARE = 0.05
 _YOUNG_S = 12.0
 # So many of them are looked at each time, and so many of all others.
 _NUM_YOUNG, _NUM_OTHERS = 256, 32
-# Descriptors that were free are looked at: a few each time, and now and then all, of which it takes so many at once.
+# The guard looks at descriptors that were free: at a few each time, and now and then at all of them, so many at once.
 _NUM_NEW, _LISTING_S, _MAX_NEW = 8, 3.0, 256
 
 

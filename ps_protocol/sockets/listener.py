@@ -12,7 +12,7 @@ import time
 from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, Unavailable, Unimplemented
-from ps_protocol.process.listening import num_descriptors
+from ps_protocol.process.listening import num_descriptors, why_not
 from ps_protocol.roles.identity import MAX_UNIX_PATH_BYTES, Address
 from ps_protocol.sockets.data_socket import NONCE_BYTES, SUFFIX, WELCOME, DataSocket, Invitation
 
@@ -72,7 +72,7 @@ class DataListener:
                 self._address = Address(host=address.host, port=listening[0].getsockname()[1])
         except OSError as error:
             where = str(Address(path=address.path + SUFFIX) if address.is_unix else Address(host=address.host, port=port))
-            raise InvalidSpec(f"cannot listen at {where} for data sockets: {error.strerror or error}") from None
+            raise InvalidSpec(f"cannot listen at {where} for data sockets: {why_not(error)}") from None
         for one in listening:
             one.setblocking(False)
         self._wake, woken = socket.socketpair()

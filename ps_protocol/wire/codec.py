@@ -276,7 +276,7 @@ PAIRS: tuple[Pair, ...] = (
         encode=_with(special.encode_record, encode),
         decode=_with(special.decode_record, decode),
     ),
-    # Whoever answers.
+    # The handshake.
     Pair(value=identity.ProtocolVersion, message=handshake_service_pb2.ProtocolVersion),
     Pair(value=identity.Identity, message=handshake_service_pb2.Identity, label="identity"),
     Pair(value=identity.HandshakeReply, message=handshake_service_pb2.HandshakeResponse),

@@ -81,7 +81,8 @@ class Sharing:
         """Lets the worker use what it was offered; raises InvalidSpec unless it has read the nonces there."""
         if len(nonces) != len(offered) or not all(map(secrets.compare_digest, nonces, (segment.nonce for segment in offered))):
             raise InvalidSpec(f"worker {self.claim.worker}: it has not mapped the memory that it was offered; send the gradients")
-        # Mapped on both sides; no other process needs to find them. Before they count: whoever kept that from being done could write them.
+        # Both sides have mapped the segments, so no other process needs to open them. They are sealed before they count: else a process
+        # that opened one earlier could write it.
         try:
             for segment in self._offered:
                 segment.hand_over()

@@ -123,7 +123,7 @@ def test_a_server_with_few_descriptors_saves_and_shares_memory_beside_strangers_
             for one in ports:
                 with suppress(OSError):
                     stack.enter_context(socket.create_connection((host, one), timeout=0.2))
-            time.sleep(0.005)
+            time.sleep(0.005)  # the strangers' own pace: without, they fill the processor and not the descriptors
         assert max(saved_steps(cluster)) > at, cluster.logs()
         assert "Too many open files" not in cluster.text_of("chief") + cluster.text_of("ps 0")
     cluster.assert_as_without_faults(num_steps=cluster.finish())
@@ -146,7 +146,7 @@ def test_a_role_that_is_stopped_beside_a_flood_goes_on_where_it_was(start: Start
     command = [sys.executable, "-m", "tests.support.floods", target, kind, "--connections", "2", "--seconds", "8"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as flood:
         cluster.signal(name, signal.SIGSTOP)
-        time.sleep(5)
+        time.sleep(5)  # how long the role is stopped: what is tried
         cluster.signal(name, signal.SIGCONT)
         at = cluster.reached()
         cluster.await_(lambda: cluster.reached() >= at + 20, what="it goes on")

@@ -16,7 +16,7 @@ import lockstep
 from worker_client.strategy import ClusterCoordinator, serve
 
 def square(x):
-    time.sleep(0.02)
+    time.sleep(0.02)  # work that takes long enough for a kill in the middle
     return x * x
 
 with lockstep.connect() as session:

@@ -136,7 +136,7 @@ class _Handle:
 
 def _settle(future: "asyncio.Future[Any]", value: object) -> None:
     if future.done():
-        return  # whoever asked has given it up
+        return  # the caller has given the call up
     if isinstance(value, PsError):
         future.set_exception(value)
     else:

@@ -105,7 +105,7 @@ def _noise(first: bytes) -> Iterator[bytes]:
 
 def _silence() -> Iterator[bytes]:
     while True:
-        time.sleep(0.02)
+        time.sleep(0.02)  # a stranger that says nothing need not take a processor
         yield b""
 
 

@@ -21,8 +21,8 @@ _MAX_RENEWALS = 3
 class Place:
     """Who the participant is at present, and what another chief would have to hear of it.
 
-    Its own thread and that of its heartbeat ask as this participant, and either takes the place again; whoever runs them sees to it that
-    only one at a time is in `take_again`. `generation` grows with each time.
+    Its own thread and that of its heartbeat ask as this participant, and either takes the place again; their caller lets only one at a
+    time into `take_again`. `generation` grows with each time.
     """
 
     def __init__(self, registration: Registration) -> None:

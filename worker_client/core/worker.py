@@ -366,7 +366,7 @@ class Worker:
         """Waits for a token, or the end; after a rollback there is one for the step that stands. Returns whether training goes on."""
         if self._may_compute:
             self._check_present()
-            self._may_compute = False  # once: whoever skips that step waits for the next one
+            self._may_compute = False  # once: a worker that skips that step waits for the next one
             return not self.state.is_finished
         return (yield from self.follow(timeout_s=timeout_s))
 

@@ -153,7 +153,7 @@ def _insist(attempt: Callable[[], Result]) -> Result:
         except (OSError, PsError):
             if time.monotonic() > until:
                 raise
-            time.sleep(0.1)
+            time.sleep(0.1)  # between two attempts to connect to a process that starts
 
 
 def _timed(work: Callable[[], object]) -> float:

@@ -34,7 +34,7 @@ class Moody(ForwardingShard):
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         self._be_moody()
-        reply = super().push_gradients(header, gradients, timeout_s=timeout_s)
+        reply = self._forward.push_gradients(header, gradients, timeout_s=timeout_s)
         self.on_push()
         return reply
 
@@ -49,7 +49,7 @@ class Moody(ForwardingShard):
         timeout_s: float | None = None,
     ) -> int:
         self._be_moody()
-        return super().read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
+        return self._forward.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
 
     def close(self) -> None:
         """The shard goes on: it is the fixture's."""

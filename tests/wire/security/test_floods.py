@@ -1,4 +1,4 @@
-"""What strangers may send to a port, and how often they may come: whoever goes on is cut and has to wait, and nobody else notices."""
+"""What strangers may send to a port, and how often they may come: one that goes on is cut and has to wait, unnoticed by other callers."""
 
 import contextlib
 import socket
@@ -132,7 +132,7 @@ def test_addresses_that_are_forgotten_are_those_that_counted_first() -> None:
     assert HERE not in turnstile.waiting(0.0)
 
 
-def test_whoever_has_one_address_of_ipv6_has_all_of_its_network() -> None:
+def test_all_addresses_of_one_ipv6_network_count_as_one_caller() -> None:
     assert network_of("2001:db8::1") == network_of("2001:db8::ffff:1") != network_of("2001:db8:1::1")
     assert network_of("127.0.0.1") != network_of("127.0.0.2")
     assert network_of("fe80::1%eth0") == network_of("fe80::2")

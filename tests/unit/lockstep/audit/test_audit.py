@@ -34,7 +34,7 @@ class _Noted(ForwardingShard):
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         events.note_contribution(self._of_workers, header, gradients, shard=self._index)
-        return super().push_gradients(header, gradients, timeout_s=timeout_s)
+        return self._forward.push_gradients(header, gradients, timeout_s=timeout_s)
 
 
 def _training(directory: Path, num_shards: int) -> ShardedTraining:
