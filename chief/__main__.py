@@ -13,8 +13,8 @@ with importing_for_good():
     from ps_protocol.errors import PsError
     from ps_protocol.process.failpoints import enable_failpoints
     from ps_protocol.process.listening import allow_many_connections
-    from ps_protocol.process.logs import logging_to_stderr
-    from ps_protocol.process.output import write_last
+    from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
+    from ps_protocol.process.options import LOG_FORMAT
     from ps_protocol.rpc import library
 
 _EXIT_USAGE = 2
@@ -23,13 +23,15 @@ _EXIT_USAGE = 2
 def main(arguments: Sequence[str] | None = None) -> int:
     """Returns the exit code: 0 after training, 1 if it failed, 2 if it could not start, with one line that says why."""
     allow_many_connections()
+    words, log_format = sys.argv[1:] if arguments is None else arguments, LOG_FORMAT.default
     try:
-        with logging_to_stderr():
-            config = parse_config(sys.argv[1:] if arguments is None else arguments, environment=os.environ)
+        log_format = log_format_of(words, os.environ)
+        with logging_to_stderr(log_format):
+            config = parse_config(words, environment=os.environ)
             enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
             return asyncio.run(_serve(config))
     except PsError as error:
-        write_last(sys.stderr, f"chief: {error.message}\n")
+        write_last_words("chief", error.message, log_format)
         return _EXIT_USAGE
 
 

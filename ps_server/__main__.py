@@ -28,20 +28,22 @@ def main() -> int:
         from ps_protocol.process.allocator import keep_freed_memory
         from ps_protocol.process.failpoints import enable_failpoints
         from ps_protocol.process.listening import allow_many_connections
-        from ps_protocol.process.logs import logging_to_stderr
-        from ps_protocol.process.output import write_last
+        from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
+        from ps_protocol.process.options import LOG_FORMAT
         from ps_server.config import parse_config
         from ps_server.server import ParameterServer
 
     keep_freed_memory(num_heaps=1)
     allow_many_connections()
+    log_format = LOG_FORMAT.default
     try:
-        with logging_to_stderr():
+        log_format = log_format_of(sys.argv[1:], os.environ)
+        with logging_to_stderr(log_format):
             config = parse_config(sys.argv[1:], environment=os.environ)
             enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
             _serve(ParameterServer(config))
     except PsError as error:
-        write_last(sys.stderr, f"ps_server: {error.message}\n")
+        write_last_words("ps_server", error.message, log_format)
         return _EXIT_USAGE
     return 0
 

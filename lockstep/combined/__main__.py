@@ -21,8 +21,8 @@ with importing_for_good():
     from ps_protocol.process.allocator import keep_freed_memory
     from ps_protocol.process.failpoints import enable_failpoints
     from ps_protocol.process.listening import allow_many_connections
-    from ps_protocol.process.logs import logging_to_stderr
-    from ps_protocol.process.output import write_last
+    from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
+    from ps_protocol.process.options import LOG_FORMAT
     from ps_protocol.rpc import library
     from ps_server.config import ParameterServerConfig
     from ps_server.config import parse_config as parse_ps_config
@@ -42,8 +42,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     allow_many_connections()
     words = [*(sys.argv[1:] if arguments is None else arguments)]
     split = words.index(WITH_CHIEF) if WITH_CHIEF in words else len(words)
+    log_format = LOG_FORMAT.default
     try:
-        with logging_to_stderr():
+        log_format = log_format_of(words, os.environ)
+        with logging_to_stderr(log_format):
             config = parse_ps_config(words[:split], environment=os.environ)
             settings_at = partial(_chief_config, words[split + 1 :], config)
             # Now, or it would only be found out when half of it runs.
@@ -56,7 +58,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
             return asyncio.run(serve(config, settings_at))
     except PsError as error:
-        write_last(sys.stderr, f"lockstep server {WITH_CHIEF}: {error.message}\n")
+        write_last_words(f"lockstep server {WITH_CHIEF}", error.message, log_format)
         return _EXIT_USAGE
 
 

@@ -1,15 +1,19 @@
-"""A role's log: written to standard error at a bounded rate, and never waited for. Knows the log; no role."""
+"""A role's log: text or JSON, written to standard error at a bounded rate, and never waited for. Knows the log; no role."""
 
+import json
 import logging
 import math
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
+from types import TracebackType
 
-from ps_protocol.process.output import BoundedOutput
+from ps_protocol.process import options
+from ps_protocol.process.options import Given
+from ps_protocol.process.output import BoundedOutput, write_last
 
 _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 # What one place in the code may log at once, and how much comes to that with every second, in lines. A longer text counts for several.
@@ -24,16 +28,38 @@ _TIMEOUT_S = 1.0
 _SAMPLE_CHARACTERS = 120
 
 
+def log_format_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
+    """Returns the format of a role's log. Asked before its other options are read, so that what is wrong with those is logged in it too.
+
+    Raises InvalidSpec for a format that there is not.
+    """
+    flag = options.LOG_FORMAT.flag
+    words = [part for word in arguments for part in (word.split("=", 1) if word.startswith(f"{flag}=") else [word])]
+    given = words[words.index(flag) + 1 :][:1] if flag in words else [None]
+    return Given({options.LOG_FORMAT.key: given[0] if given else None}, environment)[options.LOG_FORMAT]
+
+
 @contextmanager
-def logging_to_stderr() -> Iterator[None]:
+def logging_to_stderr(log_format: str = options.LOG_FORMAT.default) -> Iterator[None]:
     """Has a role's log go to standard error, from INFO on, by a thread of its own; the end of the block waits until it is written.
 
     For the rest of the process: what threads log after the block is dropped. Python's own way would wait for a reader, and hold a lock that
     the end of the process waits for.
     """
     with BoundedOutput(sys.stderr, timeout_s=_TIMEOUT_S) as output:
-        with closing(_log_to(output, logging.INFO, _FORMAT)):
+        with closing(_log_to(output, logging.INFO, _formatter(log_format))):
+            if log_format == "json":
+                sys.excepthook = _log_uncaught  # the interpreter writes a traceback in lines of text
+                threading.excepthook = _log_uncaught_in_thread
             yield
+
+
+def write_last_words(program: str, message: str, log_format: str) -> None:
+    """Writes why a role ends, as one line in the format of its log, after the log has ended."""
+    line = f"{program}: {message}"
+    if log_format == "json":
+        line = JsonFormatter().format(logging.LogRecord("lockstep", logging.CRITICAL, __file__, 0, line, (), None))
+    write_last(sys.stderr, f"{line}\n")
 
 
 @contextmanager
@@ -41,13 +67,46 @@ def warnings_to_stderr() -> Iterator[None]:
     """Does the same for a command: its warnings look as Python shows them by default."""
     with BoundedOutput(sys.stderr) as output:
         output.hurry()
-        with closing(_log_to(output, logging.WARNING, "%(message)s")):
+        with closing(_log_to(output, logging.WARNING, logging.Formatter("%(message)s"))):
             yield
 
 
-def _log_to(output: BoundedOutput, level: int, form: str) -> "BoundedLogHandler":
+class JsonFormatter(logging.Formatter):
+    """One JSON object for each record: `time` (UTC, RFC 3339), `level`, `logger`, `message`, and `exception` with a traceback."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Returns the object on one line."""
+        seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        fields = {
+            "time": f"{seconds}.{int(record.msecs):03d}Z",
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            fields["exception"] = self.formatException(record.exc_info)
+        return json.dumps(fields, ensure_ascii=False)
+
+
+def _formatter(log_format: str) -> logging.Formatter:
+    return JsonFormatter() if log_format == "json" else logging.Formatter(_FORMAT)
+
+
+def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+    """Writes the error that ends the process; its log has ended by then."""
+    record = logging.LogRecord("lockstep", logging.CRITICAL, __file__, 0, "uncaught error", (), (kind, error, trace))
+    write_last(sys.stderr, f"{JsonFormatter().format(record)}\n")
+
+
+def _log_uncaught_in_thread(failed: threading.ExceptHookArgs) -> None:
+    error = failed.exc_value or failed.exc_type()
+    name = failed.thread.name if failed.thread else "?"
+    logging.getLogger("lockstep").critical("a thread ended by an error thread=%s", name, exc_info=error)
+
+
+def _log_to(output: BoundedOutput, level: int, formatter: logging.Formatter) -> "BoundedLogHandler":
     handler = BoundedLogHandler(output)
-    handler.setFormatter(logging.Formatter(form))
+    handler.setFormatter(formatter)
     root = logging.getLogger()
     root.addHandler(handler)
     root.setLevel(level)

@@ -22,6 +22,7 @@ Member = TypeVar("Member", bound=enum.Enum)
 DEFAULT_ADDRESS = "127.0.0.1:0"
 # The words of `ps_protocol.roles.checkpoint.Durability`, which imports NumPy.
 DURABILITIES = ("none", "interval", "step")
+LOG_FORMATS = ("text", "json")
 _MAX_SHOWN, _MAX_DIGITS = 40, 20
 _TRUE, _FALSE = ("1", "true", "yes"), ("0", "false", "no")
 
@@ -617,6 +618,15 @@ ENABLE_FAILPOINTS = Option(
     words="for tests: do what LOCKSTEP_FAILPOINTS says",
     programs=_ROLES,
     variable_name="",
+)
+LOG_FORMAT: Option[str] = Option(
+    name="log-format",
+    parse=_one_of(*LOG_FORMATS),
+    default="text",
+    words="how a role writes its log: lines of text, or one JSON object on each line",
+    programs=(SERVER, CHIEF, UP, DEMO),
+    metavar="text|json",
+    is_of_machine=True,
 )
 ALLOW_INSECURE_NETWORK = Option(
     name="allow-insecure-network",

@@ -1,16 +1,19 @@
 """What a role logs: bounded in rate by the place in the code, counted where it is left out, and other places are left alone."""
 
 import io
+import json
 import logging
 import re
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 
 import pytest
 
-from ps_protocol.process.logs import BoundedLogHandler, logging_to_stderr
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.process.logs import BoundedLogHandler, log_format_of, logging_to_stderr
 from ps_protocol.process.output import BoundedOutput
 from tests.support.repository import ROOT
 from tests.support.unread import full_pipe
@@ -20,14 +23,16 @@ log = logging.getLogger("tests.logs")
 
 
 @contextmanager
-def written() -> Iterator[io.StringIO]:
+def written(log_format: str = "text") -> Iterator[io.StringIO]:
     """A role's log for the time of a block; a role keeps it to its end."""
     root = logging.getLogger()
     level, handlers = root.level, [*root.handlers]
+    hooks = sys.excepthook, threading.excepthook
     try:
-        with redirect_stderr(io.StringIO()) as stream, logging_to_stderr():
+        with redirect_stderr(io.StringIO()) as stream, logging_to_stderr(log_format):
             yield stream
     finally:
+        sys.excepthook, threading.excepthook = hooks
         root.setLevel(level)
         root.handlers[:] = handlers
 
@@ -98,3 +103,42 @@ for number in range(100):
     with full_pipe() as unread:
         process = subprocess.run([sys.executable, "-c", program], cwd=ROOT, stderr=unread.descriptor, timeout=20.0)
     assert process.returncode == 0
+
+
+def test_each_line_of_a_json_log_is_an_object_and_its_rate_is_bounded() -> None:
+    with written("json") as stream:
+        log.info('of "two"\nlines of %s', "name\x1b[2J", extra={"more": 1})
+        try:
+            raise OSError("disk\nfull")
+        except OSError:
+            log.exception("failed")
+        threading.Thread(target=lambda: 1 / 0, name="dividing").start()
+        wait_until(lambda: "dividing" in stream.getvalue(), what="the thread's end is logged")
+        flood(10_000)
+    lines = stream.getvalue().splitlines()
+    found = [json.loads(line) for line in lines]
+    assert len(lines) < 80
+    assert found[0]["message"] == 'of "two"\nlines of name\x1b[2J' and found[0]["level"] == "INFO" and found[0]["logger"] == "tests.logs"
+    assert re.fullmatch(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d\.\d{3}Z", found[0]["time"])
+    assert "OSError: disk\nfull" in found[1]["exception"] and "ZeroDivisionError" in found[2]["exception"]
+    assert "\x1b" not in stream.getvalue(), "JSON escapes what could move a terminal's cursor"
+    assert re.match(r"… \d+ more like this in the last \d+ s: refused a call", found[-1]["message"])
+
+
+def test_log_format_is_known_before_the_other_options() -> None:
+    assert log_format_of([], {}) == "text"
+    assert log_format_of(["--address", "x", "--log-format", "json"], {}) == "json"
+    assert log_format_of(["--log-format=json"], {"LOCKSTEP_LOG_FORMAT": "text"}) == "json"
+    assert log_format_of(["--log-format"], {"LOCKSTEP_LOG_FORMAT": "json"}) == "json"
+    with pytest.raises(InvalidSpec, match="--log-format: got 'xml', want text or json"):
+        log_format_of(["--log-format", "xml"], {})
+
+
+@pytest.mark.parametrize("words", ["ps_server", "chief", "lockstep.combined --index 0 --with-chief"])
+def test_role_that_cannot_start_says_so_in_json_too(words: str) -> None:
+    command = [sys.executable, "-m", *words.split(), "--log-format", "json"]
+    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30.0)
+    assert ended.returncode == 2
+    (line,) = ended.stderr.splitlines()
+    found = json.loads(line)
+    assert found["level"] == "CRITICAL" and ("--index" in found["message"] or "--workers" in found["message"] or "--ps" in found["message"])
