@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help install demo test-fast test test-compose test-wheel test-lowest coverage simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
-  check-lint check-format check-types check-protos check-stubs check-imports check-breaking fix-lint fix-format fix-protos fix-stubs
+  check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve fix-lint fix-format fix-protos fix-stubs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 26
@@ -122,7 +122,7 @@ bench-policies: $(DEV)  ## sync, ssp and async on the same work, with one slow w
 bench-sparse: $(DEV)  ## a table of ten million rows: rows/s, bytes a step, memory
 	@$(BIN)/python -m benchmarks run sparse_table $(ARGS)
 
-check: check-lint check-format check-types check-protos check-stubs check-imports  ## all that can be checked without running it
+check: check-lint check-format check-types check-protos check-stubs check-imports check-docs  ## all that can be checked without running it
 
 fix: fix-lint fix-format fix-protos fix-stubs  ## what of it can be mended by itself
 
@@ -164,6 +164,18 @@ proto: $(PROTO)  ## generate ps_protocol/v1 from protos/
 check-imports: $(DEV)  ## who may import whom
 	@$(PYTEST) -q tests/repo/test_import_directions.py
 
+# Material asks to try its successor on every run; the answer is no until that builds our pages.
+MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+
+check-docs: $(DEV)  ## the documentation builds without a warning
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && $(MKDOCS) build --quiet --strict --site-dir "$$out"
+
+docs: $(DEV)  ## the documentation as a site, in site/
+	@$(MKDOCS) build --quiet --strict && echo "open site/index.html"
+
+docs-serve: $(DEV)  ## … shown in a browser, and built again when a page changes
+	@$(MKDOCS) serve --quiet
+
 # Against the newest release, or against AGAINST=<ref>.
 check-breaking: $(DEV)  ## the protos still understand the last release's messages
 	@against="$(AGAINST)"; against=$${against:-$$(git describe --tags --abbrev=0 2>/dev/null)}; \
@@ -171,7 +183,7 @@ check-breaking: $(DEV)  ## the protos still understand the last release's messag
 	  else $(BIN)/buf breaking --against ".git#ref=$$against"; fi
 
 clean:  ## remove the environments, caches and what demos wrote
-	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist *.egg-info lockstep-demo lockstep-runs
+	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist site *.egg-info lockstep-demo lockstep-runs
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # make_venv DIRECTORY
