@@ -1,0 +1,317 @@
+"""Claims about the HTTP port of a role: who gets an answer, who is refused, and what strangers cost. Real sockets on port 0."""
+
+import contextlib
+import http.client
+import json
+import socket
+import ssl
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+from ps_protocol.errors import InvalidSpec, NotInitialized
+from ps_protocol.http.messages import MAX_BODY_BYTES, TEXT, Request, Response, Route, json_response
+from ps_protocol.http.server import HttpServer
+from ps_protocol.security.options import OPEN, Security
+from tests.support.certificates import Files, make
+
+STATUS, FINISH = "/ps_protocol.v1.ChiefService/GetClusterStatus", "/ps_protocol.v1.ChiefService/FinishTraining"
+ACTION = {"X-Lockstep-Action": "1", "Content-Type": "application/json"}
+BIG = b"x" * (8 << 20)
+
+
+class Site:
+    """A server of some routes, and what was done by it."""
+
+    def __init__(self, security: Security, **options: object) -> None:
+        self.done: list[object] = []
+        self.release = threading.Event()
+        self.server = HttpServer(
+            [
+                Route(path="/", answer=lambda _: Response(body=b"hello", content_type=TEXT)),
+                Route(path="/big", answer=lambda _: Response(body=BIG, content_type=TEXT)),
+                Route(path="/status", rpc=STATUS, answer=lambda request: json_response({"query": dict(request.query)})),
+                Route(path="/finish", method="POST", rpc=FINISH, answer=self.finish),
+                Route(path="/slow", answer=self.slow, may_wait=True),
+                Route(path="/broken", answer=lambda _: json_response({"a": 1 / 0})),
+                Route(path="/early", answer=self.early),
+            ],
+            address="127.0.0.1:0",
+            cluster="job",
+            security=security,
+            **options,  # type: ignore[arg-type]
+        )
+        self.server.start()
+        self.port = int(self.server.url.rstrip("/").rpartition(":")[2])
+
+    def finish(self, request: Request) -> Response:
+        self.done.append(request.json())
+        return json_response({"step": 7})
+
+    def slow(self, request: Request) -> Response:
+        self.release.wait(20)
+        return json_response({})
+
+    def early(self, request: Request) -> Response:
+        raise NotInitialized("there is no model yet")
+
+    def connect(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self.port), timeout=10)
+
+    def ask(
+        self, path: str, *, method: str = "GET", headers: Mapping[str, str] | None = None, body: bytes = b""
+    ) -> http.client.HTTPResponse:
+        return asked(http.client.HTTPConnection("127.0.0.1", self.port, timeout=10), path, method, headers, body)
+
+    def say(self, text: bytes) -> bytes:
+        """What comes back for bytes."""
+        with self.connect() as connection:
+            connection.sendall(text)
+            return b"".join(iter(lambda: connection.recv(65536), b""))
+
+
+def asked(
+    connection: http.client.HTTPConnection, path: str, method: str, headers: Mapping[str, str] | None, body: bytes
+) -> http.client.HTTPResponse:
+    given = dict(headers or {})
+    connection.putrequest(method, path, skip_host="Host" in given)
+    for name, value in given.items():
+        connection.putheader(name, value)
+    if body:
+        connection.putheader("Content-Length", str(len(body)))
+    connection.endheaders(body)
+    response = connection.getresponse()
+    response.words = response.read()  # type: ignore[attr-defined]
+    connection.close()
+    return response
+
+
+def words(response: http.client.HTTPResponse) -> dict[str, str]:
+    value: dict[str, str] = json.loads(response.words)  # type: ignore[attr-defined]
+    return value
+
+
+@contextlib.contextmanager
+def serving(security: Security = OPEN, **options: object) -> Iterator[Site]:
+    site = Site(security, **options)
+    try:
+        yield site
+    finally:
+        site.release.set()
+        site.server.stop()
+
+
+@pytest.fixture(scope="module")
+def site() -> Iterator[Site]:
+    with serving() as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return make(tmp_path_factory.mktemp("job"))
+
+
+def token(files: Files, role: str) -> dict[str, str]:
+    return {"Authorization": f"Bearer {(files.directory / f'{role}.token').read_text().split()[-1]}"}
+
+
+def test_a_route_is_answered(site: Site) -> None:
+    response = site.ask("/status?since=3&x=%41")
+    assert response.status == 200
+    assert dict[str, object](words(response)) == {"query": {"since": "3", "x": "A"}}
+
+
+def test_every_answer_forbids_framing_guessing_and_loading(site: Site) -> None:
+    for path in ("/", "/nowhere", "/early", "/broken"):
+        headers = site.ask(path).headers
+        assert "default-src 'none'" in headers["Content-Security-Policy"]
+        assert "frame-ancestors 'none'" in headers["Content-Security-Policy"]
+        assert headers["X-Content-Type-Options"] == "nosniff"
+        assert headers["Cross-Origin-Resource-Policy"] == "same-origin"
+        assert headers["Referrer-Policy"] == "no-referrer"
+        assert headers["Cache-Control"] == "no-store"
+        assert "Server" not in headers and "Access-Control-Allow-Origin" not in headers
+
+
+@pytest.mark.parametrize("path", ["/nowhere", "/../etc/passwd", "/%2e%2e/etc/passwd", "/status/", "/STATUS"])
+def test_there_is_nothing_at_other_paths(site: Site, path: str) -> None:
+    assert site.ask(path).status == 404
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE"])
+def test_other_methods_are_refused(site: Site, method: str) -> None:
+    assert site.ask("/status", method=method, headers=ACTION).status == 405
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost:80", "LOCALHOST", "[::1]:1234", "10.1.2.3"])
+def test_hosts_that_can_only_be_this_server_are_answered(site: Site, host: str) -> None:
+    assert site.ask("/", headers={"Host": host}).status == 200
+
+
+@pytest.mark.parametrize(
+    "host", ["evil.example", "127.0.0.1.evil.example:80", "evil.example#127.0.0.1", "a@127.0.0.1", "", "[::1", "127.0.0.1:x"]
+)
+def test_a_name_that_leads_here_is_not_answered(site: Site, host: str) -> None:
+    response = site.ask("/", headers={"Host": host})
+    assert response.status == 421
+    assert "as localhost" in words(response)["error"]
+
+
+def test_a_name_that_the_server_was_given_is_answered() -> None:
+    with serving(names=["chief.Cluster.local"]) as site:
+        assert site.ask("/", headers={"Host": "chief.cluster.local:80"}).status == 200
+
+
+@pytest.mark.parametrize(
+    ("headers", "status"),
+    [
+        (ACTION, 200),
+        ({**ACTION, "Sec-Fetch-Site": "same-origin"}, 200),
+        ({**ACTION, "Origin": "https://evil.example"}, 403),
+        ({**ACTION, "Origin": "null"}, 403),
+        ({**ACTION, "Sec-Fetch-Site": "cross-site"}, 403),
+        ({**ACTION, "Sec-Fetch-Site": "same-site"}, 403),
+        ({"Content-Type": "application/json"}, 403),
+        ({"X-Lockstep-Action": "1", "Content-Type": "text/plain"}, 400),
+    ],
+)
+def test_a_change_is_made_only_for_a_page_of_this_server_or_a_program(site: Site, headers: dict[str, str], status: int) -> None:
+    site.done.clear()
+    assert site.ask("/finish", method="POST", headers=headers, body=b'{"reason": "enough"}').status == status
+    assert site.done == ([{"reason": "enough"}] if status == 200 else [])
+
+
+def test_own_origin_is_let_in_and_another_port_is_not(site: Site) -> None:
+    for port, status in ((site.port, 200), (site.port + 1, 403)):
+        headers = {**ACTION, "Origin": f"http://127.0.0.1:{port}"}
+        assert site.ask("/finish", method="POST", headers=headers, body=b"{}").status == status
+
+
+@pytest.mark.parametrize("body", [b"", b"[]", b"{", b"\xff", b"[" * 60_000])
+def test_a_body_that_is_no_object_is_refused(site: Site, body: bytes) -> None:
+    site.done.clear()
+    assert site.ask("/finish", method="POST", headers=ACTION, body=body).status == 400
+    assert not site.done
+
+
+def test_an_error_is_answered_with_its_reason(site: Site) -> None:
+    response = site.ask("/early")
+    assert response.status == 409
+    assert words(response) == {"error": "there is no model yet", "reason": "NOT_INITIALIZED"}
+
+
+def test_a_defect_says_nothing_about_itself(site: Site, caplog: pytest.LogCaptureFixture) -> None:
+    response = site.ask("/broken")
+    assert response.status == 500
+    assert words(response) == {"error": "internal error (see the log of this process)", "reason": "INTERNAL"}
+    assert "ZeroDivisionError" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("text", "status"),
+    [
+        (b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET http://localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET //evil.example HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"garbage\r\n\r\n", 400),
+        (b"\x16\x03\x01\x02\x00\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\n\r\n", 421),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nHost: evil.example\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost : localhost\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n folded\r\n\r\n", 400),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: b\nc: d\r\n\r\n", 400),
+        (b"POST /finish HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n", 501),
+        (b"POST /finish HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
+        (b"POST /finish HTTP/1.1\r\nHost: localhost\r\nContent-Length: 99999999999999\r\n\r\n", 400),
+        (b"POST /finish HTTP/1.1\r\nHost: localhost\r\nContent-Length: %d\r\n\r\n" % (MAX_BODY_BYTES + 1), 413),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\n" + b"".join(b"A%d: b\r\n" % i for i in range(100)) + b"\r\n", 431),
+        (b"GET / HTTP/1.1\r\nHost: localhost\r\nA: " + b"b" * 100_000 + b"\r\n\r\n", 431),
+        (b"GET /?" + b"a=b&" * 100 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+    ],
+)
+def test_what_is_no_request_gets_a_status_that_says_so(site: Site, text: bytes, status: int) -> None:
+    assert site.say(text).startswith(b"HTTP/1.1 %d " % status)
+
+
+def test_tokens_say_who_may_ask_for_what(files: Files) -> None:
+    with serving(Security(token_file=files.directory / "tokens")) as site:
+        assert site.ask("/").status == 200, "the page itself has nothing to hide"
+        refused = site.ask("/status")
+        assert refused.status == 401
+        assert refused.headers["WWW-Authenticate"].startswith("Bearer")
+        assert words(refused)["reason"] == "UNAUTHENTICATED"
+        assert site.ask("/status", headers={"Authorization": "Bearer " + "0" * 64}).status == 401
+        assert site.ask("/status", headers=token(files, "observer")).status == 200
+        for role, status in (("observer", 403), ("ps", 403), ("admin", 200), ("worker", 200)):
+            assert site.ask("/finish", method="POST", headers={**ACTION, **token(files, role)}, body=b"{}").status == status
+        assert len(site.done) == 2
+
+
+def test_a_token_in_the_address_counts_for_nothing(files: Files) -> None:
+    with serving(Security(token_file=files.directory / "tokens")) as site:
+        secret = token(files, "admin")["Authorization"].removeprefix("Bearer ")
+        assert site.ask(f"/status?token={secret}").status == 401
+
+
+def test_with_certificates_there_is_tls_and_both_are_checked(files: Files) -> None:
+    with serving(files.server("chief", verify_clients=True)) as site:
+        for holder, proof, status in (("observer", "observer", 200), ("observer", "admin", 200), ("ps", "observer", 200)):
+            context = ssl.create_default_context(cafile=str(files.directory / "ca.pem"))
+            context.load_cert_chain(files.directory / f"{holder}.pem", files.directory / f"{holder}.key")
+            connection = http.client.HTTPSConnection("localhost", site.port, timeout=10, context=context)
+            assert asked(connection, "/status", "GET", token(files, proof), b"").status == status
+        context = ssl.create_default_context(cafile=str(files.directory / "ca.pem"))
+        connection = http.client.HTTPSConnection("localhost", site.port, timeout=10, context=context)
+        with pytest.raises(OSError):
+            asked(connection, "/status", "GET", token(files, "admin"), b"")
+
+
+@pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"])
+def test_other_machines_reach_it_only_if_it_is_closed_or_all_are_trusted(address: str) -> None:
+    with pytest.raises(InvalidSpec, match="others than this machine can reach it"):
+        HttpServer([], address=address, cluster="job")
+
+
+def test_an_address_that_is_taken_is_named(site: Site) -> None:
+    with pytest.raises(InvalidSpec, match=r"cannot listen at 127\.0\.0\.1:\d+: another process listens there"):
+        HttpServer([], address=f"127.0.0.1:{site.port}", cluster="job").start()
+
+
+def test_what_waits_keeps_nobody_from_being_answered() -> None:
+    with serving() as site, contextlib.ExitStack() as stack:
+        for _ in range(10):
+            stack.enter_context(site.connect()).sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        assert site.ask("/").status == 200
+
+
+def test_readers_that_read_nothing_are_cut_and_others_are_answered() -> None:
+    with serving() as site, contextlib.ExitStack() as stack:
+        for _ in range(20):
+            stack.enter_context(site.connect()).sendall(b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        began = time.monotonic()
+        assert site.ask("/").status == 200
+        assert time.monotonic() - began < 2.0
+
+
+def test_idle_connections_keep_nobody_from_being_answered() -> None:
+    with serving() as site, contextlib.ExitStack() as stack:
+        for _ in range(400):
+            connection = socket.socket()
+            stack.enter_context(connection)
+            connection.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                connection.connect(("127.0.0.1", site.port))
+        assert site.ask("/").status == 200
+
+
+def test_stop_closes_the_port_and_ends_the_thread(tmp_path: Path) -> None:
+    before = threading.active_count()
+    with serving() as site, site.connect():
+        pass
+    assert threading.active_count() <= before
+    with pytest.raises(ConnectionRefusedError):
+        site.connect()
