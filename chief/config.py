@@ -25,6 +25,7 @@ class ChiefConfig:
 
     `checkpoint_dir`: a path or a URL, the same for all roles; empty: there are no checkpoints, and `coordination` has none either.
     `is_takeover`: it takes the servers from their present chief, whatever that one does. `history`: a directory for a record of all steps.
+    `metrics`: where /metrics is served over HTTP; empty: nowhere.
     """
 
     ps: tuple[str, ...]
@@ -38,6 +39,7 @@ class ChiefConfig:
     checkpoint_dir: str = ""
     is_takeover: bool = False
     history: Path | None = None
+    metrics: str = ""
     enable_failpoints: bool = False
 
     def __post_init__(self) -> None:
@@ -91,6 +93,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         checkpoint_dir=given[options.CHECKPOINT_DIR],
         is_takeover=given[options.TAKEOVER],
         history=given[options.HISTORY],
+        metrics=given[options.METRICS],
         enable_failpoints=given[options.ENABLE_FAILPOINTS],
     )
     _check_size(config.coordination)

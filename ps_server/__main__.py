@@ -4,7 +4,6 @@ import importlib.util
 import os
 import signal
 import sys
-from collections.abc import Mapping, Sequence
 from types import FrameType
 from typing import TYPE_CHECKING
 
@@ -19,7 +18,9 @@ _EXIT_USAGE = 2
 
 def main() -> int:
     """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why."""
-    _leave_out_openssl(are_files_hashed=_has_checkpoints(sys.argv, os.environ))
+    _leave_out_openssl(
+        are_files_hashed=_is_given("--checkpoint-dir", "LOCKSTEP_CHECKPOINT_DIR"), serves_http=_is_given("--metrics", "LOCKSTEP_METRICS")
+    )
     # Each worker has some, and the server does not know how many workers there will be.
     library.expect_many_connections()
     # Not before: what they import looks for OpenSSL, and imports grpc.
@@ -64,17 +65,18 @@ def _serve(server: "ParameterServer") -> None:
     server.stop(reason=server.wait())
 
 
-def _has_checkpoints(arguments: Sequence[str], environment: Mapping[str, str]) -> bool:
-    """Whether the process will be given a place for checkpoints: asked before the flags can be looked at properly."""
-    return bool(environment.get("LOCKSTEP_CHECKPOINT_DIR")) or any(argument.startswith("--checkpoint-dir") for argument in arguments)
+def _is_given(flag: str, variable: str) -> bool:
+    """Whether the process is given an option: asked before the flags can be looked at properly."""
+    return bool(os.environ.get(variable)) or any(argument.startswith(flag) for argument in sys.argv)
 
 
-def _leave_out_openssl(*, are_files_hashed: bool) -> None:
+def _leave_out_openssl(*, are_files_hashed: bool, serves_http: bool) -> None:
     """Spares this process OpenSSL, 4.5 MiB: asyncio and hashlib do without if it is not there, and gRPC has a TLS of its own.
 
     Where checkpoints are hashed, its SHA-256 stays: Python's own takes several times as long, and holds all other threads up meanwhile.
     """
-    sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # None: importing it raises ImportError
+    if not serves_http:
+        sys.modules.setdefault("ssl", None)  # type: ignore[arg-type]  # None: importing it raises ImportError
     has_hashes = importlib.util.find_spec("_md5") and (importlib.util.find_spec("_sha2") or importlib.util.find_spec("_sha256"))
     if has_hashes and not are_files_hashed:
         sys.modules.setdefault("_hashlib", None)  # type: ignore[arg-type]

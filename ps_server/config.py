@@ -26,7 +26,7 @@ class ParameterServerConfig:
 
     `apply_threads`: how many share the work of applying a step; None: as many as it may use processors. `checkpoint_dir`: a path or a URL;
     empty: no checkpoints. `history`: a directory to write down in what became of every contribution; None: nowhere. `data_port`: where data
-    sockets come, on the host of `address`; 0: any port that is free.
+    sockets come, on the host of `address`; 0: any port that is free. `metrics`: where /metrics is served over HTTP; empty: nowhere.
     """
 
     index: int
@@ -38,6 +38,7 @@ class ParameterServerConfig:
     data_port: int = 0
     checkpoint_dir: str = ""
     history: Path | None = None
+    metrics: str = ""
     enable_failpoints: bool = False
     allow_insecure_network: bool = False
     security: Security = OPEN
@@ -78,6 +79,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         data_port=given[options.DATA_PORT],
         checkpoint_dir=given[options.CHECKPOINT_DIR],
         history=given[options.HISTORY],
+        metrics=given[options.METRICS],
         enable_failpoints=given[options.ENABLE_FAILPOINTS],
         allow_insecure_network=given[options.ALLOW_INSECURE_NETWORK],
         security=options.security_of(given, is_server=True),

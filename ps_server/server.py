@@ -5,10 +5,14 @@ import logging
 import math
 import queue
 import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import grpc
 
 from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.errors import PsError
+from ps_protocol.process.exposition import Family
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce
 from ps_protocol.roles.identity import Identity, Role, parse_address
@@ -20,9 +24,13 @@ from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.config import ParameterServerConfig, default_apply_threads, machine_memory_bytes
 from ps_server.serving.calls import ACCUMULATOR_SERVICE, SERVICE, AccumulatorService, ParameterService, service_handler
 from ps_server.serving.local import new_process_incarnation
+from ps_server.serving.metrics import shard_families
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
+
+if TYPE_CHECKING:
+    from ps_protocol.http.server import HttpServer
 
 # Since when no chief has been heard, and when that is to be said.
 
@@ -107,6 +115,7 @@ class ParameterServer:
             self._shard, idle_streams=self._idle_streams, data_sockets=self._data_sockets, on_chief_call=self.hear_chief
         )
         self._chief_silence = ChiefSilence(now=time.monotonic())
+        self._http = self._metrics_server() if config.metrics else None
         self._server = RpcServer(config.security, cluster=config.cluster, address=config.address, max_calls=MAX_CONCURRENT_RPCS)
 
     @property
@@ -146,6 +155,9 @@ class ParameterServer:
             self._data_sockets.start(listening, port=self._config.data_port)
         self._idle_streams.start()
         self._server.start()
+        if self._http is not None:
+            self._http.start()
+            log.info("metrics url=%smetrics", self._http.url)
         self._server.report_health("", SERVICE, ACCUMULATOR_SERVICE, is_serving=True)
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
@@ -179,6 +191,8 @@ class ParameterServer:
             self._shard.wait_for_save(SAVE_GRACE_S)
         # They would take up the whole grace.
         self._idle_streams.end_long_lived()
+        if self._http is not None:
+            self._http.stop()
         self._data_sockets.stop()
         self._server.stop(grace_s)
         self._stream_service.close()
@@ -186,6 +200,29 @@ class ParameterServer:
         self._server.close()
         self._apply_threads.stop()
         log.info("%s ended reason=%s", self._name, reason)
+
+    def _metrics_server(self) -> "HttpServer":
+        # Only where it is wanted: it imports OpenSSL.
+        from ps_protocol.http.metrics import MetricsPage
+        from ps_protocol.http.server import HttpServer
+
+        config, page = self._config, MetricsPage(self._families, role=self._name)
+        return HttpServer(
+            [page.route(rpc=f"/{SERVICE}/ReadMetrics")],
+            address=config.metrics,
+            cluster=config.cluster,
+            security=config.security,
+            allow_insecure_network=config.allow_insecure_network,
+        )
+
+    def _families(self) -> Iterator[Family]:
+        shard = self._shard
+        num_applied, apply_s = shard.applied()
+        try:
+            cells = shard.read_metrics(epoch=shard.epoch)
+        except PsError:  # before there are variables, and while the shard is being brought back
+            cells = ()
+        return shard_families(shard.status(), num_applied=num_applied, apply_s=apply_s, cells=cells)
 
     def _is_chief(self, context: grpc.ServicerContext) -> bool:
         return self._server.may_act_as(CallerRole.CHIEF, context)

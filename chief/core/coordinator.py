@@ -13,7 +13,7 @@ from chief.core import messages as ev
 from chief.core.answers import RecordVersions
 from chief.core.checkpoints import Checkpoints
 from chief.core.data import DataLeases
-from chief.core.ledger import Ledger
+from chief.core.ledger import Ledger, StepTotals
 from chief.core.members import Member, Membership, MemberState, gone_error, superseded_error
 from chief.core.model import ModelCalls, ModelRegistry
 from chief.core.parameter_servers import ShardTable
@@ -235,6 +235,11 @@ class Coordinator:
     def status(self, now: float, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster."""
         return cluster_status(self._situation(), now=now, max_ledger_entries=max_ledger_entries)
+
+    @property
+    def totals(self) -> StepTotals:
+        """All steps so far, together."""
+        return self._parts.ledger.totals
 
     def _situation(self, asking: int | None = None) -> Situation:
         return Situation(

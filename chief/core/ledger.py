@@ -20,6 +20,18 @@ class _Record:
     num_late: int = 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTotals:
+    """All steps that this chief has had applied, also those that a rollback took back: how many, and how long they took together.
+
+    `apply_s`: the part of that between the last contribution and the end of the apply.
+    """
+
+    num_steps: int = 0
+    duration_s: float = 0.0
+    apply_s: float = 0.0
+
+
 class Ledger:
     """The open step and the `size` steps before it."""
 
@@ -28,6 +40,7 @@ class Ledger:
         self.num_stale = 0
         self.num_late = 0
         self.max_staleness = 0  # of what was accepted
+        self._num_steps, self._duration_s, self._apply_s = 0, 0.0, 0.0
         self._size = size
         self._open = _Record(step=0, opened_at=now)
         self._applied: dict[int, _Record] = {}
@@ -66,10 +79,18 @@ class Ledger:
     def close_step(self, *, now: float) -> None:
         """The open step is applied everywhere; the next one is open from now on."""
         self._open.applied_at = now
+        self._num_steps += 1
+        self._duration_s += now - self._open.opened_at
+        self._apply_s += now - self._open.completed_at
         self._applied[self._open.step] = self._open
         if len(self._applied) > self._size:
             del self._applied[next(iter(self._applied))]
         self.open_step(self._open.step + 1, now=now)
+
+    @property
+    def totals(self) -> StepTotals:
+        """All steps so far, together."""
+        return StepTotals(num_steps=self._num_steps, duration_s=self._duration_s, apply_s=self._apply_s)
 
     def roll_back(self, step: int, *, now: float) -> None:
         """Forgets this step and all after it, which are done again."""

@@ -16,6 +16,7 @@ from typing import Any, cast
 
 from chief.core import messages as ev
 from chief.core.coordinator import Coordinator
+from chief.core.ledger import StepTotals
 from chief.options import CoordinationConfig
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import ShardLink
@@ -161,6 +162,11 @@ class Runner:
         """Reports the cluster."""
         with self._lock:
             return self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)
+
+    def measured(self) -> tuple[ClusterStatus, StepTotals]:
+        """Reports the cluster, and all steps so far together, of one moment."""
+        with self._lock:
+            return self._coordinator.status(self._clock()), self._coordinator.totals
 
     def _report(self, event: ev.Event) -> None:
         with self._lock:

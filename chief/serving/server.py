@@ -9,12 +9,15 @@ from collections.abc import Sequence
 from functools import partial
 
 from chief.config import ChiefConfig
+from chief.serving.metrics import cluster_families
 from chief.serving.runner import Runner
 from chief.serving.service import SERVICE, ChiefService, chief_service_handler
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicatedLink
 from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.http.metrics import MetricsPage
+from ps_protocol.http.server import HttpServer
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce
 from ps_protocol.roles.chief import ClusterState
@@ -90,6 +93,7 @@ class ChiefServer:
         history = HistoryWriter(config.history, role="chief") if config.history else None
         self._runner = Runner(links, config=config.coordination, on_state=self._announce_state, store=store, history=history)
         self._server = RpcServer(config.security, cluster=cluster, address=config.address)
+        self._http = self._metrics_server() if config.metrics else None
         self._service = ChiefService(self._runner, may_work=partial(self._server.may_act_as, CallerRole.WORKER))
 
     @property
@@ -105,6 +109,9 @@ class ChiefServer:
         self._server.report_health("", is_serving=True)
         self._server.report_health(SERVICE, is_serving=False)
         self._server.start()
+        if self._http is not None:
+            self._http.start()
+            log.info("metrics url=%smetrics", self._http.url)
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
         log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
@@ -125,10 +132,22 @@ class ChiefServer:
         self._server.report_health("", SERVICE, is_serving=False)
         # They would last as long as their callers like.
         self._service.end_conversations()
+        if self._http is not None:
+            await asyncio.to_thread(self._http.stop)
         await asyncio.to_thread(self._server.stop, _GRACE_S)
         await self._runner.close()
         await asyncio.to_thread(self._server.close)
         log.info("chief ended")
+
+    def _metrics_server(self) -> HttpServer:
+        config, page = self._config, MetricsPage(lambda: cluster_families(*self._runner.measured()), role="chief")
+        return HttpServer(
+            [page.route(rpc=f"/{SERVICE}/GetClusterStatus")],
+            address=config.metrics,
+            cluster=config.coordination.cluster,
+            security=config.security,
+            allow_insecure_network=config.allow_insecure_network,
+        )
 
     def _own_address(self) -> str:
         advertised = self._config.advertise

@@ -33,7 +33,7 @@ _EXIT_USAGE = 2
 # Stands for the server's own address before it has one.
 _NOWHERE = "unix:/address-not-known-yet"
 # Of the two roles, these are the parameter server's alone; the chief has flags for its own.
-_OF_PS = ("LOCKSTEP_ADDRESS", "TF_CONFIG")
+_OF_PS = ("LOCKSTEP_ADDRESS", "LOCKSTEP_METRICS", "TF_CONFIG")
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

@@ -619,6 +619,15 @@ ENABLE_FAILPOINTS = Option(
     programs=_ROLES,
     variable_name="",
 )
+METRICS = Option(
+    name="metrics",
+    parse=_stripped,
+    default="",
+    words="where to serve /metrics for Prometheus over HTTP, host:port; port 0: any free one",
+    programs=_ROLES,
+    metavar="ADDRESS",
+    otherwise="not at all",
+)
 LOG_FORMAT: Option[str] = Option(
     name="log-format",
     parse=_one_of(*LOG_FORMATS),

@@ -107,7 +107,8 @@ class Shard:
         # None until a creation is whole, or a checkpoint restored.
         self._model: ShardModel | None = None
         self._creation: Creation | None = None
-        self._last_apply_s = 0.0
+        self._last_apply_s = self._apply_s = 0.0
+        self._num_applied = 0
 
     # The chief's: whom the shard belongs to
 
@@ -263,6 +264,8 @@ class Shard:
             model.finish_apply(request, work, num_nonfinite=num_nonfinite)
             self._history.applied(model, request)
             self._last_apply_s = time.perf_counter() - started
+            self._apply_s += self._last_apply_s
+            self._num_applied += 1
             return ApplyReply(step=request.step + 1, repeated_request=False)
 
     # The workers': how the model begins
@@ -375,6 +378,11 @@ class Shard:
         with self._gate.admit(epoch):
             return tuple(self._model_locked().inbox.metrics.cells())
 
+    def applied(self) -> tuple[int, float]:
+        """Returns how many steps this process has applied, and how many seconds that took altogether."""
+        with self._gate:
+            return self._num_applied, self._apply_s
+
     def status(self) -> ShardStatus:
         """Reports step, memory and counters, zeros for what there is not before the variables stand; also while the shard shuts down."""
         with self._gate:
@@ -433,6 +441,8 @@ class Shard:
                 self._say_nonfinite(num_nonfinite, before=model.num_nonfinite, step=work.dense.step)
                 model.finish_arrival(work, num_nonfinite=num_nonfinite)
                 self._last_apply_s = time.perf_counter() - started
+                self._apply_s += self._last_apply_s
+                self._num_applied += 1
                 self._history.arrived(model, contribution.push_id, epoch=self._gate.fences.epoch)
             return model.inbox.stage(contribution, current_step=model.step)
 
