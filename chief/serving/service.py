@@ -109,57 +109,45 @@ def _encoded(kind: str, value: CommitResult | TokenReply) -> bytes:
 
 
 class Conversation:
-    """Serves one stream. Implements `Handler` of `ps_protocol.rpc.server_stream`; answers come from any thread."""
+    """Serves one stream. Implements `Handler` of `ps_protocol.rpc.server_stream`; answers come from any thread.
+
+    The next call is taken when the one before it is answered.
+    """
 
     def __init__(self, runner: Runner, peer: Peer, *, on_close: Callable[[Handler], None]) -> None:
         self._runner, self._peer, self._on_close = runner, peer, on_close
-        self._lock = threading.Lock()
-        self._under_way: dict[int, int | None] = {}  # the caller's number of a call -> the runner's, once known
+        self._call: int | None = None  # the runner's number of the last call
         self._is_over = False
 
     def take(self, data: bytes) -> None:
         """Begins the call that a message is. Raises MalformedMessage."""
         message = decode_message(pb.ConverseRequest, data)
         number, kind = message.call, message.WhichOneof("request")
-        if number in self._under_way:
-            raise MalformedMessage(f"call {number} is under way; give each call a number of its own")
+        self._peer.pause()
         try:
             if kind is None:
                 raise MalformedMessage(f"call {number}: it asks for nothing that this chief knows")
             request: Any = codec.decode(CONVERSED[kind], getattr(message, kind))
         except PsError as error:
-            self._peer.send(encoded_error(number, error))
+            self._peer.answer(encoded_error(number, error))
             return
-        with self._lock:
-            self._under_way[number] = None
-        call = self._runner.begin(request, partial(self._answer, number, kind))
-        with self._lock:
-            if number in self._under_way:
-                self._under_way[number] = call
-            is_over = self._is_over
-        if is_over:
-            self._runner.cancel(call)
+        self._call = self._runner.begin(request, partial(self._answer, number, kind))
+        if self._is_over:
+            self._runner.cancel(self._call)
 
     def close(self) -> None:
-        """The stream is over: what has no answer gets none."""
+        """The stream is over: a call that has no answer gets none."""
         self._on_close(self)
-        with self._lock:
-            self._is_over = True
-            calls = [*self._under_way.values()]
-            self._under_way.clear()
-        for call in calls:
-            if call is not None:
-                self._runner.cancel(call)
+        # In this order: `take` looks after it has begun a call.
+        self._is_over = True
+        if self._call is not None:
+            self._runner.cancel(self._call)
 
     def _answer(self, number: int, kind: str, answer: ev.Reply | ev.Refuse) -> None:
-        with self._lock:
-            self._under_way.pop(number, None)
-            if self._is_over:
-                return
         if isinstance(answer, ev.Reply):
-            self._peer.send(encoded_answer(number, kind, answer.value))
+            self._peer.answer(encoded_answer(number, kind, answer.value))
         else:
-            self._peer.send(encoded_error(number, answer.error))
+            self._peer.answer(encoded_error(number, answer.error))
 
 
 SERVICE: str = pb.DESCRIPTOR.services_by_name["ChiefService"].full_name

@@ -82,11 +82,11 @@ class GrpcChief(Chief):
         def exchange(use: LongLivedStream) -> pb.ConverseResponse:
             stream = use.stream
             request: Any = {kind: message}
-            stream.send(pb.ConverseRequest(call=number, **request).SerializeToString())
-            while True:
+            stream.request(pb.ConverseRequest(call=number, **request).SerializeToString())
+            answer = decode_message(pb.ConverseResponse, stream.answer())
+            while answer.call != number:
                 answer = decode_message(pb.ConverseResponse, stream.receive())
-                if answer.call == number:
-                    return answer
+            return answer
 
         answer = self._streams.use(exchange, timeout_s=timeout_s, awaited=awaited)
         if answer.HasField("error"):

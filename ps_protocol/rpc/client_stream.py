@@ -45,7 +45,7 @@ class StreamEnded(Exception):
 
 
 class Stream(Protocol):
-    """One stream. Any thread may `cancel` and `send`; the others are for one thread at a time."""
+    """One stream. Any thread may `cancel`, `send` and `request`; the others are for one thread at a time."""
 
     def send(self, message: bytes) -> None:
         """Sends a message when those before it have left, if a thread receives meanwhile. Does not wait, and does not fail."""
@@ -55,6 +55,12 @@ class Stream(Protocol):
 
     def receive(self) -> bytes:
         """Waits for the next message and returns it. Raises StreamEnded if there is none to come."""
+
+    def request(self, message: bytes) -> None:
+        """Sends a message that one message answers; the next request leaves when that is there. Does not wait, and does not fail."""
+
+    def answer(self) -> bytes:
+        """Waits for the answer to a request and returns it. Raises StreamEnded if there is none to come."""
 
     def exchange(self, messages: Iterable[bytes]) -> bytes:
         """Sends messages until they end or a message comes, and returns that one. Raises StreamEnded.
@@ -88,7 +94,7 @@ class _DirectStream:
         self._kinds = kinds.send_message, kinds.receive_message, kinds.receive_status_on_client
         # Guards what a thread that sends and one that receives both change.
         self._lock = threading.Lock()
-        self._unsent: deque[bytes] = deque()
+        self._unsent: deque[tuple[bytes, bool]] = deque()  # messages, and which of them are requests
         self._is_sending = self._is_receiving = False
         self._message: bytes | None = None
         # How it has ended. Not the exception itself: that would hold, once raised, the frames that it came through, and with
@@ -106,9 +112,16 @@ class _DirectStream:
     def send(self, message: bytes) -> None:
         with self._lock:
             if self._is_sending:
-                self._unsent.append(message)
+                self._unsent.append((message, False))
             else:
-                self._start_sending_locked(message)
+                self._start_sending_locked(message, is_request=False)
+
+    def request(self, message: bytes) -> None:
+        with self._lock:
+            if self._is_sending:
+                self._unsent.append((message, True))
+            else:
+                self._start_sending_locked(message, is_request=True)
 
     def flush(self) -> None:
         # What is not asked for ends the stream as soon as it has its status.
@@ -118,6 +131,9 @@ class _DirectStream:
 
     def receive(self) -> bytes:
         self._start_receiving()
+        return self.answer()
+
+    def answer(self) -> bytes:
         while (message := self._message) is None:
             self._take_event_of_open_stream()
         self._message = None
@@ -150,17 +166,22 @@ class _DirectStream:
         while self._num_pending:
             self._take_event()
 
-    def _start_sending_locked(self, message: bytes) -> None:
-        self._is_sending = self._start_locked(self._cygrpc.SendMessageOperation(message, _NO_FLAGS))
+    def _start_sending_locked(self, message: bytes, *, is_request: bool) -> None:
+        sending = self._cygrpc.SendMessageOperation(message, _NO_FLAGS)
+        if is_request and not self._is_receiving:
+            # One event for both, when the answer is there.
+            self._is_sending = self._is_receiving = self._start_locked(sending, self._cygrpc.ReceiveMessageOperation(_NO_FLAGS))
+        else:
+            self._is_sending = self._start_locked(sending)
 
     def _start_receiving(self) -> None:
         if not self._is_receiving and self._message is None:
             with self._lock:
                 self._is_receiving = self._start_locked(self._cygrpc.ReceiveMessageOperation(_NO_FLAGS))
 
-    def _start_locked(self, operation: Any) -> bool:
-        """False if the stream is over."""
-        is_started: bool = self._call.operate((operation,), None)
+    def _start_locked(self, *operations: Any) -> bool:
+        """Begins a batch; False if the stream is over."""
+        is_started: bool = self._call.operate(operations, None)
         self._num_pending += is_started
         return is_started
 
@@ -176,6 +197,9 @@ class _DirectStream:
             self._num_pending -= 1
             for operation in event.batch_operations:
                 self._note_locked(operation)
+            if self._unsent and not self._is_sending:
+                message, is_request = self._unsent.popleft()
+                self._start_sending_locked(message, is_request=is_request)
 
     def _note_locked(self, operation: Any) -> None:
         sent, received, status = self._kinds
@@ -184,8 +208,6 @@ class _DirectStream:
             self._is_receiving, self._message = False, operation.message()
         elif kind == sent:
             self._is_sending = False
-            if self._unsent:
-                self._start_sending_locked(self._unsent.popleft())
         elif kind == status:
             code = _CODES.get(operation.code(), grpc.StatusCode.UNKNOWN)
             self._ending = (code, _text(operation.details()), operation.trailing_metadata() or ())
@@ -214,6 +236,12 @@ class _FedStream:
             metadata = self._call.trailing_metadata() or ()
             raise StreamEnded(self._call.code(), self._call.details() or "", metadata) from None
         return message
+
+    def request(self, message: bytes) -> None:
+        self.send(message)
+
+    def answer(self) -> bytes:
+        return self.receive()
 
     def exchange(self, messages: Iterable[bytes]) -> bytes:
         is_answered = threading.Event()

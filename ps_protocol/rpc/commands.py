@@ -74,7 +74,7 @@ class Commands:
                 self._under_way[number] = under_way
                 under_way.deadline = self._deadlines.begin(under_way, timeout_s=timeout_s)
                 if self._stream is not None:
-                    self._stream.send(under_way.data)
+                    self._stream.request(under_way.data)
                 elif self._thread is None:
                     self._thread = threading.Thread(target=self._run, name="lockstep-commands", daemon=True)
                     self._thread.start()
@@ -138,11 +138,11 @@ class Commands:
         with self._lock:
             self._stream, self._has_answered = stream, False
             for command in self._under_way.values():
-                stream.send(command.data)
+                stream.request(command.data)
         if self._is_cut:
             stream.cancel()
         while True:
-            answer = decode_message(pb.CommandResponse, stream.receive())
+            answer = decode_message(pb.CommandResponse, stream.answer())
             with self._lock:
                 self._has_answered = True
                 answered = self._under_way.pop(answer.call, None)

@@ -751,7 +751,8 @@ class CommandStream:
         """Carries out a command, or has the stream's thread do it."""
         if not self._thread.has_begun and self._shard.is_quick:
             self._stream.begin_work()
-            self._carry_out(message, self._peer.send)
+            self._peer.pause()
+            self._carry_out(message, self._peer.answer)
             self._idle_streams.rest(self._stream, self._peer)
         else:
             self._peer.pause()

@@ -17,7 +17,7 @@ from worker_client import Session
 OWN = ("worker_client", "ps_protocol")
 # What gives the bytes to grpcio.
 WIRE = "ps_protocol.rpc.client_stream"
-WRITES = ("exchange", "send")
+WRITES = ("exchange", "send", "request")
 # A frame: its module and its function.
 Frame = tuple[str, str]
 

@@ -46,6 +46,9 @@ class Talk:
                 self.peer.send(message)
             case b"pause":
                 self.peer.pause()
+            case b"ask":
+                self.peer.pause()
+                self.peer.answer(message)
             case b"flood":
                 for _ in range(server_stream._MAX_UNSENT + 1_000):
                     self.peer.send(bytes(16_384))
@@ -177,6 +180,57 @@ def test_nothing_is_taken_while_the_handler_has_paused(scene: Scene) -> None:
     scene.talks[0].peer.go_on()
     assert next(call) == b"x"
     call.cancel()
+
+
+def test_answers_that_ask_for_the_next_message_come_in_order_among_others(scene: Scene) -> None:
+    messages = [b"ask", b"x", b"ask", b"ask", b"twice", b"ask"]
+    assert scene.ended(*messages) == (CODE.OK, "", [*messages[:4], b"twice", b"twice", b"ask"])
+    assert scene.talks[0].taken == messages
+    wait_until(scene.is_closed_once, what="the handler is told of the end, once")
+
+
+def test_answer_comes_from_another_thread_and_what_follows_it_is_not_lost(scene: Scene) -> None:
+    call = scene.open(b"pause", b"x", is_open=True)
+    wait_until(lambda: bool(scene.talks) and scene.talks[0].taken == [b"pause"], what="the first message")
+    scene.talks[0].peer.answer(b"answer")
+    assert [next(call), next(call)] == [b"answer", b"x"]
+    call.cancel()
+
+
+def test_stream_whose_answer_asks_for_the_next_message_ends_at_once_and_after_the_answer(scene: Scene) -> None:
+    call = scene.open(b"ask", is_open=True)
+    assert next(call) == b"ask"
+    scene.talks[0].peer.end()
+    assert list(call) == []
+    assert call.code() is CODE.OK
+    wait_until(scene.is_closed_once, what="the handler is told of the end, once")
+    call = scene.open(b"pause", is_open=True)
+    wait_until(lambda: len(scene.talks) == 2 and scene.talks[1].taken == [b"pause"], what="the message")
+    scene.talks[1].peer.answer(b"last words")
+    scene.talks[1].peer.end()
+    assert (list(call), call.code()) == ([b"last words"], CODE.OK)
+
+
+def test_answer_and_the_next_message_have_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    events: list[str] = []
+    for name in ("_sent", "_received"):
+        monkeypatch.setattr(server_stream._EventPeer, name, _counting(events, name))
+    scene = Scene()
+    with serving(_handler(scene.begin)) as address, grpc.insecure_channel(address) as scene.channel:
+        call = scene.open(*[b"ask"] * 10, is_open=True)
+        assert [next(call) for _ in range(10)] == [b"ask"] * 10
+        assert events == ["_received"] * 10
+        call.cancel()
+
+
+def _counting(events: list[str], name: str) -> Any:
+    there = getattr(server_stream._EventPeer, name)
+
+    def counted(peer: object, event: object) -> object:
+        events.append(name)
+        return there(peer, event)
+
+    return counted
 
 
 def test_peer_that_asks_on_and_does_not_listen_is_cut() -> None:

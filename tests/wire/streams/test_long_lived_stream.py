@@ -59,6 +59,33 @@ def test_one_stream_serves_many_uses() -> None:
     assert len(opened) == 1
 
 
+def test_requests_of_many_threads_are_answered_one_after_the_other() -> None:
+    def answer_all(use: LongLivedStream) -> list[bytes]:
+        stream = use.stream
+        threads = [threading.Thread(target=stream.request, args=(b"%d" % number,)) for number in range(20)]
+        for thread in threads:
+            thread.start()
+        return [stream.answer() for _ in threads]
+
+    with stream_to(echo) as streams:
+        for _ in range(3):
+            answers = streams.use(answer_all, timeout_s=20, awaited="answers")
+            assert sorted(answers) == sorted(b"%d" % number for number in range(20))
+
+
+def test_stream_that_ends_while_nothing_is_asked_says_so_to_the_one_that_waits_for_answers() -> None:
+    def once(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
+        yield next(requests)
+
+    def ask_twice(use: LongLivedStream) -> bytes:
+        use.stream.request(b"1")
+        assert use.stream.answer() == b"1"
+        return use.stream.answer()
+
+    with stream_to(once) as streams, pytest.raises(Unavailable, match="it ended the stream M"):
+        streams.use(ask_twice, timeout_s=20, awaited="an answer")
+
+
 def test_large_messages_travel_and_are_made_one_by_one() -> None:
     def total(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         count = 0
@@ -220,6 +247,29 @@ def test_close_ends_the_use_under_way_with_cancelled() -> None:
         streams.close()
         thread.join(20)
         assert outcome == [Cancelled]
+
+
+def test_request_and_its_answer_have_one_event(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(client_stream, "open_stream", _OPEN_STREAM)
+    num_events = [0]
+    there = client_stream._DirectStream._take_event
+
+    def counted(stream: client_stream._DirectStream) -> None:
+        num_events[0] += 1
+        there(stream)
+
+    def ask_once(use: LongLivedStream) -> bytes:
+        use.stream.request(b"x")
+        return use.stream.answer()
+
+    with stream_to(echo) as streams:
+        streams.use(ask_once, timeout_s=20, awaited="an answer")
+        streams.use(ask_once, timeout_s=20, awaited="an answer")  # by now the stream has begun
+        monkeypatch.setattr(client_stream._DirectStream, "_take_event", counted)
+        for _ in range(10):
+            streams.use(ask_once, timeout_s=20, awaited="an answer")
+        assert num_events == [10]
+        monkeypatch.undo()
 
 
 def test_grpcio_has_what_the_direct_stream_needs() -> None:

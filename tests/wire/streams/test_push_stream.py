@@ -36,6 +36,10 @@ class _Peer:
     def wait_for_room(self) -> bool:
         raise AssertionError("the thread of events must not wait")
 
+    def answer(self, message: bytes) -> None:
+        self.send(message)
+        self.go_on()
+
     def pause(self) -> None:
         self.is_paused = True
 
