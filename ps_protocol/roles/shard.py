@@ -10,6 +10,7 @@ from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.layout import Layout, Segments, check_disjoint
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
+from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import Era, Fence
 
@@ -79,7 +80,8 @@ class PushHeader:
     has no gradient for: their bytes mean nothing, and it does not count in their mean. A table that is not in `sparse` has no gradient.
     `metrics` go to shard 0 and are counted when the contribution is applied. `refused` are sequences of earlier contributions of this
     incarnation that the chief has refused: they will never be applied, and the shard drops those that it still holds. `secret`: as in
-    Participant.
+    Participant. `formulas` are computed when the contribution is applied, one after the other, after the step's plain updates; what lies
+    in the place of a slice that they write is an array of theirs.
     """
 
     era: Era
@@ -94,6 +96,7 @@ class PushHeader:
     encoded_bytes: int = 0
     gradient_buffer: int | None = None
     secret: int = field(default=0, repr=False)
+    formulas: tuple[FormulaUpdate, ...] = ()
 
     def __post_init__(self) -> None:
         if not 0 <= self.step <= MAX_STEP:

@@ -400,7 +400,7 @@ class SharedMemoryShard:
         self._shard.close()
 
     def _push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
-        if header.sparse or header.absent or header.metrics or not self._is_mine(header):
+        if header.sparse or header.absent or header.metrics or header.formulas or not self._is_mine(header):
             return None
         if header.refused and self._buffers.release(header.refused):
             return None

@@ -8,6 +8,7 @@ from typing import Any
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, PsError
+from ps_protocol.model.updates import FormulaUpdate, check_amount, check_updates
 from ps_protocol.model.variables import check_name
 from ps_protocol.roles.chief import (
     CommitResult,
@@ -98,6 +99,7 @@ def encode_push_header(header: PushHeader) -> parameter_service_pb2.PushHeader:
         encoded_bytes=header.encoded_bytes,
         gradient_buffer=header.gradient_buffer,
         secret=header.secret,
+        formulas=[encode_formula_update(update) for update in header.formulas],
     )
 
 
@@ -124,6 +126,23 @@ def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
         encoded_bytes=message.encoded_bytes,
         gradient_buffer=message.gradient_buffer if message.HasField("gradient_buffer") else None,
         secret=message.secret,
+        formulas=_decode_formulas(message) if message.formulas else (),
+    )
+
+
+def encode_formula_update(update: FormulaUpdate) -> parameter_service_pb2.FormulaUpdate:
+    """Encodes new values that a formula gives."""
+    return parameter_service_pb2.FormulaUpdate(text=update.text, variables=update.variables, arrays=update.arrays, numbers=update.numbers)
+
+
+def decode_formula_update(message: parameter_service_pb2.FormulaUpdate) -> FormulaUpdate:
+    """Decodes and checks new values that a formula gives; whether they fit the shard's layout is not looked at."""
+    # Maps come in any order, and the bits of a result must not depend on it.
+    return FormulaUpdate(
+        text=message.text,
+        variables=dict(sorted(message.variables.items())),
+        arrays=dict(sorted(message.arrays.items())),
+        numbers=dict(sorted(message.numbers.items())),
     )
 
 
@@ -334,6 +353,13 @@ def _decode_metrics(message: parameter_service_pb2.PushHeader) -> dict[str, Metr
             raise InvalidSpec(f"metric {name!r}: weight = {metric.weight}, want a finite number >= 0")
         metrics[name] = Metric(value=metric.value, weight=metric.weight)
     return metrics
+
+
+def _decode_formulas(message: parameter_service_pb2.PushHeader) -> tuple[FormulaUpdate, ...]:
+    check_amount([update.text for update in message.formulas])  # before any of them is looked at
+    formulas = decode_each(message.formulas, decode_formula_update, field="formulas")
+    check_updates(formulas)
+    return formulas
 
 
 def _check_ascending(positions: Sequence[int], *, what: str) -> None:

@@ -493,6 +493,7 @@ class Inbox:
             encoding=header.encoding,
             encoded_bytes=header.encoded_bytes,
             dense=None if buffer is None else buffer.memory,
+            formulas=header.formulas,
             purpose=f"a push of worker {push_id.worker}",
         )
         if buffer is not None:

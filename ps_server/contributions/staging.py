@@ -20,6 +20,7 @@ from ps_protocol.model.layout import (
     gradient_ranges,
     refuse_nonfinite,
 )
+from ps_protocol.model.updates import FormulaUpdate, check_fits
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array
 from ps_protocol.roles.shard import SparsePart
 from ps_server.numbers.arena import Padding, padding_words, word_bytes
@@ -123,7 +124,8 @@ class StagedGradients:
     """One contribution's memory. `dense` is the arena, empty if it was left out; `rows` are the tables' gradients by position.
 
     `encoding`: how `dense` lies here: as it is, or in halves, which the apply converts. `packed`: how it came, and the bytes, where it is
-    decoded when all of it is there. `is_foreign`: `dense` lies in a worker's memory.
+    decoded when all of it is there. `is_foreign`: `dense` lies in a worker's memory. `formulas` are to be computed when it is applied; the
+    slices that they write are among the `absent`.
     """
 
     writer: SegmentWriter | DecodingWriter
@@ -134,6 +136,7 @@ class StagedGradients:
     encoding: FloatEncoding = FloatEncoding.AS_IS
     packed: tuple[Packed, Array] | None = None
     is_foreign: bool = False
+    formulas: tuple[FormulaUpdate, ...] = ()
 
 
 class StagingMemory:
@@ -158,17 +161,20 @@ class StagingMemory:
         encoding: FloatEncoding = FloatEncoding.AS_IS,
         encoded_bytes: int = 0,
         dense: Array | None = None,
+        formulas: tuple[FormulaUpdate, ...] = (),
         purpose: str,
     ) -> StagedGradients:
         """Returns memory with undefined contents.
 
         `dense`: foreign memory that already has the arena; then only the rows are to be written. Raises InvalidSpec if the layout
-        has no such tables or slices, MalformedMessage if an arena cannot have so many bytes in that encoding, LimitExceeded.
+        has no such tables or slices, or `formulas` do not fit it, MalformedMessage if an arena cannot have so many bytes in that encoding,
+        LimitExceeded.
         """
-        if not sparse and not absent and dense is None and encoding is FloatEncoding.AS_IS and not encoded_bytes:
+        if not sparse and not absent and dense is None and encoding is FloatEncoding.AS_IS and not encoded_bytes and not formulas:
             memory = self._pool.lend(purpose=purpose)
             return StagedGradients(SegmentWriter((memory,), memory.nbytes), memory)
         self._check(sparse, absent)
+        check_fits(formulas, self._layout, absent)
         is_left_out = bool(absent) and len(absent) == len(self._layout.slices)
         if dense is None:
             self._encoded.check(encoding, encoded_bytes, is_left_out=is_left_out)
@@ -183,7 +189,9 @@ class StagingMemory:
         except BaseException:
             self._budget.release(reserved)
             raise
-        staged.absent, staged.rows, staged.reserved_bytes = absent, rows, reserved
+        written = {position for update in formulas for position in update.writes}
+        staged.absent, staged.formulas = tuple(sorted(written.union(absent))) if written else absent, formulas
+        staged.rows, staged.reserved_bytes = rows, reserved
         return staged
 
     def nothing(self) -> StagedGradients:

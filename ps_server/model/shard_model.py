@@ -7,6 +7,7 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError, SlotNotFound, StepGone, StepMismatch, StepNotReady
 from ps_protocol.model.layout import VariableSlice, aligned_bytes
 from ps_protocol.model.spec import AVERAGE_SLOT
+from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import ApplyRequest, PushId, RowsRequest, ShardSettings, ShardSpec
@@ -71,6 +72,11 @@ def _described(piece: VariableSlice) -> str:
     }
     words = "".join(f", {word}" for word, is_given in options.items() if is_given)
     return f"variable {variable.name!r} with shape {variable.shape} {variable.data_type.value}{rows}{words}"
+
+
+def formulas_of(memories: Sequence[StagedGradients]) -> list[tuple[int, FormulaUpdate]]:
+    """Returns the formulas of contributions, in their order, each with the position of its contribution."""
+    return [(position, update) for position, memory in enumerate(memories) for update in memory.formulas]
 
 
 # A step of such a model, or a copy of it, takes no longer than a thread takes to be woken for it.
@@ -444,6 +450,7 @@ class ShardModel:
             absent=[memory.absent for memory in memories],
             weights=weights,
             scales=scales,
+            formulas=formulas_of(memories) if any(memory.formulas for memory in memories) else (),
             step=self.step,
         )
 

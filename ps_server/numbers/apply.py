@@ -18,7 +18,9 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.encodings.formats import stretch as encoded_stretch
 from ps_protocol.encodings.halves import widen_into
 from ps_protocol.model.layout import ALIGNMENT, ArenaRange, Layout
+from ps_protocol.model.programs import MAX_SCRATCH
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
+from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array, Constraint, ConstraintKind, DataType
 from ps_server.optimizers.formulas import NUM_SCRATCH
 from ps_server.optimizers.rule import Measuring, UpdateRule
@@ -402,7 +404,9 @@ class StepMemory:
 
     `out` may be `value` itself: then the values change in place. For each of `gradients`, `absent` has the slices that it has no gradient
     for (an empty gradient: all of them), and `weights` a factor; `scales` has a factor for the mean of each slice. Empty: none, and all 1.
-    `encodings`: how each of `gradients` lies in its memory, as it is or in halves; empty: all as they are. `step` is that of the gradients.
+    `encodings`: how each of `gradients` lies in its memory, as it is or in halves; empty: all as they are. `formulas`: what is computed
+    once everything else is, in this order, each with the position of the contribution that has its arrays; what they write is `absent`
+    there. `step` is that of the gradients.
     """
 
     value: Array
@@ -415,6 +419,7 @@ class StepMemory:
     weights: Sequence[float] = ()
     scales: Sequence[float] = ()
     encodings: Sequence[FloatEncoding] = ()
+    formulas: Sequence[tuple[int, FormulaUpdate]] = ()
 
 
 class Blocks:
@@ -537,6 +542,38 @@ def _copied(source: Array, into: Array) -> Array:
     return into
 
 
+def compute_update(update: FormulaUpdate, position: int, memory: StepMemory, layout: Layout, blocks: Blocks, *, block_bytes: int) -> None:
+    """Gives variables in `out` the values that a formula of the contribution at `position` has for them."""
+    piece = layout.slices[update.writes[0]]
+    data_type = piece.variable.data_type
+    if not piece.nbytes:
+        return
+    encoding = memory.encodings[position] if memory.encodings else FloatEncoding.AS_IS
+    given = [_elements(memory.out, layout, index) for index in update.positions]
+    for index in update.arrays.values():
+        start = layout.offsets[index]
+        arena = next(arena for arena in layout.arenas if arena.start <= start < arena.stop)
+        given.append(encoded_stretch(layout, memory.gradients[position], encoding, arena, start, start + piece.nbytes))
+    program, typed, size = update.program, blocks.of(data_type), piece.nbytes // data_type.itemsize
+    numbers = program.numbers(update.numbers, data_type.dtype.type)
+    max_size = block_bytes // data_type.itemsize
+    parts = [slice(start, min(start + max_size, size)) for start in range(0, size, max_size)]
+    for index in range(program.num_passes):
+        totals: list[float] = []
+        for part in parts:
+            cut = typed.cut(part.stop - part.start)
+            sums = program.measure(index, [array[part] for array in given], cut.scratch, blocks.squares(cut.size), numbers)
+            totals = [total + more for total, more in zip(totals or [0.0] * len(sums), sums, strict=True)]
+        numbers = program.conclude(index, totals, numbers, data_type.dtype.type)
+    for part in parts:
+        program.run([array[part] for array in given], (), typed.cut(part.stop - part.start).scratch, numbers)
+
+
+def _elements(arena: Array, layout: Layout, index: int) -> Array:
+    start, piece = layout.offsets[index], layout.slices[index]
+    return arena[start : start + piece.nbytes].view(piece.variable.data_type.dtype)
+
+
 # The step itself: mean and optimizer, block by block.
 
 
@@ -592,6 +629,8 @@ class FusedApply:
         self._blocks = [Blocks(max_bytes, num_scratch=num_scratch, num_slots=num_slots) for _ in range(self._num_threads)]
         # The variables whose update needs all their elements: where they lie, by the arena.
         self._whole = {arena: _spans(layout, arena) for arena in layout.arenas if self._rules[arena.rule].needs_whole_variables}
+        # Made for the first step that has formulas.
+        self._formula_blocks: Blocks | None = None
         self._keeper = self._make_keeper()
         pieces = enumerate(layout.slices)
         self._constrained = tuple((index, piece.variable.constraint) for index, piece in pieces if piece.variable.constraint is not None)
@@ -626,6 +665,8 @@ class FusedApply:
         views = [RunView(run, memory, self._layout, slots=tuple(self._rules[run.arena.rule].slots)) for run in runs]
         parts = [(view, part) for view in views for part in self._parts(view)]
         num_nonfinite = self._share(parts, self._apply)
+        if memory.formulas:
+            self._compute(memory)
         if self._constrained:
             self._constrain(memory)
         if self._keeper is not None and memory.average is not None:
@@ -724,6 +765,14 @@ class FusedApply:
     def _limit(self, mean: Array, cut: Cut) -> Array:
         limit = mean.dtype.type(self._clip.value)
         return np.clip(mean, -limit, limit, out=cut.mean)
+
+    def _compute(self, memory: StepMemory) -> None:
+        """Computes the formulas of a step, each after the one before: it may read what that has written."""
+        if self._formula_blocks is None:
+            self._formula_blocks = Blocks(self._block_bytes, num_scratch=MAX_SCRATCH, num_slots=0)
+        with np.errstate(all="ignore"):
+            for position, update in memory.formulas:
+                compute_update(update, position, memory, self._layout, self._formula_blocks, block_bytes=self._block_bytes)
 
     def _constrain(self, memory: StepMemory) -> None:
         def act(task: tuple[int, Constraint], thread: int) -> int:

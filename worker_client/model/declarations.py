@@ -13,6 +13,7 @@ import numpy.typing as npt
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.spec import DEFAULT_SPLIT_BYTES, AverageSpec, ClipSpec, ModelSpec, PlacementPolicy
+from ps_protocol.model.updates import VARIABLE, check_own_name, compiled, parsed
 from ps_protocol.model.variables import (
     Array,
     Constraint,
@@ -81,6 +82,36 @@ class Buffer:
     value: npt.ArrayLike
     update: str = "mean"
     decay: float = 0.99
+
+
+class UpdateFormula:
+    """An update of a `Buffer` that its parameter server computes: a formula, in which the variable is `v`, and what its other names are.
+
+    `UpdateFormula("s = s + g * g; v = v - rate * g / sqrt(s)", s="slot", g=gradient, rate=0.1)`: an array or a number is given; a text is
+    the name of another Buffer, which the formula reads and may assign to. It is computed once, when the step is applied, after the step's
+    plain updates and in the order of the contributions. All its variables lie whole on one server and have one shape and type, float32 or
+    float64, and so have its arrays, of which there are at most as many as variables that it assigns to. Raises InvalidSpec with line,
+    column and reason.
+    """
+
+    def __init__(self, text: str, /, **values: Any) -> None:
+        if not isinstance(text, str):
+            raise InvalidSpec(f"formula: got a {type(text).__name__}, want a str")
+        self.text = text
+        self.variables = {name: value for name, value in values.items() if isinstance(value, str)}
+        others = {name: value for name, value in values.items() if not isinstance(value, str)}
+        self.numbers = {name: float(value) for name, value in others.items() if _is_number(value)}
+        self.arrays = {name: value for name, value in others.items() if not _is_number(value)}
+        for name in (*values, VARIABLE):
+            if name == VARIABLE and name in values:
+                raise InvalidSpec(f"formula: {name!r} is the variable itself; give the value another name")
+            check_own_name(name)
+        self.formula = parsed(text, (VARIABLE, *sorted(self.variables)), tuple(sorted(others)))
+        # Those that it needs; what it is not to read is not sent.
+        reads = self.formula.reads
+        self.arrays, self.numbers = ({name: given[name] for name in sorted(reads & given.keys())} for given in (self.arrays, self.numbers))
+        others_needed = {name: self.variables[name] for name in sorted(reads & self.variables.keys())}
+        compiled(text, tuple(sorted((VARIABLE, *others_needed))), tuple(self.arrays), tuple(self.numbers))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -290,6 +321,10 @@ def _chosen(name: str, option: str, value: str, known: Mapping[str, Choice]) -> 
 
 def _partition(name: str, partitioner: Partitioner | None, shape: tuple[int, ...], dtype: npt.DTypeLike) -> Partition | None:
     return None if partitioner is None else partition_of(partitioner, name=name, shape=shape, dtype=dtype)
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) or (isinstance(value, np.generic | np.ndarray) and value.ndim == 0 and value.dtype.kind in "fiub")
 
 
 def _shape(value: object) -> tuple[int, ...] | None:

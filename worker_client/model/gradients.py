@@ -5,7 +5,7 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -15,9 +15,10 @@ from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import DtypeMismatch, IncompletePush, IndexOutOfRange, InvalidSpec, PsError, ShapeMismatch, VariableNotFound
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, are_finite, gradient_ranges, refuse_nonfinite
 from ps_protocol.model.spec import ModelSpec
+from ps_protocol.model.updates import VARIABLE, FormulaUpdate, check_fits
 from ps_protocol.model.variables import Array, DataType, VariableSpec, check_name
 from ps_protocol.roles.shard import Metric, SparsePart
-from worker_client.model.declarations import IndexedSlices
+from worker_client.model.declarations import IndexedSlices, UpdateFormula
 from worker_client.model.memory import ModelMemory
 from worker_client.model.optimizers import plain_number
 from worker_client.model.wire_format import WireFormat
@@ -115,18 +116,22 @@ MAX_NAMES_SHOWN = 10
 # dict of several of these has no better type than Any for its values: that of a mapping's values would have to be exactly the union.
 Gradients = Mapping[str, Any] | Iterable[tuple[str, Any]]
 Updates = Mapping[str, Any] | Iterable[tuple[str, Any]]
+# What shards compute of a contribution, by their indices.
+_Formulas = Mapping[int, tuple[FormulaUpdate, ...]]
+_NO_UPDATES: tuple[Collection[str], _Formulas] = (), {}
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Staged:
     """What a contribution has: rows by table, and the names of the dense variables that it has nothing for, in the model's order.
 
-    `memory` has the rest.
+    `formulas`: what shards compute, by their indices. `memory` has the rest.
     """
 
     memory: ModelMemory
     absent: tuple[str, ...]
     rows: Mapping[str, RowGradient]
+    formulas: _Formulas = field(default_factory=dict)
 
 
 class Staging:
@@ -156,11 +161,11 @@ class Staging:
         absent: set[str] = set()
         if not self.is_own(gradients):
             self._sort_out(gradients, step, foreign, rows, absent)
-        updated = self._check_updates(updates, foreign, step) if updates else frozenset()
+        updated, formulas = self._check_updates(updates, foreign, step) if updates else _NO_UPDATES
         memory = self.memory.views
         for name, array in foreign.items():
             np.copyto(memory[name], array)
-        return self._staged(rows, absent, updated)
+        return self._staged(rows, absent, updated, formulas)
 
     def nothing(self) -> Staged:
         """Returns a contribution that has no gradient for any variable, and so counts in no mean."""
@@ -199,11 +204,11 @@ class Staging:
         if absent and len(absent) == len(self._trained):
             raise InvalidSpec(f"No gradients provided for any variable: {list(self._trained)}")
 
-    def _staged(self, rows: dict[str, RowGradient], absent: set[str], updated: Collection[str]) -> Staged:
-        if not (rows or absent or updated):
+    def _staged(self, rows: dict[str, RowGradient], absent: set[str], updated: Collection[str], formulas: _Formulas) -> Staged:
+        if not (rows or absent or updated or formulas):
             return self._no_updates
         left_out = tuple(n for n in self.memory.views if n in absent or (n in self._states and n not in updated))
-        return Staged(self.memory, left_out, rows)
+        return Staged(self.memory, left_out, rows, formulas)
 
     def _stage_rows(self, name: str, gradient: object, rows: dict[str, RowGradient], absent: set[str]) -> None:
         table = self._tables.get(name)
@@ -218,21 +223,36 @@ class Staging:
         else:
             rows[name] = all_rows(_checked(name, gradient, table.data_type.dtype, table.shape))
 
-    def _check_updates(self, updates: Updates, foreign: dict[str, Array], step: int) -> set[str]:
-        updated: set[str] = set()
+    def _check_updates(self, updates: Updates, foreign: dict[str, Array], step: int) -> tuple[Collection[str], _Formulas]:
+        """Returns the names of those that the memory has something for, and the formulas."""
+        formulas = _FormulaUpdates(self.memory.layouts)
+        updated, written = set[str](), set[str]()
         for name, update in _pairs(updates, "updates"):
-            if not isinstance(name, str):
-                raise unknown_variable(name, self._states)
-            target = self._states.get(name)
-            if target is None:
-                if name in self._trained:
-                    raise InvalidSpec(f"update for {name!r}: it takes gradients; only variables declared as Buffer take updates")
-                raise unknown_variable(name, self._states)
-            if name in updated:
-                raise InvalidSpec(f"push for step {step}: the update of {name!r} occurs twice; combine the two first")
-            updated.add(name)
-            foreign[name] = self._checked(name, update, target, what="update")
-        return updated
+            target = self._state(name)
+            given = {name: update}
+            writes = [str(name)]
+            if isinstance(update, UpdateFormula):
+                for one in update.variables.values():
+                    self._state(one)
+                writes = [update.variables.get(one, str(name)) for one in update.formula.writes]
+                given = formulas.add(str(name), update, writes)
+            for one in writes:
+                if one in written:
+                    raise InvalidSpec(f"push for step {step}: the update of {one!r} occurs twice; combine the two first")
+                written.add(one)
+            for place, value in given.items():
+                updated.add(place)
+                foreign[place] = self._checked(place, value, target, what="update")
+        return updated, formulas.checked()
+
+    def _state(self, name: object) -> Array:
+        """Returns where updates of a variable are gathered. Raises InvalidSpec, VariableNotFound if it takes none."""
+        target = self._states.get(name) if isinstance(name, str) else None
+        if target is not None:
+            return target
+        if name in self._trained:
+            raise InvalidSpec(f"update for {name!r}: it takes gradients; only variables declared as Buffer take updates")
+        raise unknown_variable(name, self._states)
 
     def _checked(self, name: str, gradient: object, target: Array, *, what: str = "gradient") -> Array:
         array = _checked(name, gradient, target.dtype, target.shape, what=what)
@@ -242,6 +262,55 @@ class Staging:
             return target
         # Part of the staging memory under another name would be overwritten before its turn to be copied.
         return array.copy()
+
+
+class _FormulaUpdates:
+    """The updates by formulas in one contribution, as their shards get them."""
+
+    def __init__(self, layouts: Sequence[Layout]) -> None:
+        self._layouts = layouts
+        self._by_shard: dict[int, list[FormulaUpdate]] = {}
+
+    def add(self, name: str, update: UpdateFormula, writes: Sequence[str]) -> dict[str, object]:
+        """Takes up an update of the variable `name`, which assigns to the variables `writes`. Raises InvalidSpec.
+
+        Returns its arrays by the variable in whose place each goes.
+        """
+        places: dict[str, str] = {}
+        free = list(writes)
+        for array in update.arrays:
+            if not free:
+                raise InvalidSpec(
+                    f"update for {name!r}: {array!r} is one more array than the formula assigns to variables; compute some of it before"
+                )
+            places[array] = free.pop(0)
+        variables = {VARIABLE: name, **{key: one for key, one in update.variables.items() if key in update.formula.reads}}
+        found = {key: self._place(one, name) for key, one in (*variables.items(), *places.items())}
+        shards = {shard for shard, _ in found.values()}
+        if len(shards) > 1:
+            raise InvalidSpec(f"update for {name!r}: its variables lie on different parameter servers; place them together")
+        made = FormulaUpdate(
+            text=update.text,
+            variables={key: found[key][1] for key in sorted(variables)},
+            arrays={key: found[key][1] for key in places},
+            numbers=update.numbers,
+        )
+        self._by_shard.setdefault(shards.pop(), []).append(made)
+        return {place: update.arrays[array] for array, place in places.items()}
+
+    def checked(self) -> _Formulas:
+        """Returns all of them by shard. Raises InvalidSpec, LimitExceeded where they do not fit their shards."""
+        for shard, updates in self._by_shard.items():
+            check_fits(updates, self._layouts[shard], ())
+        return {shard: tuple(updates) for shard, updates in self._by_shard.items()}
+
+    def _place(self, variable: str, name: str) -> tuple[int, int]:
+        """Returns the shard of a variable, and its position there."""
+        for shard, layout in enumerate(self._layouts):
+            for position, piece in enumerate(layout.slices):
+                if piece.variable.name == variable:
+                    return shard, position
+        raise InvalidSpec(f"update for {name!r}: {variable!r} lies on no parameter server")
 
 
 def no_gradients() -> InvalidSpec:
@@ -377,6 +446,7 @@ class ShardPart:
     absent: tuple[int, ...] = ()
     encoding: FloatEncoding = FloatEncoding.AS_IS
     encoded_bytes: int = 0
+    formulas: tuple[FormulaUpdate, ...] = ()
 
 
 class ShardParts:
@@ -419,6 +489,8 @@ class ShardParts:
         arenas = self._arenas
         if self._wire.gradient_encoding is not FloatEncoding.AS_IS:
             arenas = [self._encoded(index, part, staged.memory) for index, part in enumerate(arenas)]
+        if staged.formulas:
+            arenas = [replace(part, formulas=staged.formulas.get(index, ())) for index, part in enumerate(arenas)]
         if not staged.rows:
             return arenas
         return [_with_rows(part, layout, staged.rows) for part, layout in zip(arenas, self._layouts, strict=True)]

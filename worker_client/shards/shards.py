@@ -273,6 +273,7 @@ class Shards:
                 refused=refused,
                 encoding=part.encoding,
                 encoded_bytes=part.encoded_bytes,
+                formulas=part.formulas,
                 secret=self.participant.secret,
             )
 

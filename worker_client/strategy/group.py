@@ -5,6 +5,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ps_protocol.model.expressions import Formula
 from ps_protocol.model.variables import Array
 from worker_client.strategy.reduction import ReduceOp, reduce_all
 
@@ -18,6 +19,20 @@ class Combination:
 
     op: ReduceOp | None
     contributions: Mapping[int, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FormulaCall:
+    """A formula with what its names are: `variables` with one copy, by their own names, and `values`. One of the variables is "v"."""
+
+    formula: Formula
+    variables: Mapping[str, str]
+    values: Mapping[str, Array]
+
+    @property
+    def written(self) -> set[str]:
+        """The names of the variables that get new values."""
+        return {self.variables[name] for name in self.formula.writes}
 
 
 def combine(op: ReduceOp | None, contributions: Mapping[int, Any]) -> Any:
@@ -66,6 +81,9 @@ class Group(Protocol):
 
     def writing(self) -> AbstractContextManager[None]:
         """Has variables with one copy that are written in the block reach their places together, at its end; not if it fails."""
+
+    def compute(self, call: FormulaCall) -> bool:
+        """Has a formula computed where its variables lie, with the other writes of the block; False: only the caller can compute it."""
 
     def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
         """Returns what all replicas' contributions are made into, the same in all processes. All call it in the same order."""
@@ -127,6 +145,10 @@ class LocalGroup:
     def writing(self) -> AbstractContextManager[None]:
         """Everything is written at once."""
         return nullcontext()
+
+    def compute(self, call: FormulaCall) -> bool:
+        """The variables are here."""
+        return False
 
     def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
         """Combines at once."""

@@ -9,12 +9,13 @@ from typing import Any, Self
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.expressions import parse_formula
+from ps_protocol.model.expressions import Formula
+from ps_protocol.model.updates import parsed
 from ps_protocol.model.variables import Array, check_name
 from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
 from worker_client.strategy import contexts
-from worker_client.strategy.group import Cell, Combination, Group, LocalGroup, MemoryCell
+from worker_client.strategy.group import Cell, Combination, FormulaCall, Group, LocalGroup, MemoryCell
 from worker_client.strategy.reduction import ReduceOp, reduce_one, reduce_op_of
 from worker_client.strategy.replicas import run_replicas
 from worker_client.strategy.values import Mirrored, PerReplica, leaves, map_nested, regroup, select
@@ -161,14 +162,16 @@ class StrategyExtended:
 
         `copy` has the variable's methods; Mirrored arguments and variables are unwrapped for it. `fn` may be a formula as text, such as
         "v - lr * g", in which the variable is `v` and `kwargs` are the other names; it may assign to variables among them, and its result
-        is the variable's new value. A variable with one copy takes no per-replica arguments. If `fn` fails, the variable and those among
-        the arguments are what they were. In a replica, waits for the others and updates once.
+        is the variable. On parameter servers it is computed next to the variable, when the step is applied, if all its variables lie on
+        one of them and have one shape and type. A variable with one copy takes no per-replica arguments. If `fn` fails, the variable and
+        those among the arguments are what they were. In a replica, waits for the others and updates once.
 
         Raises ValueError for a variable of another strategy and for per-replica arguments, InvalidSpec for a formula, RuntimeError in
         another strategy's context.
         """
         given = (tuple(args), dict(kwargs or {}))
-        called = _formula_of(fn, given) if isinstance(fn, str) else fn
+        formula = _parsed(fn, given) if isinstance(fn, str) else None
+        called = fn if callable(fn) else _computing(formula)
         mode = contexts.current()
         if mode is not None and mode.replica is not None:
             contexts.check_same(mode, self._strategy)
@@ -181,6 +184,8 @@ class StrategyExtended:
             variable = self._own_variable(var, "update()")
             if not self._is_mirrored and not variable.is_on_read and self._group.num_replicas > 1:
                 _check_not_per_replica(given, f'update() of variable "{variable.name}"')
+            if formula is not None and self._is_computed_there(variable, formula, given[1]):
+                return variable if group else [variable]
             touched = dict.fromkeys((variable, *(leaf for leaf in leaves(given) if isinstance(leaf, Variable))))
             copies = [copy for one in touched for copy in one.copies.values()]
             for copy in copies:
@@ -252,6 +257,20 @@ class StrategyExtended:
         """Whether the variable, or the variable of this copy, was created in this strategy's scope."""
         variable = self.value_container(v)
         return isinstance(variable, Variable) and variable.strategy is self._strategy
+
+    def _is_computed_there(self, variable: Variable, formula: Formula, kwargs: Mapping[str, Any]) -> bool:
+        """Has a formula computed where its variables lie, if all of them have one copy and the group can."""
+        variables, values = {"v": variable.name}, {}
+        for name in sorted(formula.reads & kwargs.keys()):
+            container = container_of(kwargs[name])
+            if container is not None and container.strategy is self._strategy:
+                variables[name] = container.name
+            else:
+                values[name] = _as_array(kwargs[name], variable)
+        touched = [variable, *(one for name in variables if name != "v" and (one := container_of(kwargs[name])) is not None)]
+        if self._is_mirrored or any(one.is_on_read for one in touched):
+            return False
+        return self._group.compute(FormulaCall(formula=formula, variables=variables, values=values))
 
     # What variables ask of their strategy.
 
@@ -478,24 +497,32 @@ def _own(value: Any) -> Any:
     return np.asarray(value).view()
 
 
-def _formula_of(text: str, given: tuple[Any, Mapping[str, Any]]) -> Callable[..., Any]:
-    """Returns what computes this formula and assigns to the copies that it writes."""
+def _parsed(text: str, given: tuple[Any, Mapping[str, Any]]) -> Formula:
     args, kwargs = given
     if args:
         raise InvalidSpec("update() with a formula takes its values by name: kwargs={'g': …}; the variable is 'v'")
     if "v" in kwargs:
         raise InvalidSpec("update() with a formula: 'v' is the variable itself; give the argument another name")
-    writable = [name for name, value in kwargs.items() if isinstance(value, Variable)]
-    formula = parse_formula(text, variable="v", others=kwargs, writable=writable)
+    variables = sorted(name for name, value in kwargs.items() if isinstance(value, Variable))
+    return parsed(text, ("v", *variables), tuple(sorted(kwargs.keys() - set(variables))))
 
-    def compute(copy: VariableCopy, **values: Any) -> Array:
+
+def _computing(formula: Formula | None) -> Callable[..., Any]:
+    """Returns what computes this formula and assigns to the copies that it writes."""
+    assert formula is not None
+
+    def compute(copy: VariableCopy, **values: Any) -> VariableCopy:
         copies = {"v": copy, **{name: value for name, value in values.items() if isinstance(value, VariableCopy)}}
-        arrays = {name: np.asarray(value, None if hasattr(value, "dtype") else copy.dtype) for name, value in values.items()}
+        arrays = {name: _as_array(value, copy) for name, value in values.items()}
         for name, result in formula.compute({**arrays, "v": copy.read_value()}).items():
             copies[name].assign(result)
-        return copy.read_value()
+        return copy
 
     return compute
+
+
+def _as_array(value: Any, variable: Variable | VariableCopy) -> Array:
+    return np.asarray(value, None if hasattr(value, "dtype") else variable.dtype)
 
 
 def _check_not_per_replica(given: Any, what: str) -> None:

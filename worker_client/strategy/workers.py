@@ -15,17 +15,19 @@ from ps_protocol.errors import (
     DeadlineExceeded,
     DtypeMismatch,
     InvalidSpec,
+    LimitExceeded,
     PsError,
     ShapeMismatch,
     Unavailable,
 )
+from ps_protocol.model.updates import check_amount
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import PushOutcome
-from worker_client.model.declarations import Buffer, Placement
+from worker_client.model.declarations import Buffer, Placement, UpdateFormula
 from worker_client.model.optimizers import sgd
 from worker_client.session.session import Session
-from worker_client.strategy.group import Cell, Combination, combine
+from worker_client.strategy.group import Cell, Combination, FormulaCall, combine
 from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.reduction import ReduceOp, frozen
 
@@ -40,6 +42,8 @@ _AGAIN_S = 3.0
 _SERVER_S = 5.0
 _PAUSE_S = 0.2
 _FIRST = 0
+# Parameter servers compute formulas of no smaller elements.
+_LEAST_ITEMSIZE = 4
 _OPS: tuple[ReduceOp | None, ...] = (None, ReduceOp.SUM, ReduceOp.MEAN)
 # What worker 0 may answer instead of results: the same error for all.
 _ERRORS: tuple[type[Exception], ...] = (DeadlineExceeded, ShapeMismatch, DtypeMismatch, InvalidSpec, ValueError)
@@ -112,6 +116,10 @@ class WorkerGroup:
         if self._index == _FIRST:
             return self._lead(what, combinations, wait_s)
         return self._follow(what, combinations, wait_s + _GRACE_S)
+
+    def compute(self, call: FormulaCall) -> bool:
+        """Has the parameter server of the variables compute a formula, with the other writes of the present block."""
+        return self._variables.compute(call)
 
     def close(self) -> None:
         """Lets go of the connection that values meet over. Idempotent."""
@@ -281,14 +289,17 @@ class _Link:
 class _SharedVariables:
     """The variables with one copy: the session's model, of buffers. Every worker makes the same writes; one of them sends the values.
 
-    What has been written is read here at once, and reaches the parameter servers with everything else of its block.
+    What has been written is read here at once, and reaches the parameter servers with everything else of its block. What a formula gives
+    is computed there, with the same step; here only if it is read or written before.
     """
 
     def __init__(self, session: Session, devices: tuple[str, ...], *, writes: bool) -> None:
         self._session, self._devices, self._writes = session, devices, writes
         self._declared: dict[str, tuple[Array, int]] = {}
         self._values: dict[str, Array] | None = None
+        # Of the present block: values, and formulas that nothing here has needed the values of. No variable is in both, or in two formulas.
         self._pending: dict[str, Array] = {}
+        self._calls: list[FormulaCall] = []
         self._num_blocks = 0
 
     def declare(self, name: str, value: Array, *, beside: str | None) -> Cell:
@@ -316,13 +327,27 @@ class _SharedVariables:
     def read(self, name: str) -> Array:
         """Returns a variable's value."""
         self.begin()
+        if any(name in call.written for call in self._calls):
+            self._compute_here()
         assert self._values is not None
         return self._values[name]
+
+    def compute(self, call: FormulaCall) -> bool:
+        """Has the parameter server compute a formula when the block ends; False if it cannot."""
+        self.begin()
+        if not self._can_be_sent(call):
+            return False
+        with self.together():
+            self._calls.append(call)
+        return True
 
     def write(self, name: str, value: Array) -> None:
         """Sets a variable, here at once, and on its parameter server when the block ends."""
         with self.together():
             self.begin()
+            # Parameter servers compute formulas after they have set values.
+            if any(name in call.variables.values() for call in self._calls):
+                self._compute_here()
             assert self._values is not None
             self._values[name] = self._pending[name] = value
 
@@ -333,21 +358,52 @@ class _SharedVariables:
         try:
             yield
         except BaseException:
-            if self._num_blocks == 1 and self._pending:
-                self._pending = {}
+            if self._num_blocks == 1 and (self._pending or self._calls):
+                self._pending, self._calls = {}, []
                 self._refresh()
             raise
         else:
-            if self._num_blocks == 1 and self._pending:
+            if self._num_blocks == 1 and (self._pending or self._calls):
                 self._send()
         finally:
             self._num_blocks -= 1
 
+    def _can_be_sent(self, call: FormulaCall) -> bool:
+        """Whether a contribution can have this formula beside what there is already."""
+        names = list(call.variables.values())
+        value, shard = self._declared[call.variables["v"]]
+        others = [self._declared[name] for name in names]
+        is_alike = all((one.shape, one.dtype, where) == (value.shape, value.dtype, shard) for one, where in others)
+        arrays = [array for array in call.values.values() if array.ndim]
+        is_given = len(arrays) <= len(call.written) and all(array.shape == value.shape for array in arrays)
+        has_type = value.dtype.itemsize >= _LEAST_ITEMSIZE and all(array.dtype == value.dtype for array in call.values.values())
+        is_free = not call.written & {*self._pending, *(name for one in self._calls for name in one.written)}
+        texts = [one.formula.text for one in (*self._calls, call)]
+        if not (is_alike and is_given and has_type and is_free and len(set(names)) == len(names)):
+            return False
+        try:
+            check_amount(texts)
+            _update_of(call)
+        except (LimitExceeded, InvalidSpec):
+            return False
+        return True
+
+    def _compute_here(self) -> None:
+        """Makes the values of all formulas of the block, so far, known here."""
+        calls, self._calls = self._calls, []
+        assert self._values is not None
+        for call in calls:
+            given = {name: self._values[variable] for name, variable in call.variables.items()}
+            for name, result in call.formula.compute({**given, **call.values}).items():
+                self._values[call.variables[name]] = self._pending[call.variables[name]] = frozen(result)
+
     def _send(self) -> None:
-        written, self._pending = self._pending, {}
-        push = self._session.step({}, updates=written if self._writes else {}, timeout_s=TIMEOUT_S)
+        written, calls = self._pending, self._calls
+        self._pending, self._calls = {}, []
+        updates = [*written.items(), *((call.variables["v"], _update_of(call)) for call in calls)]
+        push = self._session.step({}, updates=updates if self._writes else {}, timeout_s=TIMEOUT_S)
         if push.outcome is not PushOutcome.ACCEPTED:
-            names = ", ".join(map(repr, written))
+            names = ", ".join(map(repr, sorted({*written, *(name for call in calls for name in call.written)})))
             raise Unavailable(
                 f"not written: variables {names}: the contribution is {push.outcome.name}; the cluster went back to an earlier step, or "
                 "training is finished"
@@ -356,6 +412,11 @@ class _SharedVariables:
 
     def _refresh(self) -> None:
         self._values = {name: frozen(value) for name, value in self._session.read().items()} if self._declared else {}
+
+
+def _update_of(call: FormulaCall) -> UpdateFormula:
+    variables = {name: variable for name, variable in call.variables.items() if name != "v"}
+    return UpdateFormula(call.formula.text, **variables, **call.values)
 
 
 class _SharedCell:

@@ -3,7 +3,7 @@
 import dataclasses
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
@@ -31,13 +31,15 @@ ONES = {name: np.ones(40) for name in VALUES}
 class FaultyCluster:
     """Two shards and a chief that can be told to fail, and one session that reaches them as over a network: with threads and retries."""
 
-    def __init__(self, *, timeout_s: float = 20.0, policy: PolicySpec | None = None, **sizes: int) -> None:
+    def __init__(
+        self, *, timeout_s: float = 20.0, policy: PolicySpec | None = None, values: Mapping[str, Any] = VALUES, **sizes: int
+    ) -> None:
         self.cluster = InProcessCluster(num_ps=2, policy=policy, **sizes)  # type: ignore[arg-type]
         self.chief = Flaky(self.cluster.chief)
         self.shards = [Flaky(shard) for shard in self.cluster.shards]
         self.link = ChiefLink(self.chief, LocalTransport(self.shards.__getitem__, timeout_s=timeout_s, is_in_process=False))
         self.session = Session(self.link, self.link.register(kind=ParticipantKind.WORKER, index=None, takeover=False))
-        self.session.create_or_join(VALUES, optimizer=worker_client.sgd(1.0))
+        self.session.create_or_join(values, optimizer=worker_client.sgd(1.0))
 
     def assert_applied(self, *, num_steps: int) -> None:
         for value in self.session.read().values():

@@ -11,7 +11,7 @@ import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, ShapeMismatch
 from tests.support.clusters import Shape, Start
-from worker_client import IndexedSlices, Session
+from worker_client import IndexedSlices, Session, UpdateFormula
 from worker_client.strategy import (
     CollectiveHints,
     ParameterServerStrategy,
@@ -109,6 +109,83 @@ def test_variables_lie_on_parameter_servers_and_all_workers_see_every_write(toge
 
     for seen in together(part):
         assert seen == ([15, 15], [3, 3, 3], [0.1, 0.1], (True, False))
+
+
+def _sent_formulas(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The formulas that workers give to their sessions from now on."""
+    sent: list[str] = []
+    step = Session.step
+
+    def spied(session: Session, gradients: Any, *, updates: Any = None, **others: Any) -> Any:
+        sent.extend(update.text for _, update in updates or () if isinstance(update, UpdateFormula))
+        return step(session, gradients, updates=updates, **others)
+
+    monkeypatch.setattr(Session, "step", spied)
+    return sent
+
+
+def _momenta(strategy: ParameterServerStrategy) -> tuple[Variable, Variable]:
+    with strategy.scope():
+        v = Variable(np.ones(3, np.float32), name="v")
+        with strategy.extended.colocate_vars_with(v):
+            return v, Variable(np.zeros(3, np.float32), name="m")
+
+
+def test_a_formula_is_computed_by_the_parameter_server_next_to_the_variable(together: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent, text = _sent_formulas(monkeypatch), "m = 0.5 * m + g; v = v - rate * m"
+
+    def part(strategy: ParameterServerStrategy, session: Session | None = None) -> Any:
+        v, m = _momenta(strategy)
+
+        def merged(strategy: ParameterServerStrategy, gradients: PerReplica) -> Any:
+            total = strategy.extended.reduce_to("SUM", gradients, v)
+            return strategy.extended.update(v, text, kwargs={"m": m, "g": total, "rate": 0.25})
+
+        for _ in range(4):
+            x = strategy.experimental_distribute_values_from_function(lambda c: np.full(3, c.replica_id_in_sync_group, np.float32))
+            found = strategy.run(lambda x: _context().merge_call(merged, (x,)), args=(x,))
+        assert found is v
+        return v.read_value().tolist(), m.read_value().tolist(), None if session is None else session.global_step
+
+    alone = part(ParameterServerStrategy(6))
+    assert together(part) == [(*alone[:2], 4)] * 3
+    # One worker sends it, and nobody a value that it gives.
+    assert sent == [text] * 4
+
+
+def test_formulas_give_what_they_give_in_one_process_whatever_else_is_read_and_written_with_them(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy, session: Session | None = None) -> Any:
+        with strategy.scope():
+            variables = [Variable(np.full(2, 1.0 + index), name=f"v{index}") for index in range(5)]
+        rng, seen = np.random.default_rng(3), []
+        extended = strategy.extended
+
+        def something() -> None:
+            first, second = (variables[index] for index in rng.permutation(5)[:2])
+            what, array = rng.integers(6), rng.normal(size=2)
+            if what == 0:
+                extended.update(first, lambda copy, x: copy.assign_add(x), args=(array,))
+            elif what == 1:
+                seen.append(first.read_value().tolist())
+            elif what == 2:
+                first.assign(array)
+            elif what == 3:
+                extended.update(first, "v * 0.5 + w * k", kwargs={"w": second, "k": float(array[0])})
+            elif what == 4:
+                extended.update(first, "w = w - g; v = v + tanh * w", kwargs={"w": second, "g": array, "tanh": 0.5})
+            else:
+                extended.update(first, "v / norm(v)")
+
+        def block(strategy: ParameterServerStrategy) -> None:
+            for _ in range(rng.integers(1, 6)):
+                something()
+
+        for _ in range(12):
+            strategy.run(lambda: _context().merge_call(block))
+            seen.append([variable.read_value().tolist() for variable in variables])
+        return seen
+
+    assert together(part) == [part(ParameterServerStrategy(6))] * 3
 
 
 def test_the_writes_of_one_run_are_one_step_and_those_of_a_run_that_fails_are_none(together: Any) -> None:

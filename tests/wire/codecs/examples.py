@@ -4,10 +4,12 @@ import dataclasses
 import math
 from typing import Any
 
+from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model import policy
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
+from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import (
     Constraint,
     ConstraintKind,
@@ -53,6 +55,7 @@ FORMULAS = VariableSpec(
     name="custom", data_type=DataType.FLOAT32, shape=(2,), optimizer=CUSTOM,
     constraint=Constraint(kind=ConstraintKind.FORMULA, formula="v / max(norm(v), 1)"),
 )  # fmt: skip
+UPDATE = FormulaUpdate(text="s = s + g; v = v - rate * s", variables={"s": 2, "v": 0}, arrays={"g": 2}, numbers={"rate": -math.inf})
 PIECEWISE = Schedule(name="piecewise_constant", boundaries=(10.0, 20.0), values=(0.1, 0.01, 0.001))
 ID = shard.PushId(worker=3, incarnation=2, sequence=1 << 60)
 MODEL = ModelSpec(
@@ -136,13 +139,19 @@ VALUES: list[Any] = [
     shard.PushHeader(
         era=era(1),
         push_id=ID,
-        step=0,
+        step=1 << 40,
         layout_hash="abc",
         sparse=(shard.SparsePart(table=0, num_rows=0), shard.SparsePart(table=2, num_rows=1 << 40)),
         absent=(0, 3, 4),
         metrics={"loss": shard.Metric(value=-0.5, weight=0.0), "räte": shard.Metric(value=math.inf)},
         refused=(3, 1 << 60),
+        encoding=FloatEncoding.FLOAT16,
+        encoded_bytes=1 << 40,
+        gradient_buffer=1,
+        secret=(1 << 64) - 1,
+        formulas=(UPDATE, dataclasses.replace(UPDATE, text="v * 2", variables={"v": 3}, arrays={}, numbers={})),
     ),
+    UPDATE,
     shard.PushHeader(era=era(1), push_id=ID, step=0, layout_hash="abc"),
     *(shard.PushReply(result=result, step=7) for result in shard.PushResult),
     shard.ApplyRequest(fence=fence(1, 2), step=3, contributors=(shard.PushId(worker=1, incarnation=1, sequence=1), ID)),

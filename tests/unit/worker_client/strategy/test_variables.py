@@ -393,7 +393,7 @@ def test_a_formula_updates_the_variable_and_its_slots_like_the_same_function(is_
         text = "s = s + g * g; v = v - 0.5 * g / sqrt(s)"
         value = strategy.extended.update(by_text, text, kwargs={"s": slots[0], "g": gradient}, group=False)[0]
         strategy.extended.update(by_function, adagrad, args=(slots[1], gradient))
-        assert value.tolist() == _across(strategy, by_text) == _across(strategy, by_function)
+        assert np.asarray(value).tolist() == _across(strategy, by_text) == _across(strategy, by_function)
         assert _across(strategy, slots[0]) == _across(strategy, slots[1])
 
 
