@@ -90,6 +90,8 @@ class LocalCluster:
         else:
             self.roles.append(self._start_role("chief"))
         self.chief_address = self._addresses["chief"] = self._await_address(self.chief, "chief")
+        if self.spec.tensorboard is not None:
+            self._start_recorder(self.spec.tensorboard)
 
     @property
     def _own_security(self) -> dict[str, str | None]:
@@ -152,6 +154,13 @@ class LocalCluster:
         }
         full = {**with_checkout(), **self._worker_environment, **place, **self._own_security}
         return self._supervisor.start(ProcessSpec(name=f"worker {index}", command=self._worker_command, environment=full))
+
+    def _start_recorder(self, directory: Path) -> None:
+        """Starts what writes event files. Training does not depend on it, and it ends by itself when training does."""
+        words = ["tensorboard", str(directory.absolute()), "--chief", self.chief_address, "--cluster", self.name]
+        command = [sys.executable, "-P", "-m", "lockstep", *words]
+        environment = {**_FOREIGN, **with_checkout(), **self._own_security}
+        self._supervisor.start(ProcessSpec(name="tensorboard", command=command, environment=environment))
 
     def _start_role(self, name: str, *, is_again: bool = False) -> Process:
         if name == "chief":

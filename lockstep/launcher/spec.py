@@ -70,6 +70,7 @@ class ClusterSpec:
 
     `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
     `chief_in_ps`: the chief runs in the process of ps 0. `has_standbys`: each parameter server has a second one that takes its place.
+    `tensorboard`: a directory for event files, written by a process of its own; None: none.
     `passed_on`: options that the launcher passes to the roles without interpreting them, with their values.
     """
 
@@ -82,6 +83,7 @@ class ClusterSpec:
     has_standbys: bool = False
     policy: PolicySpec = DEFAULT_POLICY
     recovery: Recovery = NO_RECOVERY
+    tensorboard: Path | None = None
     passed_on: Mapping[Option[Any], object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -168,6 +170,7 @@ def spec_of(given: Given, *, num_ps: int = 1, num_workers: int = 1, num_backups:
                 max_restarts=given[options.MAX_RESTARTS],
                 restart_workers=given[options.RESTART_WORKERS],
             ),
+            tensorboard=given[options.TENSORBOARD],
             passed_on={option: given[option] for option in options.TABLE if _is_passed_on(option) and option in given},
         )
     except InvalidSpec as error:

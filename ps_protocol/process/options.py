@@ -619,6 +619,15 @@ ENABLE_FAILPOINTS = Option(
     programs=_ROLES,
     variable_name="",
 )
+TENSORBOARD: Option[Path | None] = Option(
+    name="tensorboard",
+    parse=_path,
+    default=None,
+    words="directory for event files that TensorBoard reads: metrics, steps per second, staleness",
+    programs=_LAUNCHERS,
+    metavar="DIR",
+    otherwise="none",
+)
 METRICS = Option(
     name="metrics",
     parse=_stripped,

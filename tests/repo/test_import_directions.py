@@ -50,6 +50,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "certs",
         "checkpoint_export",
         "in_process",
+        "tensorboard",
         "combined",
         "demo",
         "cli",

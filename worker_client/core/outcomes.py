@@ -48,10 +48,11 @@ class WorkerMetric:
 class MetricReport:
     """What all workers have reported under one name in contributions that count, together and by worker index.
 
-    `sum` is that of value * weight, `mean` is it divided by the sum of the weights (0: nan), `count` how many reports there were.
+    `sum` is that of value * weight, `weight` that of the weights, `mean` the quotient (0 weight: nan), `count` how many reports there were.
     """
 
     sum: float
+    weight: float
     mean: float
     count: int
     by_worker: Mapping[int, WorkerMetric]
@@ -85,7 +86,9 @@ def _report(cells: list[MetricCell]) -> MetricReport:
         cell.worker: WorkerMetric(sum=cell.total, mean=_quotient(cell.total, cell.weight), count=cell.count, last=cell.last)
         for cell in sorted(cells, key=lambda cell: cell.worker)
     }
-    return MetricReport(sum=total, mean=_quotient(total, weight), count=sum(cell.count for cell in cells), by_worker=by_worker)
+    return MetricReport(
+        sum=total, weight=weight, mean=_quotient(total, weight), count=sum(cell.count for cell in cells), by_worker=by_worker
+    )
 
 
 def _quotient(total: float, weight: float) -> float:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from worker_client.sync_replicas.event_file import EventFile
+from ps_protocol.process.event_file import EventFile
 from worker_client.sync_replicas.graph import GLOBAL_STEP, number_of
 
 # What a session's hooks are: five moments, and what they are given.

@@ -15,7 +15,7 @@ import numpy as np
 
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.model.variables import Array, DataType
-from worker_client.sync_replicas.event_file import EventFile
+from ps_protocol.process.event_file import EventFile
 from worker_client.sync_replicas.graph import GLOBAL_STEP, number_of
 from worker_client.sync_replicas.hooks import (
     Coordinator,

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import MalformedMessage
+from ps_protocol.process.event_file import EventFile, crc32c
+from tests.support.event_files import records
 from tests.support.facade import FakeCluster, quadratic
 from worker_client import sync_replicas
 from worker_client.sync_replicas import (
@@ -33,7 +35,6 @@ from worker_client.sync_replicas import (
     TrainOp,
     get_variable,
 )
-from worker_client.sync_replicas.event_file import EventFile, crc32c, masked_crc
 
 LOSS = quadratic()
 
@@ -216,14 +217,3 @@ def test_each_event_file_has_a_name_of_its_own(tmp_path: Path) -> None:
     file.add_scalars({"a": 1e300, "b": math.nan}, step=300)
     assert len(list(records(file.path.read_bytes()))) == 2
     assert EventFile.in_directory(tmp_path).path != file.path
-
-
-def records(content: bytes) -> Iterator[bytes]:
-    position = 0
-    while position < len(content):
-        (length,) = struct.unpack_from("<Q", content, position)
-        assert struct.unpack_from("<I", content, position + 8)[0] == masked_crc(content[position : position + 8])
-        event = content[position + 12 : position + 12 + length]
-        assert struct.unpack_from("<I", content, position + 12 + length)[0] == masked_crc(event)
-        yield event
-        position += 16 + length

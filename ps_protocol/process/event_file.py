@@ -15,6 +15,8 @@ from typing import Self
 
 _CASTAGNOLI = 0x82F63B78
 _MASK_DELTA = 0xA282EAD8
+# SessionLog.START
+_START = 1
 
 
 class EventFile:
@@ -38,6 +40,10 @@ class EventFile:
         """Appends one event with these values by tag."""
         summary = b"".join(_bytes_field(1, _bytes_field(1, tag.encode()) + _float_field(2, value)) for tag, value in values.items())
         self._write(_event(time.time(), _varint_field(2, step) + _bytes_field(5, summary)))
+
+    def restart(self, *, step: int) -> None:
+        """Has TensorBoard forget the values of this step and of later ones: they come again."""
+        self._write(_event(time.time(), _varint_field(2, step) + _bytes_field(7, _varint_field(1, _START))))
 
     def _write(self, event: bytes) -> None:
         length = struct.pack("<Q", len(event))
