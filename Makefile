@@ -21,7 +21,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test-fast test test-compose test-wheel test-lowest coverage simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
+.PHONY: help install demo test-fast test test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve fix-lint fix-format fix-protos fix-stubs
 
@@ -54,6 +54,14 @@ test-lowest: $(DEV)  ## all tests with the oldest dependencies, in .venv-lowest
 	@$(BIN)/python -m tests.repo.lowest >.venv-lowest/floors.txt
 	@.venv-lowest/bin/python $(PIP) --constraint .venv-lowest/floors.txt --editable '.[demo,certs,estimator,bfloat16,remote]' --group dev
 	@.venv-lowest/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
+
+# The frameworks take 2 GB. PyTorch comes from its own index, which has builds without CUDA.
+TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
+test-frameworks:  ## tests with PyTorch, JAX and others, in .venv-frameworks
+	@test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
+	@.venv-frameworks/bin/python $(PIP) --upgrade 'pip>=25.1'
+	@.venv-frameworks/bin/python $(PIP) --extra-index-url $(TORCH_INDEX) --editable '.[demo,certs,estimator,bfloat16,remote]' --group frameworks
+	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/frameworks -n 2 --dist worksteal $(ARGS)
 
 coverage: $(DEV)  ## which lines and branches the tests reach, processes and all
 	@$(BIN)/coverage erase && $(BIN)/coverage run -m pytest -n 3 --dist worksteal $(ARGS); found=$$?; \
@@ -183,7 +191,7 @@ check-breaking: $(DEV)  ## the protos still understand the last release's messag
 	  else $(BIN)/buf breaking --against ".git#ref=$$against"; fi
 
 clean:  ## remove the environments, caches and what demos wrote
-	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist site *.egg-info lockstep-demo lockstep-runs
+	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .venv-frameworks .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist site *.egg-info lockstep-demo lockstep-runs
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # make_venv DIRECTORY

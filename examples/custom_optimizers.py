@@ -1,5 +1,7 @@
 """Learns handwritten digits with optimizers that are given as formulas: Lion and LAMB. The parameter servers check and interpret them.
 
+Both are built in as well, as `lockstep.lion()` and `lockstep.lamb()`.
+
 python examples/custom_optimizers.py
 lockstep up --ps 2 --workers 2 -- python examples/custom_optimizers.py
 """

@@ -148,6 +148,10 @@ _RATES = {
     "ftrl": 0.15,
     "proximal_sgd": 0.4,
     "proximal_adagrad": 0.1,
+    "adamw": 0.005,
+    "nadam": 0.005,
+    "lion": 0.001,
+    "lamb": 0.005,
 }
 _USUAL_RATE = 0.05
 NAMES = GRADIENT_OPTIMIZERS

@@ -1,6 +1,7 @@
 """Which optimizers and learning-rate schedules exist, with their arguments, defaults and limits.
 
-Knows the formula of a custom optimizer as a checked text; those of all others, and how any is computed, the servers know.
+Knows formulas that are texts: those of custom optimizers, and of the built-in ones that are written in the same language. The formulas of
+all others, and how any is computed, the servers know.
 """
 
 import difflib
@@ -34,6 +35,9 @@ _FLAG = _Domain(lambda value: value in (0, 1), "0 or 1")
 # Servers compute float32 variables in float32, and all learning rates: what is larger would be infinite there.
 _LARGEST = (2 - 2**-23) * 2.0**127
 
+# What an optimizer's formula calls the variable, its gradient, the learning rate, and the step after the update.
+VARIABLE, GRADIENT, LEARNING_RATE, STEP = "v", "g", "lr", "t"
+
 _NOT_POSITIVE = _Domain(lambda value: value <= 0, "<= 0")
 
 _PENALTIES: dict[str, tuple[float, _Domain]] = {
@@ -42,7 +46,7 @@ _PENALTIES: dict[str, tuple[float, _Domain]] = {
 }
 _INITIAL_ACCUMULATOR: dict[str, tuple[float, _Domain]] = {"initial_accumulator_value": (0.1, _POSITIVE)}
 
-_WEIGHT_DECAY: dict[str, tuple[float, _Domain]] = {"weight_decay": (0.0, _NOT_NEGATIVE)}
+_DECAYS: dict[str, tuple[float, _Domain]] = {"weight_decay": (0.0, _NOT_NEGATIVE), "l2": (0.0, _NOT_NEGATIVE)}
 
 
 def _no_slots(spec: "OptimizerSpec") -> Mapping[str, float]:
@@ -53,12 +57,14 @@ def _no_slots(spec: "OptimizerSpec") -> Mapping[str, float]:
 class OptimizerKind:
     """One optimizer: its hyper-parameters, each with its default and the values that it may have, and its slots.
 
-    `slots`: names, and the value that each starts with. `is_update_rule`: it is for variables that take plain updates (statistics,
-    counters), not gradients; learning rates mean nothing to it. `sums`: it wants the sum of the contributions, not their mean.
+    `slots`: names, and the value that each starts with. `formula`: its text, of one that is written in the language of formulas; else
+    the servers have its formula. `is_update_rule`: it is for variables that take plain updates (statistics, counters), not gradients;
+    learning rates mean nothing to it. `sums`: it wants the sum of the contributions, not their mean.
     """
 
     hyperparameters: Mapping[str, tuple[float, _Domain]]
     slots: Callable[["OptimizerSpec"], Mapping[str, float]] = _no_slots
+    formula: Callable[["OptimizerSpec"], str] | None = None
     is_update_rule: bool = False
     sums: bool = False
 
@@ -66,15 +72,79 @@ class OptimizerKind:
 def _of_gradients(
     hyperparameters: Mapping[str, tuple[float, _Domain]], slots: Callable[["OptimizerSpec"], Mapping[str, float]] = _no_slots
 ) -> OptimizerKind:
-    """`weight_decay` is decoupled: variable -= learning_rate * weight_decay * variable, beside what the optimizer does."""
-    return OptimizerKind(hyperparameters={**hyperparameters, **_WEIGHT_DECAY}, slots=slots)
+    """Of one whose formula the servers have, and TensorFlow.
+
+    `weight_decay` is decoupled: variable -= learning_rate * weight_decay * variable, beside what the optimizer does. `l2` is part of the
+    gradient: gradient += l2 * variable, before the optimizer sees it.
+    """
+    return OptimizerKind(hyperparameters={**hyperparameters, **_DECAYS}, slots=slots)
 
 
 def _accumulator(spec: "OptimizerSpec") -> Mapping[str, float]:
     return {"accumulator": spec.hyperparameter("initial_accumulator_value")}
 
 
-# Names are those of tf.compat.v1.train. The formulas of the same names are the servers'.
+# Optimizers written as formulas. What is 0 is left out of the text, so that it costs nothing.
+
+
+def _gradient(spec: "OptimizerSpec") -> tuple[str, str]:
+    """The line that makes the gradient with its l2 penalty, and what the gradient is called from there on."""
+    return (f"d = {GRADIENT} + l2 * {VARIABLE}", "d") if spec.hyperparameter("l2") else ("", GRADIENT)
+
+
+def _decayed(spec: "OptimizerSpec") -> str:
+    """The variable after its weight decay."""
+    return "v * (1 - lr * weight_decay)" if spec.hyperparameter("weight_decay") else "v"
+
+
+def _adamw(spec: "OptimizerSpec") -> str:
+    # lr / (1 - b1^t) * m / (sqrt(s / (1 - b2^t)) + epsilon) with one operation less for each element.
+    first, gradient = _gradient(spec)
+    largest = "max_exp_avg_sq = max(max_exp_avg_sq, exp_avg_sq)" if spec.hyperparameter("amsgrad") else ""
+    root = "sqrt(max_exp_avg_sq)" if largest else "sqrt(exp_avg_sq)"
+    return f"""
+        {first}
+        exp_avg = exp_avg + ({gradient} - exp_avg) * (1 - beta1)
+        exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * ({gradient} * {gradient})
+        {largest}
+        c = sqrt(1 - beta2 ** t)
+        v = {_decayed(spec)} - lr * c / (1 - beta1 ** t) * exp_avg / ({root} + epsilon * c)
+    """
+
+
+def _nadam(spec: "OptimizerSpec") -> str:
+    first, gradient = _gradient(spec)
+    return f"""
+        {first}
+        mu = beta1 * (1 - 0.5 * exp(t * momentum_decay * log(0.96)))
+        mu_next = beta1 * (1 - 0.5 * exp((t + 1) * momentum_decay * log(0.96)))
+        mu_product = mu_product * mu
+        exp_avg = exp_avg + ({gradient} - exp_avg) * (1 - beta1)
+        exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * ({gradient} * {gradient})
+        of_gradient = lr * (1 - mu) / (1 - mu_product) * {gradient}
+        of_average = lr * mu_next / (1 - mu_product * mu_next) * exp_avg
+        v = {_decayed(spec)} - (of_gradient + of_average) / (sqrt(exp_avg_sq / (1 - beta2 ** t)) + epsilon)
+    """
+
+
+def _lion(spec: "OptimizerSpec") -> str:
+    return f"""
+        v = {_decayed(spec)} - lr * sign(beta1 * exp_avg + (1 - beta1) * g)
+        exp_avg = beta2 * exp_avg + (1 - beta2) * g
+    """
+
+
+def _lamb(spec: "OptimizerSpec") -> str:
+    decay = " + weight_decay * v" if spec.hyperparameter("weight_decay") else ""
+    return f"""
+        exp_avg = beta1 * exp_avg + (1 - beta1) * g
+        exp_avg_sq = beta2 * exp_avg_sq + (1 - beta2) * (g * g)
+        u = exp_avg / (1 - beta1 ** t) / (sqrt(exp_avg_sq / (1 - beta2 ** t)) + epsilon){decay}
+        v = v - lr * where(norm(v) > 0, where(norm(u) > 0, norm(v) / norm(u), 1), 1) * u
+    """
+
+
+# Names are those of tf.compat.v1.train, and its formulas, which the servers have; those with a formula here have it from elsewhere.
 OPTIMIZERS: Mapping[str, OptimizerKind] = {
     "sgd": _of_gradients({}),
     "momentum": _of_gradients({"momentum": (0.9, _NOT_NEGATIVE), "use_nesterov": (0.0, _FLAG)}, lambda spec: {"momentum": 0.0}),
@@ -110,6 +180,53 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
     ),
     "proximal_sgd": _of_gradients(_PENALTIES),
     "proximal_adagrad": _of_gradients({**_INITIAL_ACCUMULATOR, **_PENALTIES}, _accumulator),
+    # torch.optim.AdamW; with `l2` instead of `weight_decay` torch.optim.Adam.
+    "adamw": OptimizerKind(
+        hyperparameters={
+            "beta1": (0.9, _DECAY),
+            "beta2": (0.999, _DECAY),
+            "epsilon": (1e-8, _NOT_NEGATIVE),
+            "weight_decay": (0.01, _NOT_NEGATIVE),
+            "l2": (0.0, _NOT_NEGATIVE),
+            "amsgrad": (0.0, _FLAG),
+            "lazy": (0.0, _FLAG),
+        },
+        slots=lambda spec: {
+            "exp_avg": 0.0,
+            "exp_avg_sq": 0.0,
+            **({"max_exp_avg_sq": 0.0} if spec.hyperparameter("amsgrad") else {}),
+        },
+        formula=_adamw,
+    ),
+    # torch.optim.NAdam.
+    "nadam": OptimizerKind(
+        hyperparameters={
+            "beta1": (0.9, _DECAY),
+            "beta2": (0.999, _DECAY),
+            "epsilon": (1e-8, _NOT_NEGATIVE),
+            "momentum_decay": (0.004, _NOT_NEGATIVE),
+            **_DECAYS,
+        },
+        slots=lambda spec: {"exp_avg": 0.0, "exp_avg_sq": 0.0, "mu_product": 1.0},
+        formula=_nadam,
+    ),
+    # The authors' own, lion_pytorch.
+    "lion": OptimizerKind(
+        hyperparameters={"beta1": (0.9, _DECAY), "beta2": (0.99, _DECAY), "weight_decay": (0.0, _NOT_NEGATIVE)},
+        slots=lambda spec: {"exp_avg": 0.0},
+        formula=_lion,
+    ),
+    # optax.lamb.
+    "lamb": OptimizerKind(
+        hyperparameters={
+            "beta1": (0.9, _DECAY),
+            "beta2": (0.999, _DECAY),
+            "epsilon": (1e-6, _NOT_NEGATIVE),
+            "weight_decay": (0.0, _NOT_NEGATIVE),
+        },
+        slots=lambda spec: {"exp_avg": 0.0, "exp_avg_sq": 0.0},
+        formula=_lamb,
+    ),
     "assign_mean": OptimizerKind(hyperparameters={}, is_update_rule=True),
     "add": OptimizerKind(hyperparameters={}, is_update_rule=True, sums=True),
     "moving_average": OptimizerKind(
@@ -119,9 +236,7 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
 
 # The optimizer whose formula is part of its specification, with its slots and hyper-parameters.
 CUSTOM = "custom"
-_CUSTOM_KIND = OptimizerKind(hyperparameters={}, slots=lambda spec: spec.slot_values)
-# What a custom optimizer's formula calls the variable, its gradient, the learning rate, and the step after the update.
-VARIABLE, GRADIENT, LEARNING_RATE, STEP = "v", "g", "lr", "t"
+_CUSTOM_KIND = OptimizerKind(hyperparameters={}, slots=lambda spec: spec.slot_values, formula=lambda spec: spec.formula)
 MAX_SLOTS = 8
 _MAX_HYPERPARAMETERS = 32
 _MAX_NAME = 64
@@ -129,7 +244,9 @@ _MAX_NAME = 64
 GRADIENT_OPTIMIZERS = tuple(name for name, kind in OPTIMIZERS.items() if not kind.is_update_rule)
 
 # What the slots are filled with when the model is created; a later change would have no effect.
-INITIAL_HYPERPARAMETERS = frozenset({"initial_accumulator_value", "initial_gradient_squared_accumulator_value", "centered", "lazy"})
+INITIAL_HYPERPARAMETERS = frozenset(
+    {"initial_accumulator_value", "initial_gradient_squared_accumulator_value", "centered", "lazy", "amsgrad"}
+)
 
 # Schedule -> names of its scalar arguments that must be given, and of those that may be, with defaults.
 SCHEDULES: dict[str, tuple[tuple[str, ...], dict[str, float]]] = {
@@ -283,19 +400,29 @@ class OptimizerSpec:
         return self.name == CUSTOM
 
     @property
+    def text(self) -> str:
+        """The formula in the language of formulas, of a custom optimizer or one that is written so; "" if only the servers have it."""
+        return self.kind.formula(self) if self.kind.formula is not None else ""
+
+    @property
+    def numbers(self) -> dict[str, float]:
+        """All hyper-parameters by name, with the defaults of those that were not given."""
+        return {**{name: default for name, (default, _) in self.kind.hyperparameters.items()}, **self.hyperparameters}
+
+    @property
     def parsed(self) -> Formula:
-        """The formula of a custom optimizer, checked."""
-        return _parsed(self.formula, tuple(sorted(self.hyperparameters)), tuple(self.slots))
+        """The formula of one that has a `text`, checked."""
+        return _parsed(self.text, tuple(sorted(self.numbers)), tuple(self.slots))
 
     @property
     def program(self) -> Program:
         """The same, compiled for the variable, its gradient and its slots in their order."""
-        return _compiled(self.formula, tuple(sorted(self.hyperparameters)), tuple(self.slots))
+        return _compiled(self.text, tuple(sorted(self.numbers)), tuple(self.slots))
 
     @property
     def needs_whole_variables(self) -> bool:
         """Whether an element's update needs other elements, so that a variable must be dense and lie on one shard."""
-        return self.is_custom and self.parsed.needs_all_elements
+        return bool(self.text) and self.parsed.needs_all_elements
 
     @property
     def slots(self) -> dict[str, float]:

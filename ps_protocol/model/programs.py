@@ -5,6 +5,8 @@ results. What is a number, and no array, is computed once for all blocks.
 """
 
 import itertools
+import math
+import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -14,12 +16,30 @@ import numpy as np
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import Array, Formula, Value, norm_of
 
-# Numbers in the precision of one element type (conditions: truth values), and what makes one.
+# Numbers in the precision of one element type or of Python (conditions: truth values), and what makes one.
 Numbers = tuple[Any, ...]
-Number = Callable[[Any], "np.floating[Any]"]
+Number = Callable[[Any], Any]
 _Function = Callable[..., Any]
 _Operation = tuple[_Function, tuple[int, ...], int]
 _Register = tuple[str, int]  # what kind, and which of it
+
+
+def _quotient(a: float, b: float) -> float:
+    return a / b if b else float(np.divide(a, b))
+
+
+def _root(a: float) -> float:
+    return math.sqrt(a) if a >= 0 else math.nan
+
+
+# The same of two floats, ten times as fast: they are computed anew at every step.
+_OF_FLOATS: Mapping[_Function, _Function] = {
+    np.add: operator.add,
+    np.subtract: operator.sub,
+    np.multiply: operator.mul,
+    np.divide: _quotient,
+    np.sqrt: _root,
+}
 
 # Each takes a block of memory of every thread.
 MAX_SCRATCH = 16
@@ -172,7 +192,7 @@ class Program:
         self._code.run(inputs, outputs, scratch, numbers)
 
     def _extended(self, numbers: Numbers, level: int, given: Mapping[str, Any], totals: Mapping[int, Any], number: Number) -> Numbers:
-        known = list(numbers)
+        known, faster = list(numbers), _OF_FLOATS if number is float else {}
         for index in self._of_level[level]:
             node = self._nodes[index]
             if index in totals:
@@ -182,7 +202,8 @@ class Program:
             elif node.function is None:
                 value = number(node.number)
             else:
-                value = node.function(*(known[self._places[operand]] for operand in node.operands))
+                compute = faster.get(node.function, node.function)
+                value = compute(*[known[self._places[operand]] for operand in node.operands])
                 value = value if node.is_condition else number(value)
             known.append(value)
         return tuple(known)

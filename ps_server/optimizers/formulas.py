@@ -2,7 +2,8 @@
 
 Formulas and slot names are those of the CPU kernels behind tf.compat.v1.train's optimizers (tensorflow/core/kernels/training_ops.cc), in
 their order of operations, save for how the original rounds 1/sqrt and fused multiply-adds. As there, rates, hyper-parameters and the powers
-of Adam's decays are float32 numbers, also for float64 variables; values, slots and gradients have the variable's own precision.
+of Adam's decays are float32 numbers, also for float64 variables; values, slots and gradients have the variable's own precision. Formulas
+that are not from there: `texts.py`.
 
 A formula writes the next values beside the present ones (`out`), updates the slots in place, and leaves `value` and `gradient` alone.
 """
@@ -20,8 +21,14 @@ from ps_protocol.model.variables import Array
 Scalars = tuple["np.floating[Any]", ...]
 Number = Callable[[Any], "np.floating[Any]"]
 
-# How many blocks of scratch memory every formula has.
-NUM_SCRATCH = 3
+# How many blocks of scratch memory every formula has. The last one is for what its caller adds to the gradient.
+NUM_SCRATCH = 4
+
+
+def single(value: float) -> float:
+    """Returns the number that the original computes with: it makes float32 scalars of rates and the like, also for float64 variables."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,10 +53,12 @@ class Formula:
     specification.
     """
 
-    constants: Callable[[float, Scalars, int, Number], Scalars]
+    constants: Callable[[float, Sequence[float], int, Number], Scalars]
     apply_block: Callable[[Array, Array, Sequence[Array], Array, Sequence[Array], Scalars], None]
     # Numbers that the formula needs to the power of the steps applied, the present one included.
     decays: tuple[float, ...] = ()
+    # In which precision the learning rate and the powers are given.
+    rounded: Callable[[float], float] = single
     # Blocks of scratch memory that it wants.
     num_scratch: int = NUM_SCRATCH
     # What is measured of a whole variable first, one after the other.
@@ -74,12 +83,6 @@ def _keep_where_greater(out: Array, size: Array, limit: "np.floating[Any]", *, s
         mask = size.view(bits)
         np.negative(is_greater.view(np.int8), out=mask, dtype=bits)
         np.bitwise_and(out.view(bits), mask, out=out.view(bits))
-
-
-def single(value: float) -> float:
-    """Returns the number that the original computes with: it makes float32 scalars of rates and the like, also for float64 variables."""
-    with np.errstate(over="ignore"):
-        return float(np.float32(value))
 
 
 def _given(spec: OptimizerSpec, name: str) -> float:
@@ -121,7 +124,7 @@ def _adam(spec: OptimizerSpec) -> Formula:
     """Adam: m += (g - m) * (1 - b1); v += (g^2 - v) * (1 - b2); var -= lr * sqrt(1 - b2^t) / (1 - b1^t) * m / (sqrt(v) + epsilon)."""
     beta1, beta2, epsilon = _given(spec, "beta1"), _given(spec, "beta2"), _given(spec, "epsilon")
 
-    def constants(rate: float, powers: Scalars, step: int, of: Number) -> Scalars:
+    def constants(rate: float, powers: Sequence[float], step: int, of: Number) -> Scalars:
         one, beta1_power, beta2_power = of(1), of(powers[0]), of(powers[1])
         # With the correction of the bias.
         corrected = of(rate) * np.sqrt(one - beta2_power) / (one - beta1_power)
@@ -205,7 +208,7 @@ def _adagrad_da(spec: OptimizerSpec) -> Formula:
     """
     l1, l2 = _given(spec, "l1_regularization_strength"), _given(spec, "l2_regularization_strength")
 
-    def constants(rate: float, powers: Scalars, step: int, of: Number) -> Scalars:
+    def constants(rate: float, powers: Sequence[float], step: int, of: Number) -> Scalars:
         own_rate, t = of(rate), of(step + 1)
         return -own_rate, t * of(l1), t * of(l2) * own_rate
 
@@ -271,7 +274,7 @@ def _ftrl(spec: OptimizerSpec) -> Formula:
     ridge, beta = spec.hyperparameter("l2_regularization_strength"), spec.hyperparameter("beta")
     l2_shrinkage = _given(spec, "l2_shrinkage_regularization_strength")
 
-    def constants(rate: float, powers: Scalars, step: int, of: Number) -> Scalars:
+    def constants(rate: float, powers: Sequence[float], step: int, of: Number) -> Scalars:
         l2 = single(float(ridge + beta / (2 * np.float64(rate))) if beta else ridge)
         two = of(2)
         return of(rate), of(exponent), of(threshold), two * of(l2), two * of(l2_shrinkage)
@@ -315,7 +318,7 @@ def _proximal_sgd(spec: OptimizerSpec) -> Formula:
     """Proximal sgd: p = var - lr * g; var = sign(p) * max(|p| - lr * l1, 0) / (1 + lr * l2)."""
     l1, l2 = _given(spec, "l1_regularization_strength"), _given(spec, "l2_regularization_strength")
 
-    def constants(rate: float, powers: Scalars, step: int, of: Number) -> Scalars:
+    def constants(rate: float, powers: Sequence[float], step: int, of: Number) -> Scalars:
         own_rate = of(rate)
         return own_rate, own_rate * of(l1), of(1) + own_rate * of(l2)
 
@@ -409,13 +412,14 @@ FORMULAS: dict[str, Callable[[OptimizerSpec], Formula]] = {
 }
 
 
-def initial_powers(formula: Formula) -> Scalars:
+def initial_powers(formula: Formula) -> tuple[float, ...]:
     """Returns the powers of the formula's decays for its first step."""
-    return tuple(np.float32(decay) for decay in formula.decays)
+    return tuple(formula.rounded(decay) for decay in formula.decays)
 
 
-def next_powers(formula: Formula, powers: Scalars) -> Scalars:
+def next_powers(formula: Formula, powers: tuple[float, ...]) -> tuple[float, ...]:
     """Returns the powers for the step after: a product a step, as in the original, whose rounding a power computed anew would not have."""
     if not powers:
         return powers
-    return tuple(power * np.float32(decay) for power, decay in zip(powers, formula.decays, strict=True))
+    # In double precision the product of two float32 numbers is exact, so that it is rounded once.
+    return tuple(formula.rounded(power * formula.rounded(decay)) for power, decay in zip(powers, formula.decays, strict=True))

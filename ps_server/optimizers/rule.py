@@ -14,8 +14,8 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import ShardSettings, ShardSpec
 from ps_protocol.shared_memory.words import PushMode
-from ps_server.optimizers.custom import custom_formula
-from ps_server.optimizers.formulas import FORMULAS, Formula, Scalars, initial_powers, next_powers, single
+from ps_server.optimizers.formulas import FORMULAS, NUM_SCRATCH, Formula, Scalars, initial_powers, next_powers
+from ps_server.optimizers.texts import text_formula
 
 # Learning-rate schedules, evaluated at a step.
 #
@@ -84,19 +84,19 @@ _FORMULAS: dict[str, Callable[[Schedule, np.float64], float]] = {
 class _Moment:
     """The numbers of one step. Replaced as a whole, so that who applies in another thread sees those of one step."""
 
-    def __init__(self, formula: Formula, *, rate: float, powers: Scalars, step: int, weight_decay: float) -> None:
+    def __init__(self, formula: Formula, *, rate: float, powers: tuple[float, ...], step: int, weight_decay: float, l2: float) -> None:
         self.formula = formula
-        self.has_weight_decay = bool(weight_decay)
+        self.has_weight_decay, self.has_l2 = bool(weight_decay), bool(l2)
         self._rate, self._powers, self._step = rate, powers, step
-        self._weight_decay = weight_decay
-        self.known: dict[np.dtype[Any], tuple[Scalars, np.floating[Any]]] = {}  # what `constants` has returned
+        self._weight_decay, self._l2 = weight_decay, l2
+        self.known: dict[np.dtype[Any], tuple[Scalars, np.floating[Any], np.floating[Any]]] = {}  # what `constants` has returned
 
-    def constants(self, dtype: np.dtype[Any]) -> tuple[Scalars, "np.floating[Any]"]:
-        """Returns the formula's constants, and lr * weight decay."""
+    def constants(self, dtype: np.dtype[Any]) -> tuple[Scalars, "np.floating[Any]", "np.floating[Any]"]:
+        """Returns the formula's constants, lr * weight decay, and l2."""
         if dtype not in self.known:
             with np.errstate(all="ignore"):
                 constants = self.formula.constants(self._rate, self._powers, self._step, dtype.type)
-                self.known[dtype] = constants, dtype.type(self._rate * self._weight_decay)
+                self.known[dtype] = constants, dtype.type(self._rate * self._weight_decay), dtype.type(self._l2)
         return self.known[dtype]
 
 
@@ -139,9 +139,7 @@ class UpdateRule:
     """Applies what `spec` says. `begin`, `advance` and `change` are for one thread at a time; `apply` may run in several beside them."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        self._spec = spec
-        self._weight_decay, self._rate = _weight_decay(spec), _constant_rate(spec)
-        self._formula = _formula(spec)
+        self._take(spec)
         self._powers = initial_powers(self._formula)
         self._slots = spec.slots
         self._begun: int | None = None
@@ -191,7 +189,11 @@ class UpdateRule:
         Infinities and nan go where the formula takes them; a caller that wants no warnings of them says so by np.errstate.
         """
         moment = self._moment
-        constants, decay = moment.known.get(value.dtype) or moment.constants(value.dtype)
+        constants, decay, l2 = moment.known.get(value.dtype) or moment.constants(value.dtype)
+        if moment.has_l2:
+            penalty = scratch[NUM_SCRATCH - 1]
+            np.multiply(value, l2, out=penalty)
+            gradient = np.add(gradient, penalty, out=penalty)
         moment.formula.apply_block(value, out, slots, gradient, scratch, constants)
         if moment.has_weight_decay:
             np.multiply(value, decay, out=scratch[0])
@@ -209,14 +211,14 @@ class UpdateRule:
 
     @property
     def powers(self) -> tuple[float, ...]:
-        """Powers of the optimizer's decays that the next step needs; each is a float32 number."""
-        return tuple(float(power) for power in self._powers)
+        """Powers of the optimizer's decays that the next step needs; float32 numbers, unless the formula is a text."""
+        return self._powers
 
     def resume(self, powers: Sequence[float]) -> None:
         """Goes on from what `powers` has returned. Raises InvalidSpec if these are not as many as the optimizer has."""
         if len(powers) != len(self._powers):
             raise InvalidSpec(f"optimizer {self._spec.name!r}: {len(powers)} powers of its decays, want {len(self._powers)}")
-        self._powers = tuple(np.float32(power) for power in powers)
+        self._powers = tuple(self._formula.rounded(power) for power in powers)
         self._begun = None
 
     def change(self, spec: OptimizerSpec) -> None:
@@ -231,27 +233,29 @@ class UpdateRule:
         for name in sorted(INITIAL_HYPERPARAMETERS & spec.kind.hyperparameters.keys()):
             if spec.hyperparameter(name) != self._spec.hyperparameter(name):
                 raise InvalidSpec(f"optimizer {spec.name!r}: {name} only counts when the model is created; it cannot change any more")
-        self._spec = spec
-        self._weight_decay, self._rate = _weight_decay(spec), _constant_rate(spec)
-        self._formula = _formula(spec)
+        self._take(spec)
         self._begun = None
 
+    def _take(self, spec: OptimizerSpec) -> None:
+        self._spec, self._formula = spec, _formula(spec)
+        self._weight_decay, self._l2 = (_beside_the_formula(spec, name) for name in ("weight_decay", "l2"))
+        self._rate = self._rate_at(0) if spec.learning_rate.name == "constant" else None
+
+    def _rate_at(self, step: int) -> float:
+        return self._formula.rounded(learning_rate(self._spec.learning_rate, step=step))
+
     def _at(self, step: int) -> _Moment:
-        rate = single(learning_rate(self._spec.learning_rate, step=step)) if self._rate is None else self._rate
-        return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=self._weight_decay)
+        rate = self._rate_at(step) if self._rate is None else self._rate
+        return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=self._weight_decay, l2=self._l2)
 
 
 def _formula(spec: OptimizerSpec) -> Formula:
-    return custom_formula(spec) if spec.is_custom else FORMULAS[spec.name](spec)
+    return text_formula(spec) if spec.text else FORMULAS[spec.name](spec)
 
 
-def _constant_rate(spec: OptimizerSpec) -> float | None:
-    schedule = spec.learning_rate
-    return single(learning_rate(schedule, step=0)) if schedule.name == "constant" else None
-
-
-def _weight_decay(spec: OptimizerSpec) -> float:
-    return spec.hyperparameter("weight_decay") if "weight_decay" in spec.kind.hyperparameters else 0.0
+def _beside_the_formula(spec: OptimizerSpec, name: str) -> float:
+    """Returns a hyper-parameter that means the same to all optimizers; 0 where there is none, and where the formula's text has it."""
+    return spec.hyperparameter(name) if name in spec.kind.hyperparameters and not spec.text else 0.0
 
 
 # How a shard works at present: its update rules with their numbers, and its mode.

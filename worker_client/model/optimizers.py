@@ -71,31 +71,34 @@ Rate = float | Schedule
 
 # Every factory writes all its hyper-parameters out, so that two workers agree whether or not they spell out a default.
 # What they have in common: the rate is a number or a schedule of the step; with `weight_decay` the variable also shrinks by
-# `learning_rate * weight_decay * variable` in each step (decoupled); InvalidSpec for a number that no server would take.
+# `learning_rate * weight_decay * variable` in each step (decoupled); with `l2` the gradient is `gradient + l2 * variable`, which is what
+# torch.optim calls weight_decay, except in AdamW; InvalidSpec for a number that no server would take.
 
 
-def sgd(learning_rate: Rate, *, weight_decay: float = 0.0) -> OptimizerSpec:
+def sgd(learning_rate: Rate, *, weight_decay: float = 0.0, l2: float = 0.0) -> OptimizerSpec:
     """Returns plain gradient descent: `variable -= learning_rate * gradient`.
 
     `gradient` is the mean of the step's contributions, here and below. No slots.
     """
-    return _spec("sgd", learning_rate, weight_decay=weight_decay)
+    return _spec("sgd", learning_rate, weight_decay=weight_decay, l2=l2)
 
 
-def momentum(learning_rate: Rate, momentum: float = 0.9, *, use_nesterov: bool = False, weight_decay: float = 0.0) -> OptimizerSpec:
+def momentum(
+    learning_rate: Rate, momentum: float = 0.9, *, use_nesterov: bool = False, weight_decay: float = 0.0, l2: float = 0.0
+) -> OptimizerSpec:
     """Returns gradient descent with momentum: `m = momentum * m + gradient; variable -= learning_rate * m`.
 
     With `use_nesterov` the variable changes by `learning_rate * (gradient + momentum * m)`. Slot: "momentum", from 0.
     """
-    return _spec("momentum", learning_rate, momentum=momentum, use_nesterov=_flag(use_nesterov), weight_decay=weight_decay)
+    return _spec("momentum", learning_rate, momentum=momentum, use_nesterov=_flag(use_nesterov), weight_decay=weight_decay, l2=l2)
 
 
-def adagrad(learning_rate: Rate, initial_accumulator_value: float = 0.1, *, weight_decay: float = 0.0) -> OptimizerSpec:
+def adagrad(learning_rate: Rate, initial_accumulator_value: float = 0.1, *, weight_decay: float = 0.0, l2: float = 0.0) -> OptimizerSpec:
     """Returns Adagrad: `a += gradient ** 2; variable -= learning_rate * gradient / sqrt(a)`.
 
     Slot: "accumulator", from `initial_accumulator_value`, which must be > 0.
     """
-    return _spec("adagrad", learning_rate, initial_accumulator_value=initial_accumulator_value, weight_decay=weight_decay)
+    return _spec("adagrad", learning_rate, initial_accumulator_value=initial_accumulator_value, weight_decay=weight_decay, l2=l2)
 
 
 def adagrad_da(
@@ -105,6 +108,7 @@ def adagrad_da(
     l2_regularization_strength: float = 0.0,
     *,
     weight_decay: float = 0.0,
+    l2: float = 0.0,
 ) -> OptimizerSpec:
     """Returns Adagrad with dual averaging: the variable is computed from the sums of all gradients and of their squares.
 
@@ -117,6 +121,7 @@ def adagrad_da(
         l1_regularization_strength=l1_regularization_strength,
         l2_regularization_strength=l2_regularization_strength,
         weight_decay=weight_decay,
+        l2=l2,
     )
 
 
@@ -126,15 +131,84 @@ def adam(
     beta2: float = 0.999,
     epsilon: float = 1e-8,
     *,
+    epsilon_mode: str = "hat",
     lazy: bool = False,
     weight_decay: float = 0.0,
+    l2: float = 0.0,
 ) -> OptimizerSpec:
     """Returns Adam with bias correction: `variable -= rate_t * m / (sqrt(v) + epsilon)`.
 
-    `rate_t = learning_rate * sqrt(1 - beta2 ** t) / (1 - beta1 ** t)` at the t-th step. With `lazy`, rows of a table that no gradient
-    touches stay as they are; without, all of the table moves in each step, as in the original. Slots: "m" and "v", from 0.
+    `rate_t = learning_rate * sqrt(1 - beta2 ** t) / (1 - beta1 ** t)` at the t-th step. There `epsilon` is the paper's "epsilon hat", as in
+    TensorFlow and Keras; `epsilon_mode="torch"` returns `adamw` with this `weight_decay`, whose epsilon is that of PyTorch and optax. With
+    `lazy`, rows of a table that no gradient touches stay as they are; without, all of the table moves in each step, as in the original.
+    Slots: "m" and "v", from 0.
     """
-    return _spec("adam", learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, lazy=_flag(lazy), weight_decay=weight_decay)
+    if epsilon_mode not in _EPSILON_MODES:
+        raise InvalidSpec(f"epsilon_mode: got {epsilon_mode!r}, want one of {', '.join(map(repr, _EPSILON_MODES))}")
+    if epsilon_mode == "torch":
+        return adamw(learning_rate, beta1, beta2, epsilon, weight_decay=weight_decay, l2=l2, lazy=lazy)
+    return _spec("adam", learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, lazy=_flag(lazy), weight_decay=weight_decay, l2=l2)
+
+
+_EPSILON_MODES = ("hat", "torch")
+
+
+def adamw(
+    learning_rate: Rate = 0.001,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    *,
+    weight_decay: float = 0.01,
+    l2: float = 0.0,
+    amsgrad: bool = False,
+    lazy: bool = False,
+) -> OptimizerSpec:
+    """Returns PyTorch's AdamW: `variable -= learning_rate * (m / (1 - beta1 ** t) / (sqrt(v / (1 - beta2 ** t)) + epsilon))` and the decay.
+
+    With `weight_decay=0` it is the Adam of torch.optim, whose own `weight_decay` is `l2` here. `amsgrad` divides by the largest `v` so far.
+    `lazy`: as in `adam`. Slots: "exp_avg" and "exp_avg_sq", and with `amsgrad` "max_exp_avg_sq", from 0.
+    """
+    numbers = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "weight_decay": weight_decay, "l2": l2}
+    return _spec("adamw", learning_rate, **numbers, amsgrad=_flag(amsgrad), lazy=_flag(lazy))
+
+
+def nadam(
+    learning_rate: Rate = 0.002,
+    beta1: float = 0.9,
+    beta2: float = 0.999,
+    epsilon: float = 1e-8,
+    *,
+    momentum_decay: float = 0.004,
+    weight_decay: float = 0.0,
+    l2: float = 0.0,
+) -> OptimizerSpec:
+    """Returns PyTorch's NAdam: Adam with Nesterov momentum, whose share rises with the step by `momentum_decay`.
+
+    The `weight_decay` of NAdam in torch.optim is `l2` here, and `weight_decay` with `decoupled_weight_decay=True`. Slots: "exp_avg" and
+    "exp_avg_sq", from 0, and "mu_product", from 1.
+    """
+    numbers = {"beta1": beta1, "beta2": beta2, "epsilon": epsilon, "momentum_decay": momentum_decay}
+    return _spec("nadam", learning_rate, **numbers, weight_decay=weight_decay, l2=l2)
+
+
+def lion(learning_rate: Rate = 0.0001, beta1: float = 0.9, beta2: float = 0.99, *, weight_decay: float = 0.0) -> OptimizerSpec:
+    """Returns Lion: `variable -= learning_rate * (sign(beta1 * m + (1 - beta1) * gradient) + weight_decay * variable)`.
+
+    Then `m = beta2 * m + (1 - beta2) * gradient`. Slot: "exp_avg", from 0.
+    """
+    return _spec("lion", learning_rate, beta1=beta1, beta2=beta2, weight_decay=weight_decay)
+
+
+def lamb(
+    learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, *, weight_decay: float = 0.0
+) -> OptimizerSpec:
+    """Returns LAMB: the direction `u` of AdamW, `weight_decay * variable` included, times `norm(variable) / norm(u)`.
+
+    The norms are of each variable as a whole, which is therefore not split over servers and cannot be a table. Where one of them is 0, the
+    ratio is 1. Slots: "exp_avg" and "exp_avg_sq", from 0.
+    """
+    return _spec("lamb", learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
 
 
 def rmsprop(
@@ -145,21 +219,24 @@ def rmsprop(
     *,
     centered: bool = False,
     weight_decay: float = 0.0,
+    l2: float = 0.0,
 ) -> OptimizerSpec:
     """Returns RMSProp: gradients are divided by the root of a moving average of their squares (`centered`: of their variance).
 
     Slots: "rms", from 1, "momentum", from 0, and if `centered` "mg", from 0.
     """
-    numbers = {"decay": decay, "momentum": momentum, "epsilon": epsilon, "centered": _flag(centered), "weight_decay": weight_decay}
-    return _spec("rmsprop", learning_rate, **numbers)
+    numbers = {"decay": decay, "momentum": momentum, "epsilon": epsilon, "centered": _flag(centered)}
+    return _spec("rmsprop", learning_rate, **numbers, weight_decay=weight_decay, l2=l2)
 
 
-def adadelta(learning_rate: Rate = 0.001, rho: float = 0.95, epsilon: float = 1e-8, *, weight_decay: float = 0.0) -> OptimizerSpec:
+def adadelta(
+    learning_rate: Rate = 0.001, rho: float = 0.95, epsilon: float = 1e-8, *, weight_decay: float = 0.0, l2: float = 0.0
+) -> OptimizerSpec:
     """Returns Adadelta: gradients are scaled by the ratio of the averages of past updates and past gradients.
 
     Slots: "accum" and "accum_update", from 0.
     """
-    return _spec("adadelta", learning_rate, rho=rho, epsilon=epsilon, weight_decay=weight_decay)
+    return _spec("adadelta", learning_rate, rho=rho, epsilon=epsilon, weight_decay=weight_decay, l2=l2)
 
 
 def ftrl(
@@ -172,6 +249,7 @@ def ftrl(
     l2_shrinkage_regularization_strength: float = 0.0,
     beta: float = 0.0,
     weight_decay: float = 0.0,
+    l2: float = 0.0,
 ) -> OptimizerSpec:
     """Returns FTRL-Proximal, with l1 and l2 penalties, shrinkage and beta.
 
@@ -187,11 +265,17 @@ def ftrl(
         l2_shrinkage_regularization_strength=l2_shrinkage_regularization_strength,
         beta=beta,
         weight_decay=weight_decay,
+        l2=l2,
     )
 
 
 def proximal_sgd(
-    learning_rate: Rate, l1_regularization_strength: float = 0.0, l2_regularization_strength: float = 0.0, *, weight_decay: float = 0.0
+    learning_rate: Rate,
+    l1_regularization_strength: float = 0.0,
+    l2_regularization_strength: float = 0.0,
+    *,
+    weight_decay: float = 0.0,
+    l2: float = 0.0,
 ) -> OptimizerSpec:
     """Returns gradient descent followed by the proximal step of l1 and l2 penalties. No slots."""
     return _spec(
@@ -200,6 +284,7 @@ def proximal_sgd(
         l1_regularization_strength=l1_regularization_strength,
         l2_regularization_strength=l2_regularization_strength,
         weight_decay=weight_decay,
+        l2=l2,
     )
 
 
@@ -210,6 +295,7 @@ def proximal_adagrad(
     l2_regularization_strength: float = 0.0,
     *,
     weight_decay: float = 0.0,
+    l2: float = 0.0,
 ) -> OptimizerSpec:
     """Returns Adagrad followed by the proximal step of l1 and l2 penalties.
 
@@ -222,6 +308,7 @@ def proximal_adagrad(
         l1_regularization_strength=l1_regularization_strength,
         l2_regularization_strength=l2_regularization_strength,
         weight_decay=weight_decay,
+        l2=l2,
     )
 
 

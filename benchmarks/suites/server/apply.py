@@ -12,7 +12,7 @@ from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one,
 from benchmarks.harness.one_server import NUM_CONTRIBUTIONS, OneServer
 from benchmarks.report.figures import human_bytes
 from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
-from ps_protocol.model.optimizers import OptimizerSpec, constant
+from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 from ps_server.config import default_apply_threads
 from ps_server.numbers.apply import FusedApply, StepMemory, share
@@ -20,8 +20,8 @@ from ps_server.optimizers.rule import UpdateRule
 from ps_server.threads import ApplyThreads
 from worker_client import custom_optimizer
 
-OPTIMIZERS = ("sgd", "momentum", "adam", "rmsprop", "adagrad", "adadelta", "adagrad_da", "ftrl", "proximal_sgd", "proximal_adagrad")
-# The same formula as "adam", and what has to be computed otherwise.
+OPTIMIZERS = GRADIENT_OPTIMIZERS
+# The same formula as "adam", as text.
 CUSTOM = {
     "custom adam": custom_optimizer(
         "m = m + (g - m) * (1 - b1); s = s + (g * g - s) * (1 - b2); v = v - lr * sqrt(1 - b2 ** t) / (1 - b1 ** t) * m / (sqrt(s) + eps)",
@@ -30,24 +30,6 @@ CUSTOM = {
         b1=0.9,
         b2=0.999,
         eps=1e-8,
-    ),
-    "lion": custom_optimizer(
-        "v = v - lr * (sign(b1 * m + (1 - b1) * g) + decay * v); m = b2 * m + (1 - b2) * g",
-        0.001,
-        slots={"m": 0.0},
-        b1=0.9,
-        b2=0.99,
-        decay=0.01,
-    ),
-    "lamb": custom_optimizer(
-        "m = b1 * m + (1 - b1) * g; s = b2 * s + (1 - b2) * g * g; u = m / (1 - b1 ** t) / (sqrt(s / (1 - b2 ** t)) + eps) + decay * v;"
-        "v = v - lr * where(norm(v) > 0, where(norm(u) > 0, norm(v) / norm(u), 1), 1) * u",
-        0.001,
-        slots={"m": 0.0, "s": 0.0},
-        b1=0.9,
-        b2=0.999,
-        eps=1e-6,
-        decay=0.01,
     ),
 }
 _COPY_PART_BYTES = 1 << 20

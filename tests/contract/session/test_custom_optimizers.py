@@ -20,11 +20,13 @@ POLICIES = [
     worker_client.async_policy(),
     worker_client.async_policy(use_locking=False),
 ]
-ADAM = """
+# The formulas of built-in optimizers, written by somebody else: with other names, and all in other lines.
+ADAMW = """
 m = m + (g - m) * (1 - b1)
-s = s + (g * g - s) * (1 - b2)
-v = v - lr * sqrt(1 - b2 ** t) / (1 - b1 ** t) * m / (sqrt(s) + eps)
+s = b2 * s + (1 - b2) * (g * g)
+v = v * (1 - lr * decay) - lr * sqrt(1 - b2 ** t) / (1 - b1 ** t) * m / (sqrt(s) + eps * sqrt(1 - b2 ** t))
 """
+LION = "v = v - lr * sign(b1 * m + (1 - b1) * g); m = b2 * m + (1 - b2) * g"
 LAMB = """
 m = b1 * m + (1 - b1) * g
 s = b2 * s + (1 - b2) * g * g
@@ -34,8 +36,14 @@ v = v - lr * ratio * u
 """
 
 
-def adam(learning_rate: Any = 0.01) -> OptimizerSpec:
-    return worker_client.custom_optimizer(ADAM, learning_rate, slots={"m": 0, "s": 0}, b1=0.9, b2=0.999, eps=1e-8)
+SCHEDULE = worker_client.exponential_decay(0.05, 3, 0.5)
+TEXTS = {
+    "adamw": (
+        worker_client.adamw(SCHEDULE, lazy=True),
+        worker_client.custom_optimizer(ADAMW, SCHEDULE, slots={"m": 0, "s": 0}, b1=0.9, b2=0.999, eps=1e-8, decay=0.01),
+    ),
+    "lion": (worker_client.lion(SCHEDULE), worker_client.custom_optimizer(LION, SCHEDULE, slots={"m": 0}, b1=0.9, b2=0.99)),
+}
 
 
 def trained(session: Session, optimizer: OptimizerSpec, *, policy: PolicySpec | None = None, num_steps: int = 6) -> Mapping[str, Any]:
@@ -58,13 +66,26 @@ def trained(session: Session, optimizer: OptimizerSpec, *, policy: PolicySpec | 
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "sync" if policy is None else policy.text)
-def test_adam_as_a_formula_has_the_bits_of_adam(start: Start, policy: PolicySpec | None) -> None:
-    schedule = worker_client.exponential_decay(0.05, 3, 0.5)
-    found = trained(start(Shape(num_ps=2, total_num_replicas=1)).session(), adam(schedule), policy=policy)
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_formula_of_a_built_in_optimizer_has_its_bits(start: Start, name: str, policy: PolicySpec | None) -> None:
+    built_in, formula = TEXTS[name]
+    found = trained(start(Shape(num_ps=2, total_num_replicas=1)).session(), formula, policy=policy)
     with worker_client.local() as alone:
-        want = trained(alone, worker_client.adam(schedule, lazy=True), policy=policy)
-    for name, value in found.items():
-        assert value.tobytes() == want[name].tobytes(), name
+        want = trained(alone, built_in, policy=policy)
+    for variable, value in found.items():
+        assert value.tobytes() == want[variable].tobytes(), variable
+
+
+def test_numbers_of_a_formula_are_not_rounded_to_float32() -> None:
+    """1 - 0.999 in float32 is wrong in the fifth digit, and so would be every step."""
+    one_minus = worker_client.custom_optimizer("v - lr * (1 - b) * g / (1 - b ** t)", 0.1, b=0.999)
+    with worker_client.local() as session:
+        session.create_or_join({"w": np.zeros(1), "half": np.zeros(1, np.float32)}, optimizer=one_minus)
+        for _ in range(3):
+            session.step({"w": np.ones(1), "half": np.ones(1, np.float32)})
+        want = -sum(0.1 * 0.001 / (1 - 0.999**t) for t in (1, 2, 3))
+        assert session.read()["w"][0] == pytest.approx(want, rel=1e-12)
+        assert session.read()["half"][0] == pytest.approx(want, rel=2e-7)
 
 
 def test_slots_are_read_by_their_names_and_numbers_change_while_training(start: Start) -> None:

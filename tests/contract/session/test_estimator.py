@@ -79,7 +79,7 @@ def test_classes_that_the_examples_lack_can_be_named() -> None:
         ({"batch_size": 2.5}, "batch_size: got 2.5, want a whole number >= 1"),
         ({"max_iter": 0}, "max_iter: got 0, want a whole number >= 1"),
         ({"activation": "swish"}, "activation: got 'swish', want one of relu, tanh, logistic, identity"),
-        ({"optimizer": "adamw"}, "optimizer: got 'adamw', want one of sgd, momentum"),
+        ({"optimizer": "adamax"}, "optimizer: got 'adamax', want one of sgd, momentum"),
         ({"optimizer": "add"}, "optimizer: got 'add', want one of sgd, momentum"),
         ({"learning_rate": -1.0}, "learning_rate = -1.0, want >= 0"),
     ],

@@ -37,6 +37,9 @@ OPTIMIZERS = {
     "momentum": OptimizerSpec(name="momentum", learning_rate=constant(0.1), hyperparameters={"use_nesterov": 1.0}),
     "adam": OptimizerSpec(name="adam", learning_rate=constant(0.01)),
     "adagrad": OptimizerSpec(name="adagrad", learning_rate=constant(0.1)),
+    "adamw": OptimizerSpec(name="adamw", learning_rate=DECAY, hyperparameters={"amsgrad": 1.0, "l2": 0.1}),
+    "nadam": OptimizerSpec(name="nadam", learning_rate=constant(0.01)),
+    "lion": OptimizerSpec(name="lion", learning_rate=DECAY, hyperparameters={"weight_decay": 0.1}),
     # With a power of the step, and a first value of a slot.
     "custom": OptimizerSpec(
         name="custom",
@@ -46,7 +49,7 @@ OPTIMIZERS = {
         slot_values={"m": 0.0, "n": 0.5},
     ),
 }
-NORMED = OptimizerSpec(name="custom", learning_rate=constant(0.1), formula="v - lr * norm(v) / (norm(g) + 1) * g")
+NORMED = OptimizerSpec(name="lamb", learning_rate=constant(0.1))
 LAZY_ADAM = OptimizerSpec(name="adam", learning_rate=constant(0.02), hyperparameters={"lazy": 1.0})
 VARIABLES = (
     VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(13, 7)),

@@ -28,6 +28,10 @@ OPTIMIZERS = [
     "ftrl",
     "proximal_sgd",
     "proximal_adagrad",
+    "adamw",
+    "nadam",
+    "lion",
+    "lamb",
     "elements",
     "norms",
 ]

@@ -8,7 +8,7 @@ import pytest
 
 from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.variables import Array
-from ps_server.optimizers.formulas import NUM_SCRATCH
+from ps_server.optimizers.formulas import FORMULAS
 from ps_server.optimizers.rule import UpdateRule
 
 LEARNING_RATE = 0.0625
@@ -93,9 +93,43 @@ def _moving_average(value: Array, state: State, gradient: Array, t: int) -> Any:
     return 0.75 * value + 0.25 * gradient
 
 
-# The numbers are exact in float32, as which the optimizers take them.
+def _adamw(value: Array, state: State, gradient: Array, t: int) -> Any:
+    gradient = gradient + 0.5 * value
+    state["exp_avg"] = 0.75 * state["exp_avg"] + 0.25 * gradient
+    state["exp_avg_sq"] = 0.9 * state["exp_avg_sq"] + 0.1 * gradient**2
+    state["max_exp_avg_sq"] = largest = np.maximum(state["max_exp_avg_sq"], state["exp_avg_sq"])
+    direction = state["exp_avg"] / (1 - 0.75**t) / (np.sqrt(largest / (1 - 0.9**t)) + 0.001)
+    return value * (1 - LEARNING_RATE * 0.3) - LEARNING_RATE * direction
+
+
+def _nadam(value: Array, state: State, gradient: Array, t: int) -> Any:
+    mu, mu_next = (0.75 * (1 - 0.5 * 0.96 ** (step * 0.125)) for step in (t, t + 1))
+    state["mu_product"] = state["mu_product"] * mu
+    state["exp_avg"] = 0.75 * state["exp_avg"] + 0.25 * gradient
+    state["exp_avg_sq"] = 0.9 * state["exp_avg_sq"] + 0.1 * gradient**2
+    of_average = mu_next / (1 - state["mu_product"] * mu_next) * state["exp_avg"]
+    of_gradient = (1 - mu) / (1 - state["mu_product"]) * gradient
+    return value - LEARNING_RATE * (of_average + of_gradient) / (np.sqrt(state["exp_avg_sq"] / (1 - 0.9**t)) + 0.001)
+
+
+def _lion(value: Array, state: State, gradient: Array, t: int) -> Any:
+    direction = np.sign(0.75 * state["exp_avg"] + 0.25 * gradient) + 0.3 * value
+    state["exp_avg"] = 0.9 * state["exp_avg"] + 0.1 * gradient
+    return value - LEARNING_RATE * direction
+
+
+def _lamb(value: Array, state: State, gradient: Array, t: int) -> Any:
+    state["exp_avg"] = 0.75 * state["exp_avg"] + 0.25 * gradient
+    state["exp_avg_sq"] = 0.9 * state["exp_avg_sq"] + 0.1 * gradient**2
+    direction = state["exp_avg"] / (1 - 0.75**t) / (np.sqrt(state["exp_avg_sq"] / (1 - 0.9**t)) + 0.001) + 0.3 * value
+    return value - LEARNING_RATE * np.linalg.norm(value) / np.linalg.norm(direction) * direction
+
+
+# The numbers are exact in float32, as which the optimizers of TensorFlow take them.
 _PENALTIES = {"l1_regularization_strength": 0.25, "l2_regularization_strength": 0.5}
 _RMS = {"decay": 0.75, "momentum": 0.5, "epsilon": 2.0**-10}
+_BETAS = {"beta1": 0.75, "beta2": 0.9}
+_ADAMW = {**_BETAS, "epsilon": 0.001, "weight_decay": 0.3, "l2": 0.5, "amsgrad": 1.0}
 _DA = {"initial_gradient_squared_accumulator_value": 0.25, "l1_regularization_strength": 0.125, "l2_regularization_strength": 0.25}
 ROWS: list[tuple[str, str, dict[str, float], Formula]] = [
     ("sgd", "sgd", {}, _sgd),
@@ -115,6 +149,10 @@ ROWS: list[tuple[str, str, dict[str, float], Formula]] = [
     ),
     ("proximal_sgd", "proximal_sgd", _PENALTIES, _proximal_sgd),
     ("proximal_adagrad", "proximal_adagrad", _PENALTIES, _proximal_adagrad),
+    ("adamw", "adamw", _ADAMW, _adamw),
+    ("nadam", "nadam", {**_BETAS, "epsilon": 0.001, "momentum_decay": 0.125}, _nadam),
+    ("lion", "lion", {**_BETAS, "weight_decay": 0.3}, _lion),
+    ("lamb", "lamb", {**_BETAS, "epsilon": 0.001, "weight_decay": 0.3}, _lamb),
     ("assign_mean", "assign_mean", {}, lambda value, state, gradient, t: gradient),
     ("add", "add", {}, lambda value, state, gradient, t: value + gradient),
     ("moving_average", "moving_average", {"decay": 0.75}, _moving_average),
@@ -132,16 +170,26 @@ class _Run:
     def __init__(self, rule: UpdateRule, value: Array) -> None:
         self.rule = rule
         self.value, self.out = value.copy(), np.empty_like(value)
-        self.scratch = [np.full_like(value, np.nan) for _ in range(NUM_SCRATCH)]
+        self.scratch = [np.full_like(value, np.nan) for _ in range(rule.num_scratch)]
         self.slots = {name: np.full_like(value, initial) for name, initial in rule.slots.items()}
         self.step_number = 0
 
     def step(self, gradient: Array) -> None:
         self.rule.begin(self.step_number)
-        self.rule.apply(self.value, out=self.out, slots=list(self.slots.values()), gradient=gradient, scratch=self.scratch)
+        slots = list(self.slots.values())
+        with np.errstate(all="ignore"):  # as a shard does
+            self._apply(gradient, slots)
         self.rule.advance()
         self.value, self.out = self.out, self.value
         self.step_number += 1
+
+    def _apply(self, gradient: Array, slots: list[Array]) -> None:
+        if self.rule.needs_whole_variables:
+            measuring, squares = self.rule.measuring(self.value.dtype), np.empty(self.value.size)
+            while not measuring.step(self.value, out=self.out, slots=slots, gradient=gradient, scratch=self.scratch, squares=squares):
+                measuring.conclude()
+        else:
+            self.rule.apply(self.value, out=self.out, slots=slots, gradient=gradient, scratch=self.scratch)
 
 
 def test_every_known_optimizer_has_a_row() -> None:
@@ -192,6 +240,23 @@ def test_ftrl_lets_an_untouched_element_be_zero_where_there_is_nothing_to_divide
         run.step(np.array([0.0, 1.0]))
     assert run.value[0] == 0.0
     assert run.value[1] == pytest.approx(0.9375, rel=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("name", [name for name in FORMULAS if not OPTIMIZERS[name].is_update_rule])
+def test_l2_is_part_of_the_gradient_and_weight_decay_is_not(name: str, dtype: type[np.floating[Any]]) -> None:
+    """Each by the same optimizer without them: given the gradient with the penalty, and shrunk beside it."""
+    rng = np.random.default_rng(1)
+    initial = rng.standard_normal(9).astype(dtype)
+    run, plain = (_Run(_rule(name, numbers), initial) for numbers in ({"l2": 0.25, "weight_decay": 0.5}, {}))
+    for _ in range(4):
+        gradient, before = rng.standard_normal(9).astype(dtype), run.value.copy()
+        plain.value = before
+        run.step(gradient)
+        plain.step(gradient + dtype(0.25) * before)
+        np.testing.assert_array_equal(run.value, plain.value - dtype(0.5 * LEARNING_RATE) * before)
+        for slot, memory in run.slots.items():
+            np.testing.assert_array_equal(memory, plain.slots[slot])
 
 
 def test_penalties_make_small_variables_exactly_zero() -> None:

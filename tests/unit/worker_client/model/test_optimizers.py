@@ -79,16 +79,23 @@ OPTIMIZERS = [
     worker_client.ftrl(0.1),
     worker_client.proximal_sgd(0.1),
     worker_client.proximal_adagrad(0.1),
+    worker_client.adamw(),
+    worker_client.adamw(amsgrad=True),
+    worker_client.nadam(),
+    worker_client.lion(),
+    worker_client.lamb(),
 ]
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS, ids=lambda optimizer: optimizer.name)
 def test_every_optimizer_says_all_of_its_numbers_and_has_the_slots_that_servers_keep(optimizer: OptimizerSpec) -> None:
     assert optimizer.hyperparameters == {name: default for name, (default, _) in SPECIFIED[optimizer.name].hyperparameters.items()} | {
-        name: value for name, value in optimizer.hyperparameters.items() if name == "centered"
+        name: value for name, value in optimizer.hyperparameters.items() if name in ("centered", "amsgrad")
     }
     with worker_client.local() as session:
-        session.create_or_join({"w": np.zeros(2), "t": worker_client.EmbeddingTable((4, 2))}, optimizer=optimizer)
+        table_optimizer = worker_client.adamw() if optimizer.needs_whole_variables else optimizer
+        table = worker_client.EmbeddingTable((4, 2), optimizer=table_optimizer)
+        session.create_or_join({"w": np.zeros(2), "t": table}, optimizer=optimizer)
         assert tuple(session.get_slot_names()) == tuple(optimizer.slots)
         session.step({"w": np.ones(2), "t": worker_client.IndexedSlices([1], np.ones((1, 2), np.float32))})
         for name in optimizer.slots:

@@ -1,27 +1,27 @@
-"""The formula of a custom optimizer, as the other formulas are: constants of a step, and operations on a block. Knows no variable or step.
+"""The formula of an optimizer that is given as text, as the other formulas are: constants of a step, and operations on a block.
 
-What the text means: `ps_protocol/model/expressions.py`. How it becomes operations: `ps_protocol/model/programs.py`.
+Knows no variable or step. What the text means: `ps_protocol/model/expressions.py`. How it becomes operations:
+`ps_protocol/model/programs.py`.
 """
 
 from collections.abc import Sequence
 
 from ps_protocol.model.optimizers import LEARNING_RATE, STEP, OptimizerSpec
 from ps_protocol.model.variables import Array
-from ps_server.optimizers.formulas import NUM_SCRATCH, Formula, Number, Pass, Scalars, single
+from ps_server.optimizers.formulas import NUM_SCRATCH, Formula, Number, Pass, Scalars
 
 
-def custom_formula(spec: OptimizerSpec) -> Formula:
-    """Returns the formula of a checked specification.
+def text_formula(spec: OptimizerSpec) -> Formula:
+    """Returns the formula of a checked specification that has a text.
 
-    As in the formulas of the other optimizers, the learning rate and hyper-parameters are float32 numbers, and a hyper-parameter to the
-    power of the step is a product with one factor a step.
+    Numbers are computed as Python computes them, in double precision, and rounded where they meet an array of another type: in float32,
+    1 - 0.999 is wrong in the fifth digit.
     """
-    program, bases = spec.program, spec.parsed.bases
-    given = {name: single(value) for name, value in spec.hyperparameters.items()}
+    program, bases, given = spec.program, spec.parsed.bases, spec.numbers
 
-    def constants(rate: float, powers: Scalars, step: int, of: Number) -> Scalars:
+    def constants(rate: float, powers: Sequence[float], step: int, of: Number) -> Scalars:
         raised = {f"{base} ** {STEP}": power for base, power in zip(bases, powers, strict=True)}
-        return program.numbers({**given, **raised, LEARNING_RATE: rate, STEP: step + 1}, of)
+        return program.numbers({**given, **raised, LEARNING_RATE: rate, STEP: step + 1}, float)
 
     def apply(value: Array, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], constants: Scalars) -> None:
         program.run((value, gradient, *slots), (out,), scratch, constants)
@@ -30,6 +30,7 @@ def custom_formula(spec: OptimizerSpec) -> Formula:
         constants,
         apply,
         decays=tuple(given[base] for base in bases),
+        rounded=float,
         num_scratch=max(NUM_SCRATCH, program.num_scratch),
         passes=tuple(_pass(spec, index) for index in range(program.num_passes)),
     )
@@ -44,6 +45,6 @@ def _pass(spec: OptimizerSpec, index: int) -> Pass:
         return program.measure(index, (value, gradient, *slots), scratch, squares, constants)
 
     def conclude(constants: Scalars, totals: Sequence[float], of: Number) -> Scalars:
-        return program.conclude(index, totals, constants, of)
+        return program.conclude(index, totals, constants, float)
 
     return Pass(measure, conclude)
