@@ -52,6 +52,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "in_process",
         "tensorboard",
         "combined",
+        "jax",
         "demo",
         "cli",
         "__main__",
@@ -97,7 +98,8 @@ THIRD_PARTY = {
     "ps_server": {"grpc", "google", "numpy"},
     "chief": {"grpc", "google"},
     # cryptography: `lockstep certs`, which nothing else imports.
-    "lockstep": {"grpc", "google", "numpy", "grpc_health", "rich", "sklearn", "cryptography"},
+    # jax: the adapter of this name, which nothing else imports.
+    "lockstep": {"grpc", "google", "numpy", "grpc_health", "rich", "sklearn", "cryptography", "jax"},
 }
 # local() runs all roles in one process, so it reaches beyond its package, in the function that does it.
 LOCAL = ("worker_client", "lockstep.in_process")
@@ -183,8 +185,8 @@ def test_third_party_packages_are_those_declared(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-# What a program imports names from: packages, and the APIs of tf.compat.v1.train and tf.distribute.
-FACES = (ROOT / "worker_client" / "sync_replicas", ROOT / "worker_client" / "strategy")
+# What a program imports names from: packages, the APIs of tf.compat.v1.train and tf.distribute, and the adapters of frameworks.
+FACES = (*(ROOT / "worker_client" / name for name in ("sync_replicas", "strategy")), ROOT / "lockstep" / "jax")
 
 
 def test_folders_hand_nothing_on() -> None:

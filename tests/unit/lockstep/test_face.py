@@ -41,3 +41,11 @@ def test_import_loads_no_other_package_before_a_name_is_asked_for() -> None:
     result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
     loaded = set(result.stdout.split())
     assert not loaded & {"grpc", "google", "numpy", "worker_client"}, loaded
+
+
+def test_no_framework_is_loaded_before_its_adapter_is_imported() -> None:
+    script = "import sys, lockstep; [getattr(lockstep, name) for name in lockstep.__all__]; print(*sorted(sys.modules))"
+    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
+    loaded = {name.partition(".")[0] for name in result.stdout.split()} | {n for n in result.stdout.split() if n.startswith("lockstep.")}
+    adapters = {f"lockstep.{name}" for name in ("torch", "jax", "keras")}
+    assert not loaded & {"torch", "jax", "keras", "tensorflow", "optax", "sklearn", *adapters}, loaded

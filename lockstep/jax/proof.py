@@ -1,0 +1,78 @@
+"""Compares what parameter servers would do for an optax transformation with the transformation itself. Trains nothing of the program's.
+
+The servers are those of a cluster inside this process, so what is compared is what will run, and not another writing of it.
+"""
+
+from typing import Any
+
+import jax
+import numpy as np
+
+import worker_client
+from lockstep.errors import InvalidSpec
+from lockstep.jax.recognition import Recognized
+from lockstep.jax.trees import Tree
+from ps_protocol.model.variables import Array
+
+NUM_STEPS = 4
+# Of the real variables, at most so many elements along an axis, if all together have more than this.
+MAX_EXTENT, MAX_ELEMENTS = 3, 100_000
+# Servers have hyper-parameters as float32: 1 - 0.9999 is then 2e-4 off.
+TOLERANCE = 5e-3
+
+
+def compare(transformation: Any, recognized: Recognized, tree: Tree, values: dict[str, Array]) -> None:
+    """Raises InvalidSpec, naming the leaf, if after a few steps with the same gradients the two have not changed a model in the same way.
+
+    The model has the structure of the program's and the extents of its arrays, or a few of each if it is large.
+    """
+    is_large = sum(value.size for value in values.values()) > MAX_ELEMENTS
+    shapes = {name: tuple(min(n, MAX_EXTENT) for n in value.shape) if is_large else value.shape for name, value in values.items()}
+    random = np.random.default_rng(17)
+    first = {name: np.asarray(random.normal(size=shape)) for name, shape in shapes.items()}
+    # Each element keeps its sign: what is left of updates that cancel each other would be their rounding.
+    signs = {name: random.choice([-1.0, 1.0], size=shape) for name, shape in shapes.items()}
+    gradients = [
+        {name: np.asarray(sign * 10 ** random.uniform(-6, 0.5, size=np.shape(sign))) for name, sign in signs.items()}
+        for _ in range(NUM_STEPS)
+    ]
+    ours = _by_servers(recognized, first, gradients)
+    theirs = _by_optax(transformation, tree, first, gradients)
+    for name, start in first.items():
+        change, expected = ours[name] - start, theirs[name] - start
+        largest = float(np.max(np.abs(expected), initial=0.0))
+        is_other = ~np.isclose(change, expected, rtol=TOLERANCE, atol=1e-9 * largest + 1e-15 * np.abs(start))
+        if is_other.any():
+            raise InvalidSpec(
+                f"optimizer: on parameter servers it would change {name!r} in another way than optax does (for example by "
+                f"{change[is_other][0]:.6g} and by {expected[is_other][0]:.6g} in {NUM_STEPS} steps), so it was not taken: this release "
+                "of optax may have changed it. Use an optimizer of lockstep, such as lockstep.adam(), or local_updates(optimizer)"
+            )
+
+
+def _by_servers(recognized: Recognized, first: dict[str, Array], gradients: list[dict[str, Array]]) -> dict[str, Array]:
+    variables = {
+        name: worker_client.Variable(value, optimizer=optimizer)
+        for (name, value), optimizer in zip(first.items(), recognized.optimizers, strict=True)
+    }
+    with worker_client.local() as session:
+        session.create_or_join(
+            variables,
+            optimizer=recognized.optimizers[0],
+            clip_value=recognized.clip_value,
+            clip_global_norm=recognized.clip_global_norm,
+        )
+        for one in gradients:
+            session.step(one)
+        return session.read()
+
+
+def _by_optax(transformation: Any, tree: Tree, first: dict[str, Array], gradients: list[dict[str, Array]]) -> dict[str, Array]:
+    # float64 where the servers also have it, so that what is compared is the formula and not its rounding.
+    with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
+        params = tree.unflatten({name: value.copy() for name, value in first.items()})
+        state = transformation.init(params)
+        for one in gradients:
+            updates, state = transformation.update(tree.unflatten({name: value.copy() for name, value in one.items()}), state, params)
+            params = jax.tree_util.tree_map(lambda value, update: value + update, params, updates)
+        return {name: np.asarray(value) for name, value in tree.named(params, what="params").items()}

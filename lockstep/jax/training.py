@@ -1,0 +1,175 @@
+"""What a JAX program calls: its model given to a session, a step, and the newest parameters. Knows sessions and pytrees; no formula."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import jax
+
+import worker_client
+from lockstep.errors import InvalidSpec, NotInitialized
+from lockstep.jax.proof import compare
+from lockstep.jax.recognition import Recognized, recognize
+from lockstep.jax.trees import Tree, array_of, refuse_trace, tree_of
+from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.variables import Array
+from worker_client.core.outcomes import Push
+from worker_client.model.gradients import Metrics
+from worker_client.session.session import Session
+
+
+@dataclass(frozen=True, slots=True)
+class LocalUpdates:
+    """An optax transformation that each worker runs on its own gradients; made by `local_updates()`."""
+
+    transformation: Any
+
+
+def local_updates(transformation: Any) -> LocalUpdates:
+    """Returns an optimizer for `create_or_join()` that runs in the workers: a step adds the mean of the updates that they computed.
+
+    For optax transformations that servers have no formula for. It is not what the transformation does with the mean gradient, unless it is
+    linear in it, as `sgd` and `momentum` are: each worker keeps its own moments, of its own gradients. They are kept only when the
+    contribution counts, are in no checkpoint, and begin anew in a worker that is started again and after a rollback.
+    """
+    if not callable(getattr(transformation, "init", None)) or not callable(getattr(transformation, "update", None)):
+        raise InvalidSpec(f"local_updates(): got {transformation!r}, want an optax transformation such as optax.adam(1e-3)")
+    return LocalUpdates(transformation)
+
+
+class _LocalOptimizer:
+    """A worker's own optimizer: makes of a gradient what a server subtracts from the variable, and keeps state for what counts."""
+
+    def __init__(self, transformation: Any, params: Any) -> None:
+        self._init, self._update = transformation.init, jax.jit(transformation.update)
+        self._state, self._next = self._init(params), None
+
+    def negated_update(self, gradients: Any, params: Any) -> Any:
+        updates, self._next = self._update(gradients, self._state, params)
+        return jax.tree_util.tree_map(lambda update: -update, updates)
+
+    def settle(self, *, is_counted: bool) -> None:
+        """What was computed last counts, or not."""
+        if is_counted:
+            self._state = self._next
+        self._next = None
+
+    def restart(self, params: Any) -> None:
+        self._state, self._next = self._init(params), None
+
+
+class _Model:
+    """What a session trains: the structure of its parameters, those read last, and what became of the last contribution."""
+
+    def __init__(self, tree: Tree, params: Any, local: _LocalOptimizer | None) -> None:
+        self.tree, self.params, self.local = tree, params, local
+        self.push: Push | None = None
+
+    def read(self, session: Session, *, timeout_s: float | None = None) -> Any:
+        # What `read()` returns is nobody else's, so JAX may use that memory in place. `views()` are not: they change with the next step.
+        self.params = self.tree.unflatten(session.read(timeout_s=timeout_s))
+        return self.params
+
+
+# By session; a model lives as long as its session does.
+_models: WeakKeyDictionary[Session, _Model] = WeakKeyDictionary()
+
+
+def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any) -> Any:
+    """Creates the model with these parameters if this worker is the first, else joins it; returns the parameters to begin with.
+
+    `params`: any pytree of float arrays: dicts, lists, tuples, dataclasses and classes that are registered with JAX. Variables are named by
+    their path, for example "layers/0/w". They have the types that JAX computes with (float32 for float64, unless `jax_enable_x64` is set).
+
+    `optimizer`: an optax transformation, which the servers then run on the mean gradient: its formula is recognized by its parts, and
+    compared with optax in a few steps before it is used. Or what `lockstep.adam()` and the like return, or `local_updates(…)`.
+
+    `options` are those of `Session.create_or_join`. Blocks while another worker creates the model. Raises InvalidSpec for a tree or an
+    optimizer that cannot be used, ModelMismatch if the model is another.
+    """
+    _check_session(session, "create_or_join()")
+    tree, values = tree_of(params)
+    given: Mapping[str, Any] = values
+    local: _LocalOptimizer | None = None
+    if isinstance(optimizer, OptimizerSpec):
+        own = optimizer
+    elif isinstance(optimizer, LocalUpdates):
+        local, own = _LocalOptimizer(optimizer.transformation, params), worker_client.sgd(1.0)
+    else:
+        recognized = recognize(optimizer, params)
+        if any(rate is not None for rate in recognized.rates):
+            raise InvalidSpec("optimizer: its learning rate changes with the step; give the servers' own optimizers a schedule of lockstep")
+        compare(optimizer, recognized, tree, values)
+        own = recognized.optimizers[0]
+        given = _with_optimizers(recognized, values)
+        options = _with_limits(recognized, options)
+    session.create_or_join(given, optimizer=own, **options)
+    model = _models[session] = _Model(tree, None, local)
+    return model.read(session)
+
+
+def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, timeout_s: float | None = None) -> Any:
+    """Gives one contribution, waits until its step is done, and returns the new parameters: a new tree of JAX arrays.
+
+    `gradients`: a tree like the parameters, as `jax.grad` returns it; None in place of an array means no gradient for it. `metrics`:
+    name to a number or a JAX scalar. `outcome(session)` says what became of it. Waits until JAX has computed what it is given. Call it
+    outside of jit. Raises what `Session.step` raises.
+    """
+    model = _model(session, "step()")
+    refuse_trace("step()", gradients)
+    contributed = gradients if model.local is None else model.local.negated_update(gradients, model.params)
+    named = model.tree.named(contributed, what="gradients")
+    arrays = {name: None if leaf is None else array_of(f"gradients: {name!r}", leaf) for name, leaf in named.items()}
+    num_rollbacks = session.num_rollbacks
+    model.push = None
+    try:
+        model.push = session.step(arrays, metrics=metrics, timeout_s=timeout_s)
+    finally:
+        if model.local is not None:
+            model.local.settle(is_counted=model.push is not None and model.push.is_accepted)
+    params = model.read(session, timeout_s=timeout_s)
+    if model.local is not None and session.num_rollbacks != num_rollbacks:
+        model.local.restart(params)
+    return params
+
+
+def read(session: Session, *, timeout_s: float | None = None) -> Any:
+    """Returns the newest parameters that this worker may compute with, as a tree of JAX arrays; after the end the final ones."""
+    return _model(session, "read()").read(session, timeout_s=timeout_s)
+
+
+def outcome(session: Session) -> Push | None:
+    """Returns what became of the last contribution that `step()` gave; None before the first, or if that ended in an error."""
+    return _model(session, "outcome()").push
+
+
+def _model(session: Session, call: str) -> _Model:
+    _check_session(session, call)
+    model = _models.get(session)
+    if model is None:
+        raise NotInitialized(
+            f"{call}: this session has no JAX model yet; call lockstep.jax.create_or_join(session, params, optimizer) first"
+        )
+    return model
+
+
+def _check_session(session: object, call: str) -> None:
+    if not isinstance(session, Session):
+        raise InvalidSpec(f"{call}: got a {type(session).__name__}, want a session, which lockstep.connect() or lockstep.local() returns")
+
+
+def _with_optimizers(recognized: Recognized, values: dict[str, Array]) -> dict[str, Any]:
+    own = recognized.optimizers[0]
+    return {
+        name: value if optimizer == own else worker_client.Variable(value, optimizer=optimizer)
+        for (name, value), optimizer in zip(values.items(), recognized.optimizers, strict=True)
+    }
+
+
+def _with_limits(recognized: Recognized, options: dict[str, Any]) -> dict[str, Any]:
+    limits = {"clip_value": recognized.clip_value, "clip_global_norm": recognized.clip_global_norm}
+    found = {name: limit for name, limit in limits.items() if limit is not None}
+    if both := found.keys() & options.keys():
+        raise InvalidSpec(f"{min(both)}: the optimizer limits the gradient as well; give the limit once")
+    return {**options, **found}

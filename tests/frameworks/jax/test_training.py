@@ -1,0 +1,300 @@
+"""A JAX model in a session: names of leaves, memory, types, updates that workers compute, and a sentence for each wrong call."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from threading import Thread
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+jax = pytest.importorskip("jax", reason="JAX is not installed: `make test-frameworks` has it")
+optax = pytest.importorskip("optax", reason="optax is not installed: `make test-frameworks` has it")
+jnp = jax.numpy
+
+import lockstep
+import lockstep.jax as lj
+from lockstep.in_process import InProcessCluster
+from tests.support.repository import ROOT
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@jax.tree_util.register_dataclass
+@dataclasses.dataclass
+class Layer:
+    kernel: Any
+    bias: Any
+
+
+@jax.tree_util.register_pytree_node_class
+class Opaque:
+    """As frameworks had it before JAX knew of keys."""
+
+    def __init__(self, *parts: Any) -> None:
+        self.parts = parts
+
+    def tree_flatten(self) -> tuple[tuple[Any, ...], None]:
+        return self.parts, None
+
+    @classmethod
+    def tree_unflatten(cls, aux: None, parts: tuple[Any, ...]) -> "Opaque":
+        return cls(*parts)
+
+
+W, B = np.arange(6, dtype=np.float32).reshape(2, 3), np.zeros(3, np.float32)
+ONES = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+
+
+def _params() -> dict[str, Any]:
+    return {"w": jnp.asarray(W.copy()), "b": jnp.asarray(B.copy())}
+
+
+@pytest.mark.parametrize(
+    ("params", "names"),
+    [
+        ({"w": W, "b": B}, ["b", "w"]),
+        ([W, (B, W)], ["0", "1/0", "1/1"]),
+        ({"params": {"Dense_0": {"kernel": W, "bias": B}}}, ["params/Dense_0/bias", "params/Dense_0/kernel"]),
+        (Pair(W, {"x": B}), ["first", "second/x"]),
+        ({"layer": Layer(W, B)}, ["layer/kernel", "layer/bias"]),
+        (Opaque(W, [B]), ["0", "1/0"]),
+        (W, ["value"]),
+        ({"a": None, "w": W}, ["w"]),
+    ],
+    ids=["dict", "lists", "nested", "namedtuple", "dataclass", "without keys", "one array", "with None"],
+)
+def test_leaves_are_named_by_their_path_and_come_back_in_their_places(params: Any, names: list[str]) -> None:
+    with lockstep.local() as session:
+        read = lj.create_or_join(session, params, optax.sgd(0.5))
+        assert sorted(session.read()) == sorted(names)
+        assert jax.tree.structure(read) == jax.tree.structure(params)
+        after = lj.step(session, jax.tree.map(jnp.ones_like, read))
+    for start, end in zip(jax.tree.leaves(params), jax.tree.leaves(after), strict=True):
+        assert isinstance(end, jax.Array)
+        np.testing.assert_array_equal(end, start - 0.5)
+
+
+def test_two_leaves_of_one_name_are_refused() -> None:
+    with lockstep.local() as session, pytest.raises(lockstep.errors.InvalidSpec, match="two leaves are called 'a/b'; use keys without '/'"):
+        lj.create_or_join(session, {"a/b": W, "a": {"b": W}}, optax.sgd(0.1))
+
+
+def test_what_was_read_stays_as_it_is_while_training_goes_on() -> None:
+    large = {"w": jnp.zeros(1 << 20)}  # so large that JAX uses NumPy's memory in place, where it is aligned
+    with lockstep.local() as session:
+        kept = [lj.create_or_join(session, large, optax.sgd(1.0))]
+        for number in range(4):
+            kept += [lj.step(session, {"w": jnp.full(1 << 20, -1.0)}), lj.read(session)]
+            assert float(kept[-1]["w"][0]) == number + 1
+    assert [float(one["w"].max()) for one in kept] == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+    assert [float(one["w"].min()) for one in kept] == [0, 1, 1, 2, 2, 3, 3, 4, 4]
+
+
+def test_parameters_and_gradients_may_be_donated() -> None:
+    def update(params: Any, scale: float) -> Any:
+        return jax.tree.map(lambda leaf: leaf * scale, params)
+
+    first = {"w": jnp.ones(1 << 18)}
+    with lockstep.local() as session:
+        params = lj.create_or_join(session, first, optax.sgd(1.0))
+        jax.jit(update, donate_argnums=0)(first, 9.0)
+        for _ in range(5):
+            gradients = jax.jit(update, donate_argnums=0)(params, 0.5)
+            params = lj.step(session, gradients)
+            jax.jit(update, donate_argnums=0)(gradients, 7.0)
+        np.testing.assert_array_equal(lj.read(session)["w"], np.full(1 << 18, 0.5**5, np.float32))
+
+
+def test_bfloat16_parameters_are_trained_as_such() -> None:
+    pytest.importorskip("ml_dtypes")
+    with lockstep.local() as session:
+        params = lj.create_or_join(session, {"w": jnp.ones(8, jnp.bfloat16)}, optax.adam(0.125))
+        assert params["w"].dtype == jnp.bfloat16
+        params = lj.step(session, {"w": jnp.full(8, 3.0, jnp.bfloat16)})
+        assert params["w"].dtype == jnp.bfloat16
+        np.testing.assert_array_equal(params["w"].astype(jnp.float32), np.full(8, 0.875, np.float32))
+
+
+def test_float64_becomes_what_jax_computes_with() -> None:
+    with lockstep.local() as session:
+        assert lj.create_or_join(session, {"w": np.ones(3)}, optax.sgd(0.5))["w"].dtype == jnp.float32
+        lj.step(session, {"w": jnp.ones(3)})
+
+
+def test_none_is_no_gradient_and_metrics_may_be_scalars_of_jax() -> None:
+    with lockstep.local() as session:
+        lj.create_or_join(session, _params(), optax.sgd(1.0))
+        assert lj.outcome(session) is None
+        params = lj.step(session, {"w": jnp.ones((2, 3)), "b": None}, metrics={"loss": jnp.float32(2.5)})
+        np.testing.assert_array_equal(params["b"], B)
+        np.testing.assert_array_equal(params["w"], W - 1)
+        assert session.read_metrics()["loss"].mean == 2.5
+        push = lj.outcome(session)
+        assert push is not None and push.is_accepted
+
+
+def test_final_parameters_are_read_after_the_end() -> None:
+    with lockstep.local(max_steps=2) as session:
+        lj.create_or_join(session, _params(), optax.sgd(1.0))
+        while not session.is_finished:
+            params = lj.step(session, ONES)
+        np.testing.assert_array_equal(params["w"], W - 2)
+        np.testing.assert_array_equal(lj.read(session)["w"], W - 2)
+
+
+def test_an_optimizer_of_the_workers_changes_one_workers_model_as_optax_does() -> None:
+    transformation = optax.adafactor(0.1, min_dim_size_to_factor=2)
+    params = _params()
+    state = transformation.init(params)
+    with lockstep.local() as session:
+        ours = lj.create_or_join(session, params, lj.local_updates(transformation))
+        for number in range(5):
+            gradients = jax.tree.map(lambda leaf: jnp.cos(leaf + number), params)  # noqa: B023
+            updates, state = transformation.update(gradients, state, params)
+            params = optax.apply_updates(params, updates)
+            ours = lj.step(session, gradients)
+            np.testing.assert_allclose(ours["w"], params["w"], rtol=1e-5, atol=1e-6)
+        assert session.get_slot_names() == []
+
+
+def test_an_optimizer_of_the_workers_adds_the_mean_of_their_updates() -> None:
+    cluster = InProcessCluster(total_num_replicas=2, max_steps=3)
+    final: dict[int, Any] = {}
+
+    def work(index: int) -> None:
+        with lockstep.local(cluster, worker_index=index) as session:
+            params = lj.create_or_join(session, {"w": jnp.zeros(2)}, lj.local_updates(optax.sgd(1.0, momentum=0.5)))
+            while not session.is_finished:
+                params = lj.step(session, {"w": jnp.full(2, float(index + 1))})
+            final[index] = params
+
+    threads = [Thread(target=work, args=(index,)) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    # Momentum is linear in the gradient, so this is what it does with the mean, 1.5.
+    expected = -1.5 * (1 + 1.5 + 1.75)
+    for index in range(2):
+        np.testing.assert_allclose(final[index]["w"], np.full(2, expected), rtol=1e-6)
+
+
+# Wrong calls: each has a sentence, and training goes on after it.
+
+
+def _in_jit(session: Any) -> None:
+    jax.jit(lambda gradients: lj.step(session, gradients))(ONES)
+
+
+def _in_jit_with_constants(session: Any) -> None:
+    jax.jit(lambda x: (lj.step(session, ONES), x))(1.0)
+
+
+def _in_grad(session: Any) -> None:
+    jax.grad(lambda w: lj.step(session, {"w": w, "b": jnp.ones(3)})["w"].sum())(jnp.ones((2, 3)))
+
+
+def _writes_to_what_was_read(session: Any) -> None:
+    np.asarray(lj.read(session)["w"])[0] = 5
+
+
+BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
+    "under jit": (_in_jit, r"step\(\) was called inside a function that JAX transforms"),
+    "under jit, with nothing traced": (_in_jit_with_constants, r"step\(\) was called inside a function that JAX transforms"),
+    "under grad": (_in_grad, r"step\(\) was called inside a function that JAX transforms"),
+    "writing to what was read": (_writes_to_what_was_read, "read-only"),
+    "a part of the tree": (lambda session: lj.step(session, {"w": jnp.ones((2, 3))}), "gradients: another tree .* it lacks 'b'"),
+    "another tree": (lambda session: lj.step(session, {**ONES, "c": jnp.ones(1)}), "it has 'c', which the model has not"),
+    "another shape": (lambda session: lj.step(session, {**ONES, "w": jnp.ones((3, 2))}), r"gradient for 'w': shape \(3, 2\)"),
+    "another type": (lambda session: lj.step(session, {**ONES, "w": jnp.ones((2, 3), jnp.int32)}), "gradient for 'w' is int32"),
+    "no gradients": (lambda session: lj.step(session, None), "it lacks 'b', 'w'"),
+    "gradients that are used up": (
+        lambda session: lj.step(session, _deleted()),
+        "'w'.* cannot be read as an array: Array has been del",
+    ),
+    "a second optimizer": (lambda session: lj.create_or_join(session, _params(), optax.sgd(0.1)), "this session has its model already"),
+    "no session": (
+        lambda session: lj.step("host:5000", ONES),  # type: ignore[arg-type]
+        "got a str, want a session",
+    ),
+    "a view of a random key": (lambda session: lj.step(session, {**ONES, "w": jax.random.key(0)}), "'w'"),
+}
+
+
+def _deleted() -> dict[str, Any]:
+    gradients = {"w": jnp.ones((2, 3)), "b": jnp.ones(3)}
+    gradients["w"].delete()
+    return gradients
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_a_wrong_call_has_a_sentence_and_training_goes_on(name: str) -> None:
+    call, words = BAD[name]
+    with lockstep.local() as session:
+        lj.create_or_join(session, _params(), optax.sgd(1.0))
+        with pytest.raises((lockstep.PsError, RuntimeError, ValueError), match=words):
+            call(session)
+        np.testing.assert_array_equal(lj.step(session, ONES)["w"], W - 1)
+
+
+@pytest.mark.parametrize(
+    ("params", "words"),
+    [
+        ({"w": W, "n": np.arange(3)}, "'n' is int.*, want floats: only they have gradients"),
+        ({"w": jax.random.key(0)}, "'w' is a random key; keep it out of the parameters"),
+        ({"w": W, "name": "dense"}, "'name' is <U5, want floats|'name', a str, cannot be read"),
+        ({"w": W.astype(np.complex64)}, "'w' is complex64, want floats"),
+        ({}, "got dict without any array in it"),
+    ],
+)
+def test_what_has_no_gradient_is_no_parameter(params: Any, words: str) -> None:
+    with lockstep.local() as session, pytest.raises(lockstep.errors.InvalidSpec, match=words):
+        lj.create_or_join(session, params, optax.sgd(0.1))
+
+
+def test_a_step_before_the_model_is_refused() -> None:
+    with lockstep.local() as session, pytest.raises(lockstep.errors.NotInitialized, match=r"call lockstep\.jax\.create_or_join"):
+        lj.step(session, ONES)
+
+
+def test_a_changed_model_on_one_worker_is_refused() -> None:
+    cluster = InProcessCluster(total_num_replicas=2)
+    with lockstep.local(cluster) as first, lockstep.local(cluster) as second:
+        lj.create_or_join(first, _params(), optax.sgd(1.0))
+        with pytest.raises(lockstep.errors.ModelMismatch, match="'b'"):
+            lj.create_or_join(second, {"w": jnp.ones((2, 3)), "b": jnp.ones(4)}, optax.sgd(1.0))
+        with pytest.raises(lockstep.errors.ModelMismatch):
+            lj.create_or_join(second, _params(), optax.adam(1.0))
+
+
+FORK = """
+import os, warnings
+warnings.filterwarnings("ignore")
+import jax.numpy as jnp, optax, lockstep, lockstep.jax as lj
+with lockstep.local() as session:
+    lj.create_or_join(session, {"w": jnp.ones(3)}, optax.sgd(0.1))
+    child = os.fork()
+    if not child:
+        try:
+            session.step({"w": None})
+        except RuntimeError as error:
+            print(error, flush=True)
+        os._exit(0)
+    os.waitpid(child, 0)
+    lj.step(session, {"w": jnp.ones(3)})
+    print("the parent goes on", session.local_step)
+"""
+
+
+def test_a_session_in_a_forked_child_has_a_sentence_and_the_parent_goes_on() -> None:
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    result = subprocess.run([sys.executable, "-c", FORK], env=environment, capture_output=True, text=True, timeout=50, check=False)
+    assert result.returncode == 0, result.stderr
+    assert "fork" in result.stdout and "the parent goes on 1" in result.stdout
