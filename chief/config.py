@@ -21,7 +21,7 @@ class ChiefConfig:
     """One chief. `ps` are the addresses of the parameter servers, by index; `announce` is a file for its own once it serves.
 
     `standbys` are those of their standbys, by index; an empty one, or none at all: there is none. `advertise`: where participants that have
-    lost it find this chief (port 0: the one where it listens); empty: at `address`.
+    lost it find this chief (port 0: the one where it listens); empty: at `address`. `page`: where a browser finds its page; empty: nowhere.
 
     `checkpoint_dir`: a path or a URL, the same for all roles; empty: there are no checkpoints, and `coordination` has none either.
     `is_takeover`: it takes the servers from their present chief, whatever that one does. `history`: a directory for a record of all steps.
@@ -34,6 +34,7 @@ class ChiefConfig:
     address: str = options.DEFAULT_ADDRESS
     advertise: str = ""
     announce: Path | None = None
+    page: str = ""
     allow_insecure_network: bool = False
     security: Security = OPEN
     checkpoint_dir: str = ""
@@ -58,6 +59,10 @@ class ChiefConfig:
         if self.advertise:
             parse_address(self.advertise, is_bind=True)
         check_bind_address(self.address, is_insecure_network_allowed=self.allow_insecure_network, is_closed=self.security.is_closed)
+        if self.page:
+            if parse_address(self.page, is_bind=True).is_unix:
+                raise InvalidSpec(f"--page {self.page}: a browser reaches no Unix socket; want HOST:PORT")
+            check_bind_address(self.page, is_insecure_network_allowed=self.allow_insecure_network, is_closed=self.security.is_closed)
 
     def _check_standbys(self) -> None:
         if len(self.standbys) > len(self.ps):
@@ -88,6 +93,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         address=given[options.ADDRESS] or (task.bind_address if task else None) or options.DEFAULT_ADDRESS,
         advertise=given[options.ADVERTISE],
         announce=given[options.ANNOUNCE],
+        page=given[options.PAGE] or "",
         allow_insecure_network=given[options.ALLOW_INSECURE_NETWORK],
         security=options.security_of(given, is_server=True),
         checkpoint_dir=given[options.CHECKPOINT_DIR],

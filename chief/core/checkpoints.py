@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol
 
-from chief.core.messages import CheckpointCommitted, CommitCheckpoint, SaveFailed, SaveStep, StepCopied, StepSaved
+from chief.core.messages import CheckpointCommitted, CommitCheckpoint, NoteKind, SaveFailed, SaveStep, StepCopied, StepSaved
 from chief.core.waiting import Blocked, Outbox, Timers, Waiting
 from chief.core.wording import printable, seconds
 from chief.options import CheckpointConfig
@@ -267,7 +267,7 @@ class Checkpoints:
         self._num_attempts.clear()
         is_detail = now - self._said_at < _SAY_EVERY_S  # where each step is saved, not for each of them
         self._said_at = self._said_at if is_detail else now
-        self._out.note(f"checkpoint {save.tag} is whole: step {save.draft.step}", is_detail=is_detail)
+        self._out.note(f"checkpoint {save.tag} is whole: step {save.draft.step}", kind=NoteKind.CHECKPOINT, is_detail=is_detail)
         self._fulfil(self._remember_whole(save.draft, now), tag=save.tag)
         if save.is_held and self._held is not None:
             held, self._held, self._saving = self._held, None, ""
@@ -290,7 +290,7 @@ class Checkpoints:
         why = printable(event.why)
         # What becomes of the training follows, or is said by who asks for the failure.
         self._save, self._failure = None, why.removesuffix("training continues").rstrip(" ,;")
-        self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", is_warning=True)
+        self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.CHECKPOINT, is_warning=True)
         error: PsError = StorageFull(why) if event.is_full else InternalError(f"checkpoint {save.tag}: {why}")
         for request in self._requests_of(save.tag):
             wish = self._wishes.pop(request)

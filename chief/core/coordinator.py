@@ -380,7 +380,7 @@ class Coordinator:
         member = repeated or members.returned(request, now=now)
         if member is None:
             member, former = members.admit(request, now=now)
-            self._out.note(f"{member.name} joined {member.where} incarnation={member.incarnation}")
+            self._out.note(f"{member.name} joined {member.where} incarnation={member.incarnation}", kind=ev.NoteKind.JOINED)
             if former is not None:
                 self._release(former, superseded_error(former.incarnation, by=member), now)
         if member.kind is ParticipantKind.WORKER:
@@ -436,7 +436,8 @@ class Coordinator:
             return
         self._members.leave(member, failure=request.failure, now=now)
         words = f"{member.name} failed {member.where}: {member.failure}" if member.failure else f"{member.name} left"
-        self._out.note(words, is_warning=bool(member.failure))
+        kind = ev.NoteKind.LOST if member.failure else ev.NoteKind.LEFT
+        self._out.note(words, kind=kind, is_warning=bool(member.failure))
         self._release(member, gone_error(member, now=now), now)
         self._after_loss(now)
 
@@ -446,7 +447,7 @@ class Coordinator:
             return
         self._members.lapse(member, now=now)
         words = f"the lease of {member.name} has ended: last seen {seconds(now - member.last_seen)} ago {member.where}"
-        self._out.note(words, is_warning=True)
+        self._out.note(words, kind=ev.NoteKind.LOST, is_warning=True)
         self._release(member, gone_error(member, now=now), now)
         self._after_loss(now)
 
@@ -492,7 +493,7 @@ class Coordinator:
         self._finish_timer.clear()
         self._checkpoints.finish(now, is_idle=self._training.is_idle)
         self._recovery.give_up()
-        self._out.note(f"training is finished at step {self.step}: {reason}")
+        self._out.note(f"training is finished at step {self.step}: {reason}", kind=ev.NoteKind.FINISHED)
         self._finish_calls.answer_all(self.step)
         self._training.release()
         self._settings.refuse(TrainingFailed(f"training was finished ({reason}) before its settings were changed"))
@@ -507,7 +508,7 @@ class Coordinator:
         self._recovery.give_up()
         self._finish_timer.clear()
         error = TrainingFailed(reason)
-        self._out.note(f"training has failed: {reason}", is_warning=True)
+        self._out.note(f"training has failed: {reason}", kind=ev.NoteKind.FINISHED, is_warning=True)
         self._finish_calls.refuse_all(error)
         self._training.refuse_tokens(error)
         self._settings.refuse(error)
@@ -554,7 +555,8 @@ class Coordinator:
             member = self._members.find(ParticipantKind.WORKER, push_id.worker)
             if member is not None and member.incarnation == push_id.incarnation and member.is_live:
                 self._members.expel(member, why=what, now=now)
-                self._out.note(f"expelled {member.name} (incarnation {member.incarnation}) {member.where}: {what}", is_warning=True)
+                words = f"expelled {member.name} (incarnation {member.incarnation}) {member.where}: {what}"
+                self._out.note(words, kind=ev.NoteKind.LOST, is_warning=True)
                 self._release(member, error, now)
         if lacked:
             self._after_loss(now)

@@ -12,6 +12,7 @@ from ps_protocol.roles.shard import PushId
 class _Record:
     step: int
     opened_at: float
+    first_at: float | None = None
     completed_at: float = 0.0
     applied_at: float = 0.0
     last_worker: int = 0
@@ -53,10 +54,12 @@ class Ledger:
         """Time that the open step has taken so far."""
         return max(0.0, now - self._open.opened_at)
 
-    def count(self, outcome: PushOutcome, *, step: int, staleness: int = 0) -> None:
+    def count(self, outcome: PushOutcome, *, step: int, staleness: int = 0, now: float) -> None:
         """Counts a contribution that was computed from the variables of `step`."""
         record = self._open if step == self._open.step else self._applied.get(step)
         if outcome is PushOutcome.ACCEPTED:
+            if self._open.first_at is None:
+                self._open.first_at = now
             self.num_accepted += 1
             self.max_staleness = max(self.max_staleness, staleness)
         elif outcome is PushOutcome.STALE:
@@ -117,6 +120,7 @@ def _entry(record: _Record) -> LedgerEntry:
         num_stale=record.num_stale,
         num_late=record.num_late,
         duration_s=record.applied_at - record.opened_at,
+        wait_duration_s=record.completed_at - (record.completed_at if record.first_at is None else record.first_at),
         apply_duration_s=record.applied_at - record.completed_at,
         last_worker=record.last_worker,
     )

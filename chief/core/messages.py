@@ -3,6 +3,7 @@
 `call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
 """
 
+import enum
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -431,11 +432,25 @@ class EndProcesses:
     reason: str
 
 
+class NoteKind(enum.Enum):
+    """What a note is about, for those who want to see it in the course of a training. The value is the word for it."""
+
+    OTHER = "other"
+    JOINED = "joined"
+    LEFT = "left"
+    LOST = "lost"
+    ROLLED_BACK = "rolled back"
+    SETTINGS = "settings"
+    CHECKPOINT = "checkpoint"
+    FINISHED = "finished"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """Something happened that belongs in the log, in words; `is_detail`: only at the level DEBUG."""
 
     text: str
+    kind: NoteKind = NoteKind.OTHER
     is_warning: bool = False
     is_detail: bool = False
 

@@ -16,6 +16,7 @@ from chief.core.messages import (
     AdoptShards,
     CheckpointFound,
     FindCheckpoint,
+    NoteKind,
     RecordFound,
     RestoreFailed,
     RestoreShards,
@@ -443,7 +444,7 @@ class Recovery:
         self._why, self._plan = search.why, "looking for the newest whole checkpoint"
         search.only = "" if search.has_lost or config.restore in (RESTORE_LATEST, RESTORE_NONE) else config.restore
         self._stage = _Seeking(search=search)
-        self._out.note(f"{search.why}; {self._plan}", is_warning=search.has_lost)
+        self._out.note(f"{search.why}; {self._plan}", kind=NoteKind.LOST if search.has_lost else NoteKind.OTHER, is_warning=search.has_lost)
         # An earlier chief may be alive: what it tells from now on must be in what is found.
         fence = self._members.fence if search.is_start and not search.has_looked else None
         self._out.add(FindCheckpoint(excluded=tuple(search.excluded), only=search.only, fence=fence))
@@ -550,7 +551,7 @@ class Recovery:
             return
         self._num_rollbacks += 1
         self._last_rollback = f"rolled back to step {checkpoint.step} (epoch {epoch}): {search.why}"
-        self._out.note(self._last_rollback, is_warning=True)
+        self._out.note(self._last_rollback, kind=NoteKind.ROLLED_BACK, is_warning=True)
 
     # -- going on where another chief was
 

@@ -20,6 +20,7 @@ from chief.core.messages import (
     BringReplicasBack,
     ConfigureShards,
     ContributionsMissing,
+    NoteKind,
     PrepareStep,
     ReplicaReady,
     ReplicasBack,
@@ -514,7 +515,7 @@ class Training:
         )
         member.outcomes.record(push_id, step=commit.step, result=result)
         member.count(verdict.outcome)
-        self._ledger.count(verdict.outcome, step=commit.step, staleness=verdict.staleness)
+        self._ledger.count(verdict.outcome, step=commit.step, staleness=verdict.staleness, now=now)
         if verdict.outcome is not PushOutcome.ACCEPTED and not policy.has_common_steps:
             self._discards.add(push_id)
         if verdict.outcome is PushOutcome.ACCEPTED:
@@ -945,7 +946,7 @@ class Training:
         if self._model.is_ready:
             self._answers.keep()
         since = len(self._out)
-        self._out.note(self._words_of(change))
+        self._out.note(self._words_of(change), kind=NoteKind.SETTINGS)
         self._out.move_up(since=since, to=before)
 
     def _words_of(self, change: Change) -> str:

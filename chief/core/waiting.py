@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
-from chief.core.messages import Answer, Instruction, Note, Refuse, Reply
+from chief.core.messages import Answer, Instruction, Note, NoteKind, Refuse, Reply
 from ps_protocol.errors import PsError
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 
@@ -115,9 +115,9 @@ class Outbox:
         """Answers a caller with an error."""
         self._instructions.append(Refuse(call=call, error=error))
 
-    def note(self, text: str, *, is_warning: bool = False, is_detail: bool = False) -> None:
+    def note(self, text: str, *, kind: NoteKind = NoteKind.OTHER, is_warning: bool = False, is_detail: bool = False) -> None:
         """Says something in the log."""
-        self._instructions.append(Note(text=text, is_warning=is_warning, is_detail=is_detail))
+        self._instructions.append(Note(text=text, kind=kind, is_warning=is_warning, is_detail=is_detail))
 
     def afterwards(self, action: Callable[[float], None]) -> None:
         """Has the chief look, once the event itself has been dealt with, whether something follows from it. Each action runs once."""

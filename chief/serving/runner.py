@@ -55,8 +55,11 @@ class Runner:
         store: CheckpointStore | None = None,
         clock: Callable[[], float] = time.monotonic,
         history: History | None = None,
+        on_note: Callable[[ev.Note, int], None] | None = None,
     ) -> None:
         self._clock = clock
+        # Is given what the log is told, with the step; under the lock.
+        self._on_note = on_note
         self._loop = asyncio.get_running_loop()
         # Guards the coordinator. Taken again by a thread whose answer ends a call.
         self._lock = threading.RLock()
@@ -201,6 +204,8 @@ class Runner:
                 self._shards.in_loop(self._finish, instruction)
             case ev.Note():
                 log.log(_level(instruction), "%s", instruction.text)
+                if self._on_note is not None:
+                    self._on_note(instruction, self._coordinator.global_step)
             case _:
                 self._shards.carry_out(instruction)
 

@@ -9,6 +9,8 @@ from collections.abc import Sequence
 from functools import partial
 
 from chief.config import ChiefConfig
+from chief.page.journal import Journal
+from chief.page.site import Page
 from chief.serving.metrics import cluster_families
 from chief.serving.runner import Runner
 from chief.serving.service import SERVICE, ChiefService, chief_service_handler
@@ -16,10 +18,11 @@ from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicatedLink
 from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.http.metrics import MetricsPage
 from ps_protocol.http.server import HttpServer
 from ps_protocol.process.history import HistoryWriter
-from ps_protocol.process.listening import announce
+from ps_protocol.process.listening import announce, page_beside
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.roles.identity import Address, Identity, Role, parse_address
 from ps_protocol.rpc.channel import Access
@@ -91,15 +94,38 @@ class ChiefServer:
             links = shard_links(config, access)
         store = CheckpointStore(open_storage(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
         history = HistoryWriter(config.history, role="chief") if config.history else None
-        self._runner = Runner(links, config=config.coordination, on_state=self._announce_state, store=store, history=history)
+        journal = Journal()
+        self._runner = Runner(
+            links, config=config.coordination, on_state=self._announce_state, store=store, history=history, on_note=journal.add
+        )
         self._server = RpcServer(config.security, cluster=cluster, address=config.address)
+        metrics = MetricsPage(lambda: cluster_families(*self._runner.measured()), role="chief")
+        self._metrics = metrics.route(rpc=f"/{SERVICE}/GetClusterStatus")
         self._http = self._metrics_server() if config.metrics else None
         self._service = ChiefService(self._runner, may_work=partial(self._server.may_act_as, CallerRole.WORKER))
+        self._page = (
+            Page(
+                self._runner,
+                name=cluster,
+                journal=journal,
+                address=config.page,
+                security=config.security,
+                allow_insecure_network=config.allow_insecure_network,
+                more=[self._metrics],
+            )
+            if config.page
+            else None
+        )
 
     @property
     def address(self) -> str:
         """Where it listens; empty before `start`."""
         return self._address
+
+    @property
+    def page_url(self) -> str:
+        """Where its page is; empty: there is none."""
+        return self._page.url if self._page is not None else ""
 
     async def start(self) -> None:
         """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
@@ -112,9 +138,24 @@ class ChiefServer:
         if self._http is not None:
             self._http.start()
             log.info("metrics url=%smetrics", self._http.url)
+        self._start_page()
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
         log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
+
+    def _start_page(self) -> None:
+        """Serves the page. One that cannot be served does not keep anybody from training."""
+        if self._page is None:
+            return
+        try:
+            self._page.start()
+        except InvalidSpec as error:
+            log.warning("there is no page cause=%s", error.message)
+            return
+        log.info("page url=%s", self._page.url)
+        if self._config.announce is not None:
+            # First: who finds the chief's address finds this too.
+            announce(page_beside(self._config.announce), address=self._page.url)
 
     async def wait(self) -> int:
         """Returns the exit code when training is over and the cluster is unused. Raises PsError if the shards cannot be taken."""
@@ -134,15 +175,17 @@ class ChiefServer:
         self._service.end_conversations()
         if self._http is not None:
             await asyncio.to_thread(self._http.stop)
+        if self._page is not None:
+            await asyncio.to_thread(self._page.stop)
         await asyncio.to_thread(self._server.stop, _GRACE_S)
         await self._runner.close()
         await asyncio.to_thread(self._server.close)
         log.info("chief ended")
 
     def _metrics_server(self) -> HttpServer:
-        config, page = self._config, MetricsPage(lambda: cluster_families(*self._runner.measured()), role="chief")
+        config = self._config
         return HttpServer(
-            [page.route(rpc=f"/{SERVICE}/GetClusterStatus")],
+            [self._metrics],
             address=config.metrics,
             cluster=config.coordination.cluster,
             security=config.security,

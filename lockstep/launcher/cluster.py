@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from urllib.parse import urlsplit
 
 from lockstep.launcher.spec import ClusterSpec, Recovery
 from lockstep.launcher.supervisor import (
@@ -20,7 +21,9 @@ from lockstep.launcher.supervisor import (
     with_checkout,
 )
 from ps_protocol.process import options
-from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, write_secret
+from ps_protocol.process.listening import page_beside
+from ps_protocol.security.permissions import CallerRole
+from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, token_of, write_secret
 
 # A role imports grpc and NumPy: half a second on an idle machine, much longer on a busy one.
 START_TIMEOUT_S = 60.0
@@ -44,7 +47,7 @@ class LocalCluster:
         self.spec = spec
         # The next run continues from this one's checkpoints. A cluster only takes its own, so both need the same name.
         self.name = "up-local" if spec.recovery.has_checkpoints else f"up-{supervisor.token[:6]}"
-        self.chief_address = ""
+        self.chief_address = self.page_url = ""
         self.token_file: Path | None = None  # for commands that call the cluster; set once started
         self.roles: list[Process] = []  # the parameter servers by index, then the chief unless it runs in ps 0
         self.workers: list[Process] = []
@@ -59,6 +62,16 @@ class LocalCluster:
     def chief(self) -> Process:
         """The process of the chief, once started."""
         return self.roles[0 if self.spec.chief_in_ps else -1]
+
+    @property
+    def page_address(self) -> str:
+        """What a browser is given to open the page: it lets its reader look on, and change nothing. Empty: there is no page.
+
+        The token is behind a #, which a browser sends to nobody.
+        """
+        if not self.page_url or self.token_file is None:
+            return self.page_url
+        return f"{self.page_url}#token={token_of(self.token_file, CallerRole.OBSERVER)}"
 
     @property
     def token_words(self) -> str:
@@ -90,6 +103,9 @@ class LocalCluster:
         else:
             self.roles.append(self._start_role("chief"))
         self.chief_address = self._addresses["chief"] = self._await_address(self.chief, "chief")
+        # The chief has written it before its address, unless there is none.
+        with suppress(FileNotFoundError):
+            self.page_url = page_beside(self._announce("chief")).read_text().strip()
         if self.spec.tensorboard is not None:
             self._start_recorder(self.spec.tensorboard)
 
@@ -188,6 +204,9 @@ class LocalCluster:
         flags = [*self._common_flags("chief"), "--ps", ",".join(servers)]
         if spec.has_standbys:
             flags += ["--standbys", ",".join(self._addresses[f"standby {index}"] for index in range(spec.num_ps))]
+        if spec.page:
+            # After a restart where it was, so that a browser that has it open finds it again.
+            flags += [options.PAGE.flag, urlsplit(self.page_url).netloc or spec.page]
         # The launcher knows that the earlier chief is dead, so the new one may take over at once.
         return [*flags, *spec.words(options.CHIEF), *([options.TAKEOVER.flag] if is_again else [])]
 

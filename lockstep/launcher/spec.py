@@ -71,6 +71,7 @@ class ClusterSpec:
     `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
     `chief_in_ps`: the chief runs in the process of ps 0. `has_standbys`: each parameter server has a second one that takes its place.
     `tensorboard`: a directory for event files, written by a process of its own; None: none.
+    `page`: where the chief serves its page; empty: nowhere.
     `passed_on`: options that the launcher passes to the roles without interpreting them, with their values.
     """
 
@@ -84,6 +85,7 @@ class ClusterSpec:
     policy: PolicySpec = DEFAULT_POLICY
     recovery: Recovery = NO_RECOVERY
     tensorboard: Path | None = None
+    page: str = ""
     passed_on: Mapping[Option[Any], object] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -171,6 +173,7 @@ def spec_of(given: Given, *, num_ps: int = 1, num_workers: int = 1, num_backups:
                 restart_workers=given[options.RESTART_WORKERS],
             ),
             tensorboard=given[options.TENSORBOARD],
+            page=options.DEFAULT_ADDRESS if (page := given[options.PAGE]) is None else page,
             passed_on={option: given[option] for option in options.TABLE if _is_passed_on(option) and option in given},
         )
     except InvalidSpec as error:
@@ -178,7 +181,7 @@ def spec_of(given: Given, *, num_ps: int = 1, num_workers: int = 1, num_backups:
 
 
 # Options that the launcher interprets itself and passes on in its own way.
-_UNDERSTOOD = (options.BACKUP_WORKERS, options.CONTRIBUTIONS, options.CHECKPOINT_DIR, options.MIN_REPLICAS, options.HISTORY)
+_UNDERSTOOD = (options.BACKUP_WORKERS, options.CONTRIBUTIONS, options.CHECKPOINT_DIR, options.MIN_REPLICAS, options.HISTORY, options.PAGE)
 
 
 def _is_passed_on(option: Option[Any]) -> bool:

@@ -69,6 +69,11 @@ def announce(path: Path, *, address: str) -> None:
         raise InvalidSpec(f"cannot write --announce {path}: {error.strerror}") from None
 
 
+def page_beside(path: Path) -> Path:
+    """Returns the file that has the address of the page, where `path` has that of the chief."""
+    return path.with_name(f"{path.name}.page")
+
+
 def _check_unix(address: Address) -> None:
     if os.path.exists(address.path) and not stat.S_ISSOCK(os.stat(address.path).st_mode):
         raise OSError(errno.ENOTSOCK, "")

@@ -185,6 +185,10 @@ def _stripped(text: str) -> str:
     return text.strip()
 
 
+def _page(text: str) -> str:
+    return "" if text.strip() == "none" else text.strip()
+
+
 def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
@@ -610,6 +614,15 @@ ANNOUNCE: Option[Path | None] = Option(
     programs=_ROLES,
     metavar="FILE",
     variable_name="",
+)
+PAGE: Option[str | None] = Option(
+    name="page",
+    parse=_page,
+    default=None,
+    words="address of the chief's page for a browser, HOST:PORT (port 0: any that is free), or none",
+    programs=(CHIEF, UP, DEMO),
+    metavar="ADDRESS",
+    otherwise="none for a chief of its own; a launcher takes a free port that only this machine reaches",
 )
 ENABLE_FAILPOINTS = Option(
     name="enable-failpoints",

@@ -439,7 +439,11 @@ class ServerStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """What one applied step was made of; durations in seconds."""
+    """What one applied step was made of; durations in seconds.
+
+    `duration_s`: from its opening to its end. `wait_duration_s`: of that, from its first contribution to the last that it needed;
+    `apply_duration_s`: from then on. Before its first contribution, workers read variables and computed.
+    """
 
     step: int
     contributors: tuple[PushId, ...]
@@ -448,6 +452,7 @@ class LedgerEntry:
     duration_s: float
     apply_duration_s: float
     last_worker: int
+    wait_duration_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

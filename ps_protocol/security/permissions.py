@@ -38,7 +38,9 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     **_rows("ParameterService", _CHIEF, "AdoptShard Command"),
     **_rows("ParameterService", _CHIEF, "KeepRecord SaveShard RestoreShard"),
     **_rows("ParameterService", _WORKER, "CreateVariables Push ShareMemory"),
-    **_rows("ParameterService", _READERS, "Read OpenDataSocket ReadRows ReadMetrics"),
+    **_rows("ParameterService", _READERS, "Read OpenDataSocket ReadRows"),
+    # The chief shows what workers have reported.
+    **_rows("ParameterService", _READERS | _CHIEF, "ReadMetrics"),
     **_rows("ParameterService", _EVERYBODY, "GetShardStatus"),
     **_rows("ParameterService", _CHIEF | {CallerRole.ADMIN}, "ShutdownShard"),
     **_rows("AccumulatorService", _WORKER, "CreateAccumulator ApplyGradient TakeGradient SetAccumulatorStep DeleteAccumulator"),

@@ -70,6 +70,18 @@ def parse_tokens(text: str, *, name: str) -> dict[str, CallerRole | None]:
     return tokens
 
 
+def token_of(path: Path, role: CallerRole) -> str:
+    """Returns the first token of a role in a file. Raises InvalidSpec if there is none, or the file cannot be read."""
+    try:
+        tokens = parse_tokens(path.read_text(encoding="utf-8"), name=str(path))
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidSpec(f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no text'}") from None
+    for token, one in tokens.items():
+        if one is role:
+            return token
+    raise InvalidSpec(f"{path}: there is no token for the role {role.value} in it")
+
+
 def _check_token(token: str, name: str) -> None:
     if not (token.isascii() and token.isprintable() and MIN_TOKEN_CHARACTERS <= len(token) <= _MAX_TOKEN_CHARACTERS):
         raise InvalidSpec(f"{name}: a token has {MIN_TOKEN_CHARACTERS} to {_MAX_TOKEN_CHARACTERS} printable ASCII characters, no spaces")

@@ -28,7 +28,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "server",
         "__main__",
     ),
-    "chief": ("options", "policies", "core", "shards", "config", "serving", "__main__"),
+    "chief": ("options", "policies", "core", "shards", "config", "page", "serving", "__main__"),
     "worker_client": (
         "model",
         "neural_network",

@@ -57,6 +57,7 @@ class RunningChief:
         security: Security = OPEN,
         checkpoint_dir: str = "",
         is_takeover: bool = False,
+        page: str = "",
         **coordination: Any,
     ) -> None:
         self._config = ChiefConfig(
@@ -66,11 +67,12 @@ class RunningChief:
             coordination=CoordinationConfig(**coordination),
             checkpoint_dir=checkpoint_dir,
             is_takeover=is_takeover,
+            page=page,
         )
         self._started, self._over = threading.Event(), threading.Event()
         self._outcome: int | PsError | None = None
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="chief")
-        self.address = ""
+        self.address = self.page_url = ""
 
     def __enter__(self) -> "RunningChief":
         self._thread.start()
@@ -112,7 +114,7 @@ class RunningChief:
             self._server = ChiefServer(self._config)
         try:
             await self._server.start()
-            self.address = self._server.address
+            self.address, self.page_url = self._server.address, self._server.page_url
             self._serving = asyncio.ensure_future(self._server.wait())
             self._started.set()
             self._outcome = await self._serving

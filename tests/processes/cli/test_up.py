@@ -30,7 +30,7 @@ def test_training_runs_to_its_end(tmp_path: Path, network: list[str]) -> None:
         assert f"[worker {index}] value -10.0" in out
         assert "value -10.0" in (tmp_path / "run" / "logs" / f"worker-{index}.log").read_text()
     assert "[lockstep] training finished" in out
-    assert ("127.0.0.1:" in out) == bool(network)
+    assert ("--chief 127.0.0.1:" in out) == bool(network)
     assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {
         "ps-0.log",
         "ps-1.log",

@@ -103,7 +103,16 @@ STATUS = chief.ClusterStatus(
     shards=(chief.ServerStatus(index=1, address="h:1", is_reachable=True, step=0, arena_bytes=2, num_slices=3, report=REPORT),
             chief.ServerStatus(index=2, address="h:2", is_reachable=False, step=None, arena_bytes=0, num_slices=0)),
     ledger=(
-        chief.LedgerEntry(step=1, contributors=(ID,), num_stale=2, num_late=3, duration_s=0.25, apply_duration_s=0.125, last_worker=4),
+        chief.LedgerEntry(
+            step=1,
+            contributors=(ID,),
+            num_stale=2,
+            num_late=3,
+            duration_s=0.25,
+            apply_duration_s=0.125,
+            last_worker=4,
+            wait_duration_s=0.0625,
+        ),
     ),
     num_accepted=7, num_stale=8, num_late=9, hyperparameters_version=10, optimizer="adam", max_observed_staleness=11,
 )  # fmt: skip

@@ -39,11 +39,11 @@ def test_only_the_latest_steps_are_kept() -> None:
 
 def test_late_and_stale_are_counted_with_the_step_that_they_were_meant_for() -> None:
     ledger = Ledger(size=2, now=0.0)
-    ledger.count(PushOutcome.ACCEPTED, step=0)
-    ledger.count(PushOutcome.LATE, step=0)
+    ledger.count(PushOutcome.ACCEPTED, step=0, now=0.0)
+    ledger.count(PushOutcome.LATE, step=0, now=0.0)
     run_step(ledger, at=1.0)
-    ledger.count(PushOutcome.STALE, step=0)
-    ledger.count(PushOutcome.STALE, step=0)
+    ledger.count(PushOutcome.STALE, step=0, now=0.0)
+    ledger.count(PushOutcome.STALE, step=0, now=0.0)
     (entry,) = ledger.entries(1)
     assert (entry.num_late, entry.num_stale) == (1, 2)
     assert (ledger.num_accepted, ledger.num_late, ledger.num_stale) == (1, 1, 2)
@@ -53,12 +53,12 @@ def test_a_contribution_to_a_step_that_is_forgotten_is_counted_all_the_same() ->
     ledger = Ledger(size=1, now=0.0)
     for number in range(3):
         run_step(ledger, at=float(number))
-    ledger.count(PushOutcome.STALE, step=0)
+    ledger.count(PushOutcome.STALE, step=0, now=0.0)
     assert ledger.num_stale == 1
 
 
 def test_the_greatest_staleness_is_that_of_what_was_accepted() -> None:
     ledger = Ledger(size=2, now=0.0)
     for outcome, staleness in ((PushOutcome.ACCEPTED, 3), (PushOutcome.STALE, 9), (PushOutcome.ACCEPTED, 1)):
-        ledger.count(outcome, step=0, staleness=staleness)
+        ledger.count(outcome, step=0, staleness=staleness, now=0.0)
     assert ledger.max_staleness == 3

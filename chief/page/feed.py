@@ -1,0 +1,209 @@
+"""What the page shows, as JSON: the cluster at a moment, and what is new of its course. Knows looks and values; no port, no thread."""
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from chief.page.history import Point
+from chief.page.journal import Entry
+from chief.page.recorder import Look
+from ps_protocol.roles.chief import (
+    CheckpointStatus,
+    ClusterState,
+    ClusterStatus,
+    LedgerEntry,
+    ParticipantKind,
+    ParticipantStatus,
+    ServerStatus,
+)
+
+WORKER_COLUMNS = (
+    *("kind", "index", "host", "pid", "state", "phase", "per_s", "share_last", "accepted", "stale", "late", "seen_ago_s", "failure"),
+)
+STEP_COLUMNS = ("step", "compute_s", "wait_s", "apply_s", "last", "contributions", "stale", "late")
+# A worker that completes so many of the latest steps is the one that the others wait for.
+_SLOW_SHARE, _LEAST_STEPS = 0.6, 20
+_MAX_ROWS = 2_000
+_MAX_TEXT = 600
+_DOING = {
+    ClusterState.CONNECTING: "The chief is looking for its parameter servers",
+    ClusterState.WAITING_FOR_MODEL: "Waiting for the model",
+    ClusterState.TRAINING: "Training",
+    ClusterState.FINISHED: "Training is finished",
+    ClusterState.FAILED: "Training has failed",
+    ClusterState.RECOVERING: "Recovering",
+}
+
+
+def snapshot(look: Look) -> dict[str, Any]:
+    """Returns the cluster at a moment."""
+    status = look.status
+    participants = status.participants[:_MAX_ROWS]
+    return {
+        "number": look.number,
+        "wall": look.wall,
+        "cluster": status.cluster,
+        "chief_incarnation": status.chief_incarnation,
+        "state": status.state.name.lower(),
+        "headline": headline(look),
+        "is_waiting": bool(status.waiting_for) or status.state is ClusterState.FAILED,
+        "hint": hint(look),
+        "step": status.global_step,
+        "max_steps": status.max_steps,
+        "step_age_s": _number(status.step_age_s),
+        "steps_per_s": _number(look.steps_per_s),
+        "eta_s": _number(eta_s(look)),
+        "epoch": status.epoch,
+        "policy": status.policy.text,
+        "needs": status.replicas_to_aggregate if status.policy.has_common_steps else 1,
+        "has_common_steps": status.policy.has_common_steps,
+        "contributions": status.num_contributions,
+        "optimizer": status.optimizer,
+        "accepted": status.num_accepted,
+        "stale": status.num_stale,
+        "late": status.num_late,
+        "num_backups": _num_backups(status),
+        "rollbacks": status.num_rollbacks,
+        "last_rollback": status.last_rollback[:_MAX_TEXT],
+        "checkpoint": _checkpoint(status.checkpoint),
+        "data": None
+        if status.data is None
+        else {"name": status.data.name, "pass": status.data.epoch, "done": status.data.num_done, "ranges": status.data.num_ranges},
+        "workers": {"columns": WORKER_COLUMNS, "rows": [_worker(one, look) for one in participants]},
+        "num_participants": len(status.participants),
+        "servers": [_server(one) for one in status.shards],
+        "steps": {"columns": STEP_COLUMNS, "rows": [_step(entry) for entry in reversed(status.ledger)]},
+    }
+
+
+def course(
+    *, speed: Sequence[Point], metrics: Mapping[str, Sequence[Point]], num_left_out: int, entries: Sequence[Entry]
+) -> dict[str, Any]:
+    """Returns what is new of the course."""
+    return {
+        "speed": speed,
+        "metrics": metrics,
+        "metrics_left_out": num_left_out,
+        "events": [[entry.number, entry.at, entry.step, entry.kind.value, entry.text[:_MAX_TEXT], entry.is_warning] for entry in entries],
+    }
+
+
+def headline(look: Look) -> str:
+    """Says in one sentence how the cluster is, and what it waits for."""
+    status, doing = look.status, _DOING[look.status.state]
+    if status.state in (ClusterState.FINISHED, ClusterState.FAILED):
+        return f"{doing}: {status.waiting_for or status.reason}"
+    if status.waiting_for:
+        # It says by itself that it recovers.
+        return status.waiting_for[:1].upper() + status.waiting_for[1:]
+    return f"{doing}. Nothing is waited for." if status.state is ClusterState.TRAINING else f"{doing}."
+
+
+def hint(look: Look) -> str:
+    """Names the worker that the others wait for, if there is one; empty: there is none."""
+    status, num_steps = look.status, len(look.status.ledger)
+    if status.state is not ClusterState.TRAINING or not status.policy.has_common_steps or num_steps < _LEAST_STEPS:
+        return ""
+    num_live = sum(one.kind is ParticipantKind.WORKER and one.state == "live" for one in status.participants)
+    worker, number = max(look.num_last.items(), key=lambda item: item[1])
+    if num_live < 2 or number < _SLOW_SHARE * num_steps:
+        return ""
+    waited_s = sum(entry.wait_duration_s for entry in status.ledger)
+    all_s = sum(entry.duration_s for entry in status.ledger)
+    part = f", and workers waited for the last one during {100 * waited_s / all_s:.0f} % of the time" if all_s > 0 else ""
+    return f"Worker {worker} was the last in {100 * number / num_steps:.0f} % of the latest {num_steps} steps{part}."
+
+
+def eta_s(look: Look) -> float | None:
+    """Returns how long training takes at the present speed; None: that is not known."""
+    status, speed = look.status, look.steps_per_s
+    if status.state is not ClusterState.TRAINING or status.max_steps is None or not speed or speed <= 0.0:
+        return None
+    return max(0, status.max_steps - status.global_step) / speed
+
+
+def _num_backups(status: ClusterStatus) -> int:
+    if not status.policy.has_common_steps:
+        return 0
+    return max(0, status.total_num_replicas - status.replicas_to_aggregate)
+
+
+def _worker(one: ParticipantStatus, look: Look) -> list[Any]:
+    is_worker, num_steps = one.kind is ParticipantKind.WORKER, len(look.status.ledger)
+    share = look.num_last.get(one.index, 0) / num_steps if is_worker and num_steps else None
+    return [
+        one.kind.name.lower(),
+        one.index,
+        one.host,
+        one.pid,
+        one.state,
+        _phase(one, look.status),
+        _number(look.contributions_per_s.get(one.index)) if is_worker else None,
+        _number(share),
+        one.num_accepted,
+        one.num_stale,
+        one.num_late,
+        _number(one.seen_ago_s),
+        one.failure[:_MAX_TEXT],
+    ]
+
+
+def _phase(one: ParticipantStatus, status: ClusterStatus) -> str:
+    if one.state != "live":
+        return one.state
+    if one.kind is ParticipantKind.OBSERVER:
+        return "looking on"
+    if one.is_waiting:
+        return "waiting for the step"
+    return "computing" if status.state is ClusterState.TRAINING else "here"
+
+
+def _server(one: ServerStatus) -> dict[str, Any]:
+    report = one.report
+    return {
+        "index": one.index,
+        "address": one.address,
+        "is_reachable": one.is_reachable,
+        "step": one.step,
+        "variables_bytes": one.arena_bytes,
+        "num_slices": one.num_slices,
+        "standby": one.standby,
+        "standby_missing": one.standby_missing[:_MAX_TEXT],
+        "allocated_bytes": report.allocated_bytes if report else None,
+        "apply_s": _number(report.last_apply_s) if report else None,
+        "staged": report.num_staged if report else None,
+        "pushes": report.num_pushes if report else None,
+        "nonfinite": report.num_nonfinite if report else None,
+    }
+
+
+def _step(entry: LedgerEntry) -> list[Any]:
+    compute_s = entry.duration_s - entry.wait_duration_s - entry.apply_duration_s
+    return [
+        entry.step,
+        _number(max(0.0, compute_s)),
+        _number(entry.wait_duration_s),
+        _number(entry.apply_duration_s),
+        entry.last_worker,
+        len(entry.contributors),
+        entry.num_stale,
+        entry.num_late,
+    ]
+
+
+def _checkpoint(one: CheckpointStatus | None) -> dict[str, Any] | None:
+    if one is None:
+        return None
+    return {
+        "durability": one.durability,
+        "tag": one.tag,
+        "step": one.step,
+        "age_s": _number(one.age_s),
+        "saving": one.saving,
+        "failure": one.failure[:_MAX_TEXT],
+    }
+
+
+def _number(value: float | None) -> float | None:
+    """JSON has no infinity, and a page needs no more digits."""
+    return float(f"{value:.6g}") if value is not None and math.isfinite(value) else None

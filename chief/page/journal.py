@@ -1,0 +1,46 @@
+"""What happened to a cluster, the latest of it: who came, who was lost, what was changed. Knows notes; no page and no step's course."""
+
+import threading
+import time
+from collections import deque
+from dataclasses import dataclass
+
+from chief.core.messages import Note, NoteKind
+
+_MAX_ENTRIES = 300
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """Something happened at this time of day, while `step` was open."""
+
+    number: int
+    at: float
+    step: int
+    kind: NoteKind
+    text: str
+    is_warning: bool
+
+
+class Journal:
+    """The latest notes of a chief. Thread-safe; `add` never waits for long."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._entries: deque[Entry] = deque(maxlen=_MAX_ENTRIES)
+        self._num_added = 0
+
+    def add(self, note: Note, step: int) -> None:
+        """Keeps a note, unless it is a detail."""
+        if note.is_detail:
+            return
+        with self._lock:
+            self._num_added += 1
+            self._entries.append(
+                Entry(number=self._num_added, at=time.time(), step=step, kind=note.kind, text=note.text, is_warning=note.is_warning)
+            )
+
+    def since(self, number: int) -> list[Entry]:
+        """Returns the entries after the one with this number, oldest first."""
+        with self._lock:
+            return [entry for entry in self._entries if entry.number > number]

@@ -1,0 +1,163 @@
+"""Looks at the cluster once a second and remembers what it saw. Owns its threads and its lock; changes nothing, and shows nothing.
+
+A look takes the chief's lock for as long as a status does, and no step waits for anything else of this.
+"""
+
+import logging
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from chief.page.history import History, Point
+from ps_protocol.errors import PsError
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, Request
+from ps_protocol.roles.shard import MetricCell
+
+log = logging.getLogger("lockstep.page")
+
+NUM_STEPS = 200
+_INTERVAL_S = 1.0
+# Speeds are those of so many looks.
+_NUM_LOOKS = 10
+# Metrics are read less often where that takes long: this part of the time at most.
+_MOST_OF_TIME = 1 / 20
+_MAX_INTERVAL_S = 60.0
+
+
+class Cluster(Protocol):
+    """The chief, as the page has it. For all threads; nothing of it waits."""
+
+    def status(self, *, max_ledger_entries: int) -> ClusterStatus:
+        """Reports the cluster."""
+
+    def begin(self, request: Request[Any], answer: Callable[[Any], None]) -> int:
+        """Asks the chief and returns the call's number; `answer` is called once."""
+
+    def cancel(self, number: int) -> None:
+        """The call is not answered any more."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Look:
+    """The cluster at one moment, and what follows from the looks before it.
+
+    `steps_per_s` None: not known yet. `contributions_per_s` is by worker. `num_last`: of the latest steps, how many each worker completed.
+    """
+
+    number: int
+    at: float
+    wall: float
+    status: ClusterStatus
+    steps_per_s: float | None
+    contributions_per_s: Mapping[int, float]
+    num_last: Mapping[int, int]
+
+
+class Recorder:
+    """Looks and remembers from `start` to `stop`. Thread-safe.
+
+    `read_metrics` returns what workers have reported; it may wait, and may raise PsError.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        read_metrics: Callable[[ClusterStatus], Sequence[MetricCell]],
+        clock: Callable[[], float] = time.monotonic,
+        wall: Callable[[], float] = time.time,
+    ) -> None:
+        self._cluster, self._read_metrics, self._clock, self._wall = cluster, read_metrics, clock, wall
+        self._lock = threading.Lock()
+        self._history = History()
+        self._looks: deque[tuple[float, int, dict[int, int]]] = deque(maxlen=_NUM_LOOKS)
+        self._last: Look | None = None
+        self._ending = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begins to look."""
+        for name, run in (("page-look", self._look_again_and_again), ("page-metrics", self._read_again_and_again)):
+            thread = threading.Thread(target=run, name=name, daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    def stop(self) -> None:
+        """Ends; does not wait for an answer that is under way."""
+        self._ending.set()
+
+    def look(self, *, max_age_s: float = 0.0) -> Look:
+        """Returns a look that is no older."""
+        with self._lock:
+            last, now = self._last, self._clock()
+            if last is not None and now - last.at <= max_age_s:
+                return last
+            self._last = self._look_locked(last, now)
+            return self._last
+
+    def speed(self, *, after: float) -> list[Point]:
+        """Returns the steps a second after a moment, by the time of day."""
+        with self._lock:
+            return self._history.speed.points(after=after)
+
+    def metrics(self, *, after: float) -> tuple[dict[str, Sequence[Point]], int]:
+        """Returns the metrics after a moment, and how many are left out since there are too many."""
+        with self._lock:
+            return self._history.metrics(after=after), self._history.num_left_out
+
+    def read_metrics_now(self) -> None:
+        """Reads the metrics, as far as there are any. Raises PsError."""
+        status = self.look(max_age_s=_INTERVAL_S).status
+        if status.state is ClusterState.TRAINING:
+            cells = self._read_metrics(status)
+            with self._lock:
+                self._history.add_metrics(cells, step=status.global_step, at=self._wall())
+
+    def _look_locked(self, last: Look | None, now: float) -> Look:
+        status = self._cluster.status(max_ledger_entries=NUM_STEPS)
+        wall = self._wall()
+        accepted = {one.index: one.num_accepted for one in status.participants if one.kind is ParticipantKind.WORKER}
+        if self._looks and status.global_step < self._looks[-1][1]:
+            self._looks.clear()
+        if not self._looks or now - self._looks[-1][0] >= _INTERVAL_S / 2:
+            self._looks.append((now, status.global_step, accepted))
+            if status.state is ClusterState.TRAINING:
+                self._history.add_step(status.global_step, at=wall)
+        then, step, before = self._looks[0]
+        passed_s = now - then
+        is_known = passed_s >= _INTERVAL_S / 2
+        rates = {index: (number - before[index]) / passed_s for index, number in accepted.items() if index in before} if is_known else {}
+        return Look(
+            number=last.number + 1 if last else 1,
+            at=now,
+            wall=wall,
+            status=status,
+            steps_per_s=(status.global_step - step) / passed_s if is_known else None,
+            contributions_per_s=rates,
+            num_last=Counter(entry.last_worker for entry in status.ledger),
+        )
+
+    def _look_again_and_again(self) -> None:
+        while not self._ending.wait(_INTERVAL_S):
+            try:
+                self.look(max_age_s=_INTERVAL_S / 2)
+            except Exception:
+                log.exception("the page cannot look at the cluster; it shows what it saw before")
+                return
+
+    def _read_again_and_again(self) -> None:
+        pause_s = _INTERVAL_S
+        while not self._ending.wait(pause_s):
+            began = self._clock()
+            try:
+                self.read_metrics_now()
+            except PsError as error:
+                # Nothing that a reader of the page could do about, and the cluster says itself what is wrong with it.
+                log.debug("cannot read the metrics cause=%s", error.message)
+            except Exception:
+                log.exception("the page cannot read metrics any more")
+                return
+            pause_s = min(_MAX_INTERVAL_S, max(_INTERVAL_S, (self._clock() - began) / _MOST_OF_TIME))

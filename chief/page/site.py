@@ -1,0 +1,148 @@
+"""The page as a whole: its file, its paths, and the port that serves them, for as long as the chief runs. Decides nothing."""
+
+import base64
+import contextlib
+import hashlib
+import re
+import secrets
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+from chief.page import actions
+from chief.page.feed import course, snapshot
+from chief.page.journal import Journal
+from chief.page.recorder import Cluster, Recorder
+from ps_protocol.errors import PsError
+from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
+from ps_protocol.http.server import HttpServer
+from ps_protocol.roles.chief import ClusterStatus
+from ps_protocol.roles.shard import MetricCell
+from ps_protocol.rpc.channel import Access
+from ps_protocol.rpc.shard import GrpcShard
+from ps_protocol.security.options import Security
+from ps_protocol.security.permissions import CallerRole
+
+Number = TypeVar("Number", int, float)
+
+_STATUS = "/ps_protocol.v1.ChiefService/GetClusterStatus"
+# Readers that ask at the same time see the same look.
+_MAX_AGE_S = 0.4
+_INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
+
+
+class Page:
+    """Serves a chief's page from `start` to `stop`. Raises InvalidSpec where it cannot listen.
+
+    `journal` has what the chief has noted. `more`: other paths at the same port.
+    """
+
+    def __init__(
+        self,
+        cluster: Cluster,
+        *,
+        name: str,
+        journal: Journal,
+        address: str,
+        security: Security,
+        allow_insecure_network: bool = False,
+        more: Sequence[Route] = (),
+    ) -> None:
+        self._journal = journal
+        # Tells a browser that another process answers than before, which counts its events from the first again.
+        self._run = secrets.token_hex(8)
+        self._metrics = MetricsReader(Access(security, role=CallerRole.CHIEF), cluster=name)
+        self._recorder = Recorder(cluster, read_metrics=self._metrics.read)
+        page = page_response()
+        self._server = HttpServer(
+            [
+                Route(path="/", answer=lambda _: page),
+                Route(path="/api/cluster", rpc=_STATUS, answer=self._cluster),
+                *actions.routes(cluster),
+                *more,
+            ],
+            address=address,
+            cluster=name,
+            security=security,
+            allow_insecure_network=allow_insecure_network,
+        )
+
+    @property
+    def url(self) -> str:
+        """Where it serves; empty before `start`."""
+        return self._server.url
+
+    def start(self) -> None:
+        """Begins to serve."""
+        self._server.start()
+        self._recorder.start()
+
+    def stop(self) -> None:
+        """Ends, and closes the port."""
+        self._recorder.stop()
+        self._server.stop()
+        self._metrics.close()
+
+    def _cluster(self, request: Request) -> Response:
+        """The cluster now, and of its course what came after `after` (a time of day) and `event` (an event's number)."""
+        after, event = _query(request, "after", float), _query(request, "event", int)
+        metrics, num_left_out = self._recorder.metrics(after=after)
+        value = {
+            "run": self._run,
+            **snapshot(self._recorder.look(max_age_s=_MAX_AGE_S)),
+            **course(
+                speed=self._recorder.speed(after=after),
+                metrics=metrics,
+                num_left_out=num_left_out,
+                entries=self._journal.since(event),
+            ),
+        }
+        return json_response(value)
+
+
+class MetricsReader:
+    """Reads what workers have reported, where it is kept: at the first parameter server. For one thread."""
+
+    def __init__(self, access: Access, *, cluster: str) -> None:
+        self._access, self._cluster = access, cluster
+        self._shard: GrpcShard | None = None
+
+    def read(self, status: ClusterStatus) -> Sequence[MetricCell]:
+        """Returns the metrics. Raises PsError."""
+        first = status.shards[0]
+        if self._shard is None or self._shard.address != first.address:
+            self.close()
+            self._shard = GrpcShard(first.address, index=0, cluster=self._cluster, access=self._access)
+        try:
+            return self._shard.read_metrics(epoch=status.epoch)
+        except PsError:
+            # Another process may be there next time.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the connection."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            with contextlib.suppress(PsError):
+                shard.close()
+
+
+def page_response() -> Response:
+    """Returns the page. A browser runs the scripts that are in it, and no others."""
+    text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    hashes: dict[str, list[str]] = {"script": [], "style": []}
+    for kind, content in _INLINE.findall(text):
+        hashes[kind].append(f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'")
+    policy = (
+        f"default-src 'none'; script-src {' '.join(hashes['script'])}; style-src {' '.join(hashes['style'])};"
+        " connect-src 'self'; img-src data:; frame-ancestors 'none'; base-uri 'none'; form-action 'none'"
+    )
+    return Response(body=text.encode(), content_type=HTML, headers={"Content-Security-Policy": policy})
+
+
+def _query(request: Request, name: str, parse: Callable[[str], Number]) -> Number:
+    try:
+        return parse(request.query.get(name, "0")[:40])
+    except ValueError:
+        raise BadRequest(400, f"{name}: want a number") from None

@@ -1,0 +1,144 @@
+"""Claims about what follows from looking at a cluster again and again: speeds, and who was the last. No thread and no clock."""
+
+from collections.abc import Callable
+from typing import Any
+
+from chief.page.feed import eta_s, headline, hint, snapshot
+from chief.page.recorder import Look, Recorder
+from ps_protocol.errors import PsError, Unavailable
+from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
+from ps_protocol.roles.shard import MetricCell, PushId
+from tests.support.cluster_status import cluster_status, server_status, worker_status
+
+
+class Scene:
+    """A cluster that a test moves on."""
+
+    def __init__(self) -> None:
+        self.now, self.num_asked = 100.0, 0
+        self.current = cluster_status()
+        self.cells: list[MetricCell] | PsError = []
+        self.recorder = Recorder(self, read_metrics=self.read_metrics, clock=lambda: self.now, wall=lambda: self.now + 1e9)
+
+    def status(self, *, max_ledger_entries: int) -> ClusterStatus:
+        self.num_asked += 1
+        return self.current
+
+    def begin(self, request: Any, answer: Callable[[Any], None]) -> int:
+        raise AssertionError("a look asks for nothing else")
+
+    def cancel(self, number: int) -> None:
+        raise AssertionError("a look asks for nothing else")
+
+    def read_metrics(self, status: ClusterStatus) -> list[MetricCell]:
+        if isinstance(self.cells, PsError):
+            raise self.cells
+        return self.cells
+
+    def look(self, *, step: int, after_s: float = 1.0, accepted: tuple[int, ...] = (), **changes: Any) -> Look:
+        workers = [worker_status(index, num_accepted=number) for index, number in enumerate(accepted)]
+        self.current = cluster_status(*workers, global_step=step, **changes)
+        self.now += after_s
+        return self.recorder.look()
+
+
+def entries(*last: int, wait_s: float = 0.05) -> tuple[LedgerEntry, ...]:
+    ids = (PushId(worker=0, incarnation=1, sequence=1),)
+    return tuple(
+        LedgerEntry(
+            step=number,
+            contributors=ids,
+            num_stale=0,
+            num_late=0,
+            duration_s=0.1,
+            apply_duration_s=0.01,
+            wait_duration_s=wait_s,
+            last_worker=worker,
+        )
+        for number, worker in enumerate(last)
+    )
+
+
+def test_speed_is_that_of_the_latest_looks() -> None:
+    scene = Scene()
+    assert scene.look(step=0).steps_per_s is None
+    for number in range(1, 30):
+        look = scene.look(step=number * 20, accepted=(number * 20, number * 10))
+    assert look.steps_per_s == 20.0
+    assert look.contributions_per_s == {0: 20.0, 1: 10.0}
+    assert eta_s(look) == (600 - 580) / 20.0
+
+
+def test_a_rollback_is_no_negative_speed() -> None:
+    scene = Scene()
+    scene.look(step=100)
+    scene.look(step=110)
+    assert scene.look(step=50).steps_per_s is None
+    assert scene.look(step=60).steps_per_s == 10.0
+    assert [value for _, _, value in scene.recorder.speed(after=0.0)] == [10.0, None, 10.0]
+
+
+def test_readers_at_the_same_time_cost_one_look() -> None:
+    scene = Scene()
+    for _ in range(50):
+        scene.recorder.look(max_age_s=0.4)
+    assert scene.num_asked == 1
+
+
+def test_nothing_is_remembered_while_nothing_is_trained() -> None:
+    scene = Scene()
+    for _ in range(5):
+        scene.look(step=7, state=ClusterState.FINISHED)
+    assert scene.recorder.speed(after=0.0) == []
+
+
+def test_metrics_are_read_while_training_and_not_otherwise() -> None:
+    scene = Scene()
+    for weight in (1.0, 2.0):
+        scene.look(step=int(weight))
+        scene.cells = [MetricCell(name="loss", worker=0, total=3 * weight, weight=weight, count=1, last=3.0)]
+        scene.recorder.read_metrics_now()
+    scene.cells = Unavailable("must not be asked")
+    scene.look(step=3, state=ClusterState.RECOVERING)
+    scene.recorder.read_metrics_now()
+    metrics, _ = scene.recorder.metrics(after=0.0)
+    assert [(step, value) for _, step, value in metrics["loss"]] == [(2, 3.0)]
+
+
+def test_a_wait_is_the_headline() -> None:
+    look = Scene().look(step=41)
+    assert headline(look) == "Step 41 has 1 of 2 contributions; worker 1 is missing, last seen 3.0 s ago"
+    assert snapshot(look)["is_waiting"]
+
+
+def test_a_healthy_training_says_so() -> None:
+    look = Scene().look(step=41, waiting_for="")
+    assert headline(look) == "Training. Nothing is waited for."
+    assert not snapshot(look)["is_waiting"]
+
+
+def test_the_end_says_why() -> None:
+    look = Scene().look(step=600, waiting_for="", state=ClusterState.FINISHED, reason="max_steps 600 reached")
+    assert headline(look) == "Training is finished: max_steps 600 reached"
+
+
+def test_the_worker_that_others_wait_for_is_named() -> None:
+    look = Scene().look(step=200, accepted=(200, 200), ledger=entries(*[1] * 90, *[0] * 10))
+    assert hint(look).startswith("Worker 1 was the last in 90 % of the latest 100 steps")
+    assert "during 50 % of the time" in hint(look)
+
+
+def test_nobody_is_named_where_that_would_be_unjust() -> None:
+    scene = Scene()
+    assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(*[0, 1] * 50))) == ""
+    assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(1, 1, 1))) == "", "too few steps"
+    assert hint(scene.look(step=200, accepted=(200,), ledger=entries(*[0] * 100))) == "", "there is one worker"
+    free = PolicySpec(name=PolicyName.ASYNC)
+    assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(*[1] * 100), policy=free)) == "", "nobody waits"
+
+
+def test_parts_of_a_step_add_up() -> None:
+    look = Scene().look(step=200, ledger=entries(3), shards=(server_status(0),))
+    (row,) = snapshot(look)["steps"]["rows"]
+    assert row[:5] == [0, 0.04, 0.05, 0.01, 3]
