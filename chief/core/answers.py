@@ -9,6 +9,7 @@ from dataclasses import dataclass, replace
 
 from chief.core.data import DataLeases
 from chief.core.messages import Answer, KeepRecord, RecordKept
+from chief.core.step_numbers import ContributedNumbers
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting
 from chief.policies.base import Policy
 from ps_protocol.errors import PsError, Unavailable
@@ -87,6 +88,7 @@ class Answers:
         fence: Fence,
         versions: RecordVersions,
         data: DataLeases,
+        numbers: ContributedNumbers,
         policy: Callable[[], Policy],
         record: Callable[[], ChiefRecord],
         is_finished: Callable[[], bool],
@@ -96,7 +98,7 @@ class Answers:
         is_data_kept: bool = False,
         certain: Iterable[PushId] = (),
     ) -> None:
-        self._out, self._versions, self._data, self._fence = out, versions, data, fence
+        self._out, self._versions, self._data, self._numbers, self._fence = out, versions, data, numbers, fence
         self._policy, self._make_record, self._is_finished, self._num_live, self._explain = policy, record, is_finished, num_live, explain
         self._is_needed = is_needed
         self._line: Line[_Held] = waiting.line(self._expire)
@@ -222,7 +224,13 @@ class Answers:
             epoch=self._fence.epoch,
             step=policy.step,
             chosen=tuple(
-                ChosenPush(push_id=one.push_id, step=one.step, weight=one.weight, ranges=self._data.counted_ranges(one.push_id))
+                ChosenPush(
+                    push_id=one.push_id,
+                    step=one.step,
+                    weight=one.weight,
+                    ranges=self._data.counted_ranges(one.push_id),
+                    hyperparameters=self._numbers.of(one.push_id),
+                )
                 for one in chosen
             ),
             data=data,

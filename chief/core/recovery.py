@@ -674,6 +674,7 @@ class Recovery:
             step=found.step,
             is_start=False,
             counted=() if found.redo is not None else self._counted(stage, found.step),
+            hyperparameters=tuple((one.push_id, one.hyperparameters) for one in stage.chosen if one.hyperparameters),
             tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
         )
         training = self._host.begin_training(start)

@@ -33,6 +33,7 @@ from chief.core.messages import (
 from chief.core.model import ModelRegistry
 from chief.core.parameter_servers import ShardTable
 from chief.core.settings import Change, ForShards, Settings
+from chief.core.step_numbers import ContributedNumbers, Numbers
 from chief.core.waiting import Blocked, Outbox, Timers, Waiting, slice_s
 from chief.core.wording import listed, printable
 from chief.policies.base import Counted, Grant, Policy, Verdict
@@ -80,6 +81,7 @@ class Start:
     checkpoints from another chief's. `oldest_kept`: contributions of steps before that may have been dropped by shards. `awaited`:
     workers to which an earlier chief may have leased data, for whom the others wait until `wait_until`. `done`: ranges of the data that
     are done and that the record which shards keep may lack. `replicas_due`: shards whose lost replica is to be brought back.
+    `hyperparameters`: what contributions that are counted have their step use.
     """
 
     step: int
@@ -92,6 +94,7 @@ class Start:
     done: tuple[int, ...] = ()
     is_data_kept: bool = False
     replicas_due: frozenset[int] = frozenset()
+    hyperparameters: tuple[tuple[PushId, Numbers], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -179,6 +182,7 @@ class Training:
         self._host = host
         self._out, self._members, self._model, self._data = parts.out, parts.members, parts.model, parts.data
         self._ledger, self._settings, self._checkpoints, self._servers = parts.ledger, parts.settings, parts.checkpoints, parts.servers
+        self._numbers = ContributedNumbers(parts.model, parts.out, dict(start.hyperparameters))
         self._fence = parts.members.fence
         self._tag_suffix = start.tag_suffix
         self._under_way: UnderWay | None = None
@@ -211,6 +215,7 @@ class Training:
             fence=self._fence,
             versions=parts.versions,
             data=parts.data,
+            numbers=self._numbers,
             policy=lambda: self._policy,
             record=host.record,
             is_finished=lambda: host.is_finished,
@@ -502,6 +507,8 @@ class Training:
             return _repeated(member.outcomes.first_result(push_id), global_step=policy.step)
         if not self._model.is_ready:
             raise NotInitialized(f"the variables have no values yet: {self._host.explain(now)}")
+        if commit.hyperparameters:
+            self._numbers.check(commit.hyperparameters, applies_on_arrival=policy.spec.applies_on_arrival)
         open_step = policy.step
         is_complete, has_ranges = policy.is_complete, self._data.may_use(member.index, member.incarnation, commit.ranges)
         # Samples that others have, or had, would count twice: it comes from the time of an earlier chief.
@@ -520,6 +527,8 @@ class Training:
             self._discards.add(push_id)
         if verdict.outcome is PushOutcome.ACCEPTED:
             self._turned_away.discard(member.index)
+            if commit.hyperparameters:
+                self._numbers.count(push_id, commit.hyperparameters)
         elif not policy.has_common_steps or ((not commit.staged or not has_ranges) and not is_complete):
             self._turned_away.add(member.index)  # it has met a change of policy, or of the chief
         if commit.ranges or self._data.starved:
@@ -690,6 +699,7 @@ class Training:
         contributors = step.contributors if is_of_interest else ()
         if self._data.has_counted:
             self._answers.finished_ranges(self._data.applied(contributors))
+        self._numbers.applied(step.contributors)
         self._answers.applied(contributors, is_held=is_held)
         if is_held:
             self.hold(HeldStep(step=self.step + 1, contributors=contributors, then=self._held_step_saved))
@@ -733,6 +743,7 @@ class Training:
                 discards=self._take_discards() if step.redo is None else (),
                 ranges=self._answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,
                 without=without,
+                hyperparameters=self._numbers.of_step(step.contributors) if step.redo is None else step.redo.hyperparameters,
             )
         )
 

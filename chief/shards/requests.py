@@ -18,17 +18,18 @@ PASSING = (StorageFailed, PermissionDenied)
 
 def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
     """Returns what each shard is sent of a step: the same, but for the scales of its own slices, and for what it does not have."""
-    scales, discards, ranges = (step.scales, step.discards, step.ranges) if isinstance(step, ApplyStep) else ((), (), ())
+    to_apply = step if isinstance(step, ApplyStep) else None
     return tuple(
         ApplyRequest(
             fence=step.fence,
             step=step.step,
             contributors=step.contributors,
             weights=step.weights,
-            scales=scales[index] if scales else (),
-            discards=discards,
-            ranges=ranges,
+            scales=to_apply.scales[index] if to_apply is not None and to_apply.scales else (),
+            discards=to_apply.discards if to_apply is not None else (),
+            ranges=to_apply.ranges if to_apply is not None else (),
             without=step.without[index] if step.without else (),
+            hyperparameters=to_apply.hyperparameters if to_apply is not None else (),
         )
         for index in range(num_shards)
     )

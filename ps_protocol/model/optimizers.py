@@ -9,7 +9,7 @@ import functools
 import keyword
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
@@ -238,6 +238,8 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
 CUSTOM = "custom"
 _CUSTOM_KIND = OptimizerKind(hyperparameters={}, slots=lambda spec: spec.slot_values, formula=lambda spec: spec.formula)
 MAX_SLOTS = 8
+# What the learning rate is called among the numbers that hold for one step.
+RATE = "learning_rate"
 _MAX_HYPERPARAMETERS = 32
 _MAX_NAME = 64
 
@@ -308,10 +310,20 @@ def constant(value: float) -> Schedule:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class StepHyperparameter:
+    """A learning rate (`name` is RATE) or hyper-parameter that holds for one step, of the optimizer of `group` (empty: the model's)."""
+
+    group: str
+    name: str
+    value: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerSpec:
     """An optimizer by name with its hyper-parameters; checked against the table above. Truth values are 0.0 and 1.0.
 
     The one called CUSTOM has a `formula`, in which its hyper-parameters are names; `slot_values` are its slots, and what each starts with.
+    `group`: the name by which contributions give it numbers of its own; empty: they cannot, unless it is the model's.
     """
 
     name: str
@@ -319,28 +331,50 @@ class OptimizerSpec:
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
     formula: str = ""
     slot_values: Mapping[str, float] = field(default_factory=dict)
+    group: str = ""
 
     def __post_init__(self) -> None:
         check_optimizer_name(self.name)
+        if not isinstance(self.group, str) or len(self.group) > _MAX_NAME or not self.group.isprintable():
+            raise InvalidSpec(f"optimizer {self.name!r}: group {str(self.group)[:80]!r}: want at most {_MAX_NAME} printable characters")
         if self.is_custom:
             self._check_custom()
         elif self.formula or self.slot_values:
             raise InvalidSpec(f"optimizer {self.name!r}: it has a formula of its own; one with another is called {CUSTOM!r}")
-        domains = self.kind.hyperparameters
         for key, value in self.hyperparameters.items():
-            if self.is_custom:
-                domain = _RAISED if key in self.parsed.bases else None
-                _check_number(f"optimizer {self.name!r}: {key}", value, domain)
-                _check_single(f"optimizer {self.name!r}: {key}", value)
-                continue
+            self._check_hyperparameter(key, value)
+        for value in self._rates():
+            self._check_rate(value)
+
+    def check_for_step(self, name: str, value: float) -> None:
+        """Raises InvalidSpec unless this learning rate (RATE) or hyper-parameter may hold for one step in place of the specification's."""
+        if name == RATE:
+            _check_number(f"optimizer {self.name!r}: {RATE}", value)
+            self._check_rate(value)
+            return
+        known = self.hyperparameters if self.is_custom else self.kind.hyperparameters
+        if name not in known:
+            raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {name!r}; want {_known(name, (RATE, *known))}")
+        if name in self.fixed_hyperparameters:
+            raise InvalidSpec(f"optimizer {self.name!r}: {name} only counts when the model is created; no step can have another")
+        self._check_hyperparameter(name, value)
+
+    def _check_hyperparameter(self, key: str, value: float) -> None:
+        domain: _Domain | None
+        if self.is_custom:
+            domain = _RAISED if key in self.parsed.bases else None
+        else:
+            domains = self.kind.hyperparameters
             if key not in domains:
                 raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {key!r}; want {_known(key, domains) or 'none'}")
-            _check_number(f"optimizer {self.name!r}: {key}", value, domains[key][1])
-            _check_single(f"optimizer {self.name!r}: {key}", value)
-        for value in self._rates():
-            if value < 0:
-                raise InvalidSpec(f"optimizer {self.name!r}: learning_rate = {value}, want >= 0")
-            _check_single(f"optimizer {self.name!r}: learning_rate", value)
+            domain = domains[key][1]
+        _check_number(f"optimizer {self.name!r}: {key}", value, domain)
+        _check_single(f"optimizer {self.name!r}: {key}", value)
+
+    def _check_rate(self, value: float) -> None:
+        if value < 0:
+            raise InvalidSpec(f"optimizer {self.name!r}: learning_rate = {value}, want >= 0")
+        _check_single(f"optimizer {self.name!r}: learning_rate", value)
 
     def _check_custom(self) -> None:
         what = f"optimizer {self.name!r}"
@@ -382,7 +416,12 @@ class OptimizerSpec:
         rate = self.learning_rate
         numbers = [sorted((key, float(value)) for key, value in part.items()) for part in (self.hyperparameters, rate.arguments)]
         own = [self.formula, sorted((name, float(value)) for name, value in self.slot_values.items())] if self.is_custom else []
-        return repr((self.name, rate.name, *numbers, [float(b) for b in rate.boundaries], [float(v) for v in rate.values], *own))
+        group = [f"group {self.group}"] if self.group else []
+        return repr((self.name, rate.name, *numbers, [float(b) for b in rate.boundaries], [float(v) for v in rate.values], *own, *group))
+
+    def in_group(self, group: str) -> "OptimizerSpec":
+        """Returns the same optimizer with a name, by which contributions give it numbers of its own; see `Session.step`."""
+        return replace(self, group=group)
 
     @property
     def is_update_rule(self) -> bool:

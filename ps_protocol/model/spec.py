@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.layout import Layout, VariableSlice, check_disjoint
-from ps_protocol.model.optimizers import SCHEDULES, OptimizerSpec, Schedule
+from ps_protocol.model.optimizers import SCHEDULES, OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.variables import MAX_VARIABLES, DataType, Partition, VariableSpec
 
 # Moving averages of variables, as the servers keep them: which, and by what decay.
@@ -180,6 +180,14 @@ class ModelSpec:
                 raise InvalidSpec(f"variable {variable.name!r} occurs twice; names must be unique")
             seen.add(variable.name)
         self._check_references()
+        self._check_groups()
+
+    def _check_groups(self) -> None:
+        keys: dict[str, str] = {}
+        for variable in self.variables:
+            own = variable.optimizer
+            if own is not None and own.group and keys.setdefault(own.group, own.key) != own.key:
+                raise InvalidSpec(f"variable {variable.name!r}: its optimizer is another than that of the same group {own.group!r}")
 
     def _check_references(self) -> None:
         by_name = {variable.name: variable for variable in self.variables}
@@ -209,6 +217,11 @@ class ModelSpec:
             if variable.partition is not None and variable.partition.num_slices > 1:
                 raise InvalidSpec(f"{what}, which needs the whole variable in one place; take away the partition, or the sum or norm")
 
+    def groups(self) -> dict[str, OptimizerSpec]:
+        """Returns the optimizers that contributions can give numbers of their own, by group; the model's has an empty name."""
+        own = (variable.optimizer for variable in self.variables)
+        return {"": self.optimizer} | {optimizer.group: optimizer for optimizer in own if optimizer is not None and optimizer.group}
+
     def differences(self, other: "ModelSpec") -> list[str]:
         """Says in words how `other` differs from this model, variable by variable and field by field; empty if it does not."""
         return list(self._differences(other))
@@ -231,6 +244,29 @@ class ModelSpec:
             yield f"limits are {other.clip}, the cluster's are {self.clip}"
         if list(mine) != list(theirs) and mine.keys() == theirs.keys():
             yield "the variables come in another order"
+
+
+class StepNumbers:
+    """Checks numbers that shall hold for one step of a model."""
+
+    def __init__(self, model: ModelSpec) -> None:
+        self._groups = model.groups()
+        self._found_good: tuple[StepHyperparameter, ...] = ()
+
+    def check(self, given: tuple[StepHyperparameter, ...]) -> None:
+        """Raises InvalidSpec unless each may hold for a step. Those that were checked last cost nothing."""
+        if given == self._found_good:
+            return
+        seen: set[tuple[str, str]] = set()
+        for one in given:
+            if one.group not in self._groups:
+                known = ", ".join(repr(group) for group in list(self._groups)[1:6]) or "none"
+                raise InvalidSpec(f"hyperparameters: the model has no group {one.group[:80]!r} of variables; it has {known}")
+            if (one.group, one.name) in seen:
+                raise InvalidSpec(f"hyperparameters: {one.name!r} of group {one.group!r} occurs twice; give it once")
+            seen.add((one.group, one.name))
+            self._groups[one.group].check_for_step(one.name, one.value)
+        self._found_good = given
 
 
 def _variable_differences(mine: VariableSpec, theirs: VariableSpec) -> Iterator[str]:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataMarks, DataProgress
-from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
 from ps_protocol.roles.fence import NOBODY, Fence
@@ -26,12 +26,16 @@ class Durability(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPush:
-    """A contribution that is counted and not applied: computed from `step`, and made from these ranges of the training data."""
+    """A contribution that is counted and not applied: computed from `step`, made from these ranges of the training data.
+
+    `hyperparameters`: what it has its step use.
+    """
 
     push_id: PushId
     step: int
     weight: float = 1.0
     ranges: tuple[int, ...] = ()
+    hyperparameters: tuple[StepHyperparameter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

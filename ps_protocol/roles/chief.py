@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol, TypeVar, cast
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataRange, DataSpec
-from ps_protocol.model.optimizers import Schedule
+from ps_protocol.model.optimizers import Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
 from ps_protocol.roles.fence import Era
@@ -113,7 +113,8 @@ class PushOutcome(enum.Enum):
 class PushCommit:
     """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it.
 
-    `ranges`: ids of the leased ranges of the training data that it was made from.
+    `ranges`: ids of the leased ranges of the training data that it was made from. `hyperparameters`: what the step that it becomes a part
+    of shall use, unless a contribution of a lower push id to that step has some too.
     """
 
     push_id: PushId
@@ -121,6 +122,7 @@ class PushCommit:
     staged: bool
     is_applied: bool = False
     ranges: tuple[int, ...] = ()
+    hyperparameters: tuple[StepHyperparameter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -8,7 +8,7 @@ from typing import Protocol
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.layout import Layout, Segments, check_disjoint
-from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array
@@ -176,7 +176,8 @@ class ApplyRequest:
     `scales`: one factor for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never
     be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
     this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`:
-    contributors that this shard has said it does not have; here they count as contributions that have no gradient.
+    contributors that this shard has said it does not have; here they count as contributions that have no gradient. `hyperparameters`: what
+    the optimizers use in this step only, in place of the settings.
     """
 
     fence: Fence
@@ -187,6 +188,7 @@ class ApplyRequest:
     discards: tuple[PushId, ...] = ()
     ranges: tuple[int, ...] = ()
     without: tuple[PushId, ...] = ()
+    hyperparameters: tuple[StepHyperparameter, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -278,18 +278,20 @@ class GetModelResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ...) -> None: ...
 
 class PushCommit(_message.Message):
-    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges")
+    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "hyperparameters")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     IS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
+    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     step: int
     staged: bool
     is_applied: bool
     ranges: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ...) -> None: ...
+    hyperparameters: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.StepHyperparameter]
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ...) -> None: ...
 
 class CommitResult(_message.Message):
     __slots__ = ("outcome", "first_outcome", "global_step", "applied_step", "staleness", "weight")
@@ -638,16 +640,18 @@ class ChiefRecord(_message.Message):
     def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ...) -> None: ...
 
 class ChosenPush(_message.Message):
-    __slots__ = ("push_id", "ranges", "step", "weight")
+    __slots__ = ("push_id", "ranges", "step", "weight", "hyperparameters")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
+    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     ranges: _containers.RepeatedScalarFieldContainer[int]
     step: int
     weight: float
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., ranges: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ...) -> None: ...
+    hyperparameters: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.StepHyperparameter]
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., ranges: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ...) -> None: ...
 
 class DataPass(_message.Message):
     __slots__ = ("epoch", "done")

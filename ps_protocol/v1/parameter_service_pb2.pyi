@@ -478,7 +478,7 @@ class MemoryGrant(_message.Message):
     def __init__(self, num_buffers: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without")
+    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without", "hyperparameters")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
@@ -487,6 +487,7 @@ class ApplyRequest(_message.Message):
     DISCARDS_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_FIELD_NUMBER: _ClassVar[int]
+    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     step: int
     contributors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
@@ -495,7 +496,8 @@ class ApplyRequest(_message.Message):
     discards: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
     ranges: _containers.RepeatedScalarFieldContainer[int]
     without: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ..., without: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ...) -> None: ...
+    hyperparameters: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.StepHyperparameter]
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ..., without: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ...) -> None: ...
 
 class ApplyReply(_message.Message):
     __slots__ = ("step", "repeated_request")

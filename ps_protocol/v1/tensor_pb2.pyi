@@ -163,7 +163,7 @@ class LearningRateSchedule(_message.Message):
     def __init__(self, name: _Optional[str] = ..., arguments: _Optional[_Mapping[str, float]] = ..., boundaries: _Optional[_Iterable[float]] = ..., values: _Optional[_Iterable[float]] = ...) -> None: ...
 
 class OptimizerSpec(_message.Message):
-    __slots__ = ("name", "hyperparameters", "learning_rate", "formula", "slot_values")
+    __slots__ = ("name", "hyperparameters", "learning_rate", "formula", "slot_values", "group")
     class HyperparametersEntry(_message.Message):
         __slots__ = ("key", "value")
         KEY_FIELD_NUMBER: _ClassVar[int]
@@ -183,12 +183,24 @@ class OptimizerSpec(_message.Message):
     LEARNING_RATE_FIELD_NUMBER: _ClassVar[int]
     FORMULA_FIELD_NUMBER: _ClassVar[int]
     SLOT_VALUES_FIELD_NUMBER: _ClassVar[int]
+    GROUP_FIELD_NUMBER: _ClassVar[int]
     name: str
     hyperparameters: _containers.ScalarMap[str, float]
     learning_rate: LearningRateSchedule
     formula: str
     slot_values: _containers.ScalarMap[str, float]
-    def __init__(self, name: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., learning_rate: _Optional[_Union[LearningRateSchedule, _Mapping]] = ..., formula: _Optional[str] = ..., slot_values: _Optional[_Mapping[str, float]] = ...) -> None: ...
+    group: str
+    def __init__(self, name: _Optional[str] = ..., hyperparameters: _Optional[_Mapping[str, float]] = ..., learning_rate: _Optional[_Union[LearningRateSchedule, _Mapping]] = ..., formula: _Optional[str] = ..., slot_values: _Optional[_Mapping[str, float]] = ..., group: _Optional[str] = ...) -> None: ...
+
+class StepHyperparameter(_message.Message):
+    __slots__ = ("group", "name", "value")
+    GROUP_FIELD_NUMBER: _ClassVar[int]
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    VALUE_FIELD_NUMBER: _ClassVar[int]
+    group: str
+    name: str
+    value: float
+    def __init__(self, group: _Optional[str] = ..., name: _Optional[str] = ..., value: _Optional[float] = ...) -> None: ...
 
 class PushId(_message.Message):
     __slots__ = ("worker", "incarnation", "sequence")

@@ -14,7 +14,7 @@ from google.protobuf.message import DecodeError, Message
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.model.data import DataProgress, DataRange, DataSpec
 from ps_protocol.model.layout import VariableSlice
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
@@ -152,6 +152,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=VariableSlice, message=tensor_pb2.VariableSlice),
     Pair(value=Schedule, message=tensor_pb2.LearningRateSchedule),
     Pair(value=OptimizerSpec, message=tensor_pb2.OptimizerSpec, check=special.check_optimizer),
+    Pair(value=StepHyperparameter, message=tensor_pb2.StepHyperparameter),
     Pair(value=AverageSpec, message=tensor_pb2.AverageSpec),
     Pair(value=ClipSpec, message=tensor_pb2.ClipSpec),
     Pair(value=PlacementPolicy, message=chief_service_pb2.PlacementPolicy),

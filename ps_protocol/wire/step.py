@@ -8,6 +8,7 @@ from typing import Any
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, PsError
+from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.updates import FormulaUpdate, check_amount, check_updates
 from ps_protocol.model.variables import check_name
 from ps_protocol.roles.chief import (
@@ -37,6 +38,8 @@ from ps_protocol.wire.fields import decode_choice, decode_each, decode_max_wait,
 
 MAX_METRICS = 1_000
 MAX_RANGES_A_CALL = 10_000
+# A learning rate and a few others for each of some hundred groups of variables.
+MAX_STEP_HYPERPARAMETERS = 1_024
 # A shard holds a few contributions of a worker at most.
 MAX_REFUSED = 100_000
 
@@ -182,13 +185,16 @@ def decode_participant(message: chief_service_pb2.Participant) -> Participant:
 
 def encode_commit(commit: PushCommit) -> chief_service_pb2.PushCommit:
     """Encodes a contribution to be counted."""
-    return chief_service_pb2.PushCommit(
+    message = chief_service_pb2.PushCommit(
         push_id=encode_push_id(commit.push_id),
         step=commit.step,
         staged=commit.staged,
         is_applied=commit.is_applied,
         ranges=commit.ranges,
     )
+    if commit.hyperparameters:
+        message.hyperparameters.extend(_encode_hyperparameters(commit.hyperparameters))
+    return message
 
 
 def decode_commit(message: chief_service_pb2.PushCommit) -> PushCommit:
@@ -201,7 +207,18 @@ def decode_commit(message: chief_service_pb2.PushCommit) -> PushCommit:
         staged=message.staged,
         is_applied=message.is_applied,
         ranges=tuple(message.ranges),
+        hyperparameters=_decode_hyperparameters(message.hyperparameters) if message.hyperparameters else (),
     )
+
+
+def _encode_hyperparameters(given: Sequence[StepHyperparameter]) -> list[tensor_pb2.StepHyperparameter]:
+    return [tensor_pb2.StepHyperparameter(group=one.group, name=one.name, value=one.value) for one in given]
+
+
+def _decode_hyperparameters(messages: Sequence[tensor_pb2.StepHyperparameter]) -> tuple[StepHyperparameter, ...]:
+    if len(messages) > MAX_STEP_HYPERPARAMETERS:
+        raise LimitExceeded(f"hyperparameters: {len(messages)} for one step, {MAX_STEP_HYPERPARAMETERS} at most")
+    return tuple(StepHyperparameter(group=one.group, name=one.name, value=one.value) for one in messages)
 
 
 def encode_commit_result(result: CommitResult) -> chief_service_pb2.CommitResult:
@@ -285,7 +302,7 @@ def decode_token_reply(message: chief_service_pb2.TokenReply) -> TokenReply:
 
 def encode_apply_request(request: ApplyRequest) -> parameter_service_pb2.ApplyRequest:
     """Encodes the step to apply, its contributors and what belongs to them."""
-    return parameter_service_pb2.ApplyRequest(
+    message = parameter_service_pb2.ApplyRequest(
         fence=encode_fence(request.fence),
         step=request.step,
         contributors=[encode_push_id(push_id) for push_id in request.contributors],
@@ -295,6 +312,9 @@ def encode_apply_request(request: ApplyRequest) -> parameter_service_pb2.ApplyRe
         ranges=request.ranges,
         without=[encode_push_id(push_id) for push_id in request.without],
     )
+    if request.hyperparameters:
+        message.hyperparameters.extend(_encode_hyperparameters(request.hyperparameters))
+    return message
 
 
 def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRequest:
@@ -319,6 +339,7 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
         discards=decode_each(message.discards, _decode_discard, field="discards"),
         ranges=tuple(message.ranges),
         without=decode_each(message.without, decode_push_id, field="without"),
+        hyperparameters=_decode_hyperparameters(message.hyperparameters) if message.hyperparameters else (),
     )
 
 

@@ -424,7 +424,7 @@ class ShardModel:
         weights, scales = factors(request, num_scales=num_slices + num_tables)
         contributions = self.inbox.select(request.contributors, step=request.step, without=request.without)
         memories = [contribution.memory for contribution in contributions if contribution.memory is not None]
-        self._settings.begin(request.step)
+        self._settings.begin(request.step, request.hyperparameters)
         rows = _NO_ROWS
         if num_tables:
             gradients = [memory.rows for memory in memories]

@@ -4,12 +4,13 @@ Several variables share a rule, dense ones and tables; each step begins it once,
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, OptimizerSpec, Schedule
+from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, RATE, OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import ShardSettings, ShardSpec
@@ -142,6 +143,9 @@ class UpdateRule:
         self._take(spec)
         self._powers = initial_powers(self._formula)
         self._slots = spec.slots
+        # What holds for a step in place of the specification's.
+        self._own_rate: float | None = None
+        self._own_numbers: Mapping[str, float] = {}
         self._begun: int | None = None
         self._moment = self._at(0)
 
@@ -180,6 +184,15 @@ class UpdateRule:
         if self._begun != step:
             self._moment = self._at(step)
             self._begun = step
+
+    def use(self, numbers: Mapping[str, float]) -> None:
+        """Has the steps that are begun from now on use these numbers in place of the specification's, and no others. Raises InvalidSpec."""
+        others = {name: value for name, value in numbers.items() if name != RATE}
+        if others != self._own_numbers:
+            self._take(self._spec, others)
+            self._own_numbers = others
+        self._own_rate = self._formula.rounded(numbers[RATE]) if RATE in numbers else None
+        self._begun = None
 
     def apply(self, value: Array, *, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array]) -> None:
         """Writes the next values of a block to `out`, and those of the slots in place.
@@ -234,18 +247,22 @@ class UpdateRule:
             if spec.hyperparameter(name) != self._spec.hyperparameter(name):
                 raise InvalidSpec(f"optimizer {spec.name!r}: {name} only counts when the model is created; it cannot change any more")
         self._take(spec)
+        self._own_rate, self._own_numbers = None, {}
         self._begun = None
 
-    def _take(self, spec: OptimizerSpec) -> None:
-        self._spec, self._formula = spec, _formula(spec)
-        self._weight_decay, self._l2 = (_beside_the_formula(spec, name) for name in ("weight_decay", "l2"))
+    def _take(self, spec: OptimizerSpec, others: Mapping[str, float] | None = None) -> None:
+        with_others = replace(spec, hyperparameters={**spec.hyperparameters, **others}) if others else spec
+        self._spec, self._formula = spec, _formula(with_others)
+        self._weight_decay, self._l2 = (_beside_the_formula(with_others, name) for name in ("weight_decay", "l2"))
         self._rate = self._rate_at(0) if spec.learning_rate.name == "constant" else None
 
     def _rate_at(self, step: int) -> float:
         return self._formula.rounded(learning_rate(self._spec.learning_rate, step=step))
 
     def _at(self, step: int) -> _Moment:
-        rate = self._rate_at(step) if self._rate is None else self._rate
+        rate = self._rate if self._own_rate is None else self._own_rate
+        if rate is None:
+            rate = self._rate_at(step)
         return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=self._weight_decay, l2=self._l2)
 
 
@@ -268,6 +285,9 @@ class RuleSettings:
         self._needs_norms = spec.clip.needs_norms
         self._originals: tuple[OptimizerSpec, ...] = tuple(optimizer or spec.optimizer for optimizer in spec.layout.rules)
         self.rules: Sequence[UpdateRule] = [UpdateRule(optimizer) for optimizer in self._originals]
+        # By what contributions call them; None: they cannot.
+        self._groups = ["" if own is None else own.group or None for own in spec.layout.rules]
+        self._given: tuple[StepHyperparameter, ...] = ()
         self.current = ShardSettings(fence=NOBODY, version=0)
 
     def is_news(self, settings: ShardSettings) -> bool:
@@ -288,12 +308,22 @@ class RuleSettings:
             for rule, spec in zip(self.rules, before, strict=True):
                 rule.change(spec)
             raise
-        self.current = settings
+        self.current, self._given = settings, ()
 
-    def begin(self, step: int) -> None:
-        """Makes the rules' numbers for a step."""
+    def begin(self, step: int, given: tuple[StepHyperparameter, ...] = ()) -> None:
+        """Makes the rules' numbers for a step; `given`: what holds in it in place of the settings. Raises InvalidSpec."""
+        if given != self._given:
+            self._use(given)
         for rule in self.rules:
             rule.begin(step)
+
+    def _use(self, given: tuple[StepHyperparameter, ...]) -> None:
+        by_group: dict[str | None, dict[str, float]] = {}
+        for one in given:
+            by_group.setdefault(one.group, {})[one.name] = one.value
+        for rule, group in zip(self.rules, self._groups, strict=True):
+            rule.use(by_group.get(group, {}))
+        self._given = given
 
     def advance(self) -> None:
         """Ends a step for all rules, also for those without a gradient."""

@@ -32,6 +32,12 @@ def gradient_of(push_id: PushId, *, shard: int, size: int) -> Array:
     return ((np.arange(size) * 5 + number) % 13 - 6).astype(np.float32)
 
 
+def rate_of(worker: int, sequence: int) -> float | None:
+    """Returns the learning rate that a worker's contribution has its step use: one that follows from its number; None: it has none."""
+    number = worker * 5 + sequence * 3
+    return None if number % 4 == 0 else LEARNING_RATE / 2 ** (number % 3)
+
+
 def index_of(server: str) -> int:
     """Returns which shard a server of this name holds."""
     return int(server.split("-")[1])
@@ -376,7 +382,12 @@ class Oracle:
             total = total + gradient_of(push_id, shard=shard, size=self._size) * np.float32(weight)
         mean = total / np.float32(len(given))
         momentum = state.momentum * np.float32(MOMENTUM) + mean
-        return State(state.value - momentum * np.float32(LEARNING_RATE), momentum)
+        return State(state.value - momentum * np.float32(self._rate_of(life, request.contributors)), momentum)
+
+    def _rate_of(self, life: int, contributors: Contributors) -> float:
+        # Those of a commit count, whatever shards have of its gradients.
+        rates = (rate_of(one.worker, one.sequence) for one in sorted(contributors) if (life, one) not in self._empty)
+        return next((rate for rate in rates if rate is not None), LEARNING_RATE)
 
     def _values(self, arena: Array) -> Array:
         return arena[: self._size * 4].view(np.float32)

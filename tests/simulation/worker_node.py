@@ -19,6 +19,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.optimizers import RATE, StepHyperparameter
 from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
 from ps_protocol.process.history import History, note_contribution, note_outcome
@@ -38,7 +39,7 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
-from tests.simulation.oracle import Oracle, gradient_of
+from tests.simulation.oracle import Oracle, gradient_of, rate_of
 from tests.simulation.tasks import Answer, Life, Sleep, Task
 from tests.simulation.worker_calls import WorkerCalls
 from tests.simulation.world import World
@@ -178,12 +179,20 @@ class WorkerNode:
             yield Sleep(self._compute_s * self._world.between(0.5, 1.5))
             # As push() and then wait(); the others as step().
             is_step = self._index % 2 == 0
-            outcome: Outcome = yield from self._do(worker.contribute((), is_waited_for=is_step))
+            given = self._hyperparameters(worker)
+            outcome: Outcome = yield from self._do(worker.contribute((), is_waited_for=is_step, hyperparameters=given))
             self._heard(outcome)
             if not is_step:
                 yield from self._do(worker.wait(timeout_s=None))
             self.num_steps += 1
         return "finished"
+
+    def _hyperparameters(self, worker: Worker) -> tuple[StepHyperparameter, ...]:
+        """What the contribution that is made now has its step use."""
+        rate = rate_of(self._index, worker.state.num_pushes + 1)
+        if rate is None or worker.state.policy.applies_on_arrival:
+            return ()
+        return (StepHyperparameter(group="", name=RATE, value=rate),)
 
     def _heard(self, outcome: Outcome) -> None:
         """What the program is told must hold where it is now."""

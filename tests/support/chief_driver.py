@@ -82,6 +82,7 @@ class Driver:
         self.sums: tuple[tuple[float, ...], ...] = ()
         self.adoptions: list[int] = []
         self.ended: list[ev.EndProcesses] = []
+        self.said: list[str] = []
         self._calls = itertools.count(1)
         self._requests = itertools.count(1)
         if find:
@@ -114,6 +115,8 @@ class Driver:
                     self.adoptions.append(shard)
                 case ev.EndProcesses():
                     self.ended.append(instruction)
+                case ev.Note(text=text):
+                    self.said.append(text)
         assert len(self.to_apply) + len(self.to_prepare) + len(self.to_configure) <= 1, "two things are under way at the shards"
         if self.applies_at_once:
             self.work()

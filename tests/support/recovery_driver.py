@@ -191,6 +191,7 @@ class RecoveryDriver(Driver):
                 weights=order.weights,
                 discards=order.discards,
                 ranges=order.ranges,
+                hyperparameters=order.hyperparameters,
             )
             shard.step = order.step + 1
 

@@ -6,6 +6,7 @@ A session's loop makes the calls and hands over what came back; a simulated work
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
+from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import (
     DEFAULT_POLICY,
@@ -159,11 +160,21 @@ class WorkerState:
         self.num_pushes += 1
         return PushId(worker=self.participant.index, incarnation=self.participant.incarnation, sequence=self.num_pushes)
 
-    def pushed(self, push_id: PushId, results: Collection[PushResult], *, step: int, ranges: tuple[int, ...]) -> PushCommit:
+    def pushed(
+        self,
+        push_id: PushId,
+        results: Collection[PushResult],
+        *,
+        step: int,
+        ranges: tuple[int, ...],
+        hyperparameters: tuple[StepHyperparameter, ...] = (),
+    ) -> PushCommit:
         """Returns what the chief is asked to count, once all shards have said what they did with a contribution."""
         is_whole = PushResult.STALE not in results
         is_applied = is_whole and self.policy.applies_on_arrival
-        return PushCommit(push_id=push_id, step=step, staged=is_whole, is_applied=is_applied, ranges=ranges)
+        return PushCommit(
+            push_id=push_id, step=step, staged=is_whole, is_applied=is_applied, ranges=ranges, hyperparameters=hyperparameters
+        )
 
     def counted(self, commit: PushCommit, result: CommitResult) -> None:
         """The chief has said what became of a contribution."""
@@ -223,7 +234,7 @@ class WorkerState:
             is_mine = (commit.push_id.worker, commit.push_id.incarnation) == (self.participant.index, self.participant.incarnation)
             if is_mine and step < self.local_step and not self.reads_latest:
                 # The checkpoint may be of a step that has it, whose answer was on its way. One that nobody knows is not counted now.
-                return replace(commit, staged=False, is_applied=False, ranges=())
+                return replace(commit, staged=False, is_applied=False, ranges=(), hyperparameters=())
         return self.rolled_back(step)
 
     def outcome_of(self, result: CommitResult, *, step: int) -> Push:

@@ -20,6 +20,7 @@ from ps_protocol.errors import (
     TrainingFailed,
 )
 from ps_protocol.model.data import DataRange
+from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import (
@@ -316,10 +317,12 @@ class Worker:
         is_waited_for: bool,
         timeout_s: float | None = None,
         skipped: tuple[DataRange, ...] = (),
+        hyperparameters: tuple[StepHyperparameter, ...] = (),
     ) -> Asking[Outcome]:
         """Gives one contribution and has it counted; if it is waited for, waits for a token and reads.
 
         `content` None: one that has no gradient for any variable, and so counts in no mean, and has these ranges `skipped`.
+        `hyperparameters`: what it has its step use.
         """
         state, present = self.state, self._present
         assert present is not None
@@ -332,7 +335,7 @@ class Worker:
         ranges = tuple(given.id for given in (self._ranges if content is not None else skipped))
         try:
             self._check_place()
-            commit = yield from self._push(content, is_waited_for=is_waited_for, ranges=ranges)
+            commit = yield from self._push(content, is_waited_for=is_waited_for, ranges=ranges, hyperparameters=hyperparameters)
             self._may_compute = False
             if content is not None:
                 self._ranges = ()
@@ -381,7 +384,9 @@ class Worker:
             self._may_compute = False  # that is what this wait has ended with
         return not self.state.is_finished
 
-    def _push(self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...]) -> Asking[PushCommit]:
+    def _push(
+        self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...], hyperparameters: tuple[StepHyperparameter, ...]
+    ) -> Asking[PushCommit]:
         """Gives all shards their parts of a contribution; it counts with the commit that is returned."""
         state = self.state
         step = state.local_step
@@ -398,7 +403,7 @@ class Worker:
         except BaseException:
             state.refused.append(push_id.sequence)
             raise
-        return state.pushed(push_id, results, step=step, ranges=ranges)
+        return state.pushed(push_id, results, step=step, ranges=ranges, hyperparameters=hyperparameters)
 
     def _push_when_there_is_room(self, staged: Any, push_id: PushId, step: int, why: str) -> Asking[list[PushResult]]:
         """Without a policy that waits, earlier contributions may not be applied yet: a token comes when they are."""

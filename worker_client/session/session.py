@@ -4,9 +4,9 @@ from collections.abc import Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Self
 
-from ps_protocol.errors import NotInitialized
+from ps_protocol.errors import InvalidSpec, NotInitialized
 from ps_protocol.model.data import DataRange, DataSpec
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec
 from ps_protocol.model.variables import Array
@@ -19,6 +19,7 @@ from worker_client.core.requests import run
 from worker_client.core.worker import Worker
 from worker_client.model.declarations import Placement, declare, placement_of
 from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
+from worker_client.model.numbers import GivenNumbers, Hyperparameters
 from worker_client.session import changes
 from worker_client.session.calls import WorkerCalls
 from worker_client.session.membership import Membership, failure_text
@@ -66,6 +67,7 @@ class Session:
         self._calls = WorkerCalls(self._member)
         self._worker, self._acts = self._calls.worker, self._calls.acts
         self._batches: DataBatches | None = None
+        self._numbers: GivenNumbers | None = None
         self._num_workers: tuple[PolicySpec, int] | None = None  # and the policy under which it is so many
 
     def __enter__(self) -> Self:
@@ -218,12 +220,22 @@ class Session:
         """
         return run(self._at_work().do(Training.gradient_buffers), self._acts)
 
-    def push(self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None) -> Push:
+    def push(
+        self,
+        gradients: Gradients,
+        *,
+        updates: Updates | None = None,
+        metrics: Metrics | None = None,
+        hyperparameters: Hyperparameters | None = None,
+    ) -> Push:
         """Sends one contribution to `local_step`, to all shards at once, has it counted, and returns what became of it.
 
         `gradients`: for every variable that takes some, an array of its shape and type (for tables, `IndexedSlices` of rows as well), or
         None: no gradient; what no contribution has one for does not change. Nothing is cast or broadcast. `updates`: name to array, for
         variables declared as `Buffer`. `metrics`: name to a number, or to (number, weight). All of it counts together or not at all.
+        `hyperparameters`: what the optimizer uses in the step that the contribution becomes a part of, in place of the settings, and in no
+        other: a name ("learning_rate", or that of a hyper-parameter) to a number, for the model's optimizer; for the optimizer of a group
+        (`sgd(0.1).in_group("head")`) the group to such a dict. Where workers differ, the step uses what the lowest one gives.
 
         Does not wait for other workers. A call that fails half-way has no effect on any step (but under async without locking); what is
         repeated on the way is counted once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
@@ -232,7 +244,9 @@ class Session:
         worker = self._at_work()
         if gradients is None:
             raise no_gradients()
-        return run(worker.contribute(Contribution(gradients, updates, metrics), is_waited_for=False), self._acts)
+        content = Contribution(gradients, updates, metrics)
+        given = self._given(hyperparameters) if hyperparameters else ()
+        return run(worker.contribute(content, is_waited_for=False, hyperparameters=given), self._acts)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until there is a token, that is, leave to compute the next gradients. False: training is finished.
@@ -244,7 +258,13 @@ class Session:
         return run(self._at_work().wait(timeout_s=timeout_s), self._acts)
 
     def step(
-        self, gradients: Gradients, *, updates: Updates | None = None, metrics: Metrics | None = None, timeout_s: float | None = None
+        self,
+        gradients: Gradients,
+        *,
+        updates: Updates | None = None,
+        metrics: Metrics | None = None,
+        hyperparameters: Hyperparameters | None = None,
+        timeout_s: float | None = None,
     ) -> Push:
         """Does `push()`, `wait()` and `read()` in the fewest calls, and returns what became of the contribution.
 
@@ -253,7 +273,9 @@ class Session:
         worker = self._at_work()
         if gradients is None:
             raise no_gradients()
-        return run(worker.contribute(Contribution(gradients, updates, metrics), is_waited_for=True, timeout_s=timeout_s), self._acts)
+        content = Contribution(gradients, updates, metrics)
+        given = self._given(hyperparameters) if hyperparameters else ()
+        return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, hyperparameters=given), self._acts)
 
     def batches(
         self,
@@ -362,6 +384,15 @@ class Session:
     def close(self) -> None:
         """Leaves the cluster of the worker's own accord, in at most 2 s. Idempotent."""
         self._leave("")
+
+    def _given(self, hyperparameters: Hyperparameters) -> tuple[StepHyperparameter, ...]:
+        if self._worker.state.policy.applies_on_arrival:
+            raise InvalidSpec("hyperparameters: where contributions are applied on arrival, none has numbers of its own; use locking")
+        model = self._worker.place.model
+        assert model is not None
+        if self._numbers is None:
+            self._numbers = GivenNumbers(model)
+        return self._numbers.of(hyperparameters)
 
     def _leave(self, failure: str) -> None:
         self._calls.close()

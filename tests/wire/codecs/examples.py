@@ -49,8 +49,9 @@ CLIP = ClipSpec(value=0.5, norm=1.0, global_norm=2.0)
 SLICES = (VariableSlice(variable=W, start=2, stop=10), VariableSlice(variable=B, start=0, stop=1))
 ADAM = OptimizerSpec(name="adam", learning_rate=constant(0.1), hyperparameters={"beta1": 0.5, "epsilon": 1e-7})
 CUSTOM = OptimizerSpec(
-    name="custom", learning_rate=constant(0.1), formula="m = m + g * k; v = v - lr * m", hyperparameters={"k": 0.5}, slot_values={"m": 1.5}
-)
+    name="custom", learning_rate=constant(0.1), formula="m = m + g * k; v = v - lr * m", hyperparameters={"k": 0.5}, slot_values={"m": 1.5},
+    group="head",
+)  # fmt: skip
 FORMULAS = VariableSpec(
     name="custom", data_type=DataType.FLOAT32, shape=(2,), optimizer=CUSTOM,
     constraint=Constraint(kind=ConstraintKind.FORMULA, formula="v / max(norm(v), 1)"),
