@@ -35,7 +35,7 @@ class Books:
 def check_books(facts: Facts) -> Books:
     """Returns the books and everything that is wrong with them."""
     problems = list(facts.problems)
-    epochs = {number: _epoch(facts, number, problems) for number in sorted({number for number, _, _ in facts.lives})}
+    epochs = {number: _epoch(facts, number, problems) for number in sorted({number for number, *_ in facts.lives})}
     for number in epochs:
         problems += _twice(epochs, number)
     problems += _counted(facts, epochs)
@@ -56,7 +56,7 @@ def lineage(epochs: Mapping[int, Epoch], number: int) -> dict[int, Contributors]
 
 
 def _epoch(facts: Facts, number: int, problems: list[str]) -> Epoch:
-    lives = [life for (epoch, _, _), life in sorted(facts.lives.items(), key=_key) if epoch == number]
+    lives = [life for (epoch, *_), life in sorted(facts.lives.items(), key=_key) if epoch == number]
     # Standbys that came back in the middle of the epoch began later.
     first_lives = [life for life in lives if life.from_epoch != number]
     firsts, parents = {life.spec.initial_step for life in first_lives}, {life.from_epoch for life in first_lives}
@@ -79,9 +79,9 @@ def _epoch(facts: Facts, number: int, problems: list[str]) -> Epoch:
     return Epoch(first_step=min(firsts, default=0), parent=max((one for one in parents if one is not None), default=None), steps=steps)
 
 
-def _key(item: tuple[tuple[int, int, int], ShardLife]) -> tuple[int, int, int, int]:
-    (number, shard, process), life = item
-    return number, shard, life.spec.initial_step, process
+def _key(item: tuple[tuple[int, int, int, int], ShardLife]) -> tuple[int, int, int, int]:
+    number, shard, process, first_step = item[0]
+    return number, shard, first_step, process
 
 
 def _twice(epochs: Mapping[int, Epoch], number: int) -> Iterator[str]:
@@ -96,6 +96,14 @@ def _twice(epochs: Mapping[int, Epoch], number: int) -> Iterator[str]:
 def _counted(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
     """A chief has counted only what all servers have applied, and no two have counted one step otherwise."""
     known: dict[tuple[int, int], Contributors] = {}
+    # By epoch, then by shard: the steps that some server of it has applied; None: they were applied on arrival.
+    applied: dict[int, dict[int, set[int] | None]] = {}
+    for (number, shard, *_), life in facts.lives.items():
+        steps = applied.setdefault(number, {}).setdefault(shard, set())
+        if life.arrived or steps is None:
+            applied[number][shard] = None
+        else:
+            steps.update(request.step for request, _ in life.applied)
     for counted in facts.steps:
         if known.setdefault((counted.epoch, counted.step), counted.contributors) != counted.contributors:
             yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted before, with other contributions"
@@ -103,16 +111,16 @@ def _counted(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
         made = epoch.steps.get(counted.step) if epoch is not None else None
         if made != counted.contributors:
             yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted, and the servers applied {made}"
-        for shard in sorted({shard for number, shard, _ in facts.lives if number == counted.epoch}):
-            lives = [life for (number, its_shard, _), life in facts.lives.items() if (number, its_shard) == (counted.epoch, shard)]
-            if not any(life.arrived or counted.step in {request.step for request, _ in life.applied} for life in lives):
+        for shard, steps in sorted(applied.get(counted.epoch, {}).items()):
+            if steps is not None and counted.step not in steps:
                 yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted, and ps {shard} has not applied it"
 
 
 def _said(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
+    made_of = {number: lineage(epochs, number) for number in {said.epoch for said in facts.outcomes}}
+    where = {number: {push_id: step for step, made in steps.items() for push_id in made} for number, steps in made_of.items()}
     for said in facts.outcomes:
-        steps = lineage(epochs, said.epoch)
-        applied = next((step for step, made in steps.items() if said.push_id in made), None)
+        steps, applied = made_of[said.epoch], where[said.epoch].get(said.push_id)
         if said.outcome == "ACCEPTED" and applied is not None and said.applied_step is not None and applied != said.applied_step:
             yield f"{said.where}: push {words_of(said.push_id)} was accepted for step {said.applied_step}, and is in step {applied}"
         if said.outcome == "ACCEPTED" and applied is None and said.applied_step in steps:
@@ -131,7 +139,7 @@ def _unknown_pushes(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
 
 def _is_in_none(facts: Facts, number: int, step: int, push_id: PushId) -> bool:
     """Whether all servers have done a step without a contribution that it names: it was committed and never sent."""
-    lives = [life for (epoch, _, _), life in facts.lives.items() if epoch == number]
+    lives = [life for (epoch, *_), life in facts.lives.items() if epoch == number]
     return all(push_id in request.without for life in lives for request, _ in life.applied if request.step == step)
 
 

@@ -46,8 +46,11 @@ class CountedStep:
 class ShardLife:
     """What one process held of a shard in one epoch, from its first values, or those of a checkpoint, on. `records` are in order.
 
+    A standby that has left and come back in one epoch has several.
+
     `from_epoch` None: the values are new; otherwise they are those of the first step here in that epoch, which is this one where a standby
-    came back in the middle of it. `begun` None: nothing was read, the process went on with what it had.
+    came back in the middle of it. `begun` None: nothing was read, the process went on with what it had. `applied`: its steps, each with the
+    digest of its values after it; `arrived`: the contributions applied on arrival, each with the step that it made.
     """
 
     shard: int
@@ -57,31 +60,29 @@ class ShardLife:
     where: str
     begun: Record | None
     records: list[Record] = field(default_factory=list)
+    applied: list[tuple[ApplyRequest, str]] = field(default_factory=list)
+    arrived: list[tuple[PushId, int]] = field(default_factory=list)
 
-    @property
-    def applied(self) -> list[tuple[ApplyRequest, str]]:
-        """Its steps, each with the digest of its values after it."""
-        found = [record for record in self.records if record.kind == events.APPLIED]
-        return [(events.request_of(record), events.text_of(record, "sha256")) for record in found]
-
-    @property
-    def arrived(self) -> list[tuple[PushId, int]]:
-        """The contributions applied on arrival, each with the step that it made."""
-        found = [record for record in self.records if record.kind == events.ARRIVED]
-        return [(events.push_of(record), events.number_of(record, "step")) for record in found]
+    def take(self, record: Record) -> None:
+        """Takes the next record."""
+        self.records.append(record)
+        if record.kind == events.APPLIED:
+            self.applied.append((events.request_of(record), events.text_of(record, "sha256")))
+        elif record.kind == events.ARRIVED:
+            self.arrived.append((events.push_of(record), events.number_of(record, "step")))
 
 
 @dataclass(slots=True, kw_only=True)
 class Facts:
     """Everything that all processes have written.
 
-    `parts`: of what was sent, by epoch and push id, then by shard. `lives` by epoch, shard and process, of which there are several where
-    the shard has a standby: of each the last one counts, earlier ones were abandoned.
+    `parts`: of what was sent, by epoch and push id, then by shard. `lives` by epoch, shard, process and first step; there are several
+    processes where the shard has a standby. What a process had begun at the same step before was abandoned.
     """
 
     parts: dict[Sent, dict[int, Part]] = field(default_factory=dict)
     outcomes: list[Outcome] = field(default_factory=list)
-    lives: dict[tuple[int, int, int], ShardLife] = field(default_factory=dict)
+    lives: dict[tuple[int, int, int, int], ShardLife] = field(default_factory=dict)
     steps: list[CountedStep] = field(default_factory=list)
     rollbacks: list[tuple[int, int]] = field(default_factory=list)
     processes: list[str] = field(default_factory=list)
@@ -120,12 +121,12 @@ def _take(facts: Facts, lives: dict[int, ShardLife], record: Record, *, where: s
             from_epoch = events.number_of(record, "from_epoch") if record.kind == events.RESTORED else None
             spec, process = events.spec_of(record), events.number_of(record, "process")
             life = ShardLife(shard=spec.shard, process=process, spec=spec, from_epoch=from_epoch, where=where, begun=record)
-            lives[spec.shard] = facts.lives[spec.epoch, spec.shard, process] = life
+            lives[spec.shard] = facts.lives[spec.epoch, spec.shard, process, spec.initial_step] = life
         case events.APPLIED | events.CONFIGURED | events.ARRIVED:
             shard = events.number_of(record, "shard")
             if shard in lives:
                 _go_on(facts, lives, record, shard, where=where)
-                lives[shard].records.append(record)
+                lives[shard].take(record)
             else:
                 facts.problems.append(f"{where}: {record.kind} before ps {shard} had any variables")
         case events.STEP:
@@ -152,7 +153,7 @@ def _go_on(facts: Facts, lives: dict[int, ShardLife], record: Record, shard: int
     if epoch > life.spec.epoch:
         spec = replace(life.spec, epoch=epoch, initial_step=step)
         later = ShardLife(shard=shard, process=life.process, spec=spec, from_epoch=life.spec.epoch, where=where, begun=None)
-        lives[shard] = facts.lives[epoch, shard, life.process] = later
+        lives[shard] = facts.lives[epoch, shard, life.process, step] = later
 
 
 def _take_part(facts: Facts, record: Record, where: str) -> None:

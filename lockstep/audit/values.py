@@ -52,7 +52,7 @@ def recompute(facts: Facts, *, on_progress: Callable[[int], None] = lambda _: No
     wanted = {(life.from_epoch, life.spec.initial_step) for life in facts.lives.values() if life.from_epoch is not None}
     snapshots: dict[Wanted, _Snapshot] = {}
     # What a standby came back with, its other server had reached before.
-    for (epoch, _, _), life in sorted(facts.lives.items(), key=lambda item: (item[0][0], item[1].spec.initial_step, item[0])):
+    for (epoch, *_), life in sorted(facts.lives.items(), key=lambda item: (item[0][0], item[1].spec.initial_step, item[0])):
         try:
             _Replica(facts, life, epoch, snapshots).replay(result, wanted)
         except PsError as error:

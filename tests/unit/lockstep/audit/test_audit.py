@@ -2,6 +2,7 @@
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import AverageSpec
 from ps_protocol.process import history as events
 from ps_protocol.process.history import HistoryWriter, read_history
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, PushReply
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, PushReply, ReplicaState
 from ps_server.serving.local import InProcessShard
 from tests.contract.shard.test_checkpoints import model_of
 from tests.support.sharded_training import ShardedTraining
@@ -28,7 +29,8 @@ class _Noted(ForwardingShard):
     def __init__(self, directory: Path, *, index: int) -> None:
         storage = open_storage(str(directory / "checkpoints"))
         history = HistoryWriter(directory / "history", role=f"ps-{index}")
-        super().__init__(InProcessShard(index=index, storage=storage, history=history))
+        self.server = InProcessShard(index=index, storage=storage, history=history)
+        super().__init__(self.server)
         self._index = index
         self._of_workers = HistoryWriter(directory / "history", role="worker")
 
@@ -157,6 +159,31 @@ def test_step_counted_before_all_servers_had_it_is_found(tmp_path: Path) -> None
     writer = HistoryWriter(history, role="chief")
     events.note_step(writer, epoch=5, step=7, contributors=[PushId(worker=0, incarnation=1, sequence=8)], chief=2)
     assert any("ps 2 has not applied it" in problem for problem in _books(history).problems)
+
+
+def test_what_servers_held_before_they_left_and_came_back_in_one_epoch_counts(tmp_path: Path) -> None:
+    """A server and its standby, each of which is lost once and brought back from what the other one has saved."""
+    pair = [_training(tmp_path, 1) for _ in range(2)]
+    chief = HistoryWriter(tmp_path / "history", role="chief")
+    for one in pair:
+        one.create()
+        one.train(1)
+    for number, (lost, other) in enumerate([pair, pair[::-1]], start=1):
+        other.train(1)
+        other.save(f"step-{other.step}")
+        shard, lost.step = lost.shards[0], other.step
+        assert isinstance(shard, _Noted)
+        shard.server.adopt(lost.settings.fence, replica=ReplicaState(version=number, forgets=True))
+        request = replace(lost.restore_request(0, f"step-{other.step}"), replica_version=number)
+        assert shard.restore(request, max_wait_s=10.0).is_done or shard.restore(request, max_wait_s=10.0).is_done
+        for one in pair:
+            one.train(1)
+    for step in range(pair[0].step):
+        contributors = [PushId(worker=worker, incarnation=1, sequence=step + 1) for worker in range(2)]
+        events.note_step(chief, epoch=pair[0].epoch, step=step, contributors=contributors, chief=2)
+    facts = facts_of(read_history(tmp_path / "history"))
+    values = recompute(facts)
+    assert (check_books(facts).problems, values.problems, values.skipped, values.num_steps) == ((), [], [], 5 + 3)
 
 
 def test_directory_without_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
