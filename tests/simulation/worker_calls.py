@@ -4,18 +4,16 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Any
 
-from ps_protocol.errors import Cancelled, EpochMismatch, NotInitialized, PsError, ShuttingDown, StepNotReady, Unavailable
+from ps_protocol.errors import Cancelled, PsError, ShuttingDown, Unavailable
 from ps_protocol.roles.chief import Registration
-from ps_protocol.roles.shard import PushReply, PushResult, ShardStatus
+from ps_protocol.roles.shard import PushReply, ShardStatus
 from tests.simulation.tasks import All, Call, Sleep, Task
 from tests.simulation.world import World
+from worker_client.core.replicas import DOUBTFUL, in_one, lasting
 
 # What another try is of use for.
 _TRANSIENT = (Unavailable, ShuttingDown)
-# What may only mean that the server is not counted on any more, where another holds the same.
-_DOUBTFUL = (*_TRANSIENT, NotInitialized, StepNotReady, EpochMismatch, Cancelled)
 _TO_ALL = ("create", "push")
-_WORST_FIRST = (PushResult.STALE, PushResult.STAGED, PushResult.APPLIED, PushResult.DUPLICATE)
 _MOVED_S = 1.0
 _ASK_S = 8.0
 _BEAT_S = 4.0
@@ -117,25 +115,23 @@ class WorkerCalls:
                     for answer in answers:
                         if isinstance(answer, PsError):
                             raise answer
-            except _DOUBTFUL as error:
+            except DOUBTFUL as error:
                 if not self.shards_version:
                     raise
                 yield from self.hear()
                 if self._places[index][: len(names)] != names:
                     self._world.seen["worker went over to another server"] += 1
                     continue
-                if isinstance(error, NotInitialized | EpochMismatch):
-                    raise Unavailable(error.message) from None
-                raise
+                raise lasting(error) from None
             if method not in _TO_ALL or set(self._places[index]) <= set(names):
-                return _in_one(answers)
+                return _of_all(answers)
 
 
-def _in_one(answers: list[Any]) -> Any:
+def _of_all(answers: list[Any]) -> Any:
     if len(answers) == 1:
         return answers[0]
     if isinstance(answers[0], PushReply):
-        return min(answers, key=lambda reply: _WORST_FIRST.index(reply.result))
+        return in_one(answers)
     return any(answers)
 
 

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, NotInitialized, PsError, ShuttingDown, StepNotReady, Unavailable
+from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Registration
@@ -15,13 +15,13 @@ from ps_protocol.roles.shard import (
     MetricCell,
     PushHeader,
     PushReply,
-    PushResult,
     RowsRequest,
     Shard,
     ShardSpec,
     ShardStatus,
 )
 from worker_client.cluster.threads import Lane, run_bounded
+from worker_client.core.replicas import DOUBTFUL, in_one, is_urgent, lasting
 
 # Where the shards of a cluster with standbys are at present, as the chief says.
 
@@ -123,11 +123,7 @@ class ShardPlaces:
 
 Result = TypeVar("Result")
 
-# What may only mean that the process is not counted on any more.
-_DOUBTFUL = (Unavailable, NotInitialized, StepNotReady, EpochMismatch, Cancelled, DeadlineExceeded, ShuttingDown)
 _CLOSE_S = 0.25
-# What became of a contribution: it counts if it lies at all of them.
-_WORST_FIRST = (PushResult.STALE, PushResult.STAGED, PushResult.APPLIED, PushResult.DUPLICATE)
 
 
 class ReplicatedShard:
@@ -194,8 +190,7 @@ class ReplicatedShard:
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         """Stages one contribution at all replicas."""
-        replies = self._at_all(lambda shard: shard.push_gradients(header, gradients, timeout_s=timeout_s))
-        return min(replies, key=lambda reply: _WORST_FIRST.index(reply.result))
+        return in_one(self._at_all(lambda shard: shard.push_gradients(header, gradients, timeout_s=timeout_s)))
 
     # -- what comes from the first
 
@@ -269,7 +264,7 @@ class ReplicatedShard:
             try:
                 with self._places.calling():
                     return call(first)
-            except _DOUBTFUL as error:
+            except DOUBTFUL as error:
                 self._ask_about(error, version, (first,))
 
     def _at_all(self, call: Callable[[Shard], Result]) -> list[Result]:
@@ -278,7 +273,7 @@ class ReplicatedShard:
             try:
                 with self._places.calling():
                     results = self._of_each(shards, call)
-            except _DOUBTFUL as error:
+            except DOUBTFUL as error:
                 self._ask_about(error, version, shards)
                 continue
             if set(self.replicas) <= set(shards):
@@ -302,14 +297,9 @@ class ReplicatedShard:
         return [*results, *(job.result for job in jobs)]
 
     def _ask_about(self, error: PsError, version: int, shards: Sequence[Shard]) -> None:
-        """Raises the error unless the chief names other processes now.
-
-        A process that was restarted knows nothing of values or epoch. That is no loss yet: either the chief names another one soon, or it
-        begins another epoch.
-        """
+        """Raises the error, or one that says that it may pass, unless the chief names other processes now."""
         if self._is_closed:
             raise error
-        is_empty = isinstance(error, (NotInitialized, EpochMismatch))
-        self._places.hear(version, is_urgent=is_empty)
+        self._places.hear(version, is_urgent=is_urgent(error))
         if self.replicas[: len(shards)] == tuple(shards):
-            raise Unavailable(error.message, facts=error.facts) if is_empty else error
+            raise lasting(error)

@@ -175,6 +175,19 @@ def test_a_restarted_replica_is_not_the_loss_of_the_shard(scene: Scene) -> None:
     assert scene.trainer.read(0)[0] == 0
 
 
+def test_a_replica_that_lacks_the_step_that_another_one_has_made_is_left_behind_or_about_to_make_it(scene: Scene) -> None:
+    header = scene.trainer.header(0, step=0)
+    assert scene.trainers[FIRST].push(header, scene.trainer.arena(1.0)).result is STAGED
+    scene.trainers[FIRST].apply(header.push_id)
+    later = scene.trainer.header(0, step=1)
+    with pytest.raises(Unavailable, match="ahead"):
+        scene.trainer.push(later, scene.trainer.arena(1.0))
+    assert scene.num_asked == 1
+    scene.name(FIRST)
+    assert scene.places.hear(scene.places.version, is_urgent=True)
+    assert scene.trainer.push(later, scene.trainer.arena(1.0)).result is DUPLICATE, "the first one has had it"
+
+
 def test_a_call_that_hangs_at_a_replica_ends_when_the_chief_names_others(scene: Scene) -> None:
     scene.replicas[FIRST].hangs = True
     scene.name(SECOND)
