@@ -91,8 +91,9 @@ class Oracle:
         self._rooms: dict[str, Room] = {}
         # What is whole: era and step, by name.
         self.committed: dict[str, tuple[Era, int]] = {}
-        # The life whose first values were made last, and what was whole before.
+        # The life in which servers were adopted last, and what was whole before: its chief had that to look for.
         self._last_life, self._whole_before = 0, frozenset[str]()
+        self._lives: set[int] = set()
         # What workers have committed and not given to all shards.
         self._forged: set[PushId] = set()
         self.is_rotten = False
@@ -105,11 +106,15 @@ class Oracle:
         """A server has no variables: it has just been started, or has dropped them."""
         self._without.add(server)
 
+    def adopted(self, life: int) -> None:
+        """A server is in this life from now on."""
+        if life not in self._lives:
+            self._lives.add(life)
+            self._last_life, self._whole_before = life, frozenset(self.committed)
+
     def created(self, server: str, life: int, spec: ShardSpec, arena: Array, *, is_new: bool) -> None:
         """A shard's variables have their first values; or have had them (then this changes nothing), perhaps since an earlier epoch."""
         era = life, spec.epoch
-        if life != self._last_life and all(known[0] != life for known in self._epochs):
-            self._last_life, self._whole_before = life, frozenset(self.committed)
         was_trained = any(step for _, step in self.committed.values())
         if era not in self._epochs and was_trained and not self.is_rotten:
             raise BrokenPromise(f"4: the cluster begins anew although checkpoints are whole: {self.committed}")
@@ -264,7 +269,7 @@ class Oracle:
         return any(era[0] == self._last_life or tag in self._whole_before for tag, (era, _) in self.committed.items())
 
     def is_lost(self, life: int) -> bool:
-        """Whether a life of the cluster has ended with nothing saved: who has its model may end with it, whatever was saved since."""
+        """Whether a life of the cluster has ended with nothing saved: who has its model may end with it, whatever becomes whole later."""
         return life != self._last_life and not self._whole_before
 
     def committed_checkpoint(self, tag: str, era: Era, step: int, done: Set[int]) -> None:

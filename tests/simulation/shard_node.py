@@ -112,6 +112,7 @@ class ShardNode:
 
     def _adopt(self, fence: Fence, chief_address: str, session_keys: tuple[bytes, ...], replica: ReplicaState) -> object:
         adoption = self.shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, replica=replica)
+        self._oracle.adopted(fence.life)
         if adoption.step is None:
             self._oracle.emptied(self._place)
         return adoption
