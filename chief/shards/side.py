@@ -19,7 +19,7 @@ from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import DirectLink, ShardLanes, ShardLink, Work
 from chief.shards.requests import Authority
-from chief.shards.standby import ReplicaReturn, replicated, trusted
+from chief.shards.standby import ReplicaReturn, replicated
 from chief.shards.work import ShardWork
 from ps_protocol.errors import Cancelled, PsError, Unavailable
 from ps_protocol.process.failpoints import failpoint
@@ -223,7 +223,7 @@ class ShardSide:
 
     async def _look_at_all(self, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
         try:
-            await self._work.look_at_all(is_takeover=is_takeover, trusted=partial(trusted, self._calls.links))
+            await self._work.look_at_all(is_takeover=is_takeover)
         except PsError as error:
             on_failure(error)
 

@@ -99,12 +99,13 @@ def latest_fence(fence: Fence, statuses: Iterable[ShardStatus]) -> Fence:
 def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) -> Finding:
     """Returns what to make of replicas that no chief has yet. Raises a failure if the one that does not answer may know better.
 
-    One that was counted on alone is enough. Else all must answer: the absent one might have gone on without the others.
+    One that was counted on alone is enough, and is the one to believe: the others were left behind, however far they are. Else all must
+    answer: the absent one might have gone on without the others.
     """
     alone = [replica for replica, status in statuses.items() if status.is_alone and status.step is not None]
     if failures and not alone:
         raise failures[0]
-    best = max(alone if failures else statuses, key=lambda replica: _age_order(statuses[replica]))
+    best = max(alone or statuses, key=lambda replica: _age_order(statuses[replica]))
     holders = [status for status in statuses.values() if status.step is not None]
     return Finding(best=best, statuses=statuses, is_proven=best in alone or len(holders) in (0, len(statuses)))
 
@@ -249,6 +250,10 @@ class ReplicatedLink:
         self._session_keys: tuple[bytes, ...] = ()
         self._first = self.replicas[0]
         self._finding: Finding | None = None
+        # Those that obey this chief, so that no earlier one can go on with them; and those that were counted on alone until then.
+        self._obeying: set[Replica] = set()
+        self._were_alone: set[Replica] = set()
+        self._is_proven = True
         self._identity = self._told = 0
         self._num_states = 0  # that replicas have been told, all together
         # Held while replicas are taken in or emptied.
@@ -268,7 +273,7 @@ class ReplicatedLink:
     @property
     def is_proven(self) -> bool:
         """Whether what was found at the start is the newest that there is of the shard, as far as its own replicas can tell."""
-        return self._finding is None or self._finding.is_proven
+        return self._finding.is_proven if self._finding is not None else self._is_proven
 
     def distrust(self) -> ShardStatus:
         """No other replica can confirm what was found: counts the shard as lost."""
@@ -290,7 +295,8 @@ class ReplicatedLink:
         """Returns the status of the one that is asked, if any member is the process that it was; and drops those that are not."""
         if not self.members:
             answers = await all_of(*(one.link.status(timeout_s=timeout_s) for one in self.replicas))
-            found = {one: answer for one, answer in zip(self.replicas, answers, strict=True) if isinstance(answer, ShardStatus)}
+            both = zip(self.replicas, answers, strict=True)
+            found = {one: self._met(one, answer) for one, answer in both if isinstance(answer, ShardStatus)}
             self._finding = judge(found, [answer for answer in answers if isinstance(answer, PsError)])
             return self._note(self._finding.status())
         asked = [*self.members]
@@ -311,10 +317,11 @@ class ReplicatedLink:
     async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
         """Puts all replicas under a chief, and counts on those that hold the same; where a later epoch begins, on all."""
         async with self.changing:
+            is_again = bool(self.members) and self.fence.era == fence.era
             self.fence, self._chief_address, self._session_keys = fence, chief_address, session_keys
-            return await self._take_over(fence, timeout_s)
+            return await self._take_over(fence, timeout_s, is_again=is_again)
 
-    async def _take_over(self, fence: Fence, timeout_s: float) -> Adoption:
+    async def _take_over(self, fence: Fence, timeout_s: float, *, is_again: bool) -> Adoption:
         finding = self._finding  # kept until this has succeeded: what is found later may be half of it
         wanted = [*finding.statuses] if finding is not None else self.replicas
         answers = await all_of(*(self._adopt(one, timeout_s) for one in wanted))
@@ -323,15 +330,27 @@ class ReplicatedLink:
         adoptions: dict[Replica, Adoption] = {one: adoption for one, (_, adoption) in found.items()}
         for one, error in failed.items():
             one.missing = error.message
+        self._check_adopted(failed)
         if finding is not None and finding.is_known and finding.statuses[finding.best].fence.epoch == fence.epoch:
-            best = finding.best
-            self._check_adopted(failed, is_enough=best in adoptions)
-            members = [one for one in adoptions if await goes_along(one, adoptions[one], adoptions[best], fence)]
+            if finding.best not in adoptions:
+                raise failed[finding.best]
+            best = self._best_of(finding, found)
+            members = [one for one in adoptions if one is best or await self._goes_along(one, found, best)]
+            is_same = all(status.process_incarnation == finding.statuses[one].process_incarnation for one, (status, _) in found.items())
+            self._is_proven = finding.is_proven and (best in self._were_alone or is_same)
+        elif not adoptions:
+            raise min(failed.values(), key=order_of)
+        elif is_again:
+            # Who was not counted on holds what is older, unless there is nothing to hold.
+            is_empty = all(adoption.step is None for adoption in adoptions.values())
+            members = [one for one in adoptions if one in self.members or is_empty]
+            if not members:
+                raise min(failed.values(), key=order_of)
+            best = members[0]
         else:
-            self._check_adopted(failed, is_enough=bool(adoptions))
-            members = [*adoptions]
-            best, before = members[0], {one: status.fence.epoch for one, (status, _) in found.items()}
-            if min(before.values()) < fence.epoch and not are_equal(adoptions, before):
+            members, epochs = [*adoptions], {one: status.fence.epoch for one, (status, _) in found.items()}
+            best, self._is_proven = members[0], True
+            if min(epochs.values()) < fence.epoch and not are_equal(adoptions, epochs):
                 # Whatever they had in an earlier epoch comes to nothing now, and must come to the same.
                 adoptions = {one: await self.join(one, timeout_s=timeout_s, forgets=True) for one in members}
         for one in tuple(adoptions):
@@ -344,10 +363,38 @@ class ReplicatedLink:
         self._finding = None
         return replace(adoptions[best], session_keys=self._session_keys)
 
-    def _check_adopted(self, failed: Mapping[Replica, PsError], *, is_enough: bool) -> None:
-        """Raises a failure if the replicas without it are not enough, or if another chief has them."""
-        if failed and (not is_enough or any(isinstance(error, Superseded) for error in failed.values())):
-            raise min(failed.values(), key=order_of)
+    def _met(self, one: Replica, status: ShardStatus) -> ShardStatus:
+        """Returns what a replica says, and whether it was counted on alone before it obeyed this chief: then it forgets that."""
+        own = self.fence
+        if (status.fence.life, status.fence.chief_incarnation) != (own.life, own.chief_incarnation):
+            (self._were_alone.add if status.is_alone and status.step is not None else self._were_alone.discard)(one)
+        return replace(status, is_alone=one in self._were_alone)
+
+    def _check_adopted(self, failed: Mapping[Replica, PsError]) -> None:
+        """Raises a failure if another chief has that replica, or an earlier one may go on with it: then both would tell of steps.
+
+        None may go on with one that obeys this chief; nor with any other, if it counted on that one alone.
+        """
+        is_alone = not self._were_alone.isdisjoint(self._obeying)
+        errors = [error for one, error in failed.items() if isinstance(error, Superseded) or not (is_alone or one in self._obeying)]
+        if errors:
+            raise min(errors, key=order_of)
+
+    def _best_of(self, finding: Finding, found: Mapping[Replica, tuple[ShardStatus, Adoption]]) -> Replica:
+        """Returns the one to believe. An earlier chief may have gone on by a step since they were looked at, and cannot any more."""
+        if finding.best in self._were_alone:
+            return finding.best
+        steps = {one: adoption.step for one, (status, adoption) in found.items() if status.fence.epoch == self.fence.epoch}
+        return max([finding.best, *steps], key=lambda one: -1 if (step := steps.get(one)) is None else step)
+
+    async def _goes_along(self, one: Replica, found: Mapping[Replica, tuple[ShardStatus, Adoption]], best: Replica) -> bool:
+        """Whether a replica is counted on beside the one to believe: not if the chief before had left it behind."""
+        status, adoption = found[one]
+        if best in self._were_alone or status.fence.epoch != self.fence.epoch:
+            where = f"at step {adoption.step} of epoch {status.fence.epoch}"
+            one.missing = f"it was left behind {where}" if adoption.step is not None else "it is empty"
+            return False
+        return await goes_along(one, adoption, found[best][1], self.fence)
 
     async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Has all members keep a record."""
@@ -400,6 +447,7 @@ class ReplicatedLink:
             timeout_s=timeout_s,
             replica=ReplicaState(version=self._num_states, is_alone=is_alone, forgets=forgets),
         )
+        self._obeying.add(one)
         # Another replica, or this shard's chief, may not know them all.
         self._session_keys = joined_keys(self._session_keys, adoption.session_keys)
         return adoption
@@ -421,7 +469,7 @@ class ReplicatedLink:
     # -- inside
 
     async def _adopt(self, one: Replica, timeout_s: float) -> tuple[ShardStatus, Adoption]:
-        status = await one.link.status(timeout_s=timeout_s)
+        status = self._met(one, await one.link.status(timeout_s=timeout_s))
         adoption = await self.join(one, timeout_s=timeout_s)
         one.process = status.process_incarnation
         return status, adoption
@@ -611,3 +659,14 @@ def trusted(links: Sequence[object], statuses: Sequence[ShardStatus]) -> list[Sh
             log.warning("ps %d: one replica is empty, and the model of the other one may be out of date; it is not used", link.index)
             known[link.index] = link.distrust()
     return known
+
+
+def believed(links: Sequence[object], adoptions: Sequence[Adoption]) -> list[Adoption]:
+    """As `trusted`, of what shards say once a chief has them: another process may have a replica's place since they were looked at."""
+    doubted = {index for index, link in replicated(links).items() if not link.is_proven and adoptions[index].step is not None}
+    if not doubted or any(adoption.step is not None for index, adoption in enumerate(adoptions) if index not in doubted):
+        return [*adoptions]
+    for index in sorted(doubted):
+        log.warning("ps %d: one replica was restarted, and the model of the other one may be out of date; it is not used", index)
+    lost = {index: replace(adoptions[index], step=None, layout_hash="", last_apply=None, pushes=()) for index in doubted}
+    return [lost.get(index, adoption) for index, adoption in enumerate(adoptions)]

@@ -21,6 +21,7 @@ from chief.shards.requests import (
     save_failure,
     step_requests,
 )
+from chief.shards.standby import believed, trusted
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.process.history import History, note_rolled_back, note_step
 from ps_protocol.roles.fence import Fence
@@ -217,18 +218,15 @@ class ShardWork:
 
     # -- shards that are looked at, adopted and watched
 
-    async def look_at_all(
-        self, *, is_takeover: bool, trusted: Callable[[list[ShardStatus]], list[ShardStatus]] = lambda statuses: statuses
-    ) -> None:
+    async def look_at_all(self, *, is_takeover: bool) -> None:
         """Waits until all shards have been reached and none is a living chief's, and reports ShardsFound.
 
         Raises PsError if they are not what they should be; TrainingFailed if their chief lives. `is_takeover`: whatever that one does.
-        `trusted` returns what shards say of themselves, but for what nothing vouches for.
         """
         start, is_said = self._calls.pace.now(), False
         before: list[ShardStatus] = []
         while True:
-            statuses = trusted(await self._calls.at_all(self._calls.look_at))
+            statuses = trusted(self._calls.links, await self._calls.at_all(self._calls.look_at))
             if not are_of_one_time(before, statuses):
                 before = statuses
                 continue
@@ -247,9 +245,10 @@ class ShardWork:
     async def _adopt_all(self) -> None:
         """Puts all shards under this chief, and reports what they say: RecordFound, and ShardAdopted for each."""
         adopted = await self._calls.at_all(self._adopt)
-        for event in record_found([adoption for _, adoption in adopted]):
+        adoptions = believed(self._calls.links, [adoption for _, adoption in adopted])
+        for event in record_found(adoptions):
             self._calls.report(event)
-        for index, (process_incarnation, adoption) in enumerate(adopted):
+        for index, ((process_incarnation, _), adoption) in enumerate(zip(adopted, adoptions, strict=True)):
             self._report_adoption(index, process_incarnation, adoption)
 
     def _report_adoption(self, index: int, process_incarnation: int, adoption: Adoption) -> None:

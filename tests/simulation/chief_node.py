@@ -3,7 +3,6 @@
 import asyncio
 import itertools
 from collections.abc import Callable, Coroutine
-from functools import partial
 from typing import Any
 
 from chief.core import messages
@@ -13,7 +12,7 @@ from chief.shards.calls import ShardCalls
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import ShardLink
 from chief.shards.requests import Authority
-from chief.shards.standby import ReplicaReturn, ReplicatedLink, replicated, trusted
+from chief.shards.standby import ReplicaReturn, ReplicatedLink, replicated
 from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError, ShuttingDown
 from ps_protocol.process.history import History
@@ -234,7 +233,7 @@ class ChiefNode:
 
     async def _begin(self, takes_over: bool) -> None:
         try:
-            await self._work.look_at_all(is_takeover=takes_over, trusted=partial(trusted, self._shards.links))
+            await self._work.look_at_all(is_takeover=takes_over)
         except PsError as error:
             self.end(error.message)
 

@@ -237,6 +237,11 @@ def _believes_who_was_left_behind(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(standby, "judge", lambda statuses, failures: real(statuses, [] if statuses else failures))
 
 
+def _goes_on_beside_the_former_chief(patch: pytest.MonkeyPatch) -> None:
+    """A new chief does not wait for a server that it could not adopt, with which the former one may go on."""
+    patch.setattr(ReplicatedLink, "_check_adopted", lambda self, failed: None)
+
+
 def _applies_at_the_first_alone(patch: pytest.MonkeyPatch) -> None:
     async def apply_step(self: ReplicatedLink, request: Any, *, timeout_s: float) -> Any:
         return await self.members[0].link.apply_step(request, timeout_s=timeout_s)
@@ -306,6 +311,16 @@ def _dies_before_the_standby_applies(scenario: Scenario) -> Scenario:
     killed = Fault(at=at + 0.3, kind="kill", target=("chief",), seconds=0.05)
     return replace(
         _with_standbys(scenario), network=NetworkSpec(), num_shards=1, compute_s=0.1, durability=None, data=None, faults=(cut, killed)
+    )
+
+
+def _meets_the_former_chief(scenario: Scenario) -> Scenario:
+    """Another chief looks at both servers, and cannot reach the standby any more when it takes them; then the former chief goes on."""
+    at = 1.0 + scenario.seed % 97 * 0.01
+    other = Fault(at=at, kind="new chief", target=("chief",), seconds=0.4, number=1)
+    cut = Fault(at=at + 0.012 + scenario.seed % 31 * 0.001, kind="cut", target=("chief", "ps-0-standby"), seconds=3.0, number=1)
+    return replace(
+        _with_standbys(scenario), network=NetworkSpec(), num_shards=1, compute_s=0.1, durability=None, data=None, faults=(other, cut)
     )
 
 
@@ -478,6 +493,7 @@ MUTATIONS: dict[str, Mutation] = {
     "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
     "standby: a new chief counts on servers that lack a step": Mutation("25", _takes_any_replica_along, _dies_before_the_standby_applies),
     "standby: who was left behind is believed": Mutation("2346", _believes_who_was_left_behind, _wakes_beside_a_new_chief),
+    "standby: a new chief goes on beside the former one": Mutation("23", _goes_on_beside_the_former_chief, _meets_the_former_chief),
     "standby: only the first server applies steps": Mutation("2", _applies_at_the_first_alone, _with_standbys),
     "standby: who was not brought back is counted on": Mutation("26", _counts_on_who_was_not_brought_back, _loses_both_by_turns),
     "standby: a lost server is not replaced": Mutation("S6", _loses_the_standby_with_its_server, _loses_a_server),

@@ -11,10 +11,11 @@ import pytest
 
 from chief.core import messages as rev
 from chief.shards.link import GrpcShardLink
-from chief.shards.standby import ReplicaReturn, ReplicatedLink, trusted
+from chief.shards.standby import ReplicaReturn, ReplicatedLink, believed, trusted
 from ps_protocol import errors
 from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.shard import (
+    Adoption,
     ApplyRequest,
     PushId,
     PushResult,
@@ -239,6 +240,101 @@ def test_another_chief_waits_for_a_replica_that_may_know_better_but_not_if_one_w
         pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False)
     pair.run(lambda link: _mark_alone(link, STANDBY), is_taken=False)
     assert pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False).step == 0
+
+
+def test_another_chief_goes_on_once_no_replica_obeys_the_former_one_any_more(pair: Pair) -> None:
+    pair.create()
+
+    async def act(link: ReplicatedLink) -> Any:
+        await link.status(timeout_s=5)
+        with patch.object(link.replicas[STANDBY].link, "adopt", side_effect=errors.Unavailable("the answer was lost")):
+            with pytest.raises(errors.Unavailable, match="the answer was lost"):
+                await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+        assert not link.members
+        return await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+
+    assert pair.run(act, is_taken=False).step == 0
+    assert pair.reports[-1].standby == pair.addresses[STANDBY]
+
+
+@pytest.mark.parametrize("num_losses", [1, 2])
+def test_another_chief_need_not_have_who_was_left_behind_before(pair: Pair, num_losses: int) -> None:
+    """Also if the answer of the one that was counted on alone is lost: it has forgotten that since."""
+    pair.create()
+    pair.run(lambda link: _mark_alone(link, PRIMARY), is_taken=False)
+
+    async def act(link: ReplicatedLink) -> Any:
+        await link.status(timeout_s=5)
+        adopt, lost = link.replicas[PRIMARY].link.adopt, iter(range(num_losses - 1))
+
+        async def losing(*args: Any, **words: Any) -> Any:
+            adoption = await adopt(*args, **words)
+            if next(lost, None) is not None:
+                raise errors.Unavailable("the answer was lost")
+            return adoption
+
+        gone = errors.Unavailable("it is away")
+        with (
+            patch.object(link.replicas[PRIMARY].link, "adopt", losing),
+            patch.object(link.replicas[STANDBY].link, "adopt", side_effect=gone),
+        ):
+            return await repeated(lambda: link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5))
+
+    assert pair.run(act, is_taken=False).step == 0
+    assert (pair.reports[-1].address, pair.reports[-1].standby) == (pair.addresses[PRIMARY], "")
+
+
+def test_another_chief_keeps_the_step_that_the_former_one_has_made_at_one_meanwhile(pair: Pair) -> None:
+    pair.create()
+    push = pair.push()
+
+    async def act(link: ReplicatedLink) -> Any:
+        await link.status(timeout_s=5)
+        await asyncio.to_thread(pair.trainers[STANDBY].apply, push)
+        return await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+
+    assert pair.run(act, is_taken=False).step == 1
+    assert pair.values(PRIMARY, 1) == pair.values(STANDBY, 1)
+    assert pair.reports[-1].standby == pair.addresses[STANDBY]
+
+
+def test_another_chief_leaves_out_who_was_not_counted_on_though_it_is_as_far(pair: Pair) -> None:
+    """What it holds need not be the same: an earlier chief may have had it make a step."""
+    pair.create()
+    pair.trainers[PRIMARY].apply(pair.push(PRIMARY, worker=1))
+    pair.trainers[STANDBY].apply(pair.push(STANDBY, worker=0))
+    pair.run(lambda link: _mark_alone(link, STANDBY), is_taken=False)
+    assert pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False).step == 1
+    assert (pair.reports[-1].address, pair.reports[-1].standby) == (pair.addresses[STANDBY], "")
+    assert "left behind" in pair.reports[-1].missing
+
+
+def test_who_was_restarted_after_the_chief_had_looked_may_have_gone_on_alone_before(pair: Pair) -> None:
+    pair.create()
+
+    async def act(link: ReplicatedLink) -> Any:
+        await link.status(timeout_s=5)
+        assert link.is_proven
+        pair.restart(STANDBY)
+        adoption = await repeated(lambda: link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5))
+        assert (adoption.step, link.is_proven) == (0, False)
+        other = Adoption(step=0, layout_hash="", record=b"", record_version=0)
+        return [one.step for one in believed([link], [adoption])], [one.step for one in believed([link, None], [adoption, other])]
+
+    assert pair.run(act, is_taken=False) == ([None], [0, 0])
+
+
+def test_a_replica_that_was_left_out_stays_out_when_the_chief_takes_the_shard_again(pair: Pair) -> None:
+    pair.create()
+    pair.trainers[PRIMARY].apply(pair.push(PRIMARY))
+    pair.run(lambda link: _mark_alone(link, PRIMARY), is_taken=False)
+
+    async def act(link: ReplicatedLink) -> Any:
+        await take(link, chief=CHIEF + 1)
+        return await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)
+
+    assert pair.run(act, is_taken=False).step == 1
+    assert pair.reports[-1].standby == ""
 
 
 def test_a_standby_beside_an_empty_primary_is_believed_only_if_something_vouches_for_it(pair: Pair) -> None:

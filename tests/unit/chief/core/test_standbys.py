@@ -222,6 +222,12 @@ def test_nobody_is_believed_while_one_is_absent_that_might_have_gone_on_alone() 
         judge({FIRST: status(is_alone=True)}, [ABSENT])
 
 
+def test_one_that_was_counted_on_alone_is_believed_also_beside_one_that_is_as_far_or_farther() -> None:
+    for step in (7, 8):
+        found = judge({FIRST: status(at=step), SECOND: status(at=7, is_alone=True)}, [])
+        assert (found.best, found.is_proven) == (SECOND, True)
+
+
 def test_one_that_holds_a_model_beside_an_empty_one_must_be_vouched_for() -> None:
     found = judge({FIRST: status(epoch=0), SECOND: status(at=7)}, [])
     assert (found.best, found.is_proven) == (SECOND, False)
