@@ -118,6 +118,10 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
         *("lockstep.cli.checkpoint", "add_checkpoint_arguments", "run_checkpoint"),
     ),
     "certs": ("make certificates and tokens for the processes of a cluster", "lockstep.cli.certs", "add_arguments", "run"),
+    "doctor": (
+        "check whether this machine, its files and its network are fit for a cluster, and say what to do",
+        *("lockstep.cli.doctor", "add_doctor_arguments", "run_doctor"),
+    ),
     "tensorboard": (
         "write event files for TensorBoard while a cluster trains: metrics, steps per second, staleness",
         *("lockstep.cli.tensorboard", "add_tensorboard_arguments", "run_tensorboard"),

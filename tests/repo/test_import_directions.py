@@ -51,6 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "checkpoint_export",
         "in_process",
         "tensorboard",
+        "doctor",
         "combined",
         "jax",
         "demo",

@@ -1,0 +1,225 @@
+"""The checks of `lockstep doctor`: what is in order, what each thing that is wrong is called, and what to do about it."""
+
+import socket
+import stat
+import sys
+import threading
+import time
+import tomllib
+from collections.abc import Sequence
+from contextlib import suppress
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from lockstep.doctor import machine
+from lockstep.doctor.files import file_findings
+from lockstep.doctor.findings import Finding, Verdict, fail, is_fit, lines, ok, summary, warn
+from lockstep.doctor.link import NoDoctor, measure, serve
+from lockstep.doctor.machine import LEAST_PYTHON, LEAST_VERSIONS, machine_findings
+from ps_protocol.roles.identity import Address, parse_address
+from ps_protocol.security.options import Security
+from tests.support.certificates import make
+from tests.support.repository import ROOT
+
+
+def of(check: str, findings: Sequence[Finding]) -> list[Verdict]:
+    return [one.verdict for one in findings if one.check == check]
+
+
+def wrong(findings: Sequence[Finding]) -> list[Finding]:
+    return [one for one in findings if one.verdict is not Verdict.OK]
+
+
+def test_report_says_below_each_thing_that_is_wrong_what_to_do() -> None:
+    findings = [ok("a", "fine"), warn("b", "odd", "look"), fail("c", "broken", "mend it")]
+    assert [line for one in findings for line in lines(one, has_colours=False)] == [
+        "ok    a                fine",
+        "warn  b                odd",
+        "                       -> look",
+        "fail  c                broken",
+        "                       -> mend it",
+    ]
+    assert summary(findings) == "1 ok, 1 warn, 1 fail"
+    assert not is_fit(findings) and is_fit(findings[:2])
+    assert "\x1b[31mfail\x1b[0m" in next(iter(lines(findings[2], has_colours=True)))
+
+
+def test_this_machine_is_fit_for_its_own_tests() -> None:
+    findings = [*machine_findings({})]
+    assert is_fit(findings), wrong(findings)
+    assert {"python", "lockstep", "grpcio", "localhost", "clock", "shared memory", "descriptors", "memory"} <= {
+        one.check for one in findings
+    }
+    assert all(one.advice for one in wrong(findings)) and not any(one.advice for one in findings if one.verdict is Verdict.OK)
+
+
+def test_least_versions_are_those_of_the_package() -> None:
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    assert project["requires-python"] == f">={'.'.join(map(str, LEAST_PYTHON))}"
+    given = dict(one.split(",")[0].split(">=") for one in project["dependencies"])
+    assert {name: given[name] for name in LEAST_VERSIONS} == LEAST_VERSIONS
+
+
+def test_old_and_missing_libraries_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(machine, "LEAST_VERSIONS", {"grpcio": "999", "no-such-package": "1"})
+    findings = [*machine_findings({})]
+    assert of("grpcio", findings) == of("no-such-package", findings) == [Verdict.FAIL]
+    assert [one.advice for one in wrong(findings)][:2] == ["pip install 'grpcio>=999'", "pip install 'no-such-package>=1'"]
+
+
+def test_misspelt_variables_are_named() -> None:
+    (found,) = [one for one in machine_findings({"LOCKSTEP_CHEIF": "x", "LOCKSTEP_CHIEF": "y"}) if one.check == "environment"]
+    assert found.verdict is Verdict.WARN and "LOCKSTEP_CHEIF" in found.text and "LOCKSTEP_CHIEF," not in found.text
+
+
+def test_port_that_is_taken_is_named() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        address = f"127.0.0.1:{taken.getsockname()[1]}"
+        findings = [*machine_findings({}, addresses=(address, "127.0.0.1:0"))]
+    assert of("port", findings) == [Verdict.FAIL, Verdict.OK]
+    assert address in next(one.text for one in findings if one.verdict is Verdict.FAIL)
+
+
+# -- certificates and tokens
+
+
+@pytest.fixture(scope="module")
+def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    directory = tmp_path_factory.mktemp("secrets")
+    make(directory, cluster="job")
+    return directory
+
+
+def given(directory: Path, **changes: Path) -> Security:
+    paths = {"token_file": directory / "tokens", "tls_ca": directory / "ca.pem"}
+    paths |= {"tls_cert": directory / "ps.pem", "tls_key": directory / "ps.key"}
+    return Security(**{**paths, **changes})  # type: ignore[arg-type]
+
+
+def test_what_lockstep_certs_creates_is_in_order(directory: Path) -> None:
+    findings = [*file_findings(given(directory), cluster="job")]
+    assert not wrong(findings), wrong(findings)
+    text = "\n".join(one.text for one in findings)
+    assert "lockstep://job/ps" in text and "is signed by" in text and "valid from" in text and "chief" in text
+    token = (directory / "tokens").read_text().split()[-1]
+    assert token not in text, "no secret is shown"
+
+
+def test_nothing_is_said_about_files_that_are_not_given() -> None:
+    assert [*file_findings(Security(), cluster="")] == []
+
+
+def test_certificate_of_another_cluster_authority_or_key_fails(directory: Path, tmp_path: Path) -> None:
+    make(tmp_path, cluster="other")
+    assert of("tls names", [*file_findings(given(directory), cluster="another")]) == [Verdict.OK, Verdict.FAIL]
+    assert of("tls chain", [*file_findings(given(directory, tls_ca=tmp_path / "ca.pem"), cluster="")]) == [Verdict.FAIL]
+    assert Verdict.FAIL in of("tls key", [*file_findings(given(directory, tls_key=tmp_path / "ps.key"), cluster="")])
+
+
+def signed(path: Path, *, begins: timedelta, ends: timedelta) -> Path:
+    key, now = ec.generate_private_key(ec.SECP256R1()), datetime.now(UTC)
+    name = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, "test")])
+    builder = x509.CertificateBuilder().subject_name(name).issuer_name(name).public_key(key.public_key()).serial_number(1)
+    certificate = builder.not_valid_before(now + begins).not_valid_after(now + ends).sign(key, hashes.SHA256())
+    path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+    return path
+
+
+@pytest.mark.parametrize(
+    ("begins", "ends", "verdict"),
+    [
+        (timedelta(days=-30), timedelta(days=-1), Verdict.FAIL),
+        (timedelta(days=1), timedelta(days=30), Verdict.FAIL),
+        (timedelta(days=-300), timedelta(days=3), Verdict.WARN),
+        (timedelta(hours=-1), timedelta(hours=23), Verdict.OK),
+        (timedelta(days=-1), timedelta(days=90), Verdict.OK),
+    ],
+    ids=["expired", "not yet", "ends soon", "lasts a day", "in order"],
+)
+def test_dates_of_a_certificate_are_looked_at(tmp_path: Path, begins: timedelta, ends: timedelta, verdict: Verdict) -> None:
+    path = signed(tmp_path / "ca.pem", begins=begins, ends=ends)
+    assert of("tls authority", [*file_findings(Security(tls_ca=path), cluster="")]) == [verdict]
+
+
+def test_dates_are_not_looked_at_without_the_package_for_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "cryptography", None)  # importing it raises ImportError
+    assert of("tls dates", [*file_findings(given(directory), cluster="")]) == [Verdict.WARN]
+
+
+def test_secrets_that_others_can_read_and_files_that_are_none_are_named(directory: Path, tmp_path: Path) -> None:
+    tokens = tmp_path / "tokens"
+    tokens.write_bytes((directory / "tokens").read_bytes())
+    for mode, verdict in ((0o644, Verdict.FAIL), (0o640, Verdict.WARN), (0o600, Verdict.OK)):
+        tokens.chmod(stat.S_IFREG | mode)
+        assert of("token file", [*file_findings(Security(token_file=tokens), cluster="")])[-1] is verdict
+    tokens.write_text("worker short\n")
+    (found,) = file_findings(Security(token_file=tokens), cluster="")
+    assert found.verdict is Verdict.FAIL and "line 1" in found.text and "short" not in found.text
+    (found,) = file_findings(Security(token_file=tmp_path / "nowhere"), cluster="")
+    assert found.verdict is Verdict.FAIL and "cannot read" in found.text
+    (tmp_path / "ca.pem").write_text("no certificate")
+    assert of("tls authority", [*file_findings(Security(tls_ca=tmp_path / "ca.pem"), cluster="")]) == [Verdict.FAIL]
+
+
+# -- the link between two hosts
+
+
+@pytest.fixture
+def other_end() -> tuple[Address, list[str]]:
+    ready, said, where = threading.Event(), list[str](), list[str]()
+
+    def on_ready(address: str) -> None:
+        where.append(address)
+        ready.set()
+
+    thread = threading.Thread(
+        target=serve, args=(Address(host="127.0.0.1", port=0),), kwargs={"on_ready": on_ready, "on_caller": said.append}, daemon=True
+    )
+    thread.start()
+    assert ready.wait(20)
+    return parse_address(where[0]), said
+
+
+def test_link_is_measured(other_end: tuple[Address, list[str]]) -> None:
+    address, _ = other_end
+    found = measure(address, timeout_s=10)
+    assert 0 < found.round_trip_s <= found.slow_round_trip_s < 1
+    assert found.up_bytes_per_s > 1e6 and found.down_bytes_per_s > 1e6
+    assert abs(found.clock_ahead_s) < 0.5
+
+
+@pytest.mark.parametrize(
+    "words", [b"GET / HTTP/1.1\r\n\r\n", b"lockstep-doctor 1\nup 99999999999\n", b"lockstep-doctor 1\nrm x\n", b"\xff" * 99]
+)
+def test_strangers_are_turned_away_and_others_are_served_after_them(other_end: tuple[Address, list[str]], words: bytes) -> None:
+    address, said = other_end
+    with socket.create_connection((address.host, address.port), timeout=10) as stranger:
+        with suppress(OSError):  # it is cut
+            stranger.sendall(words)
+            stranger.shutdown(socket.SHUT_WR)
+            while stranger.recv(4096):
+                pass
+    assert measure(address, timeout_s=10).round_trip_s > 0
+    assert len(said) >= 1
+
+
+def test_what_is_no_doctor_is_said_to_be_none() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listening:
+
+        def answer() -> None:
+            connection, _ = listening.accept()
+            with connection:
+                connection.sendall(b"\x00\x00\x12\x04something else\n")
+                time.sleep(0)
+
+        thread = threading.Thread(target=answer)
+        thread.start()
+        with pytest.raises(NoDoctor):
+            measure(Address(host="127.0.0.1", port=listening.getsockname()[1]), timeout_s=10)
+        thread.join()
