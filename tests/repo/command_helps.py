@@ -12,6 +12,7 @@ COMMANDS = {
     "server": ["ps_server"],
     "chief": ["chief"],
     **{name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "audit", "certs")},
+    **{name: ["lockstep", name] for name in ("doctor", "tensorboard")},
     **{f"checkpoint {name}": ["lockstep", "checkpoint", *name.split()] for name in ("", "ls", "verify", "export")},
     **{name: ["benchmarks", "run", name] for name in SUITES},
 }

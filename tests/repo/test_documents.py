@@ -135,7 +135,10 @@ def test_make_targets_exist() -> None:
 PAGES_WITH_FLAGS = [
     ROOT / name
     for name in (
-        *(f"docs/how-to/{page}.md" for page in ("running", "resume", "plan", "tls", "troubleshoot", "compression", "evaluate")),
+        *(
+            f"docs/how-to/{page}.md"
+            for page in ("running", "resume", "plan", "tls", "troubleshoot", "compression", "evaluate", "monitor", "doctor")
+        ),
         *(f"docs/reference/{page}.md" for page in ("cli", "environment", "api", "checkpoints", "errors")),
         *(f"docs/explanation/{page}.md" for page in ("policies", "reliability", "standbys", "performance", "scale")),
         *(f"docs/tutorials/{page}.md" for page in ("first-cluster", "survive-a-kill")),
@@ -147,7 +150,7 @@ PAGES_WITH_FLAGS = [
 
 def test_flags_exist() -> None:
     known = {flag for text in _helps().values() for flag in re.findall(r"--[a-z][a-z-]+", text)}
-    foreign = {"--build", "--scale", "--volumes", "--its", "--version"}  # docker's, an example's own, and `lockstep --version`
+    foreign = {"--build", "--scale", "--volumes", "--its", "--version", "--logdir"}  # of docker, TensorBoard, an example, `lockstep`
     assert not _on(PAGES_WITH_FLAGS, lambda page: set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _text(page))) - known - foreign)
 
 
