@@ -49,10 +49,15 @@ def open_strategies(stack: ExitStack, start: Start, cases: Sequence[Case]) -> Ca
 
     def replay(case: Case) -> None:
         num_replicas = case["num_replicas"]
-        _Play(case, ParameterServerStrategy(num_replicas, mirrored=True)).play()
+        play_alone(case)
         clusters[num_replicas].play(next(number for number, known in by_replicas[num_replicas].items() if known is case))
 
     return replay
+
+
+def play_alone(case: Case) -> None:
+    """Replays a case in this process. Raises Mismatch."""
+    _Play(case, ParameterServerStrategy(case["num_replicas"], mirrored=True)).play()
 
 
 class _Workers:
@@ -149,7 +154,7 @@ class _Play:
             seen = self.act(op)
             try:
                 what = f"operations[{place}] {op['op']}, replicas {self.own[0]} to {self.own[-1]}"
-                _check(what, seen, self._expected(op["expect"]))
+                check_seen(what, seen, self._expected(op["expect"]))
             except Mismatch as mismatch:
                 mismatches.append(mismatch)
         if mismatches:
@@ -325,7 +330,7 @@ def _attempt(act: Callable[[], Any]) -> Any:
         return {"error": type(error).__name__}
 
 
-def _check(what: str, got: Any, want: Any) -> None:
+def check_seen(what: str, got: Any, want: Any) -> None:
     """Raises Mismatch unless what is seen is what was recorded: numbers closely, everything else exactly."""
     if isinstance(want, dict):
         if not isinstance(got, dict):
@@ -338,13 +343,13 @@ def _check(what: str, got: Any, want: Any) -> None:
             got = {"one": got["per_replica"][0]}
         check_equal(what, sorted(got), sorted(want))
         for key in want:
-            _check(f"{what}: {key}", got[key], want[key])
+            check_seen(f"{what}: {key}", got[key], want[key])
     elif isinstance(want, str | bool) or want is None:
         check_equal(what, got, want)
     elif isinstance(want, list) and any(isinstance(one, dict | bool) for one in want):
         check_equal(f"{what}: length", len(got), len(want))
         for place, (one_got, one_want) in enumerate(zip(got, want, strict=True)):
-            _check(f"{what}[{place}]", one_got, one_want)
+            check_seen(f"{what}[{place}]", one_got, one_want)
     elif isinstance(want, list) and want and isinstance(want[0], list) and any(isinstance(one, bool) for row in want for one in row):
         check_equal(what, got, want)
     else:
