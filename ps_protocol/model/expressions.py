@@ -176,48 +176,77 @@ class Formula:
                 )
             known[target] = shapes[target] if target in self.writes else shape
 
-    def compute(self, values: Mapping[str, Array]) -> dict[str, Array]:
-        """Returns the new values by name; `values` are floats of one element type, which all results have.
+    def compute(self, values: Mapping[str, Array | float], *, in_double: bool = False) -> dict[str, Array]:
+        """Returns the new values by name; arrays in `values` are floats of one element type, which all results have.
+
+        With `in_double`, numbers are given as Python's floats, computed in double precision and rounded where they meet an array, as
+        optimizers that are texts have it; an array of no axes is then one element, and no number. Else everything has the element type.
 
         Every step sees what the steps before it assigned. Dividing by an element that is 0, and roots and logarithms of what has none,
         give infinities and NaN, as IEEE 754 has it. Raises what `check_shapes` raises, and DtypeMismatch.
         """
-        dtypes = {name: values[name].dtype for name in sorted(self.reads & values.keys())}
+        # NumPy's float64 is a float, too.
+        numbers = {name: value for name, value in values.items() if in_double and isinstance(value, float)}
+        arrays = {name: np.asarray(value) for name, value in values.items() if name not in numbers}
+        dtypes = {name: arrays[name].dtype for name in sorted(self.reads & arrays.keys())}
         dtype = next(iter(dtypes.values()), np.dtype(np.float64))
         for name, other in dtypes.items():
             if other.kind != "f" or other != dtype:
                 raise DtypeMismatch(
                     f"formula {_short(self.text)}: {name!r} is {other}, want floats of one type, {dtype}; cast with .astype()"
                 )
-        self.check_shapes({name: value.shape for name, value in values.items()})
-        new = {name: np.empty(values[name].shape, dtype) for name in self.writes}
+        self.check_shapes({**{name: array.shape for name, array in arrays.items()}, **dict.fromkeys(numbers, ())})
+        new = {name: np.empty(arrays[name].shape, dtype) for name in self.writes}
+        if in_double:
+            arrays = {name: array if array.shape else array.reshape(1) for name, array in arrays.items()}
+        results = {name: array.reshape(arrays[name].shape) for name, array in new.items()}
         with np.errstate(all="ignore"):
-            if self._is_by_element(values):
-                self._compute_in_blocks(values, new, dtype)
+            if self._is_by_element(arrays):
+                self._compute_in_blocks(arrays, numbers, results, dtype, in_double=in_double)
             else:
-                self._compute_once(values, new, dtype)
+                self._compute_once(arrays, numbers, results, dtype, in_double=in_double)
         return new
 
-    def _is_by_element(self, values: Mapping[str, Array]) -> bool:
+    def _is_by_element(self, arrays: Mapping[str, Array]) -> bool:
         """Whether an element of the results needs nothing but that element of each array, and the numbers."""
-        shapes = {values[name].shape for name in self.reads} - {()}
-        if len(shapes) != 1 or not all(values[name].shape for name in self.writes):
+        shapes = {arrays[name].shape for name in self.reads & arrays.keys()} - {()}
+        if len(shapes) != 1 or not all(arrays[name].shape for name in self.writes):
             return False
         return not self.needs_all_elements
 
-    def _compute_in_blocks(self, values: Mapping[str, Array], new: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
+    def _compute_in_blocks(
+        self,
+        arrays: Mapping[str, Array],
+        numbers: Mapping[str, float],
+        new: Mapping[str, Array],
+        dtype: np.dtype[Any],
+        *,
+        in_double: bool,
+    ) -> None:
         # What comes between the operations stays in the processor's cache.
-        flat = {name: values[name].reshape(-1) if values[name].shape else values[name] for name in self.reads}
+        flat = {name: arrays[name].reshape(-1) if arrays[name].shape else arrays[name] for name in self.reads & arrays.keys()}
         results = {name: array.reshape(-1) for name, array in new.items()}
         for begin in range(0, results[self.writes[0]].size, BLOCK):
             block = slice(begin, begin + BLOCK)
             given = {name: array[block] if array.shape else array for name, array in flat.items()}
-            self._compute_once(given, {name: array[block] for name, array in results.items()}, dtype)
+            self._compute_once(given, numbers, {name: array[block] for name, array in results.items()}, dtype, in_double=in_double)
 
-    def _compute_once(self, values: Mapping[str, Array], new: Mapping[str, Array], dtype: np.dtype[Any]) -> None:
-        known: dict[str, Any] = {name: values[name] for name in self.reads}
+    def _compute_once(
+        self,
+        arrays: Mapping[str, Array],
+        numbers: Mapping[str, float],
+        new: Mapping[str, Array],
+        dtype: np.dtype[Any],
+        *,
+        in_double: bool,
+    ) -> None:
+        known: dict[str, Any] = {name: arrays[name] if name in arrays else numbers[name] for name in self.reads}
         for target, value in self.steps:
-            result = np.asarray(_computed(value, known, dtype), dtype)
+            result = _computed(value, known, dtype, in_double=in_double)
+            if in_double and isinstance(result, float) and target not in new:
+                known[target] = result
+                continue
+            result = np.asarray(result, dtype)
             is_filled = target in new and result.shape != new[target].shape
             known[target] = np.broadcast_to(result, new[target].shape) if is_filled else result
         for name, array in new.items():
@@ -428,13 +457,15 @@ def _needs_all(value: Value) -> bool:
     return value.gives_one_number or any(_needs_all(operand) for operand in value.operands)
 
 
-def _computed(value: Value, known: Mapping[str, Any], dtype: np.dtype[Any]) -> Any:
+def _computed(value: Value, known: Mapping[str, Any], dtype: np.dtype[Any], *, in_double: bool) -> Any:
     if value.name:
         return known[value.name]
     if value.number is not None:
-        return dtype.type(value.number)
+        return value.number if in_double else dtype.type(value.number)
     assert value.compute is not None
-    result = value.compute(*(_computed(operand, known, dtype) for operand in value.operands))
+    result = value.compute(*(_computed(operand, known, dtype, in_double=in_double) for operand in value.operands))
+    if in_double and not np.ndim(result):
+        return bool(result) if value.is_condition else float(result)
     return dtype.type(result) if value.gives_one_number else result
 
 

@@ -555,7 +555,7 @@ def compute_update(update: FormulaUpdate, position: int, memory: StepMemory, lay
         arena = next(arena for arena in layout.arenas if arena.start <= start < arena.stop)
         given.append(encoded_stretch(layout, memory.gradients[position], encoding, arena, start, start + piece.nbytes))
     program, typed, size = update.program, blocks.of(data_type), piece.nbytes // data_type.itemsize
-    numbers = program.numbers(update.numbers, data_type.dtype.type)
+    numbers = program.numbers(update.numbers, float)
     max_size = block_bytes // data_type.itemsize
     parts = [slice(start, min(start + max_size, size)) for start in range(0, size, max_size)]
     for index in range(program.num_passes):
@@ -564,7 +564,7 @@ def compute_update(update: FormulaUpdate, position: int, memory: StepMemory, lay
             cut = typed.cut(part.stop - part.start)
             sums = program.measure(index, [array[part] for array in given], cut.scratch, blocks.squares(cut.size), numbers)
             totals = [total + more for total, more in zip(totals or [0.0] * len(sums), sums, strict=True)]
-        numbers = program.conclude(index, totals, numbers, data_type.dtype.type)
+        numbers = program.conclude(index, totals, numbers, float)
     for part in parts:
         program.run([array[part] for array in given], (), typed.cut(part.stop - part.start).scratch, numbers)
 

@@ -4,6 +4,7 @@ A case is what the original was recorded with: mirrored variables, whose copies 
 """
 
 import random
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -91,12 +92,12 @@ class Model:
     def _update(self, op: Case) -> Any:
         name, rate = op["variable"], np.float32(op["rate"])
         if op["reduce"] is None and "per_replica" in op["value"]:
-            gradients: list[Array | None] = [_array(one) for one in op["value"]["per_replica"]]
+            gradients = [_array(one) for one in op["value"]["per_replica"]]
         else:
             one = _array(op["value"]["one"]) if op["reduce"] is None else self._reduced(op["reduce"], op["value"])
+            if one is None:
+                return _REFUSED
             gradients = [one] * self._num
-        if gradients[0] is None:
-            return _REFUSED
         self._copies[name] = [old - rate * one for old, one in zip(self._copies[name], gradients, strict=True)]
         return self._look(name)
 
@@ -143,7 +144,11 @@ class Model:
         return {"across": across, "in_replicas": list(copies)}
 
 
-_CHANGES = {"assign": lambda old, new: new, "assign_add": lambda old, new: old + new, "assign_sub": lambda old, new: old - new}
+_CHANGES: dict[str, Callable[[Array, Array], Array]] = {
+    "assign": lambda old, new: new,
+    "assign_add": lambda old, new: old + new,
+    "assign_sub": lambda old, new: old - new,
+}
 
 
 def _array(value: Any) -> Array:

@@ -2,11 +2,12 @@
 
 `values`: per-replica and mirrored values. `reduction`: sums and means. `contexts`: which context a thread is in. `replicas`: threads in
 turn. `variables`: aggregation and synchronisation. `group`: which replicas there are; `workers`: those of several processes, `mailboxes`
-how these exchange arrays, and `messages` as what. `strategy`: the strategy, its `extended`, and the replica's context. `coordinator`:
-closures that any worker runs, and `closures` what is said of them.
+how these exchange arrays, and `messages` as what. `strategy`: the strategy, its `extended`, and the replica's context. `optimizer`:
+updates by gradients of replicas. `coordinator`: closures that any worker runs, and `closures` what is said of them.
 """
 
 from worker_client.strategy.coordinator import ClusterCoordinator, RemoteValue, serve
+from worker_client.strategy.optimizer import Optimizer
 from worker_client.strategy.reduction import ReduceOp
 from worker_client.strategy.strategy import (
     CollectiveHints,
@@ -26,6 +27,7 @@ __all__ = [
     "ClusterCoordinator",
     "CollectiveHints",
     "Mirrored",
+    "Optimizer",
     "ParameterServerStrategy",
     "PerReplica",
     "ReduceOp",

@@ -27,7 +27,7 @@ class FormulaCall:
 
     formula: Formula
     variables: Mapping[str, str]
-    values: Mapping[str, Array]
+    values: Mapping[str, Array | float]
 
     @property
     def written(self) -> set[str]:

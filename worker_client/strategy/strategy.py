@@ -260,13 +260,14 @@ class StrategyExtended:
 
     def _is_computed_there(self, variable: Variable, formula: Formula, kwargs: Mapping[str, Any]) -> bool:
         """Has a formula computed where its variables lie, if all of them have one copy and the group can."""
-        variables, values = {"v": variable.name}, {}
+        variables: dict[str, str] = {"v": variable.name}
+        values: dict[str, Array | float] = {}
         for name in sorted(formula.reads & kwargs.keys()):
             container = container_of(kwargs[name])
             if container is not None and container.strategy is self._strategy:
                 variables[name] = container.name
             else:
-                values[name] = _as_array(kwargs[name], variable)
+                values[name] = _given(kwargs[name], variable)
         touched = [variable, *(one for name in variables if name != "v" and (one := container_of(kwargs[name])) is not None)]
         if self._is_mirrored or any(one.is_on_read for one in touched):
             return False
@@ -513,16 +514,20 @@ def _computing(formula: Formula | None) -> Callable[..., Any]:
 
     def compute(copy: VariableCopy, **values: Any) -> VariableCopy:
         copies = {"v": copy, **{name: value for name, value in values.items() if isinstance(value, VariableCopy)}}
-        arrays = {name: _as_array(value, copy) for name, value in values.items()}
-        for name, result in formula.compute({**arrays, "v": copy.read_value()}).items():
+        given = {name: _given(value, copy) for name, value in values.items()}
+        for name, result in formula.compute({**given, "v": copy.read_value()}, in_double=True).items():
             copies[name].assign(result)
         return copy
 
     return compute
 
 
-def _as_array(value: Any, variable: Variable | VariableCopy) -> Array:
-    return np.asarray(value, None if hasattr(value, "dtype") else variable.dtype)
+def _given(value: Any, variable: Variable | VariableCopy) -> Array | float:
+    """Returns an argument of a formula: a number, or an array of the variable's type unless it has one of its own."""
+    if isinstance(value, VariableCopy):
+        return value.read_value()
+    array = np.asarray(value, None if hasattr(value, "dtype") else variable.dtype)
+    return array if array.ndim or array.dtype.kind not in "fiub" else float(value if isinstance(value, int | float) else array)
 
 
 def _check_not_per_replica(given: Any, what: str) -> None:

@@ -374,9 +374,9 @@ class _SharedVariables:
         value, shard = self._declared[call.variables["v"]]
         others = [self._declared[name] for name in names]
         is_alike = all((one.shape, one.dtype, where) == (value.shape, value.dtype, shard) for one, where in others)
-        arrays = [array for array in call.values.values() if array.ndim]
-        is_given = len(arrays) <= len(call.written) and all(array.shape == value.shape for array in arrays)
-        has_type = value.dtype.itemsize >= _LEAST_ITEMSIZE and all(array.dtype == value.dtype for array in call.values.values())
+        arrays = [array for array in call.values.values() if not isinstance(array, float)]
+        is_given = len(arrays) <= len(call.written) and all((one.shape, one.dtype) == (value.shape, value.dtype) for one in arrays)
+        has_type = value.dtype.itemsize >= _LEAST_ITEMSIZE
         is_free = not call.written & {*self._pending, *(name for one in self._calls for name in one.written)}
         texts = [one.formula.text for one in (*self._calls, call)]
         if not (is_alike and is_given and has_type and is_free and len(set(names)) == len(names)):
@@ -394,7 +394,7 @@ class _SharedVariables:
         assert self._values is not None
         for call in calls:
             given = {name: self._values[variable] for name, variable in call.variables.items()}
-            for name, result in call.formula.compute({**given, **call.values}).items():
+            for name, result in call.formula.compute({**given, **call.values}, in_double=True).items():
                 self._values[call.variables[name]] = self._pending[call.variables[name]] = frozen(result)
 
     def _send(self) -> None:

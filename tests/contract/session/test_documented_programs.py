@@ -31,7 +31,7 @@ NOT_RUN = {
 # What frameworks are not installed for; `make test-frameworks` runs the same where they are.
 FRAMEWORKS = ("torch", "jax", "keras")
 # How many workers run the block at once, where it is not one.
-WORKERS = {("docs/reference/strategy.md", 3): 2}
+WORKERS = {("docs/reference/strategy.md", 4): 2}
 
 SESSION = """
 import lockstep, numpy as np, time
@@ -95,8 +95,13 @@ dw, ids, rows, mean, loss, accuracy, batch_size = np.ones(3), np.arange(2), np.o
     ("docs/reference/checkpoints.md", 0): CHECKPOINT,
     ("docs/reference/hooks.md", 0): SYNC_REPLICAS,
     ("docs/reference/hooks.md", 1): SYNC_REPLICAS,
-    ("docs/reference/strategy.md", 1): STRATEGY,
-    ("docs/reference/strategy.md", 2): "import lockstep\nfrom worker_client.strategy import ParameterServerStrategy",
+    ("docs/reference/api.md", 4): SESSION + "gradient = np.ones(3)\n"
+    "session.create_or_join({name: lockstep.Buffer(np.ones(3)) for name in ('w', 'slot')}, optimizer=lockstep.sgd(1.0),"
+    " placement=lockstep.Placement(pins={'w': 0, 'slot': 0}))\n",
+    ("docs/reference/strategy.md", 1): STRATEGY + "import lockstep\nfrom worker_client.strategy import Optimizer\n"
+    "def gradient_of(variable): return variable.read_value() + 1\n",
+    ("docs/reference/strategy.md", 2): STRATEGY,
+    ("docs/reference/strategy.md", 3): "import lockstep\nfrom worker_client.strategy import ParameterServerStrategy",
     ("docs/how-to/estimator.md", 1): DIGITS,
 }
 

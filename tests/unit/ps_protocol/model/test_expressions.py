@@ -236,6 +236,6 @@ def test_shapes_that_do_not_fit_are_refused_with_the_place() -> None:
     with pytest.raises(VariableNotFound, match="nothing was given for 's'"):
         formula.check_shapes({"v": (), "lr": (), "g": ()})
     with pytest.raises(DtypeMismatch, match="'v' is float32"):
-        formula.compute({"v": np.zeros(2, np.float32), "lr": np.float64(1), "g": np.zeros(2), "s": np.zeros(2)})  # type: ignore[dict-item]
+        formula.compute({"v": np.zeros(2, np.float32), "lr": np.float64(1), "g": np.zeros(2), "s": np.zeros(2)})
     with pytest.raises(InvalidSpec, match="got a int"):
         parse_formula(3, variable="v", others=())  # type: ignore[arg-type]
