@@ -42,6 +42,7 @@ from ps_protocol.roles.chief import (
     CompleteInitializationRequest,
     DequeueTokenRequest,
     DeregisterRequest,
+    End,
     FinishTrainingRequest,
     GetModelRequest,
     HeartbeatRequest,
@@ -113,6 +114,7 @@ class Coordinator:
         self._out, self._timers = out, timers
         self._members, self._model, self._servers = self._parts.members, model, self._parts.servers
         self._failure = self._finish_reason = ""
+        self._end = End.FINISHED  # once there is a reason
         # Set while a step is being applied that shall be the last one, with the calls that wait for that.
         self._pending_finish = ""
         self._finish_calls: Line[None] = waiting.line()
@@ -267,6 +269,11 @@ class Coordinator:
     def is_finished(self) -> bool:
         """Whether training is finished."""
         return bool(self._finish_reason)
+
+    @property
+    def end(self) -> End:
+        """Whether it is, and how it has ended."""
+        return self._end if self._finish_reason else End.NOT_YET
 
     @property
     def is_over(self) -> bool:
@@ -426,7 +433,7 @@ class Coordinator:
             self._members.renew(self._members.check(request.participant, now=now), now=now)
         elif (member := self._members.look_up(request.participant)).is_live:
             self._members.renew(member, now=now)
-        self._out.reply(call, self.is_finished)
+        self._out.reply(call, self.end)
 
     def _deregister(self, call: int, request: DeregisterRequest, now: float) -> None:
         """A participant leaves."""
@@ -471,6 +478,8 @@ class Coordinator:
             return
         if call is not None:
             self._finish_calls.block(call, None)
+        if not self._pending_finish:
+            self._end = End.INTERRUPTED if request.interrupts else End.FINISHED
         self._finish_when_applied(printable(request.reason) or "finished by request", now)
 
     def _finish_when_applied(self, reason: str, now: float) -> None:

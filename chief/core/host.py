@@ -5,7 +5,7 @@ from typing import Protocol
 from chief.core.members import Member
 from ps_protocol.errors import PsError
 from ps_protocol.roles.checkpoint import ChiefRecord
-from ps_protocol.roles.chief import Participant
+from ps_protocol.roles.chief import End, Participant
 
 
 class Host(Protocol):
@@ -24,6 +24,10 @@ class Host(Protocol):
     @property
     def is_finished(self) -> bool:
         """Whether training is finished."""
+
+    @property
+    def end(self) -> End:
+        """Whether it is, and how it has ended."""
 
     @property
     def is_over(self) -> bool:

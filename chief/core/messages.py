@@ -13,6 +13,7 @@ from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
     AgreedModel,
     CommitResult,
+    End,
     LeaseReply,
     ModelReply,
     Registration,
@@ -272,7 +273,7 @@ Event = (
 
 
 Answer = (
-    Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | SavedCheckpoint | LeaseReply | bool | int | None
+    Registration | ModelReply | AgreedModel | CommitResult | TokenReply | SettingsReply | SavedCheckpoint | LeaseReply | End | int | None
 )
 
 

@@ -47,6 +47,7 @@ from ps_protocol.roles.chief import (
     CommitPushRequest,
     CommitResult,
     DequeueTokenRequest,
+    End,
     LeaseRangesRequest,
     LeaseReply,
     LeaseResult,
@@ -482,9 +483,11 @@ class Training:
         return self._reply(TokenResult.WAIT, self.step, commit, waiting_for)
 
     def _finished(self, commit: CommitResult | None) -> TokenReply:
-        return self._reply(TokenResult.FINISHED, self.step, commit)
+        return self._reply(TokenResult.FINISHED, self.step, commit, end=self._host.end)
 
-    def _reply(self, result: TokenResult, step: int, commit: CommitResult | None, waiting_for: str = "") -> TokenReply:
+    def _reply(
+        self, result: TokenResult, step: int, commit: CommitResult | None, waiting_for: str = "", end: End = End.NOT_YET
+    ) -> TokenReply:
         return TokenReply(
             result=result,
             step=step,
@@ -494,6 +497,7 @@ class Training:
             reads_latest=self._policy.spec.reads_latest,
             settings_version=self._settings.version_that_holds,
             shards_version=self.servers_version,
+            end=end,
         )
 
     def _commit(self, member: Member, commit: PushCommit, now: float) -> CommitResult:

@@ -120,7 +120,7 @@ class Runner:
             return
         self._is_hasty = True
         self._shards.expect_end()
-        self._report(ev.Asked(call=None, request=FinishTrainingRequest(reason=reason)))
+        self._report(ev.Asked(call=None, request=FinishTrainingRequest(reason=reason, interrupts=True)))
         self._loop.call_later(_LEAVE_GRACE_S, self._end_when_saved, reason, self._clock() + _SAVE_GRACE_S)
 
     async def call(self, request: Request[Answer]) -> Answer:

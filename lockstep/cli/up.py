@@ -26,7 +26,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Each worker finds the cluster by LOCKSTEP_CHIEF, LOCKSTEP_CLUSTER, LOCKSTEP_WORKER_INDEX and LOCKSTEP_NUM_WORKERS, which"
         " worker_client.connect() reads. `python` is the Python that lockstep itself runs on."
-        " Exit code: 0 if training finished, else that of the first worker that failed; 1 if workers left so early that it could not go on."
+        " Exit code: 0 if training finished, else that of the first worker that failed; 1 if workers left so early that it could not go on,"
+        " or if there is no checkpoint although there was to be one."
     )
     add_options(parser, options_of(UP), has_variables=False)
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="directory for logs (default: a new one in lockstep-runs/)")
@@ -104,7 +105,10 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     )
     cluster.start_workers(command)
     watch = ClusterWatch(cluster, say=output.failure)
-    from lockstep.launcher.watch import LastWorkers  # NumPy takes its time to import, and a broken one is the roles' to tell of
+    from lockstep.launcher.watch import (  # NumPy takes its time to import, and a broken one is the roles' to tell of
+        LastWorkers,
+        why_nothing_is_saved,
+    )
 
     last = LastWorkers(cluster, poller=watch.ask_chief(), say=output.failure)
     while watch.has_running_workers and not last.is_time_up:
@@ -113,6 +117,8 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     has_trained = watch.finish_training(supervisor)
     if last.failure:
         raise LaunchFailed(f"{last.failure}; logs: {log_directory}")
+    if has_trained and (why := why_nothing_is_saved(cluster, watch.ask_chief().status)):
+        raise LaunchFailed(f"training finished, but {why}; what it has learnt is lost, except for what the workers have kept")
     failed = ", ".join(f"{worker.name} ({describe_end(worker.returncode or 0)})" for worker in watch.failed_workers)
     end = "training finished" if has_trained else "all workers ended without any having joined a training"
     where = ", within the backups" if spec.num_backups else ""

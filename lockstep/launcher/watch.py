@@ -83,7 +83,7 @@ class ChiefPoller:
         self._status: ClusterStatus | None = None
         self._asked_at = 0.0
         self._is_over = self._is_closed = self._has_finished = False
-        self._reason = ""
+        self._reason, self._interrupts = "", False
         self._finished_at: int | None = None
         threading.Thread(target=self._run, name="chief-poller", daemon=True).start()
 
@@ -124,9 +124,9 @@ class ChiefPoller:
         self._period_s = _CLOSE_PERIOD_S
         self._wanted.set()
 
-    def finish(self, reason: str) -> None:
-        """Has the chief finish training if it still can; does not wait for that."""
-        self._reason = reason
+    def finish(self, reason: str, *, interrupts: bool = False) -> None:
+        """Has the chief finish training if it still can, as planned or before its time; does not wait for that."""
+        self._reason, self._interrupts = reason, interrupts
         self._wanted.set()
 
     def close(self) -> None:
@@ -158,9 +158,32 @@ class ChiefPoller:
             self._changed.notify_all()
         if self.is_finishing:
             try:
-                self._finished_at = chief.finish(reason=self._reason)
+                self._finished_at = chief.finish(reason=self._reason, interrupts=self._interrupts)
             finally:
                 self._has_finished = True  # once: a chief that refuses will refuse again
+
+
+# Whether a cluster that was to have checkpoints has one.
+
+
+def why_nothing_is_saved(cluster: LocalCluster, status: ClusterStatus | None) -> str:
+    """Returns why there is no whole checkpoint after a training, in words; empty: there is one, or there was to be none."""
+    if not cluster.spec.recovery.has_checkpoints:
+        return ""
+    from ps_protocol.checkpoint.catalog import list_checkpoints, open_storage
+
+    place = cluster.spec.recovery.checkpoint_dir
+    try:
+        storage = open_storage(place)
+        whole, _ = list_checkpoints(storage, cluster=cluster.name)
+    except (PsError, OSError) as error:
+        return f"its checkpoints cannot be read: {error}"
+    if whole:
+        return ""
+    last = status.checkpoint if status is not None else None
+    # Of a training that was over within a second nothing had been asked.
+    why = last.failure if last is not None and last.failure else f"{cluster.chief.log_path} says why"
+    return f"no checkpoint could be written to {storage.place}: {why}"
 
 
 # Decides whether the remaining workers can make another step.
@@ -262,7 +285,7 @@ class LastWorkers:
         is_still = self._standstill.see(status, now=asked_at, gone_s=gone_s)
         if is_still and self._num_running < needs_of(status, spec=self._cluster.spec).num_workers:
             self._words = f"too few workers are left: {self._count()}"
-            self._poller.finish(self._words)
+            self._poller.finish(self._words, interrupts=True)
 
     @property
     def _num_running(self) -> int:

@@ -149,9 +149,20 @@ class TokenResult(enum.Enum):
     FINISHED = 3
 
 
+class End(enum.Enum):
+    """Whether training has ended, and how: as planned (the last step, a client's wish, no worker left), or by a stop before that."""
+
+    NOT_YET = 0
+    FINISHED = 1
+    INTERRUPTED = 2
+
+    def __bool__(self) -> bool:
+        return self is not End.NOT_YET
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenReply:
-    """With TOKEN its step, with FINISHED the last step, with WAIT the open step and what it waits for.
+    """With TOKEN its step, with FINISHED the last step and how training has `end`ed, with WAIT the open step and what it waits for.
 
     `settings_version` grows when the policy changes: then register the model again to hear of it. `global_step` is the open step.
     `reads_latest`: the worker shall read the newest variables there are, not exactly those of `step`. `shards_version` is as in
@@ -166,6 +177,7 @@ class TokenReply:
     reads_latest: bool = False
     settings_version: int = 0
     shards_version: int = 0
+    end: End = End.NOT_YET
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -260,10 +272,10 @@ class RegisterRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRequest:
-    """A participant is alive. Answered with whether training is finished."""
+    """A participant is alive. Answered with whether training has ended, and how."""
 
     participant: Participant
-    answer: ClassVar[type[bool]] = bool
+    answer: ClassVar[type[End]] = End
     awaited: ClassVar[str] = "the lease to be renewed"
 
 
@@ -381,9 +393,10 @@ class LeaseRangesRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FinishTrainingRequest:
-    """A client ends training. Answered with the last step."""
+    """A client ends training, or `interrupts` it before its time. Answered with the last step."""
 
     reason: str
+    interrupts: bool = False
     answer: ClassVar[type[int]] = int
     awaited: ClassVar[str] = "the end of training"
 
@@ -539,8 +552,8 @@ class Chief(Protocol):
         """Takes a participant in. Raises WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull."""
         return self.call(request)
 
-    def heartbeat(self, participant: Participant) -> bool:
-        """Renews the lease; True once training is finished."""
+    def heartbeat(self, participant: Participant) -> End:
+        """Renews the lease; tells whether training has ended, and how."""
         return self.call(HeartbeatRequest(participant=participant))
 
     def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
@@ -620,6 +633,6 @@ class Chief(Protocol):
         )
         return self.call(request)
 
-    def finish(self, *, reason: str) -> int:
-        """Ends training; returns the last step."""
-        return self.call(FinishTrainingRequest(reason=reason))
+    def finish(self, *, reason: str, interrupts: bool = False) -> int:
+        """Ends training, as planned or before its time; returns the last step."""
+        return self.call(FinishTrainingRequest(reason=reason, interrupts=interrupts))

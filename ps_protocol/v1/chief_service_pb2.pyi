@@ -19,6 +19,12 @@ class ParticipantKind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     PARTICIPANT_KIND_WORKER: _ClassVar[ParticipantKind]
     PARTICIPANT_KIND_OBSERVER: _ClassVar[ParticipantKind]
 
+class End(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    END_UNSPECIFIED: _ClassVar[End]
+    END_FINISHED: _ClassVar[End]
+    END_INTERRUPTED: _ClassVar[End]
+
 class ModelState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     MODEL_STATE_UNSPECIFIED: _ClassVar[ModelState]
@@ -62,6 +68,9 @@ class LeaseResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
 PARTICIPANT_KIND_UNSPECIFIED: ParticipantKind
 PARTICIPANT_KIND_WORKER: ParticipantKind
 PARTICIPANT_KIND_OBSERVER: ParticipantKind
+END_UNSPECIFIED: End
+END_FINISHED: End
+END_INTERRUPTED: End
 MODEL_STATE_UNSPECIFIED: ModelState
 MODEL_STATE_ABSENT: ModelState
 MODEL_STATE_INITIALIZE: ModelState
@@ -152,10 +161,10 @@ class HeartbeatRequest(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
-    __slots__ = ("finished",)
-    FINISHED_FIELD_NUMBER: _ClassVar[int]
-    finished: bool
-    def __init__(self, finished: bool = ...) -> None: ...
+    __slots__ = ("end",)
+    END_FIELD_NUMBER: _ClassVar[int]
+    end: End
+    def __init__(self, end: _Optional[_Union[End, str]] = ...) -> None: ...
 
 class DeregisterWorkerRequest(_message.Message):
     __slots__ = ("participant", "failure")
@@ -332,7 +341,7 @@ class DequeueTokenRequest(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., local_step: _Optional[int] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., commit: _Optional[_Union[PushCommit, _Mapping]] = ...) -> None: ...
 
 class TokenReply(_message.Message):
-    __slots__ = ("result", "step", "commit", "waiting_for", "global_step", "reads_latest", "settings_version", "shards_version")
+    __slots__ = ("result", "step", "commit", "waiting_for", "global_step", "reads_latest", "settings_version", "shards_version", "end")
     RESULT_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     COMMIT_FIELD_NUMBER: _ClassVar[int]
@@ -341,6 +350,7 @@ class TokenReply(_message.Message):
     READS_LATEST_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     SHARDS_VERSION_FIELD_NUMBER: _ClassVar[int]
+    END_FIELD_NUMBER: _ClassVar[int]
     result: TokenResult
     step: int
     commit: CommitResult
@@ -349,7 +359,8 @@ class TokenReply(_message.Message):
     reads_latest: bool
     settings_version: int
     shards_version: int
-    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ..., global_step: _Optional[int] = ..., reads_latest: bool = ..., settings_version: _Optional[int] = ..., shards_version: _Optional[int] = ...) -> None: ...
+    end: End
+    def __init__(self, result: _Optional[_Union[TokenResult, str]] = ..., step: _Optional[int] = ..., commit: _Optional[_Union[CommitResult, _Mapping]] = ..., waiting_for: _Optional[str] = ..., global_step: _Optional[int] = ..., reads_latest: bool = ..., settings_version: _Optional[int] = ..., shards_version: _Optional[int] = ..., end: _Optional[_Union[End, str]] = ...) -> None: ...
 
 class ConverseRequest(_message.Message):
     __slots__ = ("call", "token", "commit")
@@ -702,10 +713,12 @@ class DataProgress(_message.Message):
     def __init__(self, data: _Optional[_Union[DataSpec, _Mapping]] = ..., epoch: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class FinishTrainingRequest(_message.Message):
-    __slots__ = ("reason",)
+    __slots__ = ("reason", "interrupts")
     REASON_FIELD_NUMBER: _ClassVar[int]
+    INTERRUPTS_FIELD_NUMBER: _ClassVar[int]
     reason: str
-    def __init__(self, reason: _Optional[str] = ...) -> None: ...
+    interrupts: bool
+    def __init__(self, reason: _Optional[str] = ..., interrupts: bool = ...) -> None: ...
 
 class FinishTrainingResponse(_message.Message):
     __slots__ = ("global_step",)

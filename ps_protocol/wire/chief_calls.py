@@ -9,6 +9,7 @@ from google.protobuf.message import Message
 from ps_protocol.roles import chief
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
+from ps_protocol.wire.step import decode_end, encode_end
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,7 +32,12 @@ def _call(name: str, request: Any, encode: Callable[[Any], Any] = codec.encode, 
 
 _ALL = (
     _call("RegisterWorker", chief.RegisterRequest),
-    _call("Heartbeat", chief.HeartbeatRequest, lambda over: pb.HeartbeatResponse(finished=over), lambda message: message.finished),
+    _call(
+        "Heartbeat",
+        chief.HeartbeatRequest,
+        lambda end: pb.HeartbeatResponse(end=encode_end(end)),
+        lambda message: decode_end(message.end),
+    ),
     _call("DeregisterWorker", chief.DeregisterRequest, lambda _: pb.DeregisterWorkerResponse(), lambda message: None),
     _call("RegisterModel", chief.RegisterModelRequest),
     _call(

@@ -14,6 +14,7 @@ from ps_protocol.model.variables import check_name
 from ps_protocol.roles.chief import (
     CommitResult,
     DequeueTokenRequest,
+    End,
     Participant,
     ParticipantKind,
     PushCommit,
@@ -272,6 +273,16 @@ def decode_token_request(message: chief_service_pb2.DequeueTokenRequest) -> Dequ
     )
 
 
+def encode_end(end: End) -> Any:
+    """Encodes whether training has ended, and how."""
+    return end.value
+
+
+def decode_end(number: int) -> End:
+    """Decodes whether training has ended, and how."""
+    return decode_choice(End, number, field="end")
+
+
 def encode_token_reply(reply: TokenReply) -> chief_service_pb2.TokenReply:
     """Encodes how a wait for a token ended."""
     return chief_service_pb2.TokenReply(
@@ -283,6 +294,7 @@ def encode_token_reply(reply: TokenReply) -> chief_service_pb2.TokenReply:
         reads_latest=reply.reads_latest,
         settings_version=reply.settings_version,
         shards_version=reply.shards_version,
+        end=encode_end(reply.end),
     )
 
 
@@ -297,6 +309,7 @@ def decode_token_reply(message: chief_service_pb2.TokenReply) -> TokenReply:
         reads_latest=message.reads_latest,
         settings_version=message.settings_version,
         shards_version=message.shards_version,
+        end=decode_end(message.end),
     )
 
 

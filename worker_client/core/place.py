@@ -3,9 +3,9 @@
 from dataclasses import replace
 from typing import Any
 
-from ps_protocol.errors import Cancelled, EpochMismatch, LeaseExpired, NotInitialized, PsError, Superseded, WorkerIndexTaken
+from ps_protocol.errors import Cancelled, EpochMismatch, LeaseExpired, NotInitialized, PsError, Superseded, TrainingFailed, WorkerIndexTaken
 from ps_protocol.model.spec import ModelSpec
-from ps_protocol.roles.chief import Participant, Registration
+from ps_protocol.roles.chief import End, Participant, Registration
 from worker_client.core.requests import Agree, Asking, AwaitRenewal, Beat, Count, Deadline, Pause, Register, Renew
 from worker_client.core.state import OpenCommits
 
@@ -31,7 +31,13 @@ class Place:
         # The model of a participant that has joined one: another chief may have to learn it.
         self.model: ModelSpec | None = None
         self.generation = 0
-        self.is_finished = False  # training, as a heartbeat has heard
+        self.end = End.NOT_YET  # of training, as a heartbeat has heard
+        self.has_failed = False  # training, as the chief has said
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether a heartbeat has heard that training has ended."""
+        return bool(self.end)
 
     @property
     def participant(self) -> Participant:
@@ -49,6 +55,9 @@ class Place:
             generation = self.generation
             try:
                 return (yield request)
+            except TrainingFailed:
+                self.has_failed = True
+                raise
             except (EpochMismatch, LeaseExpired) as error:
                 yield Renew(generation, error)
                 num_renewals += 1
@@ -64,8 +73,11 @@ class Place:
         """Renews the lease, or takes the place again, as the heartbeat does: the holder may compute for long."""
         generation, participant = self.generation, self.participant
         try:
-            is_finished: bool = yield Beat(participant)
-            self.is_finished = self.is_finished or is_finished
+            end: End = yield Beat(participant)
+            self.end = self.end or end
+        except TrainingFailed:
+            self.has_failed = True
+            raise
         except (EpochMismatch, LeaseExpired) as error:
             yield Renew(generation, error)
         except Superseded:

@@ -11,6 +11,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import (
     DEFAULT_POLICY,
     CommitResult,
+    End,
     Participant,
     PushCommit,
     PushOutcome,
@@ -109,7 +110,7 @@ class WorkerState:
         self.local_step = step
         self.global_step = step if global_step is None else global_step
         self.policy = DEFAULT_POLICY if former is None else former.policy
-        self.is_finished = False
+        self.is_finished, self.end = False, End.NOT_YET
         self.has_newest = False
         self.refused: list[int] = []
         # Numbers that have been used are not used again, whatever has become of what had them.
@@ -151,7 +152,7 @@ class WorkerState:
         """Training has been ended at this worker's wish."""
         self.has_newest = False
         if not self.is_finished:
-            self.local_step, self.is_finished = last_step, True
+            self.local_step, self.is_finished, self.end = last_step, True, End.FINISHED
 
     # -- contributions
 
@@ -193,7 +194,7 @@ class WorkerState:
     def granted(self, reply: TokenReply) -> bool:
         """A wish is over: by a token, or the end. Returns whether the policy is another one, which is to be asked for before `move_on`."""
         self.request_id += 1  # one that timed out keeps its number, so that none is granted twice
-        self.is_finished = reply.result is TokenResult.FINISHED
+        self.is_finished, self.end = reply.result is TokenResult.FINISHED, reply.end
         self.global_step = max(self.global_step, reply.step, reply.global_step)
         self.commits.advance(max(reply.step, reply.global_step))
         return not self.is_finished and (reply.settings_version, reply.reads_latest) != (self._settings_version, self.reads_latest)

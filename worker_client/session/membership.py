@@ -8,7 +8,7 @@ from typing import Any
 
 from ps_protocol.errors import DeadlineExceeded, PsError, ShuttingDown, Unavailable
 from ps_protocol.process import waiting
-from ps_protocol.roles.chief import Chief, ClusterStatus, CommitResult, ModelReply, Participant, Registration
+from ps_protocol.roles.chief import Chief, ClusterStatus, CommitResult, End, ModelReply, Participant, Registration
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.threads import run_bounded
 from worker_client.core.place import Place
@@ -282,7 +282,7 @@ class Membership:
         if os.getpid() != self._process_id:
             raise RuntimeError(f"{self._what} belongs to process {self._process_id}; a fork must connect anew")
 
-    def _ask_beat(self, request: Beat) -> bool:
+    def _ask_beat(self, request: Beat) -> End:
         participant = request.participant
         return self.link.ask(lambda chief: chief.heartbeat(participant), what="the epoch", before=self.await_renewal)
 

@@ -108,8 +108,20 @@ class Session:
 
     @property
     def is_finished(self) -> bool:
-        """Whether training is finished, as far as this session has heard. Makes no call."""
+        """Whether training has ended, as planned or by an interruption (`end_reason`), as far as this session has heard. Makes no call."""
         return self._worker.state.is_finished or self._member.is_finished
+
+    @property
+    def end_reason(self) -> str | None:
+        """How training has ended, as far as this session has heard: "finished", "interrupted" or "failed"; None: it goes on. Makes no call.
+
+        "finished": its last step was reached, somebody finished it, or all workers had left. "interrupted": the cluster was stopped before
+        that, by Ctrl-C or SIGTERM, or because too few workers were left. "failed": it could not go on, and TrainingFailed said why.
+        """
+        if self._member.place.has_failed:
+            return "failed"
+        end = self._worker.state.end or self._member.place.end
+        return end.name.lower() if end else None
 
     @property
     def num_workers(self) -> int:

@@ -20,7 +20,9 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.variables import Array
 from tests.support.clusters import Shape, Start
+from tests.support.waiting import wait_until
 from worker_client import ClusterState, PushOutcome, Session
+from worker_client.core.requests import Beat
 
 VALUES = {"table": np.arange(60.0).reshape(20, 3), "bias": np.zeros(5, np.float32), "scale": np.ones(()), "none": np.zeros((0, 2))}
 # Numbers that float32 has too: rates and the like are float32, as in the original.
@@ -72,6 +74,7 @@ def test_what_was_read_is_the_callers_own(start: Start) -> None:
 
 def test_steps_are_applied_and_counted(start: Start) -> None:
     session = join(start(Shape(num_ps=2, max_steps=3)).session())
+    assert session.end_reason is None
     for step in range(3):
         result = session.step(ONES, timeout_s=20)
         assert (result.outcome, result.step, result.is_finished) == (PushOutcome.ACCEPTED, step, step == 2)
@@ -80,6 +83,25 @@ def test_steps_are_applied_and_counted(start: Start) -> None:
     np.testing.assert_allclose(session.get_slot("table", "momentum"), np.full((20, 3), 2.3125), rtol=1e-12)
     assert session.get_slot_names() == ["momentum"]
     assert (session.is_finished, session.local_step, session.wait(timeout_s=5)) == (True, 3, False)
+    assert session.end_reason == "finished"
+
+
+@pytest.mark.parametrize(("interrupts", "reason"), [(False, "finished"), (True, "interrupted")])
+def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(start: Start, interrupts: bool, reason: str) -> None:
+    cluster = start(Shape(num_ps=1, total_num_replicas=2, lease_s=0.3))
+    sessions = cluster.session(), cluster.session()
+    for session in sessions:
+        session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
+    beating = sessions[1].membership.acts[Beat]
+    sessions[0].membership.link.ask(lambda chief: chief.finish(reason="enough", interrupts=interrupts), what="finish")
+    assert not sessions[0].wait(timeout_s=20)
+    assert beating(Beat(sessions[1].membership.participant)).name.lower() == reason
+    assert (sessions[0].is_finished, sessions[0].end_reason) == (True, reason)
+    if not sessions[1].membership.link.transport.is_in_process:  # it has a heartbeat, and need not ask
+        wait_until(lambda: sessions[1].is_finished, what="a heartbeat has heard of it")
+        assert sessions[1].end_reason == reason
+    assert not sessions[1].wait(timeout_s=20)
+    assert sessions[1].end_reason == reason
 
 
 def test_more_shards_than_variables_step_along(start: Start) -> None:

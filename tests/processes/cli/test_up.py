@@ -48,6 +48,29 @@ def test_workers_that_stop_by_themselves_end_the_training(tmp_path: Path) -> Non
     assert time.monotonic() - begin < 20.0
 
 
+def test_a_training_whose_checkpoints_could_never_be_written_ends_with_1_and_says_why(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    arguments = ("--workers", "1", "--max-steps", "30", "--checkpoint-dir", str(place))
+    # A directory that cannot be written to, whoever runs the test: there is a file where the files of ps 0 belong.
+    broken = f"import pathlib, shutil\nshutil.rmtree({str(place)!r})\npathlib.Path({str(place)!r}).write_text('')\n{TRAIN}"
+    code, out = run_up(*arguments, worker=broken, run_dir=tmp_path / "run")
+    assert code == 1, out
+    assert f"[lockstep] training finished, but no checkpoint could be written to {place}: " in out
+    place.unlink()
+    code, out = run_up(*arguments, worker=TRAIN, run_dir=tmp_path / "run again")
+    assert code == 0, out
+
+
+def test_a_program_can_tell_that_its_training_was_interrupted(tmp_path: Path) -> None:
+    worker = f"{TRAIN}\nprint('END', session.end_reason, flush=True)"
+    with up("--workers", "1", worker=worker, run_dir=tmp_path / "run") as process:
+        read_until(process, "step 3")
+        (chief,) = [one for one in descendants(process) if "chief" in one.cmdline()]
+        chief.terminate()
+        out, _ = process.communicate(timeout=30)
+    assert "[worker 0] END interrupted" in out
+
+
 def test_workers_that_never_join_end_it_too_but_no_training_is_claimed(tmp_path: Path) -> None:
     code, out = run_up("--workers", "2", worker="print('nothing to do')", run_dir=tmp_path / "run")
     assert code == 0, out

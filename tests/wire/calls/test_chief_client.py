@@ -39,7 +39,7 @@ CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
     ("RegisterWorker", lambda c: c.register_worker(REGISTER), codec.encode(REGISTER),
      codec.encode(REGISTRATION), REGISTRATION, 0.0),
     ("Heartbeat", lambda c: c.heartbeat(WORKER), pb.HeartbeatRequest(participant=codec.encode(WORKER)),
-     pb.HeartbeatResponse(finished=True), True, 0.0),
+     pb.HeartbeatResponse(end=pb.END_INTERRUPTED), chief.End.INTERRUPTED, 0.0),
     ("DeregisterWorker", lambda c: c.deregister_worker(WORKER, failure="x"),
      pb.DeregisterWorkerRequest(participant=codec.encode(WORKER), failure="x"), pb.DeregisterWorkerResponse(), None, 0.0),
     ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0),

@@ -21,7 +21,7 @@ from ps_protocol.errors import (
     WrongCluster,
     WrongRole,
 )
-from ps_protocol.roles.chief import ClusterState, ModelState, ParticipantKind, PushOutcome, TokenResult
+from ps_protocol.roles.chief import ClusterState, End, ModelState, ParticipantKind, PushOutcome, TokenResult
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -47,7 +47,7 @@ def test_workers_train_to_the_end_and_every_process_is_told_so() -> None:
             assert reply.commit.outcome is PushOutcome.ACCEPTED
             first.wait()
         assert (reply.result, reply.step) == (TokenResult.FINISHED, 5)
-        assert client.heartbeat(first.participant) is True
+        assert client.heartbeat(first.participant) is End.FINISHED
         status = client.status(max_ledger_entries=10)
         assert (status.state, status.reason, len(status.ledger)) == (ClusterState.FINISHED, "max_steps 5 reached", 5)
         for worker in (first, second):
@@ -65,7 +65,7 @@ def test_an_index_that_is_taken_is_refused_with_facts_and_a_takeover_fences_its_
         newer = Worker(client, 3, takeover=True)
         with pytest.raises(Superseded):
             client.heartbeat(older.participant)
-        assert client.heartbeat(newer.participant) is False
+        assert client.heartbeat(newer.participant) is End.NOT_YET
 
 
 def test_a_silent_worker_loses_its_lease_and_a_replacement_goes_on() -> None:

@@ -13,6 +13,7 @@ from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
     ClusterState,
+    End,
     HeartbeatRequest,
     ParticipantKind,
     RegisterRequest,
@@ -205,7 +206,7 @@ def test_a_chief_that_stood_still_hears_its_workers_before_it_ends_their_leases(
         registration = await runner.call(request)
         now[0] += 60.0  # as after a suspend: the lease is long over when the timer fires
         await asyncio.sleep(0.5)
-        assert await runner.call(HeartbeatRequest(participant=registration.participant)) is False
+        assert await runner.call(HeartbeatRequest(participant=registration.participant)) is End.NOT_YET
         running.cancel()
         await asyncio.gather(running, return_exceptions=True)
         await runner.close()

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import LeaseExpired, Superseded
-from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest, Registration
+from ps_protocol.roles.chief import End, Participant, ParticipantKind, RegisterRequest, Registration
 from tests.support.eras import era
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport
@@ -34,12 +34,12 @@ class StrictChief:
         self.incarnation, self.has_ended = self.incarnation + 1, False
         return replace(FIRST, participant=replace(FIRST.participant, incarnation=self.incarnation))
 
-    def heartbeat(self, participant: Participant) -> bool:
+    def heartbeat(self, participant: Participant) -> End:
         if participant.incarnation < self.incarnation:
             raise Superseded(f"worker 0 (incarnation {participant.incarnation}) was replaced. End this process")
         if self.has_ended:
             raise LeaseExpired("worker 0: its lease has ended. Register again")
-        return False
+        return End.NOT_YET
 
     def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
         """Takes no note."""
@@ -62,9 +62,9 @@ def member(chief: StrictChief) -> Iterator[Membership]:
     member.leave("")
 
 
-def ask(member: Membership, participant: Participant) -> bool:
-    is_finished: bool = run(member.place.ask(Beat(participant), participant), member.acts)
-    return is_finished
+def ask(member: Membership, participant: Participant) -> End:
+    end: End = run(member.place.ask(Beat(participant), participant), member.acts)
+    return end
 
 
 def test_worker_that_its_own_heartbeat_has_brought_back_is_not_superseded(chief: StrictChief, member: Membership) -> None:
@@ -74,7 +74,7 @@ def test_worker_that_its_own_heartbeat_has_brought_back_is_not_superseded(chief:
     assert member.participant.incarnation == 2
     with pytest.raises(LeaseExpired, match="it has registered again since"):
         ask(member, asleep)
-    assert ask(member, member.participant) is False
+    assert ask(member, member.participant) is End.NOT_YET
 
 
 def test_heartbeat_goes_on_for_a_worker_that_has_come_back_by_itself(chief: StrictChief, member: Membership) -> None:
@@ -82,7 +82,7 @@ def test_heartbeat_goes_on_for_a_worker_that_has_come_back_by_itself(chief: Stri
     with pytest.raises(LeaseExpired):
         ask(member, member.participant)
 
-    def is_late(participant: Participant) -> bool:
+    def is_late(participant: Participant) -> End:
         # The beat was under way in the name of the former incarnation.
         raise Superseded("worker 0 (incarnation 1) was replaced by incarnation 2. End this process")
 
