@@ -95,6 +95,9 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
         "say why a cluster waits: the step, what is missing, who was last seen when, what happens next",
         *("lockstep.cli.inspect", "add_why_arguments", "run_why"),
     ),
+    "top": ("show a cluster live: its wait, speed, steps, workers and servers", "lockstep.cli.top", "add_arguments", "run"),
+    "ls": ("list the clusters that run on this machine", "lockstep.cli.local", "add_ls_arguments", "run_ls"),
+    "page": ("print the address of a cluster's page for a browser", "lockstep.cli.local", "add_page_arguments", "run_page"),
     "policy": (
         "show how a cluster coordinates its workers, or change it between two steps",
         *("lockstep.cli.change", "add_policy_arguments", "run_policy"),

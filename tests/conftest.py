@@ -45,8 +45,9 @@ def pytest_collection_finish() -> None:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _clean_environment() -> None:
-    """What the user's shell says about some cluster, or about a proxy, must not reach the tests."""
+def _clean_environment(tmp_path_factory: pytest.TempPathFactory) -> None:
+    """What the user's shell says about some cluster, or about a proxy, must not reach the tests; nor do they find each other's clusters."""
+    os.environ["XDG_RUNTIME_DIR"] = str(tmp_path_factory.mktemp("runtime"))
     for name in [*os.environ]:
         if name.startswith("LOCKSTEP_") or name == "TF_CONFIG" or name.lower().endswith("_proxy"):
             del os.environ[name]

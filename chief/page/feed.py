@@ -149,6 +149,8 @@ def _worker(one: ParticipantStatus, look: Look) -> list[Any]:
 
 
 def _phase(one: ParticipantStatus, status: ClusterStatus) -> str:
+    if one.state == "lapsed":
+        return "lost: its lease has ended"
     if one.state != "live":
         return one.state
     if one.kind is ParticipantKind.OBSERVER:

@@ -76,14 +76,11 @@ class Recorder:
         self._looks: deque[tuple[float, int, dict[int, int]]] = deque(maxlen=_NUM_LOOKS)
         self._last: Look | None = None
         self._ending = threading.Event()
-        self._threads: list[threading.Thread] = []
 
     def start(self) -> None:
         """Begins to look."""
-        for name, run in (("page-look", self._look_again_and_again), ("page-metrics", self._read_again_and_again)):
-            thread = threading.Thread(target=run, name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
+        for name, run in (("page-look", self._look_again_and_again), ("page-metrics", self.keep_reading_metrics)):
+            threading.Thread(target=run, name=name, daemon=True).start()
 
     def stop(self) -> None:
         """Ends; does not wait for an answer that is under way."""
@@ -148,7 +145,8 @@ class Recorder:
                 log.exception("the page cannot look at the cluster; it shows what it saw before")
                 return
 
-    def _read_again_and_again(self) -> None:
+    def keep_reading_metrics(self) -> None:
+        """Reads the metrics again and again, until `stop`."""
         pause_s = _INTERVAL_S
         while not self._ending.wait(pause_s):
             began = self._clock()

@@ -1,7 +1,6 @@
 """The page as a whole: its file, its paths, and the port that serves them, for as long as the chief runs. Decides nothing."""
 
 import base64
-import contextlib
 import hashlib
 import re
 import secrets
@@ -13,13 +12,10 @@ from chief.page import actions
 from chief.page.feed import course, snapshot
 from chief.page.journal import Journal
 from chief.page.recorder import Cluster, Recorder
-from ps_protocol.errors import PsError
+from chief.page.reports import MetricsReader
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
-from ps_protocol.roles.chief import ClusterStatus
-from ps_protocol.roles.shard import MetricCell
 from ps_protocol.rpc.channel import Access
-from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
 
@@ -98,34 +94,6 @@ class Page:
             ),
         }
         return json_response(value)
-
-
-class MetricsReader:
-    """Reads what workers have reported, where it is kept: at the first parameter server. For one thread."""
-
-    def __init__(self, access: Access, *, cluster: str) -> None:
-        self._access, self._cluster = access, cluster
-        self._shard: GrpcShard | None = None
-
-    def read(self, status: ClusterStatus) -> Sequence[MetricCell]:
-        """Returns the metrics. Raises PsError."""
-        first = status.shards[0]
-        if self._shard is None or self._shard.address != first.address:
-            self.close()
-            self._shard = GrpcShard(first.address, index=0, cluster=self._cluster, access=self._access)
-        try:
-            return self._shard.read_metrics(epoch=status.epoch)
-        except PsError:
-            # Another process may be there next time.
-            self.close()
-            raise
-
-    def close(self) -> None:
-        """Closes the connection."""
-        shard, self._shard = self._shard, None
-        if shard is not None:
-            with contextlib.suppress(PsError):
-                shard.close()
 
 
 def page_response() -> Response:

@@ -155,8 +155,12 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
         watch = ClusterWatch(cluster, say=display.say)
         observer = DemoObserver(num_workers=spec.num_workers, train=train, test=test)
         try:
-            _start(cluster, setting.worker_flags, observer=observer)
-            trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
+            cluster.start_roles(environment=_ONE_THREAD)
+            if cluster.page_url:
+                display.say(f"its page, in a browser: {cluster.page_address}")
+            with cluster.listed("lockstep demo"):
+                _start_workers(cluster, setting.worker_flags, observer=observer)
+                trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
         except Interrupted:
             cluster.end_with_checkpoint()
             raise
@@ -167,11 +171,10 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
     failed = {worker.name: describe_end(worker.returncode or 0) for worker in watch.failed_workers}
     files.write_model(trained.variables)
     files.write_summary(trained.status, setting=setting.summary, seconds=seconds, ended_on_the_way=failed)
-    return trained, _summary(trained.status, seconds=seconds, failed=failed)
+    return trained, _summary(trained.status, spec=spec, seconds=seconds, failed=failed)
 
 
-def _start(cluster: LocalCluster, worker_flags: list[str], *, observer: DemoObserver) -> None:
-    cluster.start_roles(environment=_ONE_THREAD)
+def _start_workers(cluster: LocalCluster, worker_flags: list[str], *, observer: DemoObserver) -> None:
     cluster.start_workers([sys.executable, "-P", "-m", "lockstep.demo.worker", *worker_flags], environment=_ONE_THREAD)
     observer.start(cluster.chief_address, cluster=cluster.name, token_file=cluster.token_file)
 
@@ -203,12 +206,15 @@ def _check(observer: DemoObserver, *, files: DemoFiles) -> None:
         raise LaunchFailed(f"cannot watch the cluster any more: {observer.error.message}; logs: {files.logs}")
 
 
-def _summary(status: DemoStatus, *, seconds: float, failed: Mapping[str, str]) -> str:
+def _summary(status: DemoStatus, *, spec: ClusterSpec, seconds: float, failed: Mapping[str, str]) -> str:
     accepted = ", ".join(f"worker {worker.index}: {worker.num_accepted}" for worker in status.workers)
     lines = [
         f"finished: {status.step} steps in {seconds:.1f} s, test accuracy {status.test_accuracy:.3f}, loss {status.loss:.4f}",
         f"contributions accepted: {accepted}; dropped: {status.num_stale} stale, {status.num_late} late",
     ]
+    if spec.num_backups and status.num_stale + status.num_late:
+        first = f"the first {spec.replicas_to_aggregate} of {spec.num_workers} workers"
+        lines.append(f"(that is as it should be: a step takes {first}, and what the others compute for it counts for nothing)")
     if status.max_staleness:
         lines.append(f"a contribution was computed from variables at most {status.max_staleness} steps old")
     if failed:

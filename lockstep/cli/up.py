@@ -2,6 +2,7 @@
 
 import argparse
 import os
+import shlex
 import shutil
 import sys
 import time
@@ -100,9 +101,14 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     output.note(
         f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
         f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
-        f"to look at it: lockstep status --chief {cluster.chief_address}{cluster.token_words}"
+        f"to look at it: lockstep status --chief {cluster.chief_address}{cluster.token_words}, or lockstep top"
         + (f"\nits page, in a browser: {cluster.page_address}" if cluster.page_url else "")
     )
+    with cluster.listed(shlex.join(command)):
+        return _train(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
+
+
+def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> int:
     cluster.start_workers(command)
     watch = ClusterWatch(cluster, say=output.failure)
     from lockstep.launcher.watch import (  # NumPy takes its time to import, and a broken one is the roles' to tell of
@@ -121,6 +127,6 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
         raise LaunchFailed(f"training finished, but {why}; what it has learnt is lost, except for what the workers have kept")
     failed = ", ".join(f"{worker.name} ({describe_end(worker.returncode or 0)})" for worker in watch.failed_workers)
     end = "training finished" if has_trained else "all workers ended without any having joined a training"
-    where = ", within the backups" if spec.num_backups else ""
+    where = ", within the backups" if cluster.spec.num_backups else ""
     output.note(end + (f"; failed on the way{where}: {failed}" if failed else ""))
     return 0

@@ -1,6 +1,6 @@
 """A cluster on this machine: its processes, from the first to the last. Must not know steps, tensors or the terminal.
 
 `spec` says what is asked for; `cluster` which processes that makes; `supervisor` starts and ends them, with `guardian` and `guarded_exec`
-for its own death, and `orphans` for what processes leave behind; `failures` judges what the end of one means; `watch` asks the chief, and
-alone imports NumPy and grpc.
+for its own death, and `orphans` for what processes leave behind; `registry` tells other commands which clusters there are; `failures`
+judges what the end of one means; `watch` asks the chief, and alone imports NumPy and grpc.
 """

@@ -5,10 +5,11 @@ import os
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from lockstep.launcher.registry import entry, listed
 from lockstep.launcher.spec import ClusterSpec, Recovery
 from lockstep.launcher.supervisor import (
     LaunchFailed,
@@ -72,6 +73,10 @@ class LocalCluster:
         if not self.page_url or self.token_file is None:
             return self.page_url
         return f"{self.page_url}#token={token_of(self.token_file, CallerRole.OBSERVER)}"
+
+    def listed(self, command: str) -> AbstractContextManager[None]:
+        """Has other commands of this user find the cluster within the block; `command`: what its workers run."""
+        return listed(entry(name=self.name, chief=self.chief_address, page=self.page_url, token_file=self.token_file, command=command))
 
     @property
     def token_words(self) -> str:

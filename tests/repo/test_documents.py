@@ -137,7 +137,7 @@ PAGES_WITH_FLAGS = [
     for name in (
         *(
             f"docs/how-to/{page}.md"
-            for page in ("running", "resume", "plan", "tls", "troubleshoot", "compression", "evaluate", "monitor", "doctor")
+            for page in ("running", "resume", "plan", "tls", "troubleshoot", "compression", "evaluate", "monitor", "doctor", "watch")
         ),
         *(f"docs/reference/{page}.md" for page in ("cli", "environment", "api", "checkpoints", "errors")),
         *(f"docs/explanation/{page}.md" for page in ("policies", "reliability", "standbys", "performance", "scale")),

@@ -85,6 +85,7 @@ PURE = (
     "worker_client.strategy.messages",
     "lockstep.planning",
     "lockstep.cli.text",
+    "lockstep.cli.screen",
 )
 # The only layers of one role that another may import, and who may.
 ROLES = ("ps_server", "chief", "worker_client")

@@ -144,7 +144,7 @@ def test_every_command_explains_itself() -> None:
         parser, functions = argparse.ArgumentParser(), import_module(module)
         getattr(functions, add_arguments)(parser)
         assert callable(getattr(functions, run))
-        assert "default" in parser.format_help() or name in ("status", "why", "finish", "health", "audit")
+        assert "default" in parser.format_help() or name in ("status", "why", "finish", "health", "audit", "ls", "page", "top")
     assert lockstep_here("--version").stdout.startswith("lockstep-ps")
     assert lockstep_here("nonsense").returncode == 2
     assert lockstep_here().returncode == 2

@@ -1,0 +1,143 @@
+"""`lockstep top`: the cluster live in a terminal, until q, Ctrl-C or the chief's end. Knows the terminal and the chief; decides nothing."""
+
+import argparse
+import os
+import select
+import shutil
+import signal
+import sys
+import termios
+import threading
+import time
+import tty
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
+from typing import Any
+
+from chief.page.feed import snapshot
+from chief.page.recorder import Look, Recorder
+from chief.page.reports import MetricsReader
+from lockstep.cli.access import ChiefAbsent, chief_and_access_of
+from lockstep.cli.access import add_arguments as add_access_arguments
+from lockstep.cli.screen import frame
+from ps_protocol.errors import PsError
+from ps_protocol.roles.chief import ClusterState, ClusterStatus
+from ps_protocol.rpc.chief import GrpcChief
+
+_PERIOD_S = 1.0
+_ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
+_HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
+_KEYS_TO_LEAVE = b"qQ\x03\x04"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `top`."""
+    add_access_arguments(parser)
+    parser.add_argument("--once", action="store_true", help="print it once, after two looks, and end; so it does without a terminal")
+
+
+def run(arguments: argparse.Namespace) -> int:
+    """Shows the cluster until the reader has enough, and returns the exit code."""
+    with chief_and_access_of(arguments) as (chief, access):
+        metrics = MetricsReader(access, cluster="")
+        recorder = Recorder(_Asked(chief), read_metrics=metrics.read)
+        threading.Thread(target=recorder.keep_reading_metrics, name="top-metrics", daemon=True).start()
+        try:
+            if arguments.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
+                return _print_once(recorder)
+            return _show(recorder)
+        finally:
+            recorder.stop()
+
+
+class _Asked:
+    """The cluster by its status; `top` asks for nothing else."""
+
+    def __init__(self, chief: GrpcChief) -> None:
+        self.status: Callable[..., ClusterStatus] = chief.status
+
+    def begin(self, request: Any, answer: Callable[[Any], None]) -> int:
+        """Is not for those who only look."""
+        raise PermissionError(request)
+
+    def cancel(self, number: int) -> None:
+        """There is nothing to cancel."""
+
+
+def _print_once(recorder: Recorder) -> int:
+    recorder.look()
+    threading.Event().wait(_PERIOD_S)
+    size = shutil.get_terminal_size((100, 50))
+    print("\n".join(_frame(recorder, recorder.look(), width=size.columns, height=10_000, has_colours=False)))
+    return 0
+
+
+def _show(recorder: Recorder) -> int:
+    last: Look | None = None
+    gone_since: str = ""
+    has_colours = "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
+    with _screen() as wants_to_leave:
+        while True:
+            try:
+                last, gone_since = recorder.look(), ""
+            except PsError as error:
+                if last is None:
+                    raise ChiefAbsent(f"the chief does not answer: {error.message}") from error
+                gone_since = gone_since or time.strftime("%H:%M:%S")
+            size = shutil.get_terminal_size()
+            has_ended = bool(gone_since) and last.status.state in (ClusterState.FINISHED, ClusterState.FAILED)
+            lines = _frame(recorder, last, width=size.columns, height=size.lines, has_colours=has_colours, gone_since=gone_since)
+            sys.stdout.write(_HOME + "".join(f"{line}{_REST_OF_LINE}\r\n" for line in lines[:-1]) + lines[-1] + _REST_OF_LINE + _REST)
+            sys.stdout.flush()
+            if wants_to_leave(_PERIOD_S) or has_ended:
+                break
+    # What was seen last stays in the terminal.
+    print("\n".join(_frame(recorder, last, width=size.columns, height=size.lines, has_colours=has_colours, gone_since=gone_since)))
+    return 0
+
+
+def _frame(recorder: Recorder, look: Look, *, width: int, height: int, has_colours: bool, gone_since: str = "") -> Sequence[str]:
+    metrics, _ = recorder.metrics(after=0.0)
+    return frame(
+        snapshot(look),
+        speed=recorder.speed(after=0.0),
+        metrics=metrics,
+        width=width,
+        height=height,
+        has_colours=has_colours,
+        gone_since=gone_since,
+    )
+
+
+@contextmanager
+def _screen() -> Iterator[Callable[[float], bool]]:
+    """Has the terminal show another screen within the block. Yields what waits, and says whether a key to leave was pressed meanwhile."""
+    keys = sys.stdin.fileno()
+    before = termios.tcgetattr(keys)
+
+    def end(number: int, frame: object) -> None:
+        raise KeyboardInterrupt
+
+    def wants_to_leave(seconds: float) -> bool:
+        until = time.monotonic() + seconds
+        while (left := until - time.monotonic()) > 0:
+            ready, _, _ = select.select([keys], [], [], left)
+            if not ready:
+                return False
+            pressed = os.read(keys, 64)
+            if not pressed or set(pressed) & set(_KEYS_TO_LEAVE):
+                return True
+        return False
+
+    # A terminal that is left as it was set here would be of no use.
+    old = signal.signal(signal.SIGTERM, end)
+    try:
+        tty.setcbreak(keys)
+        sys.stdout.write(_ENTER)
+        yield wants_to_leave
+    finally:
+        signal.signal(signal.SIGTERM, old)
+        with suppress(OSError):
+            sys.stdout.write(_LEAVE)
+            sys.stdout.flush()
+        termios.tcsetattr(keys, termios.TCSADRAIN, before)

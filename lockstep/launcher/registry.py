@@ -1,0 +1,131 @@
+"""Which clusters launchers of this user run on this machine: a file for each, in a private directory. Knows files and processes; no chief.
+
+A file counts for as long as the process that wrote it runs; its start time tells it from a later one with its number. Who finds another
+takes it away.
+"""
+
+import json
+import os
+import stat
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from ps_protocol.security.tokens import write_secret
+
+_MAX_FILE_BYTES, _MAX_FILES = 1 << 16, 1_000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LocalEntry:
+    """One cluster of a launcher: how to reach its chief and its page, and which command its workers run. Holds no token."""
+
+    name: str
+    chief: str
+    page: str
+    token_file: str
+    command: str
+    directory: str
+    pid: int
+    process_start: int
+    started_at: float
+
+
+def entry(*, name: str, chief: str, page: str, token_file: Path | None, command: str) -> LocalEntry:
+    """Returns the entry of a cluster that this process runs."""
+    return LocalEntry(
+        name=name,
+        chief=chief,
+        page=page,
+        token_file=str(token_file or ""),
+        command=command,
+        directory=str(Path.cwd()),
+        pid=os.getpid(),
+        process_start=_start_of(os.getpid()) or 0,
+        started_at=time.time(),
+    )
+
+
+@contextmanager
+def listed(cluster: LocalEntry) -> Iterator[None]:
+    """Has other commands of this user find the cluster within the block. Where that cannot be, they need its address."""
+    path: Path | None = None
+    with suppress(OSError):
+        directory = _private_directory()
+        if directory is not None:
+            path = directory / f"{cluster.pid}.json"
+            write_secret(path, json.dumps(asdict(cluster)))
+    try:
+        yield
+    finally:
+        if path is not None:
+            with suppress(OSError):
+                path.unlink()
+
+
+def local_clusters() -> list[LocalEntry]:
+    """Returns the clusters that run now, the oldest first."""
+    found: list[LocalEntry] = []
+    with suppress(OSError):
+        directory = _private_directory()
+        for path in sorted(directory.glob("*.json"))[:_MAX_FILES] if directory is not None else ():
+            cluster = _read(path)
+            if cluster is not None and _runs(cluster):
+                found.append(cluster)
+            else:
+                with suppress(OSError):
+                    path.unlink()
+    return sorted(found, key=lambda cluster: cluster.started_at)
+
+
+def _private_directory() -> Path | None:
+    """Returns the directory of this user, which nobody else can write to; None if there is another one's in its place. Raises OSError."""
+    runtime = os.environ.get("XDG_RUNTIME_DIR", "")
+    has_own = os.path.isabs(runtime) and os.path.isdir(runtime)
+    directory = Path(runtime, "lockstep") if has_own else Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")
+    with suppress(FileExistsError):
+        directory.mkdir(mode=0o700)
+    about = directory.lstat()
+    is_ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+    return directory if is_ours else None
+
+
+def _read(path: Path) -> LocalEntry | None:
+    """Returns what a file says; None if it is none of ours."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with open(descriptor, encoding="utf-8") as file:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                return None
+            given = json.loads(file.read(_MAX_FILE_BYTES))
+        cluster = LocalEntry(**given)
+    except (OSError, ValueError, TypeError, RecursionError):
+        return None
+    kinds = {"pid": int, "process_start": int, "started_at": float}
+    return cluster if all(type(value) is kinds.get(name, str) for name, value in asdict(cluster).items()) else None
+
+
+def _runs(cluster: LocalEntry) -> bool:
+    return cluster.pid > 0 and _start_of(cluster.pid) == cluster.process_start
+
+
+def _start_of(pid: int) -> int | None:
+    """Returns when a process started, in ticks since the machine did (0: this system does not say); None: there is no such process."""
+    try:
+        # The name of the program is in parentheses, and may have some of its own.
+        return int(Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])
+    except FileNotFoundError:
+        if os.path.isdir("/proc/self"):
+            return None
+    except (OSError, IndexError, ValueError):
+        return None
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return None
+    except PermissionError:
+        return None
+    return 0

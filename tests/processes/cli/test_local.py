@@ -1,0 +1,126 @@
+"""Commands that find the only cluster of this machine by themselves, or list them; and `lockstep top` in a terminal."""
+
+import contextlib
+import os
+import pty
+import re
+import select
+import subprocess
+import sys
+import termios
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import TRAIN, Ended, lockstep, read_until, up
+
+SLOWLY = TRAIN.replace("session.step({", "__import__('time').sleep(0.02); session.step({").replace(
+    """print("step", session.local_step, flush=True)""", "pass"
+)
+
+
+@pytest.fixture(scope="module")
+def runtime(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runtime")
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory, runtime: Path) -> Iterator[list[str]]:
+    """A cluster on ports, whose callers need its file of tokens; the lines that it has printed."""
+    directory = tmp_path_factory.mktemp("run") / "run"
+    with up("--workers", "2", "--tcp", worker=SLOWLY, run_dir=directory, XDG_RUNTIME_DIR=str(runtime)) as process:
+        lines = read_until(process, "worker 1 joined")
+        try:
+            yield lines
+        finally:
+            process.terminate()
+            process.communicate(timeout=30)
+
+
+def here(runtime: Path, *arguments: str) -> Ended:
+    return lockstep(*arguments, XDG_RUNTIME_DIR=str(runtime))
+
+
+def test_the_only_cluster_is_found(running: list[str], runtime: Path) -> None:
+    assert "policy sync" in here(runtime, "status").stdout
+    assert here(runtime, "why").stdout.startswith("cluster 'up-")
+    assert here(runtime, "policy").stdout.startswith("policy sync")
+
+
+def test_it_is_listed(running: list[str], runtime: Path) -> None:
+    listed = here(runtime, "ls").stdout
+    assert "train.py" in listed and "http://127.0.0.1:" in listed
+
+
+def test_its_page_is_printed_with_a_token_that_lets_its_reader_in(running: list[str], runtime: Path) -> None:
+    printed = here(runtime, "page").stdout.strip()
+    assert any(line.endswith(printed) for line in running), "it is the address that `up` has printed"
+    url, _, token = printed.partition("#token=")
+    request = urllib.request.Request(f"{url}api/cluster", headers={"Authorization": f"Bearer {token}"})
+    with urllib.request.urlopen(request, timeout=10) as response:
+        assert b'"state":"training"' in response.read()
+    assert here(runtime, "page", "--admin").stdout.strip().partition("#")[0] == url
+
+
+def test_several_are_told_apart(running: list[str], runtime: Path) -> None:
+    (path,) = (runtime / "lockstep").glob("*.json")
+    other = path.with_name("other.json")
+    other.write_text(path.read_text())
+    try:
+        for command in ("status", "why", "top"):
+            refused = here(runtime, command)
+            assert refused.returncode == 2
+            assert "2 clusters of yours are running here" in refused.stderr
+            assert "--chief 127.0.0.1:" in refused.stderr and "--token-file /" in refused.stderr
+        assert "which one? give --pid" in here(runtime, "page").stderr
+    finally:
+        other.unlink()
+
+
+def test_where_none_runs_it_says_so(tmp_path: Path) -> None:
+    refused = here(tmp_path, "status")
+    assert refused.returncode == 2
+    assert "none of yours that `lockstep up` started is running here; give --chief ADDRESS or set LOCKSTEP_CHIEF" in refused.stderr
+    assert "no cluster of yours" in here(tmp_path, "ls").stdout
+    assert here(tmp_path, "page").returncode == 1
+
+
+def test_top_without_a_terminal_prints_once(running: list[str], runtime: Path) -> None:
+    printed = here(runtime, "top")
+    assert printed.returncode == 0, printed.stderr
+    assert "steps/s" in printed.stdout and "worker 1" in printed.stdout and "\x1b" not in printed.stdout
+
+
+def screen_until(descriptor: int, pattern: bytes, *, timeout_s: float = 20.0) -> bytes:
+    seen, until = b"", time.monotonic() + timeout_s
+    while not re.search(pattern, seen):
+        ready, _, _ = select.select([descriptor], [], [], max(0.0, until - time.monotonic()))
+        assert ready, seen.decode(errors="replace")
+        with contextlib.suppress(OSError):  # the other end has closed
+            data = os.read(descriptor, 1 << 16)
+            assert data, seen.decode(errors="replace")
+            seen += data
+    return seen
+
+
+def test_top_lives_in_a_terminal_and_leaves_it_as_it_was(running: list[str], runtime: Path) -> None:
+    ours, theirs = pty.openpty()
+    termios.tcsetwinsize(theirs, (30, 100))
+    before = termios.tcgetattr(theirs)
+    environment = {**os.environ, "XDG_RUNTIME_DIR": str(runtime), "TERM": "xterm"}
+    command = [sys.executable, "-m", "lockstep", "top"]
+    with subprocess.Popen(command, stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+        try:
+            seen = screen_until(ours, rb"(?s)\x1b\[\?1049h.*worker 1.*\x1b\[H.*worker 1")
+            assert b"up-" in seen
+            os.write(ours, b"q")
+            screen_until(ours, rb"\x1b\[\?1049l")
+            assert process.wait(10) == 0
+        finally:
+            process.kill()
+    assert termios.tcgetattr(theirs) == before
+    os.close(ours)
+    os.close(theirs)

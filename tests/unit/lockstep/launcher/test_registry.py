@@ -1,0 +1,116 @@
+"""Claims about finding the clusters that launchers run: only those that run, only this user's, and nothing that others have put there."""
+
+import dataclasses
+import json
+import os
+import stat
+from pathlib import Path
+
+import pytest
+
+from lockstep.launcher.registry import LocalEntry, entry, listed, local_clusters
+
+
+@pytest.fixture(autouse=True)
+def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    return tmp_path / "lockstep"
+
+
+def own(**changes: object) -> LocalEntry:
+    made = entry(
+        name="up-1", chief="unix:/x/chief.sock", page="http://127.0.0.1:1/", token_file=Path("/x/tokens"), command="python train.py"
+    )
+    return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
+
+
+def put(directory: Path, name: str, text: str) -> Path:
+    directory.mkdir(mode=0o700, exist_ok=True)
+    path = directory / name
+    path.write_text(text)
+    return path
+
+
+def test_a_cluster_is_found_while_it_runs_and_not_afterwards(directory: Path) -> None:
+    with listed(own()):
+        assert local_clusters() == [own(started_at=local_clusters()[0].started_at)]
+    assert local_clusters() == []
+    assert list(directory.iterdir()) == []
+
+
+def test_nobody_else_can_read_it(directory: Path) -> None:
+    with listed(own()):
+        (path,) = directory.iterdir()
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+        assert stat.S_IMODE(directory.stat().st_mode) == 0o700
+
+
+def test_no_token_is_in_it(directory: Path) -> None:
+    with listed(own()):
+        (path,) = directory.iterdir()
+        assert "token=" not in path.read_text()
+
+
+@pytest.mark.parametrize("changes", [{"pid": 2**22 + 5}, {"process_start": 12345}])
+def test_the_file_of_a_process_that_is_gone_is_taken_away(directory: Path, changes: dict[str, int]) -> None:
+    path = put(directory, "1.json", json.dumps(dataclasses.asdict(own(**changes))))
+    assert local_clusters() == []
+    assert not path.exists()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        "{" * 50_000,
+        '{"pid": 1}',
+        json.dumps({**dataclasses.asdict(own()), "pid": "1"}),
+        json.dumps({**dataclasses.asdict(own()), "x": 1}),
+    ],
+)
+def test_a_file_that_is_none_of_ours_is_not_believed(directory: Path, text: str) -> None:
+    put(directory, "1.json", text)
+    assert local_clusters() == []
+
+
+def test_links_and_pipes_are_not_followed(directory: Path, tmp_path: Path) -> None:
+    directory.mkdir(mode=0o700)
+    (tmp_path / "elsewhere").write_text(json.dumps(dataclasses.asdict(own())))
+    (directory / "1.json").symlink_to(tmp_path / "elsewhere")
+    os.mkfifo(directory / "2.json")
+    assert local_clusters() == []
+    assert (tmp_path / "elsewhere").exists()
+
+
+@pytest.mark.parametrize("mode", [0o777, 0o750, 0o701])
+def test_a_directory_that_others_may_use_is_not_used(directory: Path, mode: int) -> None:
+    put(directory, "1.json", json.dumps(dataclasses.asdict(own())))
+    directory.chmod(mode)
+    assert local_clusters() == []
+    with listed(own()):
+        assert [path.name for path in directory.iterdir()] == ["1.json"]
+
+
+def test_a_link_in_place_of_the_directory_is_not_used(directory: Path, tmp_path: Path) -> None:
+    (tmp_path / "other").mkdir(mode=0o700)
+    directory.symlink_to(tmp_path / "other")
+    with listed(own()):
+        assert list((tmp_path / "other").iterdir()) == []
+    assert local_clusters() == []
+
+
+def test_without_a_runtime_directory_it_is_one_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
+    monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
+    with listed(own()):
+        assert [path.name for path in (tmp_path / f"lockstep-{os.getuid()}").iterdir()] == [f"{os.getpid()}.json"]
+
+
+def test_a_place_that_cannot_be_written_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.gettempdir", lambda: "/proc")
+    monkeypatch.delenv("XDG_RUNTIME_DIR")
+    with listed(own()):
+        assert local_clusters() == []
