@@ -121,6 +121,10 @@ _COMMANDS: dict[str, tuple[str, str, str, str]] = {
         *("lockstep.cli.checkpoint", "add_checkpoint_arguments", "run_checkpoint"),
     ),
     "certs": ("make certificates and tokens for the processes of a cluster", "lockstep.cli.certs", "add_arguments", "run"),
+    "trace": (
+        "record a few seconds of a cluster's steps as a trace for Perfetto or chrome://tracing",
+        *("lockstep.cli.trace", "add_trace_arguments", "run_trace"),
+    ),
     "doctor": (
         "check whether this machine, its files and its network are fit for a cluster, and say what to do",
         *("lockstep.cli.doctor", "add_doctor_arguments", "run_doctor"),

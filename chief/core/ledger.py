@@ -1,8 +1,9 @@
 """What the latest steps were made of and how long they took, and counters. Knows no worker's state; `now` is an argument."""
 
 import itertools
+from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ps_protocol.roles.chief import LedgerEntry, PushOutcome
 from ps_protocol.roles.shard import PushId
@@ -12,13 +13,16 @@ from ps_protocol.roles.shard import PushId
 class _Record:
     step: int
     opened_at: float
-    first_at: float | None = None
+    # Of each contribution that counts, its worker and when it came: 16 bytes for each of perhaps a thousand workers.
+    arrivals: "array[float]" = field(default_factory=lambda: array("d"))
     completed_at: float = 0.0
     applied_at: float = 0.0
     last_worker: int = 0
     contributors: tuple[PushId, ...] = ()
     num_stale: int = 0
     num_late: int = 0
+    # As it was reported last. Once the step is applied, only the two counts still change.
+    reported: LedgerEntry | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,12 +58,12 @@ class Ledger:
         """Time that the open step has taken so far."""
         return max(0.0, now - self._open.opened_at)
 
-    def count(self, outcome: PushOutcome, *, step: int, staleness: int = 0, now: float) -> None:
-        """Counts a contribution that was computed from the variables of `step`."""
+    def count(self, outcome: PushOutcome, *, worker: int, step: int, staleness: int = 0, now: float) -> None:
+        """Counts a contribution of a worker that was computed from the variables of `step`."""
         record = self._open if step == self._open.step else self._applied.get(step)
         if outcome is PushOutcome.ACCEPTED:
-            if self._open.first_at is None:
-                self._open.first_at = now
+            self._open.arrivals.append(worker)
+            self._open.arrivals.append(now)
             self.num_accepted += 1
             self.max_staleness = max(self.max_staleness, staleness)
         elif outcome is PushOutcome.STALE:
@@ -110,17 +114,36 @@ class Ledger:
 
     def entries(self, limit: int) -> tuple[LedgerEntry, ...]:
         """Returns the latest `limit` steps, newest first."""
-        return tuple(_entry(record) for record in itertools.islice(reversed(self._applied.values()), max(0, limit)))
+        return tuple(_reported(record) for record in itertools.islice(reversed(self._applied.values()), max(0, limit)))
+
+
+def _reported(record: _Record) -> LedgerEntry:
+    """Returns the record of an applied step; made once, since the page asks for hundreds of them each second."""
+    known = record.reported
+    if known is None or (known.num_stale, known.num_late) != (record.num_stale, record.num_late):
+        known = record.reported = _entry(record)
+    return known
 
 
 def _entry(record: _Record) -> LedgerEntry:
+    first_at = record.arrivals[1] if record.arrivals else record.completed_at
     return LedgerEntry(
         step=record.step,
         contributors=record.contributors,
         num_stale=record.num_stale,
         num_late=record.num_late,
         duration_s=record.applied_at - record.opened_at,
-        wait_duration_s=record.completed_at - (record.completed_at if record.first_at is None else record.first_at),
+        wait_duration_s=record.completed_at - first_at,
         apply_duration_s=record.applied_at - record.completed_at,
         last_worker=record.last_worker,
+        arrivals_us=_arrivals_us(record),
     )
+
+
+def _arrivals_us(record: _Record) -> tuple[int, ...]:
+    """Returns when each contributor's contribution came, in their order; a worker's contributions come in that order."""
+    times: dict[int, list[float]] = {}
+    for worker, at in zip(record.arrivals[::2], record.arrivals[1::2], strict=True):
+        times.setdefault(int(worker), []).append(at)
+    found = (times[push.worker].pop(0) if times.get(push.worker) else record.opened_at for push in record.contributors)
+    return tuple(max(0, round(1e6 * (at - record.opened_at))) for at in found)

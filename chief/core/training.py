@@ -526,7 +526,7 @@ class Training:
         )
         member.outcomes.record(push_id, step=commit.step, result=result)
         member.count(verdict.outcome)
-        self._ledger.count(verdict.outcome, step=commit.step, staleness=verdict.staleness, now=now)
+        self._ledger.count(verdict.outcome, worker=member.index, step=commit.step, staleness=verdict.staleness, now=now)
         if verdict.outcome is not PushOutcome.ACCEPTED and not policy.has_common_steps:
             self._discards.add(push_id)
         if verdict.outcome is PushOutcome.ACCEPTED:

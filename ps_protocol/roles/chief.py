@@ -457,7 +457,8 @@ class LedgerEntry:
     """What one applied step was made of; durations in seconds.
 
     `duration_s`: from its opening to its end. `wait_duration_s`: of that, from its first contribution to the last that it needed;
-    `apply_duration_s`: from then on. Before its first contribution, workers read variables and computed.
+    `apply_duration_s`: from then on. Before its first contribution, workers read variables and computed. `arrivals_us`: microseconds from
+    its opening to each contributor's contribution, in their order; 0 for one that came before.
     """
 
     step: int
@@ -468,6 +469,7 @@ class LedgerEntry:
     apply_duration_s: float
     last_worker: int
     wait_duration_s: float = 0.0
+    arrivals_us: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -12,7 +12,7 @@ COMMANDS = {
     "server": ["ps_server"],
     "chief": ["chief"],
     **{name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "audit", "certs")},
-    **{name: ["lockstep", name] for name in ("doctor", "tensorboard", "top", "ls", "page")},
+    **{name: ["lockstep", name] for name in ("doctor", "trace", "tensorboard", "top", "ls", "page")},
     **{f"checkpoint {name}": ["lockstep", "checkpoint", *name.split()] for name in ("", "ls", "verify", "export")},
     **{f"run {name}": ["benchmarks", "run", name] for name in SUITES},
 }

@@ -51,6 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "checkpoint_export",
         "in_process",
         "tensorboard",
+        "timeline",
         "doctor",
         "combined",
         "jax",
@@ -84,6 +85,7 @@ PURE = (
     "worker_client.strategy.group",
     "worker_client.strategy.messages",
     "lockstep.planning",
+    "lockstep.timeline",
     "lockstep.cli.text",
     "lockstep.cli.screen",
 )

@@ -113,6 +113,7 @@ STATUS = chief.ClusterStatus(
             apply_duration_s=0.125,
             last_worker=4,
             wait_duration_s=0.0625,
+            arrivals_us=(5,),
         ),
     ),
     num_accepted=7, num_stale=8, num_late=9, hyperparameters_version=10, optimizer="adam", max_observed_staleness=11,

@@ -29,6 +29,19 @@ def test_the_next_step_opens_when_the_last_is_applied() -> None:
     assert ledger.entries(1)[0].duration_s == 2.0
 
 
+def test_entry_says_when_the_contribution_of_each_contributor_came() -> None:
+    ledger = Ledger(size=2, now=10.0)
+    pushes = tuple(PushId(worker=worker, incarnation=1, sequence=sequence) for worker, sequence in ((0, 7), (0, 8), (3, 1), (4, 1)))
+    for worker, at in ((3, 10.25), (0, 10.5), (0, 10.75)):
+        ledger.count(PushOutcome.ACCEPTED, worker=worker, step=0, now=at)
+    ledger.complete_step(pushes, last_worker=0, now=10.75)
+    ledger.close_step(now=11.0)
+    (entry,) = ledger.entries(1)
+    assert entry.arrivals_us == (500_000, 750_000, 250_000, 0), "the last one had come before the step was opened"
+    assert entry.wait_duration_s == 0.5
+    assert ledger.entries(1)[0] is entry, "an entry that has not changed is made once"
+
+
 def test_only_the_latest_steps_are_kept() -> None:
     ledger = Ledger(size=3, now=0.0)
     for number in range(10):
@@ -39,11 +52,11 @@ def test_only_the_latest_steps_are_kept() -> None:
 
 def test_late_and_stale_are_counted_with_the_step_that_they_were_meant_for() -> None:
     ledger = Ledger(size=2, now=0.0)
-    ledger.count(PushOutcome.ACCEPTED, step=0, now=0.0)
-    ledger.count(PushOutcome.LATE, step=0, now=0.0)
+    ledger.count(PushOutcome.ACCEPTED, worker=0, step=0, now=0.0)
+    ledger.count(PushOutcome.LATE, worker=0, step=0, now=0.0)
     run_step(ledger, at=1.0)
-    ledger.count(PushOutcome.STALE, step=0, now=0.0)
-    ledger.count(PushOutcome.STALE, step=0, now=0.0)
+    ledger.count(PushOutcome.STALE, worker=0, step=0, now=0.0)
+    ledger.count(PushOutcome.STALE, worker=0, step=0, now=0.0)
     (entry,) = ledger.entries(1)
     assert (entry.num_late, entry.num_stale) == (1, 2)
     assert (ledger.num_accepted, ledger.num_late, ledger.num_stale) == (1, 1, 2)
@@ -53,12 +66,12 @@ def test_a_contribution_to_a_step_that_is_forgotten_is_counted_all_the_same() ->
     ledger = Ledger(size=1, now=0.0)
     for number in range(3):
         run_step(ledger, at=float(number))
-    ledger.count(PushOutcome.STALE, step=0, now=0.0)
+    ledger.count(PushOutcome.STALE, worker=0, step=0, now=0.0)
     assert ledger.num_stale == 1
 
 
 def test_the_greatest_staleness_is_that_of_what_was_accepted() -> None:
     ledger = Ledger(size=2, now=0.0)
     for outcome, staleness in ((PushOutcome.ACCEPTED, 3), (PushOutcome.STALE, 9), (PushOutcome.ACCEPTED, 1)):
-        ledger.count(outcome, step=0, staleness=staleness, now=0.0)
+        ledger.count(outcome, worker=0, step=0, staleness=staleness, now=0.0)
     assert ledger.max_staleness == 3
