@@ -128,6 +128,7 @@ class Coordinator:
             model,
             host=self,
             config=lambda: self._settings.config,
+            optimizers=lambda: self._settings.optimizers,
             members=self._members,
             servers=self._servers,
             out=out,

@@ -10,6 +10,7 @@ from chief.options import CoordinationConfig
 from chief.policies.factory import check_model
 from ps_protocol.errors import ModelMismatch, NotInitializer, PsError, TrainingFailed, Unavailable
 from ps_protocol.model.layout import Layout
+from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement, layouts, place
 from ps_protocol.roles.chief import (
@@ -68,10 +69,13 @@ class ModelRegistry:
         differences = self.model.differences(model) or ["it differs"]
         rest = len(differences) - _MAX_DIFFERENCES
         text = "; ".join(differences[:_MAX_DIFFERENCES]) + (f"; and {rest} more differences" if rest > 0 else "")
-        raise ModelMismatch(
-            f"your model is not the one that this cluster trains, {self._origin}: {text}. If the cluster's is right, start this worker with"
-            " it; if yours is, begin anew: restart the cluster, with --restore none if it has checkpoints"
+        advice = (
+            "To go on training with your numbers, say create_or_join(…, on_optimizer_change='adopt'); with the cluster's: 'keep'"
+            if self.model.optimizer_changes(model) is not None
+            else "If the cluster's is right, start this worker with it; if yours is, begin anew: restart the cluster, with --restore none"
+            " if it has checkpoints"
         )
+        raise ModelMismatch(f"your model is not the one that this cluster trains, {self._origin}: {text}. {advice}")
 
     @property
     def _origin(self) -> str:
@@ -177,11 +181,13 @@ class ModelCalls:
         *,
         host: Host,
         config: Callable[[], CoordinationConfig],
+        optimizers: Callable[[], tuple[tuple[OptimizerSpec, OptimizerSpec], ...]],
         members: Membership,
         servers: ShardTable,
         out: Outbox,
         waiting: Waiting,
     ) -> None:
+        self._optimizers = optimizers
         self._registry, self._host, self._config, self._members, self._servers = registry, host, config, members, servers
         self._out = out
         self._line = waiting.line(self._expire)
@@ -302,4 +308,10 @@ class ModelCalls:
 
     def _agreed(self) -> AgreedModel:
         registry = self._registry
-        return AgreedModel(state=registry.state, model=registry.model, placement=registry.placement, global_step=self._host.step)
+        return AgreedModel(
+            state=registry.state,
+            model=registry.model,
+            placement=registry.placement,
+            global_step=self._host.step,
+            optimizers=self._optimizers(),
+        )

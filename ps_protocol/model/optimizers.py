@@ -478,6 +478,12 @@ class OptimizerSpec:
         """Those that cannot change while training."""
         return frozenset() if self.is_custom else INITIAL_HYPERPARAMETERS
 
+    def differs_in_numbers(self, other: "OptimizerSpec") -> bool:
+        """Whether `other` is this optimizer with numbers that can change while training: with the same formula and slots."""
+        fixed = [[(name, spec.numbers.get(name)) for name in sorted(spec.fixed_hyperparameters)] for spec in (self, other)]
+        mine, theirs = ((spec.name, spec.formula, dict(spec.slot_values), spec.group, spec.is_update_rule) for spec in (self, other))
+        return mine == theirs and fixed[0] == fixed[1] and (self == other or not self.is_update_rule)
+
     def hyperparameter(self, name: str) -> float:
         """Returns a hyper-parameter, or its default."""
         return self.hyperparameters[name] if name in self.hyperparameters else self.kind.hyperparameters[name][0]

@@ -7,7 +7,7 @@ import itertools
 import math
 import reprlib
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.layout import Layout, VariableSlice, check_disjoint
@@ -222,6 +222,22 @@ class ModelSpec:
         own = (variable.optimizer for variable in self.variables)
         return {"": self.optimizer} | {optimizer.group: optimizer for optimizer in own if optimizer is not None and optimizer.group}
 
+    def optimizer_changes(self, other: "ModelSpec") -> dict[str, tuple[str, OptimizerSpec]] | None:
+        """Returns what makes this model `other` by new numbers of optimizers; None if those are not all that differs.
+
+        By the key of an optimizer as it is here: a variable that has it of its own (empty: the model), and as it is in `other`.
+        """
+        mine, theirs = (_optimizers_by_owner(model) for model in (self, other))
+        if _but_for_optimizers(self) != _but_for_optimizers(other) or mine.keys() != theirs.keys():
+            return None
+        changes: dict[str, tuple[str, OptimizerSpec]] = {}
+        for owner, optimizer in mine.items():
+            new = theirs[owner]
+            # One optimizer cannot become two.
+            if not optimizer.differs_in_numbers(new) or changes.setdefault(optimizer.key, (owner, new))[1] != new:
+                return None
+        return changes
+
     def differences(self, other: "ModelSpec") -> list[str]:
         """Says in words how `other` differs from this model, variable by variable and field by field; empty if it does not."""
         return list(self._differences(other))
@@ -267,6 +283,17 @@ class StepNumbers:
             seen.add((one.group, one.name))
             self._groups[one.group].check_for_step(one.name, one.value)
         self._found_good = given
+
+
+def _optimizers_by_owner(model: ModelSpec) -> dict[str, OptimizerSpec]:
+    """Returns the model's optimizer, without a name, and those that variables have of their own."""
+    own = {variable.name: variable.optimizer for variable in model.variables if variable.optimizer is not None}
+    return {"": model.optimizer, **own}
+
+
+def _but_for_optimizers(model: ModelSpec) -> tuple[object, ...]:
+    variables = tuple(replace(variable, optimizer=None) for variable in model.variables)
+    return variables, model.placement, model.averages, model.clip
 
 
 def _variable_differences(mine: VariableSpec, theirs: VariableSpec) -> Iterator[str]:

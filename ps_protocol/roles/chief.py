@@ -7,7 +7,7 @@ from typing import ClassVar, Protocol, TypeVar, cast
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataRange, DataSpec
-from ps_protocol.model.optimizers import Schedule, StepHyperparameter
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
 from ps_protocol.roles.fence import Era
@@ -88,12 +88,13 @@ class ModelReply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedModel:
-    """The agreed model; `model` is None while ABSENT."""
+    """The agreed model; `model` is None while ABSENT. `optimizers` with other numbers by now: as the model has them, and as they are."""
 
     state: ModelState
     model: ModelSpec | None
     placement: Placement
     global_step: int
+    optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
 
 
 class PushOutcome(enum.Enum):

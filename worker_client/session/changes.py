@@ -1,13 +1,15 @@
 """What a participant may ask of a running cluster: another policy, other numbers, a checkpoint. Knows the chief; no variables."""
 
+import enum
 import secrets
 from collections.abc import Callable
 from functools import partial
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import ModelSpec
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import Chief, HyperparameterChange, SavedCheckpoint, SettingsReply
+from ps_protocol.roles.chief import AgreedModel, Chief, HyperparameterChange, SavedCheckpoint, SettingsReply
 from worker_client.cluster.chief import ChiefLink
 from worker_client.model.optimizers import Rate, plain_number, rate_of
 
@@ -57,6 +59,42 @@ def set_hyperparameters(
 
     wait = Wait(f"{who} sets hyper-parameters", timeout_s=timeout_s)
     return _change(link, ask, what="set hyper-parameters", wait=wait).version
+
+
+class OnOptimizerChange(enum.Enum):
+    """What a worker does whose optimizers have other numbers than the cluster's."""
+
+    REFUSE = "refuse"
+    KEEP = "keep"
+    ADOPT = "adopt"
+
+
+def on_optimizer_change(name: str) -> OnOptimizerChange:
+    """Returns the member of this name. Raises InvalidSpec."""
+    known = {one.value: one for one in OnOptimizerChange}
+    if name not in known:
+        raise InvalidSpec(f"on_optimizer_change: got {name!r}, want one of {', '.join(map(repr, known))}")
+    return known[name]
+
+
+def agreed_model(link: ChiefLink) -> AgreedModel:
+    """Returns the model that the cluster trains, with the numbers that its optimizers have by now."""
+    return link.ask(lambda chief: chief.get_model(max_wait_s=0.0), what="the model")
+
+
+def adopt(link: ChiefLink, model: ModelSpec, *, who: str, timeout_s: float | None) -> None:
+    """Gives the cluster's optimizers the numbers of this model, where they are others: of the same model but for these."""
+    agreed = agreed_model(link)
+    assert agreed.model is not None
+    current = {original.key: one for original, one in agreed.optimizers}
+    wait = Wait(f"{who} gives the optimizers its numbers", timeout_s=timeout_s)
+    for key, (variable, new) in (agreed.model.optimizer_changes(model) or {}).items():
+        if (current[key].key if key in current else key) == new.key:
+            continue
+        numbers = {name: value for name, value in new.numbers.items() if name not in new.fixed_hyperparameters}
+        set_hyperparameters(
+            link, who=who, learning_rate=new.learning_rate, variable=variable, hyperparameters=numbers, timeout_s=wait.left_s()
+        )
 
 
 def save_checkpoint(link: ChiefLink, *, who: str, timeout_s: float | None) -> SavedCheckpoint:

@@ -1,10 +1,11 @@
 """A worker's part in the training, from joining the model to leaving. Knows the seams to chief and shards; no transport."""
 
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from types import TracebackType
 from typing import Any, Self
 
-from ps_protocol.errors import InvalidSpec, NotInitialized
+from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized
 from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
@@ -168,6 +169,7 @@ class Session:
         clip_norm: float | None = None,
         clip_global_norm: float | None = None,
         create: bool = True,
+        on_optimizer_change: str = "refuse",
         timeout_s: float | None = None,
     ) -> bool:
         """Creates the model with these values if this worker is the first, else joins it as it is. Returns whether it created the model.
@@ -179,6 +181,10 @@ class Session:
         `moving_average()` returns.
         The mean gradient is limited to `clip_value` in each element, then `clip_norm` in each variable, then `clip_global_norm` in all.
 
+        `on_optimizer_change`: what to do where the cluster trains, or resumes from a checkpoint, with other numbers of the optimizers
+        (learning rate, schedule, decays, …) than these. "refuse" raises ModelMismatch; "keep" goes on with the cluster's; "adopt" has the
+        cluster go on with these, from its next step.
+
         Blocks while another worker creates the model (without `create`, until one has), or while the open step takes nothing from this
         worker, and says so after 2 s; `timeout_s` (None: no limit) bounds that. Once only. Raises ModelMismatch with the differences,
         InvalidSpec, DeadlineExceeded.
@@ -189,7 +195,18 @@ class Session:
         clip = ClipSpec(value=clip_value or 0.0, norm=clip_norm or 0.0, global_norm=clip_global_norm or 0.0)
         where = placement_of(placement, split_bytes=split_bytes)
         declared = declare(initial_values, optimizer=optimizer, placement=where, averages=averages, clip=clip)
-        return self._calls.join(declared, create=create, timeout_s=timeout_s)
+        how = changes.on_optimizer_change(on_optimizer_change)
+        wait = Wait(f"{self._who} joins the model", timeout_s=timeout_s)
+        try:
+            has_created = self._calls.join(declared, create=create, timeout_s=wait.left_s())
+        except ModelMismatch:
+            agreed = changes.agreed_model(self._member.link).model
+            if how is changes.OnOptimizerChange.REFUSE or agreed is None or agreed.optimizer_changes(declared.model) is None:
+                raise
+            has_created = self._calls.join(replace(declared, model=agreed), create=create, timeout_s=wait.left_s())
+        if how is changes.OnOptimizerChange.ADOPT and not has_created:
+            changes.adopt(self._member.link, declared.model, who=self._who, timeout_s=wait.left_s())
+        return has_created
 
     def read(self, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the dense variables, whole and of one step over all shards, by name: those of `local_step`, or the newest there are.

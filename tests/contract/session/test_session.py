@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +22,7 @@ from ps_protocol.errors import (
 from ps_protocol.model.variables import Array
 from tests.support.clusters import Shape, Start
 from tests.support.waiting import wait_until
-from worker_client import ClusterState, PushOutcome, Session
+from worker_client import ClusterState, OptimizerSpec, PushOutcome, Session
 from worker_client.core.requests import Beat
 
 VALUES = {"table": np.arange(60.0).reshape(20, 3), "bias": np.zeros(5, np.float32), "scale": np.ones(()), "none": np.zeros((0, 2))}
@@ -102,6 +103,54 @@ def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(st
         assert sessions[1].end_reason == reason
     assert not sessions[1].wait(timeout_s=20)
     assert sessions[1].end_reason == reason
+
+
+RESUMED: dict[str, Any] = {"w": np.zeros(2), "own": worker_client.Variable(np.zeros(2), optimizer=worker_client.momentum(0.5, 0.5))}
+CHANGED = {**RESUMED, "own": worker_client.Variable(np.zeros(2), optimizer=worker_client.momentum(0.25, 0.5))}
+HORIZON = worker_client.polynomial_decay(1.0, 4, final=0.0)
+
+
+def test_a_worker_with_other_numbers_of_the_optimizers_adopts_keeps_or_is_refused(start: Start) -> None:
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
+    first = cluster.session()  # training ends when it leaves
+    first.create_or_join(RESUMED, optimizer=worker_client.sgd(0.5), timeout_s=20)
+    first.step({"w": np.ones(2), "own": np.ones(2)})
+
+    def resumed(how: str, *, optimizer: OptimizerSpec, variables: dict[str, Any]) -> dict[str, float]:
+        with cluster.session() as session:
+            assert not session.create_or_join(variables, optimizer=optimizer, on_optimizer_change=how, timeout_s=20)
+            before = session.read()
+            session.step({"w": np.ones(2), "own": np.zeros(2)}, timeout_s=20)
+            return {name: float(before[name][0] - value[0]) for name, value in session.read().items()}
+
+    with pytest.raises(ModelMismatch, match=r"0\.5.* say create_or_join\(…, on_optimizer_change='adopt'\); with the cluster's: 'keep'"):
+        resumed("refuse", optimizer=worker_client.sgd(0.25), variables=RESUMED)
+    # The slot of "own" stays: 0.5 after another step, then 0.25, and so on.
+    assert resumed("keep", optimizer=worker_client.sgd(0.25), variables=CHANGED) == {"w": 0.5, "own": 0.25}
+    assert resumed("adopt", optimizer=worker_client.sgd(0.25), variables=CHANGED) == {"w": 0.25, "own": 0.0625}
+    assert resumed("keep", optimizer=worker_client.sgd(0.125), variables=RESUMED) == {"w": 0.25, "own": 0.03125}
+    # Steps 4 and 5 of a schedule that has been stretched.
+    assert resumed("adopt", optimizer=worker_client.sgd(HORIZON), variables=RESUMED)["w"] == 0.0
+    assert resumed("adopt", optimizer=worker_client.sgd(worker_client.polynomial_decay(1.0, 10, final=0.0)), variables=RESUMED)["w"] == 0.5
+    # What the cluster began with is what this program says; it holds again.
+    assert resumed("adopt", optimizer=worker_client.sgd(0.5), variables=RESUMED)["w"] == 0.5
+
+
+def test_what_is_more_than_numbers_is_refused_whatever_a_worker_says(start: Start) -> None:
+    cluster = start(Shape(num_ps=1, total_num_replicas=2))
+    cluster.session().create_or_join({"w": np.zeros(2)}, optimizer=worker_client.adagrad(0.5, 0.1), timeout_s=20)
+    other = cluster.session()
+    cases: list[tuple[dict[str, Any], OptimizerSpec]] = [
+        ({"w": np.zeros(2)}, worker_client.sgd(0.5)),
+        ({"w": np.zeros(2)}, worker_client.adagrad(0.5, 0.2)),
+        ({"w": np.zeros(3)}, worker_client.adagrad(0.25, 0.1)),
+    ]
+    for variables, optimizer in cases:
+        for how in ("keep", "adopt"):
+            with pytest.raises(ModelMismatch, match="begin anew"):
+                other.create_or_join(variables, optimizer=optimizer, on_optimizer_change=how, timeout_s=20)
+    with pytest.raises(InvalidSpec, match="on_optimizer_change: got 'ignore', want one of 'refuse', 'keep', 'adopt'"):
+        other.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.adagrad(0.5, 0.1), on_optimizer_change="ignore")
 
 
 def test_more_shards_than_variables_step_along(start: Start) -> None:

@@ -217,7 +217,13 @@ VALUES: list[Any] = [
         )
         for state in chief.ModelState
     ),
-    chief.AgreedModel(state=chief.ModelState.READY, model=MODEL, placement=PLACEMENT, global_step=3),
+    chief.AgreedModel(
+        state=chief.ModelState.READY,
+        model=MODEL,
+        placement=PLACEMENT,
+        global_step=3,
+        optimizers=((ADAM, dataclasses.replace(ADAM, learning_rate=PIECEWISE)),),
+    ),
     chief.AgreedModel(state=chief.ModelState.ABSENT, model=None, placement=(), global_step=0),
     dataclasses.replace(COMMIT, staged=False, is_applied=True),
     chief.CommitResult(outcome=chief.PushOutcome.ACCEPTED, global_step=5, applied_step=0, staleness=3, weight=0.25),
