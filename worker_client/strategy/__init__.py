@@ -6,6 +6,7 @@ how these exchange arrays, and `messages` as what. `strategy`: the strategy, its
 updates by gradients of replicas. `coordinator`: closures that any worker runs, and `closures` what is said of them.
 """
 
+from worker_client.strategy.closures import PerWorkerDataset
 from worker_client.strategy.coordinator import ClusterCoordinator, RemoteValue, serve
 from worker_client.strategy.optimizer import Optimizer
 from worker_client.strategy.reduction import ReduceOp
@@ -30,6 +31,7 @@ __all__ = [
     "Optimizer",
     "ParameterServerStrategy",
     "PerReplica",
+    "PerWorkerDataset",
     "ReduceOp",
     "RemoteValue",
     "ReplicaContext",

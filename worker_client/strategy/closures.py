@@ -1,5 +1,9 @@
-"""Calls of named functions, and what they return, as messages: nested values of arrays, numbers and text. Knows no queue; runs nothing."""
+"""Calls of named functions, and what they return, as messages: nested values of arrays, numbers and text. Knows no queue; runs nothing.
 
+An argument may also stand for what each worker has of its own: a dataset of its, made there by a named function.
+"""
+
+import itertools
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -10,8 +14,34 @@ import numpy as np
 from ps_protocol.errors import InvalidSpec, MalformedMessage
 from worker_client.model.declarations import IndexedSlices
 
-# What is in a message besides plain values: an array by its position, and containers by their kind.
-_ARRAY, _LIST, _TUPLE, _DICT = "array", "list", "tuple", "dict"
+_NUMBERS = itertools.count()
+# What is in a message besides plain values: an array by its position, containers by their kind, and a worker's own datasets.
+_ARRAY, _LIST, _TUPLE, _DICT, _DATASET = "array", "list", "tuple", "dict", "dataset"
+
+
+@dataclass(frozen=True, slots=True)
+class PerWorkerDataset:
+    """A dataset that each worker makes for itself, by a function that it has registered; `iter()` gives what closures are called with."""
+
+    function: str
+    number: int
+
+    def __iter__(self) -> "PerWorkerIterator":
+        return PerWorkerIterator(self, next(_NUMBERS))
+
+
+@dataclass(frozen=True, slots=True)
+class PerWorkerIterator:
+    """An iterator over such a dataset in each worker; only closures can take elements from it. `number` tells several of one apart."""
+
+    dataset: PerWorkerDataset
+    number: int
+
+    def __iter__(self) -> "PerWorkerIterator":
+        return self
+
+    def __next__(self) -> Any:
+        raise RuntimeError("the elements of a per-worker dataset are in the workers: pass its iterator to schedule()")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +92,8 @@ def _packed(value: Any, *, what: str) -> list[Any]:
         if isinstance(one, np.ndarray | np.generic | IndexedSlices):
             arrays.append(one)
             return {_ARRAY: len(arrays) - 1}
+        if isinstance(one, PerWorkerIterator):
+            return {_DATASET: [one.dataset.function, one.dataset.number, one.number]}
         if isinstance(one, tuple | list):
             return {_TUPLE if isinstance(one, tuple) else _LIST: [plain(part) for part in one]}
         if isinstance(one, Mapping) and all(isinstance(key, str) for key in one):
@@ -82,6 +114,9 @@ def _unpacked(message: Sequence[Any]) -> dict[str, Any]:
         if kind == _ARRAY:
             array = arrays[content]
             return array[()] if isinstance(array, np.ndarray) else array
+        if kind == _DATASET:
+            function, number, of_iterator = content
+            return PerWorkerIterator(PerWorkerDataset(str(function), int(number)), int(of_iterator))
         if kind == _DICT:
             return {key: rich(part) for key, part in content.items()}
         parts = [rich(part) for part in content]

@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 from ps_protocol.errors import AccumulatorNotFound, Cancelled, DeadlineExceeded, InvalidSpec, PsError
@@ -17,7 +17,16 @@ from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ParticipantKind
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session
-from worker_client.strategy.closures import Call, Outcome, pack_call, pack_outcome, unpack_call, unpack_outcome
+from worker_client.strategy.closures import (
+    Call,
+    Outcome,
+    PerWorkerDataset,
+    PerWorkerIterator,
+    pack_call,
+    pack_outcome,
+    unpack_call,
+    unpack_outcome,
+)
 from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.values import map_nested
 
@@ -218,6 +227,7 @@ class ClusterCoordinator:
         self._target, self._name = target, name
         self._own: int | None = target.worker_index if isinstance(target, Session) else None
         self._queue = _Queue()
+        self._num_datasets = 0
         self._mail = Mailboxes(target, timeout_s=_SERVER_S)
         self._lanes: dict[_Worker, threading.Thread] = {}
         self._is_closing, self._is_closed = threading.Event(), False
@@ -240,11 +250,18 @@ class ClusterCoordinator:
         Raises the error of a closure that has failed before, as `join()` does, and InvalidSpec for arguments that cannot travel.
         """
         self._queue.raise_failure()
-        function = fn if isinstance(fn, str) else getattr(fn, "__name__", "")
-        if not isinstance(function, str) or not function:
-            raise InvalidSpec(f"schedule(): got {fn!r}, want the name of a function that the workers have registered")
+        function = _name_of(fn, "schedule()")
         given = map_nested(lambda one: one.fetch() if isinstance(one, RemoteValue) else one, (tuple(args), dict(kwargs or {})))
         return self._queue.add(Call(function=function, args=given[0], kwargs=given[1]), key)
+
+    def create_per_worker_dataset(self, dataset_fn: str | Callable[..., Any]) -> PerWorkerDataset:
+        """Returns a dataset of each worker's own, made there by the function that it has registered under this name.
+
+        `iter()` of it can be an argument of closures: in each worker, they get the elements of one iterator of that worker, one after the
+        other. It is made when the worker's first closure wants it, and anew when another process has taken the worker's place.
+        """
+        self._num_datasets += 1
+        return PerWorkerDataset(_name_of(dataset_fn, "create_per_worker_dataset()"), self._num_datasets)
 
     def join(self, timeout_s: float | None = None) -> None:
         """Waits until all closures have run. Raises the error of the first that failed, once, as RuntimeError; DeadlineExceeded.
@@ -360,18 +377,52 @@ def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name
     mail = Mailboxes(session, timeout_s=_SERVER_S)
     num_run, num_closings = 0, mail.num_marks(_closings(name))
     try:
-        is_over = False
+        is_over, here = False, _Here(functions)
         while not is_over:
-            num_more, is_over = _served(session, mail, functions, name, num_closings)
+            num_more, is_over = _served(session, mail, here, name, num_closings)
             num_run += num_more
         return num_run
     finally:
         mail.close()
 
 
-def _served(
-    session: Session, mail: Mailboxes, functions: Mapping[str, Callable[..., Any]], name: str, num_closings: int
-) -> tuple[int, bool]:
+class _Here:
+    """What closures are run with in this process: its functions, and its iterators over datasets."""
+
+    def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
+        self._functions = functions
+        self._iterators: dict[PerWorkerIterator, Iterator[Any]] = {}
+
+    def answer(self, call: Call) -> list[Any]:
+        """Runs a closure and returns its outcome as a message."""
+        try:
+            function = self._function(call.function)
+            args, kwargs = map_nested(self._own, (call.args, dict(call.kwargs)))
+            return pack_outcome(Outcome(value=function(*args, **kwargs)))
+        except _NoFunction as error:
+            return pack_outcome(Outcome(error=str(error)))
+        except Exception as error:
+            log.warning("closure %r failed", call.function, exc_info=True)
+            return pack_outcome(Outcome(error=f"{type(error).__name__}: {error}"))
+
+    def _function(self, name: str) -> Callable[..., Any]:
+        if name not in self._functions:
+            raise _NoFunction(f"the worker has no function {name!r}; it has {', '.join(sorted(self._functions)) or 'none'}")
+        return self._functions[name]
+
+    def _own(self, value: Any) -> Any:
+        if not isinstance(value, PerWorkerIterator):
+            return value
+        if value not in self._iterators:
+            self._iterators[value] = iter(self._function(value.dataset.function)())
+        return self._iterators[value]
+
+
+class _NoFunction(Exception):
+    """A closure names a function that there is not."""
+
+
+def _served(session: Session, mail: Mailboxes, here: _Here, name: str, num_closings: int) -> tuple[int, bool]:
     """Serves as the present incarnation; returns how many have run, and whether that is all."""
     worker = _identity(session)
     number, answer = 0, pack_outcome(Outcome())
@@ -399,21 +450,17 @@ def _served(
             if not call.function:
                 return number, True
             number += 1
-            answer = _answer(call, functions)
+            answer = here.answer(call)
             is_sent_again, sent_at = False, float("-inf")
         if _identity(session) != worker:
             return number, False
 
 
-def _answer(call: Call, functions: Mapping[str, Callable[..., Any]]) -> list[Any]:
-    function = functions.get(call.function)
-    if function is None:
-        return pack_outcome(Outcome(error=f"the worker has no function {call.function!r}; it has {', '.join(sorted(functions)) or 'none'}"))
-    try:
-        return pack_outcome(Outcome(value=function(*call.args, **call.kwargs)))
-    except Exception as error:
-        log.warning("closure %r failed", call.function, exc_info=True)
-        return pack_outcome(Outcome(error=f"{type(error).__name__}: {error}"))
+def _name_of(fn: object, what: str) -> str:
+    function = fn if isinstance(fn, str) else getattr(fn, "__name__", "")
+    if not isinstance(function, str) or not function:
+        raise InvalidSpec(f"{what}: got {fn!r}, want the name of a function that the workers have registered")
+    return function
 
 
 def _closings(name: str) -> str:

@@ -46,7 +46,9 @@ _FIRST = 0
 _LEAST_ITEMSIZE = 4
 _OPS: tuple[ReduceOp | None, ...] = (None, ReduceOp.SUM, ReduceOp.MEAN)
 # What worker 0 may answer instead of results: the same error for all.
-_ERRORS: tuple[type[Exception], ...] = (DeadlineExceeded, ShapeMismatch, DtypeMismatch, InvalidSpec, ValueError)
+_ERRORS: tuple[type[Exception], ...] = (DeadlineExceeded, ShapeMismatch, DtypeMismatch, InvalidSpec, ValueError, Unavailable)
+# What is said in place of a step before there are variables that steps change.
+_NO_STEP = -1
 
 
 class WorkerGroup:
@@ -127,13 +129,16 @@ class WorkerGroup:
 
     def _follow(self, what: str, combinations: Sequence[Combination], timeout_s: float) -> list[Any]:
         own = [value for one in combinations for value in (one.contributions[replica] for replica in self.replicas)]
-        label = np.array([self._run_id, self._num_exchanges], np.float64)
+        label = np.array([self._run_id, self._num_exchanges, self._variables.step], np.float64)
         self._to_first.say([label, _codes(combinations), *own])
         deadline_s = time.monotonic() + timeout_s
-        while (reply := self._to_first.hear(deadline_s)) is None or not np.array_equal(reply[0], label):
+        while (reply := self._to_first.hear(min(deadline_s, time.monotonic() + _AGAIN_S))) is None or not np.array_equal(reply[0], label):
             if reply is None and time.monotonic() >= deadline_s:
                 reason = f"worker 0 with {self._named(_FIRST)} has not answered within {timeout_s:g} s; is its process there?"
                 raise DeadlineExceeded(f"{what}: {reason}")
+            if reply is None and self._variables.is_passed():
+                reason = f"others have reduced this already, and written in step {self._variables.step}"
+                raise Unavailable(f"{what}: {reason}; start the program of worker {self._index} again")
         self._to_first.is_answered()
         kind = int(reply[1])
         if kind:
@@ -145,6 +150,8 @@ class WorkerGroup:
         try:
             gathered = self._gathered(what, combinations, arrived, timeout_s)
             results = [combine(one.op, contributions) for one, contributions in zip(combinations, gathered, strict=True)]
+        except Unavailable:
+            raise  # this worker is behind; the others say again what they have said, to the program that comes after this one
         except _ERRORS as error:
             for worker in arrived:
                 self._answer(worker, _failed(error))
@@ -180,13 +187,21 @@ class WorkerGroup:
         """Returns what a worker contributes to the present exchange; None if it has not by the deadline."""
         link = self._to_others[worker]
         while (message := link.hear(deadline_s)) is not None:
-            run_id, number = (int(one) for one in message[0])
+            run_id, number, step = (int(one) for one in message[0])
+            own_step = self._variables.step
+            is_behind = _NO_STEP < step < own_step
             if self._runs.get(worker, (0, 0))[0] != run_id:
-                # A program that has been started again begins to count anew, and is where the others are.
-                self._runs[worker] = run_id, self._num_exchanges - number
+                # A program that has been started again begins to count anew, and is where the others are, unless its variables are older.
                 link.has_restarted()
+                if is_behind:
+                    self._labels[worker] = message[0]
+                    self._answer(worker, _failed(_behind(what, worker, step, of=_FIRST, at=own_step)))
+                    continue
+                self._runs[worker] = run_id, self._num_exchanges - number
             exchange = number + self._runs[worker][1]
             if exchange >= self._num_exchanges:
+                if _NO_STEP < own_step < step:
+                    raise _behind(what, _FIRST, own_step, of=worker, at=step)
                 link.is_answered()
                 self._labels[worker] = message[0]
                 return message[1:]
@@ -315,6 +330,19 @@ class _SharedVariables:
         self._declared[name] = (value, shard)
         return _SharedCell(self._devices[shard], read=lambda: self.read(name), write=lambda new: self.write(name, new))
 
+    @property
+    def step(self) -> int:
+        """The step of the variables; _NO_STEP before there are any."""
+        return self._session.local_step if self._declared and self._values is not None else _NO_STEP
+
+    def is_passed(self) -> bool:
+        """Whether another worker has made the writes of the present step, or more, so that what came before them is over."""
+        try:
+            status = self._session.status() if self.step != _NO_STEP else None
+        except PsError:
+            return False  # the chief is away; then there are no steps either
+        return status is not None and (status.global_step, bool(status.num_contributions)) > (self.step, False)
+
     def begin(self) -> None:
         """Creates the model or joins it, if there is anything in it."""
         if self._values is None:
@@ -323,6 +351,10 @@ class _SharedVariables:
                 buffers = {name: Buffer(value) for name, (value, _) in self._declared.items()}
                 self._session.create_or_join(buffers, optimizer=sgd(1.0), placement=Placement(pins=pins, split_bytes=0))
             self._refresh()
+            if self._session.membership.participant.incarnation > 1 and self.is_passed():
+                # In place of a program that was lost: the others have reduced what belongs to this step, and wait for its writes.
+                self._session.step({}, updates={}, timeout_s=TIMEOUT_S)
+                self._refresh()
 
     def read(self, name: str) -> Array:
         """Returns a variable's value."""
@@ -437,6 +469,13 @@ class _SharedCell:
     def write(self, value: Array) -> None:
         """Replaces the value, in all workers."""
         self._write(value)
+
+
+def _behind(what: str, worker: int, step: int, *, of: int, at: int) -> Unavailable:
+    return Unavailable(
+        f"{what}: worker {worker} is at step {step}, worker {of} at {at}: they would reduce values of different steps; "
+        f"start the program of worker {worker} again"
+    )
 
 
 def _failed(error: Exception) -> list[Any]:

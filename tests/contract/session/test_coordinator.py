@@ -142,6 +142,32 @@ def test_a_key_is_one_closure_however_often_it_is_scheduled(cluster: AnyCluster)
     assert sum(counts) == 6
 
 
+def test_rule_81_each_worker_has_a_dataset_of_its_own_that_is_made_anew_where_another_takes_its_place(start: Start) -> None:
+    cluster, made = start(Shape(total_num_replicas=1)), list[int]()
+
+    def numbers() -> Iterator[int]:
+        made.append(1)
+        return iter(range(100))
+
+    functions: Functions = {"numbers": numbers, "sum": lambda rows, more: next(rows) + sum(more[0] for _ in range(1))}
+    # One worker after the other at the same place, each of which serves until its coordinator is closed.
+    for count in (1, 2):
+        with serving(cluster, functions, num_workers=1), ClusterCoordinator(cluster.observer()) as coordinator:
+            rows = iter(coordinator.create_per_worker_dataset(numbers))
+            other = iter(coordinator.create_per_worker_dataset("numbers"))
+            values = [coordinator.schedule("sum", (rows, [10])) for _ in range(3)]
+            assert coordinator.fetch(values, 30) == [10, 11, 12]
+            assert coordinator.schedule("sum", (other, [0])).fetch(30) == 0
+            with pytest.raises(RuntimeError, match=r"are in the workers: pass its iterator to schedule"):
+                next(rows)
+            missing = iter(coordinator.create_per_worker_dataset("missing"))
+            with pytest.raises(RuntimeError, match=r"the worker has no function 'missing'; it has numbers, sum"):
+                coordinator.schedule("sum", (missing, [0])).fetch(30)
+            with pytest.raises(RuntimeError, match=r"no function 'missing'"):
+                coordinator.join(30)
+        assert len(made) == 2 * count
+
+
 def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     with start(Shape(total_num_replicas=2)).session(0) as session, ClusterCoordinator(session) as coordinator:
         value = coordinator.schedule("square", (2,))

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, ShapeMismatch
+from ps_protocol.errors import Cancelled, DeadlineExceeded, ShapeMismatch, Unavailable
 from tests.support.clusters import Shape, Start
 from worker_client import IndexedSlices, Session, UpdateFormula
 from worker_client.strategy import (
@@ -256,6 +256,31 @@ def test_a_program_that_was_started_again_joins_the_exchange_that_the_others_are
         return [one.tolist() for one in found]
 
     assert together(part) == [[[15, 15]] * 4] * 3
+
+
+def test_a_program_whose_variables_are_older_than_those_of_the_others_takes_no_part_in_their_reduction(start: Start) -> None:
+    cluster, meet = start(Shape(total_num_replicas=2, replicas_to_aggregate=1)), threading.Barrier(2)
+
+    def part(index: int) -> str:
+        with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
+            with strategy.scope():
+                v = Variable(0.0, name="v")
+            v.read_value()
+            meet.wait(30)
+            if index == 0:
+                v.assign(1.0)  # a step that worker 1 has no part in
+            meet.wait(30)
+            with pytest.raises((Unavailable, DeadlineExceeded)) as raised:
+                strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0], CollectiveHints(2.5))
+            meet.wait(30)
+            return str(raised.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(part, range(2))
+    assert (
+        "worker 1 is at step 0, worker 0 at 1: they would reduce values of different steps; start the program of worker 1 again" in second
+    )
+    assert "missing after 2.5 s: replica 1 of worker 1" in first
 
 
 def test_a_contribution_that_is_lost_with_a_server_is_sent_again(together: Any) -> None:
