@@ -11,7 +11,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.history import VARIABLE as HISTORY_VARIABLE
 from ps_protocol.process.history import HistoryWriter
-from ps_protocol.process.options import Given, security_of
+from ps_protocol.process.options import OTEL, Given, security_of
 from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.roles.chief import Chief, ParticipantKind, Registration
 from ps_protocol.roles.shard import Shard
@@ -23,6 +23,7 @@ from worker_client.cluster.transport import GrpcTransport, LocalTransport
 from worker_client.model.wire_format import WireFormat, wire_format
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session
+from worker_client.session.spans import StepSpans, check_spans
 
 TIMEOUT_S = 60.0
 # Nothing in a process is unreachable, so this bounds only what is repeated because a step moved on meanwhile.
@@ -48,6 +49,7 @@ def connect(
     transport: str | None = None,
     wire: str | WireFormat | None = None,
     security: Security | None = None,
+    otel: bool | None = None,
 ) -> Session:
     """Registers with the chief and returns a session; use it as a context manager, so that the cluster knows when this worker leaves.
 
@@ -67,6 +69,9 @@ def connect(
     it changes) and the files `tls_ca`, `tls_cert`, `tls_key`, or `tls=True`: TLS with the system's authorities. None: LOCKSTEP_TOKEN,
     LOCKSTEP_TOKEN_FILE, LOCKSTEP_TLS, LOCKSTEP_TLS_CA, LOCKSTEP_TLS_CERT and LOCKSTEP_TLS_KEY.
 
+    `otel`: makes OpenTelemetry spans of steps and of what they consist of; the extra `otel` has the API, and the program sets up an SDK.
+    None: LOCKSTEP_OTEL, else False.
+
     Raises InvalidSpec, Unavailable, WrongCluster, WrongRole, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull; Unauthenticated and
     PermissionDenied where a cluster asks for tokens or certificates.
     """
@@ -82,7 +87,12 @@ def connect(
         access=access,
         history=HistoryWriter(directory, role="worker") if directory else None,
     )
-    return Session(*_enter(way, target, kind=ParticipantKind.WORKER, takeover=takeover))
+    has_spans = otel if otel is not None else Given({}, os.environ)[OTEL]
+    if has_spans:
+        check_spans()
+    link, registration = _enter(way, target, kind=ParticipantKind.WORKER, takeover=takeover)
+    spans = StepSpans(worker=registration.participant.index, cluster=way.cluster) if has_spans else None
+    return Session(link, registration, spans=spans)
 
 
 def observe(

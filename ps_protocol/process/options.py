@@ -710,6 +710,14 @@ WIRE: Option[str | None] = Option(
     has_flag=False,
     otherwise="no encoding",
 )
+OTEL = Option(
+    name="otel",
+    parse=parse_truth,
+    default=False,
+    words="make OpenTelemetry spans of a worker's steps; the program sets up an SDK",
+    programs=(CALLER,),
+    has_flag=False,
+)
 TOKEN = Option(
     name="token",
     parse=_stripped,

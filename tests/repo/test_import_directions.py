@@ -98,7 +98,8 @@ FORBIDDEN_IN_PURE = {
 THIRD_PARTY = {
     # fsspec: checkpoints at a URL, which nothing else imports.
     "ps_protocol": {"grpc", "grpc_health", "google", "numpy", "ml_dtypes", "fsspec"},
-    "worker_client": {"grpc", "google", "numpy", "sklearn"},  # sklearn: the estimator, which nothing else imports
+    # sklearn: the estimator; opentelemetry: spans of steps. Nothing else imports them.
+    "worker_client": {"grpc", "google", "numpy", "sklearn", "opentelemetry"},
     "ps_server": {"grpc", "google", "numpy"},
     "chief": {"grpc", "google"},
     # cryptography: `lockstep certs`, which nothing else imports.

@@ -180,6 +180,11 @@ class GrpcTransport:
         self._has_spoken = False
         self._watch = SilenceWatch()
 
+    @property
+    def cluster(self) -> str:
+        """Name of the cluster; empty before the first chief has said it."""
+        return self._cluster
+
     def enter(self, address: str) -> Chief:
         """Returns the first chief, whose cluster it is from then on; blocks until it answers, and says so after 2 s."""
         chief, what = GrpcChief(address, cluster=self._cluster, access=self.access), f"the chief at {address}"

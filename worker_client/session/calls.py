@@ -20,6 +20,7 @@ from worker_client.core.worker import Worker
 from worker_client.model.declarations import Declared
 from worker_client.model.memory import ModelMemory
 from worker_client.session.membership import Membership
+from worker_client.session.spans import StepSpans
 from worker_client.session.training import Memories, Training, memories_of
 
 log = logging.getLogger("lockstep.worker")
@@ -33,8 +34,8 @@ _LOOK_AGAIN_S = 0.1
 class WorkerCalls:
     """A worker and all that it takes to carry out what it asks for: `run(worker.…, acts)`. For one thread."""
 
-    def __init__(self, member: Membership) -> None:
-        self._member = member
+    def __init__(self, member: Membership, spans: StepSpans | None = None) -> None:
+        self._member, self._spans = member, spans
         self.worker = Worker(member.place, begin_wait=Wait, timeout_s=member.link.transport.timeout_s)
         self._declared: Declared | None = None
         self._memories: Memories | None = None
@@ -58,6 +59,8 @@ class WorkerCalls:
             ask.ProtectGradients: lambda _: None,
             ask.Skipping: self._skipping,
         }
+        if spans is not None:
+            self.acts = spans.around(self.acts)
 
     @property
     def training(self) -> Training | None:
@@ -76,6 +79,8 @@ class WorkerCalls:
         """Ends the asking for ranges; what is leased goes back when the worker leaves. Idempotent."""
         if self._lane is not None:
             self._lane.close()
+        if self._spans is not None:
+            self._spans.end()
 
     # -- the model
 
@@ -132,7 +137,8 @@ class WorkerCalls:
     def _arrived(self, request: ask.Arrived) -> None:
         former, self._training, self._next = self._training, self._next, None
         assert self._training is not None
-        self.acts.update(self._training.acts())
+        acts = self._training.acts()
+        self.acts.update(acts if self._spans is None else self._spans.around(acts))
         if former is not None:
             former.release()
         if request.former is not None and request.cause is not None:

@@ -24,6 +24,7 @@ from worker_client.model.numbers import GivenNumbers, Hyperparameters
 from worker_client.session import changes
 from worker_client.session.calls import WorkerCalls
 from worker_client.session.membership import Membership, failure_text
+from worker_client.session.spans import StepSpans
 from worker_client.session.training import Contribution, Training
 
 
@@ -62,10 +63,10 @@ class Session:
     index) and TrainingFailed; all of them are PsError.
     """
 
-    def __init__(self, link: ChiefLink, registration: Registration) -> None:
+    def __init__(self, link: ChiefLink, registration: Registration, *, spans: StepSpans | None = None) -> None:
         self._who = f"worker {registration.participant.index}"
         self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
-        self._calls = WorkerCalls(self._member)
+        self._calls = WorkerCalls(self._member, spans)
         self._worker, self._acts = self._calls.worker, self._calls.acts
         self._batches: DataBatches | None = None
         self._numbers: GivenNumbers | None = None

@@ -1,0 +1,92 @@
+"""What Lockstep exports, as others read it: Prometheus' client, TensorBoard's own reader, OpenTelemetry's SDK."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import lockstep
+from chief.core.ledger import StepTotals
+from chief.serving.metrics import cluster_families
+from lockstep.in_process import InProcessCluster
+from lockstep.tensorboard import TensorBoardWriter
+from ps_protocol.process.exposition import exposition, gauge, labels, process_families
+from ps_protocol.roles.fence import NOBODY
+from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
+from ps_server.serving.metrics import shard_families
+from tests.support.cluster_status import cluster_status, server_status, worker_status
+from tests.support.clusters import GrpcTestCluster, Shape
+
+
+@pytest.fixture
+def cluster(socket_dir: Path) -> Iterator[GrpcTestCluster]:
+    with ExitStack() as stack:
+        yield GrpcTestCluster(Shape(), stack, directory=socket_dir)
+
+
+def test_the_client_of_prometheus_reads_what_roles_export() -> None:
+    parser = pytest.importorskip("prometheus_client.parser", reason="prometheus-client is not installed")
+    status = cluster_status(worker_status(0, num_late=3), shards=(server_status(0, report=ShardReport(allocated_bytes=7)),))
+    shard = ShardStatus(shard=0, process_incarnation=1, fence=NOBODY, step=3, report=ShardReport(num_pushes=5))
+    name = 'loss "of"\n\\all'
+    cells = [MetricCell(name=name, worker=0, total=1.5, weight=1.0, count=1, last=1.5)]
+    families = [
+        *process_families(role="chief", version="1"),
+        *cluster_families(status, StepTotals(num_steps=4, duration_s=2.0, apply_s=1.0)),
+        *shard_families(shard, num_applied=3, apply_s=0.5, cells=cells),
+        gauge("numbers", "Numbers that are none", (labels(is_="nan"), float("nan")), (labels(is_="inf"), float("-inf"))),
+    ]
+    read = {family.name: family for family in parser.text_string_to_metric_families(exposition(families).decode())}
+    assert len(read) == len([family for family in families if family.samples])
+    assert read["lockstep_worker_contributions"].type == "counter"
+    (late,) = [one.value for one in read["lockstep_worker_contributions"].samples if one.labels["outcome"] == "late"]
+    assert late == 3
+    assert {one.name: one.value for one in read["lockstep_cluster_step_duration_seconds"].samples} == {
+        "lockstep_cluster_step_duration_seconds_count": 4,
+        "lockstep_cluster_step_duration_seconds_sum": 2,
+    }
+    assert read["lockstep_reported_sum"].samples[0].labels == {"metric": name}
+
+
+def test_tensorboard_reads_event_files(tmp_path: Path) -> None:
+    module = "tensorboard.backend.event_processing.event_accumulator"
+    accumulators = pytest.importorskip(module, reason="tensorboard is not installed")
+    writer = TensorBoardWriter(tmp_path)
+    with lockstep.local(InProcessCluster()) as session:
+        session.create_or_join({"w": np.zeros(2)}, optimizer=lockstep.sgd(0.1))
+        for round_ in range(4):
+            writer.record(session)
+            for _ in range(5):
+                session.step({"w": np.ones(2)}, metrics={"loss": 1.0 - round_ / 4})
+        writer.record(session)
+    events = accumulators.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert {"metrics/loss", "training/steps_per_second", "training/max_staleness"} <= {*events.Tags()["scalars"]}
+    assert [(point.step, point.value) for point in events.Scalars("metrics/loss")] == [(5, 1.0), (10, 0.75), (15, 0.5), (20, 0.25)]
+
+
+def test_the_sdk_of_opentelemetry_exports_spans_of_steps(cluster: GrpcTestCluster) -> None:
+    pytest.importorskip("opentelemetry.sdk.trace", reason="opentelemetry-sdk is not installed")
+    from opentelemetry import trace
+    from opentelemetry.sdk.trace import TracerProvider
+    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
+    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
+
+    exporter = InMemorySpanExporter()
+    provider = TracerProvider()
+    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    trace.set_tracer_provider(provider)
+    with lockstep.connect(cluster.chief_address, timeout_s=20, otel=True) as session:
+        session.create_or_join({"w": np.zeros(3)}, optimizer=lockstep.sgd(1.0), timeout_s=20)
+        with trace.get_tracer("program").start_as_current_span("epoch"):
+            for _ in range(3):
+                session.step({"w": np.ones(3)}, timeout_s=20)
+    spans = exporter.get_finished_spans()
+    (epoch,) = [span for span in spans if span.name == "epoch"]
+    steps = [span for span in spans if span.name == "lockstep.step"]
+    assert len(steps) == 4 and steps[1].parent.span_id == epoch.context.span_id
+    parts = [span for span in spans if span.parent is not None and span.parent.span_id == steps[1].context.span_id]
+    assert {"lockstep.read", "lockstep.compute", "lockstep.push", "lockstep.await_token"} <= {span.name for span in parts}
+    assert all(steps[1].start_time <= span.start_time <= span.end_time <= steps[1].end_time for span in parts)
