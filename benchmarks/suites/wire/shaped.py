@@ -55,20 +55,22 @@ def row_of(figures: dict[str, Any], *, mbit: int) -> dict[str, Any]:
     """Returns a run with what it got of the link's rate, each way; None: not measured."""
     shares = {
         f"{way}_share": None if figures[f"{way}_s"] is None else round(figures["bytes"] * 8e-6 / figures[f"{way}_s"] / mbit, 3)
-        for way in ("up", "down")
+        for way in ("up", "down", "first_up")
     }
     return {"mbit": mbit, **figures, **shares}
 
 
 def in_words(report: dict[str, Any]) -> str:
     """Returns the report for a reader, as a table in Markdown."""
-    columns = ("link", "by", "bytes", "gradients up", "of the link", "variables down", "of the link")
+    columns = ("link", "by", "bytes", "gradients up", "of the link", "the first time", "variables down", "of the link")
     rows = (
         [
             f"{row['mbit']} Mbit/s",
             f"{row['transport']}, {row['encoding']}",
             human_bytes(row["bytes"]),
-            *(words for way in ("up", "down") for words in _words(row[f"{way}_s"], row[f"{way}_share"])),
+            *_words(row["up_s"], row["up_share"]),
+            _words(row["first_up_s"], row["first_up_share"])[1],
+            *_words(row["down_s"], row["down_share"]),
         ]
         for row in report["rows"]
     )
