@@ -3,7 +3,6 @@
 Strict tokens are here: a worker that waits goes on when the step is applied. Knows no leases, calls or clocks.
 """
 
-import operator
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
@@ -13,9 +12,6 @@ from ps_protocol.errors import StepAhead
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.shard import PushId
-
-# That of push ids: an order by their own comparisons costs several times as much.
-_ORDER = operator.attrgetter("worker", "incarnation", "sequence")
 
 
 class TokenRule(Protocol):
@@ -71,7 +67,7 @@ class SyncPolicy:
     @property
     def contributors(self) -> tuple[PushId, ...]:
         """What the open step is made of so far, sorted."""
-        return tuple(sorted(self._contributors, key=_ORDER))
+        return tuple(sorted(self._contributors))
 
     @property
     def last_worker(self) -> int:

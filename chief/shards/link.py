@@ -118,7 +118,7 @@ class GrpcShardCaller:
                 log.debug("the fast way did not apply step=%d cause=%s", request.step, found.message)
             report(not isinstance(found, PsError))
 
-        self._commands.begin(ended, timeout_s=_TIMEOUT_S, awaited="a step", apply=codec.encode(request))
+        self._commands.begin(ended, timeout_s=_TIMEOUT_S, awaited="a step", apply=request)
 
     def close(self) -> None:
         """Does nothing: what is under way ends with the link's stream."""
@@ -237,16 +237,16 @@ class GrpcShardLink:
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
         """Changes how the shard works."""
-        await self._command(timeout_s, "its new settings", configure=codec.encode(settings))
+        await self._command(timeout_s, "its new settings", configure=settings)
 
     async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
         """Returns the sums of squares of the step's mean, slice by slice."""
-        answer = await self._command(timeout_s, f"the norms of step {request.step}", prepare=codec.encode(request))
+        answer = await self._command(timeout_s, f"the norms of step {request.step}", prepare=request)
         return tuple(answer.prepare.sums)
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
-        answer = await self._command(timeout_s, f"step {request.step} to be applied", apply=codec.encode(request))
+        answer = await self._command(timeout_s, f"step {request.step} to be applied", apply=request)
         return codec.decode(ApplyReply, answer.apply)
 
     async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:

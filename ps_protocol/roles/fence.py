@@ -5,10 +5,10 @@ Only the codec takes eras and fences apart. Compare whole values, except to say 
 
 import hashlib
 from dataclasses import dataclass
+from typing import NamedTuple
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Era:
+class Era(NamedTuple):
     """One epoch of one life of a cluster: what was said in it holds in no other.
 
     `life` is random for each existence of a cluster. Another one begins where no server knows of the one before: then epochs and

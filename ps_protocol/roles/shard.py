@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError
@@ -22,8 +22,8 @@ MAX_WAIT_SLICE_S = 20.0
 MAX_STEP = 1 << 62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, order=True)
-class PushId:
+# A tuple: each step makes, hashes, compares and sorts some.
+class PushId(NamedTuple):
     """Names one contribution for ever; sorts by worker, then incarnation, then sequence: the order of every sum."""
 
     worker: int

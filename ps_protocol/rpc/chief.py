@@ -3,9 +3,7 @@
 import copy
 import itertools
 import math
-from typing import Any, Self, cast
-
-from google.protobuf.message import Message
+from typing import Self, cast
 
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
@@ -52,14 +50,15 @@ class GrpcChief(Chief):
 
     def call(self, request: Request[Answer]) -> Answer:
         """Asks, and returns the answer."""
-        message = codec.encode(request)
         timeout_s = min(min(getattr(request, "max_wait_s", 0.0), MAX_WAIT_SLICE_S) + TIMEOUT_S, self._limit_s)
         kind = FIELDS.get(type(request))
         if kind is not None:
-            response = self._converse(kind, message, timeout_s=timeout_s, awaited=request.awaited)
+            response = self._converse(kind, request, timeout_s=timeout_s, awaited=request.awaited)
             return codec.decode(request.answer, getattr(response, kind))
         call = BY_REQUEST[type(request)]
-        answer = self._connection.unary(call.name, message, call.response_message, timeout_s=timeout_s, awaited=request.awaited)
+        answer = self._connection.unary(
+            call.name, codec.encode(request), call.response_message, timeout_s=timeout_s, awaited=request.awaited
+        )
         return cast("Answer", call.decode_answer(answer))
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
@@ -75,14 +74,15 @@ class GrpcChief(Chief):
         self._deadlines.close()
         self._connection.close()
 
-    def _converse(self, kind: str, message: Message, *, timeout_s: float, awaited: str) -> pb.ConverseResponse:
+    def _converse(self, kind: str, request: Request[Answer], *, timeout_s: float, awaited: str) -> pb.ConverseResponse:
         """Returns the answer to a call on a long-lived stream."""
-        number = next(self._numbers)
+        message = pb.ConverseRequest(call=next(self._numbers))
+        codec.write(request, getattr(message, kind))
+        number, data = message.call, message.SerializeToString()
 
         def exchange(use: LongLivedStream) -> pb.ConverseResponse:
             stream = use.stream
-            request: Any = {kind: message}
-            stream.request(pb.ConverseRequest(call=number, **request).SerializeToString())
+            stream.request(data)
             answer = decode_message(pb.ConverseResponse, stream.answer())
             while answer.call != number:
                 answer = decode_message(pb.ConverseResponse, stream.receive())

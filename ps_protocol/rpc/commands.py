@@ -15,6 +15,7 @@ from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.client_stream import Stream, StreamEnded, open_stream
 from ps_protocol.rpc.status import from_ending
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
 from ps_protocol.wire.codec import decode_message
 
@@ -62,12 +63,16 @@ class Commands:
         self._thread: threading.Thread | None = None
 
     def begin(self, report: Report, *, timeout_s: float, awaited: str, **command: Any) -> int:
-        """Sends a command and returns its number. `report` is called once, by any thread, with the answer or the error.
+        """Sends a command, a value by the name of its field, and returns its number.
 
-        That is what the server says, Unavailable if the stream breaks, DeadlineExceeded, or Cancelled after `close`.
+        `report` is called once, by any thread, with the answer or the error. That is what the server says, Unavailable if the stream
+        breaks, DeadlineExceeded, or Cancelled after `close`.
         """
         number = next(self._numbers)
-        under_way = _Command(self, pb.CommandRequest(call=number, **command).SerializeToString(), report, awaited, timeout_s)
+        message = pb.CommandRequest(call=number)
+        for field, value in command.items():
+            codec.write(value, getattr(message, field))
+        under_way = _Command(self, message.SerializeToString(), report, awaited, timeout_s)
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:

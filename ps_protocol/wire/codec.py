@@ -35,6 +35,11 @@ def encode(value: Any) -> Any:
     return _coder(type(value)).encode(value)
 
 
+def write(value: Any, message: Any) -> None:
+    """Encodes a value into a message that is empty, as a field of another is."""
+    _coder(type(value)).write(value, message)
+
+
 def pack(value: Any) -> bytes:
     """Returns the message of a value as bytes."""
     packed: bytes = encode(value).SerializeToString()
@@ -163,9 +168,9 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=DataRange, message=chief_service_pb2.DataRange),
     Pair(value=DataProgress, message=chief_service_pb2.DataProgress),
     # Parameter servers.
-    Pair(value=fence.Era, message=tensor_pb2.Era, encode=step.encode_era, decode=step.decode_era),
-    Pair(value=fence.Fence, message=tensor_pb2.Fence, encode=step.encode_fence, decode=step.decode_fence),
-    Pair(value=shard.PushId, message=tensor_pb2.PushId, encode=step.encode_push_id, decode=step.decode_push_id),
+    Pair(value=fence.Era, message=tensor_pb2.Era, write=step.write_era, decode=step.decode_era),
+    Pair(value=fence.Fence, message=tensor_pb2.Fence, write=step.write_fence, decode=step.decode_fence),
+    Pair(value=shard.PushId, message=tensor_pb2.PushId, write=step.write_push_id, decode=step.decode_push_id),
     Pair(value=shard.SparsePart, message=parameter_service_pb2.SparsePart),
     Pair(value=shard.Metric, message=parameter_service_pb2.Metric),
     Pair(
@@ -178,13 +183,13 @@ PAIRS: tuple[Pair, ...] = (
         value=shard.PushHeader,
         message=parameter_service_pb2.PushHeader,
         filled=frozenset({"content_bytes", "payload"}),
-        encode=step.encode_push_header,
+        write=step.write_push_header,
         decode=step.decode_push_header,
     ),
     Pair(
         value=shard.PushReply,
         message=parameter_service_pb2.PushReply,
-        encode=step.encode_push_reply,
+        write=step.write_push_reply,
         decode=step.decode_push_reply,
     ),
     Pair(
@@ -197,13 +202,13 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         value=shard.ApplyRequest,
         message=parameter_service_pb2.ApplyRequest,
-        encode=step.encode_apply_request,
+        write=step.write_apply_request,
         decode=step.decode_apply_request,
     ),
     Pair(
         value=shard.ApplyReply,
         message=parameter_service_pb2.ApplyReply,
-        encode=step.encode_apply_reply,
+        write=step.write_apply_reply,
         decode=step.decode_apply_reply,
     ),
     Pair(
@@ -236,7 +241,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=shard.ReplicaState, message=parameter_service_pb2.ReplicaState),
     Pair(value=shard.RestoreProgress, message=parameter_service_pb2.RestoreShardResponse),
     # The chief.
-    Pair(value=chief.Participant, message=chief_service_pb2.Participant, encode=step.encode_participant, decode=step.decode_participant),
+    Pair(value=chief.Participant, message=chief_service_pb2.Participant, write=step.write_participant, decode=step.decode_participant),
     Pair(value=chief.RegisterRequest, message=chief_service_pb2.RegisterWorkerRequest, check=special.check_register_request),
     Pair(value=chief.HeartbeatRequest, message=chief_service_pb2.HeartbeatRequest),
     Pair(value=chief.DeregisterRequest, message=chief_service_pb2.DeregisterWorkerRequest),
@@ -247,7 +252,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(
         value=chief.DequeueTokenRequest,
         message=chief_service_pb2.DequeueTokenRequest,
-        encode=step.encode_token_request,
+        write=step.write_token_request,
         decode=step.decode_token_request,
     ),
     Pair(value=chief.ChangeSettingsRequest, message=chief_service_pb2.ChangeSettingsRequest),
@@ -257,14 +262,14 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse, check=special.check_registration),
     Pair(value=chief.ModelReply, message=chief_service_pb2.RegisterModelResponse),
     Pair(value=chief.AgreedModel, message=chief_service_pb2.GetModelResponse),
-    Pair(value=chief.PushCommit, message=chief_service_pb2.PushCommit, encode=step.encode_commit, decode=step.decode_commit),
+    Pair(value=chief.PushCommit, message=chief_service_pb2.PushCommit, write=step.write_commit, decode=step.decode_commit),
     Pair(
-        value=chief.CommitResult, message=chief_service_pb2.CommitResult, encode=step.encode_commit_result, decode=step.decode_commit_result
+        value=chief.CommitResult, message=chief_service_pb2.CommitResult, write=step.write_commit_result, decode=step.decode_commit_result
     ),
     Pair(
         value=chief.TokenReply,
         message=chief_service_pb2.TokenReply,
-        encode=step.encode_token_reply,
+        write=step.write_token_reply,
         decode=step.decode_token_reply,
     ),
     Pair(value=chief.SavedCheckpoint, message=chief_service_pb2.SaveCheckpointResponse),

@@ -1,6 +1,5 @@
 """The messages that every step has, by hand: the compiled code costs half as much again. Knows each of their fields; no RPC, no tensor."""
 
-import functools
 import itertools
 import math
 from collections.abc import Sequence, Sized
@@ -35,7 +34,7 @@ from ps_protocol.roles.shard import (
     SparsePart,
 )
 from ps_protocol.v1 import chief_service_pb2, parameter_service_pb2, tensor_pb2
-from ps_protocol.wire.fields import decode_choice, decode_each, decode_max_wait, encode_max_wait, require
+from ps_protocol.wire.fields import decode_choice, decode_each, decode_max_wait, require, write_max_wait
 
 MAX_METRICS = 1_000
 MAX_RANGES_A_CALL = 10_000
@@ -53,22 +52,23 @@ _RESULTS: dict[TokenResult, Any] = {one: one.value for one in TokenResult}
 _ENCODING_OF = {one.value: one for one in FloatEncoding}
 
 
-# A process names few eras and fences, and each with every step.
-@functools.lru_cache(maxsize=64)
-def encode_era(era: Era) -> tensor_pb2.Era:
-    """Encodes an era; the message must not be changed."""
-    return tensor_pb2.Era(life=era.life, epoch=era.epoch)
+# Each is written where it belongs: a message that is made by itself is serialised and parsed again when another takes it up.
+
+
+def write_era(era: Era, message: tensor_pb2.Era) -> None:
+    """Encodes an era."""
+    message.life, message.epoch = era
 
 
 def decode_era(message: tensor_pb2.Era) -> Era:
     """Decodes an era."""
-    return Era(life=message.life, epoch=message.epoch)
+    return Era(message.life, message.epoch)
 
 
-@functools.lru_cache(maxsize=64)
-def encode_fence(fence: Fence) -> tensor_pb2.Fence:
-    """Encodes what a chief commands by; the message must not be changed."""
-    return tensor_pb2.Fence(era=encode_era(fence.era), chief_incarnation=fence.chief_incarnation)
+def write_fence(fence: Fence, message: tensor_pb2.Fence) -> None:
+    """Encodes what a chief commands by."""
+    write_era(fence.era, message.era)
+    message.chief_incarnation = fence.chief_incarnation
 
 
 def decode_fence(message: tensor_pb2.Fence) -> Fence:
@@ -76,35 +76,37 @@ def decode_fence(message: tensor_pb2.Fence) -> Fence:
     return Fence(era=decode_era(message.era), chief_incarnation=message.chief_incarnation)
 
 
-def encode_push_id(push_id: PushId) -> tensor_pb2.PushId:
+def write_push_id(push_id: PushId, message: tensor_pb2.PushId) -> None:
     """Encodes the name of a contribution."""
-    return tensor_pb2.PushId(worker=push_id.worker, incarnation=push_id.incarnation, sequence=push_id.sequence)
+    message.worker, message.incarnation, message.sequence = push_id
 
 
 def decode_push_id(message: tensor_pb2.PushId) -> PushId:
     """Decodes the name of a contribution; raises MalformedMessage if a part of it was left out."""
     if message.incarnation < 1 or message.sequence < 1:
         raise MalformedMessage(f"push id: got incarnation {message.incarnation}, sequence {message.sequence}, want both >= 1")
-    return PushId(worker=message.worker, incarnation=message.incarnation, sequence=message.sequence)
+    return PushId(message.worker, message.incarnation, message.sequence)
 
 
-def encode_push_header(header: PushHeader) -> parameter_service_pb2.PushHeader:
+def write_push_header(header: PushHeader, message: parameter_service_pb2.PushHeader) -> None:
     """Encodes what a contribution is and belongs to."""
-    return parameter_service_pb2.PushHeader(
-        era=encode_era(header.era),
-        push_id=encode_push_id(header.push_id),
-        step=header.step,
-        layout_hash=header.layout_hash,
-        sparse=[parameter_service_pb2.SparsePart(table=part.table, num_rows=part.num_rows) for part in header.sparse],
-        absent=header.absent,
-        metrics={name: parameter_service_pb2.Metric(value=metric.value, weight=metric.weight) for name, metric in header.metrics.items()},
-        refused=header.refused,
-        encoding=_ENCODINGS[header.encoding],
-        encoded_bytes=header.encoded_bytes,
-        gradient_buffer=header.gradient_buffer,
-        secret=header.secret,
-        formulas=[encode_formula_update(update) for update in header.formulas],
-    )
+    write_era(header.era, message.era)
+    write_push_id(header.push_id, message.push_id)
+    message.step = header.step
+    message.layout_hash = header.layout_hash
+    for part in header.sparse:
+        message.sparse.add(table=part.table, num_rows=part.num_rows)
+    message.absent.extend(header.absent)
+    for name, metric in header.metrics.items():
+        written = message.metrics[name]
+        written.value, written.weight = metric.value, metric.weight
+    message.refused.extend(header.refused)
+    message.encoding = _ENCODINGS[header.encoding]
+    message.encoded_bytes = header.encoded_bytes
+    if header.gradient_buffer is not None:
+        message.gradient_buffer = header.gradient_buffer
+    message.secret = header.secret
+    message.formulas.extend([encode_formula_update(update) for update in header.formulas])
 
 
 def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
@@ -150,9 +152,10 @@ def decode_formula_update(message: parameter_service_pb2.FormulaUpdate) -> Formu
     )
 
 
-def encode_push_reply(reply: PushReply) -> parameter_service_pb2.PushReply:
+def write_push_reply(reply: PushReply, message: parameter_service_pb2.PushReply) -> None:
     """Encodes what became of a push."""
-    return parameter_service_pb2.PushReply(result=_PUSH_RESULTS[reply.result], step=reply.step)
+    message.result = _PUSH_RESULTS[reply.result]
+    message.step = reply.step
 
 
 def decode_push_reply(message: parameter_service_pb2.PushReply) -> PushReply:
@@ -160,15 +163,13 @@ def decode_push_reply(message: parameter_service_pb2.PushReply) -> PushReply:
     return PushReply(result=decode_choice(PushResult, message.result, field="result"), step=message.step)
 
 
-def encode_participant(participant: Participant) -> chief_service_pb2.Participant:
+def write_participant(participant: Participant, message: chief_service_pb2.Participant) -> None:
     """Encodes who calls."""
-    return chief_service_pb2.Participant(
-        era=encode_era(participant.era),
-        kind=_KINDS[participant.kind],
-        index=participant.index,
-        incarnation=participant.incarnation,
-        secret=participant.secret,
-    )
+    write_era(participant.era, message.era)
+    message.kind = _KINDS[participant.kind]
+    message.index = participant.index
+    message.incarnation = participant.incarnation
+    message.secret = participant.secret
 
 
 def decode_participant(message: chief_service_pb2.Participant) -> Participant:
@@ -184,18 +185,15 @@ def decode_participant(message: chief_service_pb2.Participant) -> Participant:
     )
 
 
-def encode_commit(commit: PushCommit) -> chief_service_pb2.PushCommit:
+def write_commit(commit: PushCommit, message: chief_service_pb2.PushCommit) -> None:
     """Encodes a contribution to be counted."""
-    message = chief_service_pb2.PushCommit(
-        push_id=encode_push_id(commit.push_id),
-        step=commit.step,
-        staged=commit.staged,
-        is_applied=commit.is_applied,
-        ranges=commit.ranges,
-    )
-    if commit.hyperparameters:
-        message.hyperparameters.extend(_encode_hyperparameters(commit.hyperparameters))
-    return message
+    write_push_id(commit.push_id, message.push_id)
+    message.step = commit.step
+    message.staged = commit.staged
+    message.is_applied = commit.is_applied
+    message.ranges.extend(commit.ranges)
+    for one in commit.hyperparameters:
+        message.hyperparameters.add(group=one.group, name=one.name, value=one.value)
 
 
 def decode_commit(message: chief_service_pb2.PushCommit) -> PushCommit:
@@ -212,27 +210,22 @@ def decode_commit(message: chief_service_pb2.PushCommit) -> PushCommit:
     )
 
 
-def _encode_hyperparameters(given: Sequence[StepHyperparameter]) -> list[tensor_pb2.StepHyperparameter]:
-    return [tensor_pb2.StepHyperparameter(group=one.group, name=one.name, value=one.value) for one in given]
-
-
 def _decode_hyperparameters(messages: Sequence[tensor_pb2.StepHyperparameter]) -> tuple[StepHyperparameter, ...]:
     if len(messages) > MAX_STEP_HYPERPARAMETERS:
         raise LimitExceeded(f"hyperparameters: {len(messages)} for one step, {MAX_STEP_HYPERPARAMETERS} at most")
     return tuple(StepHyperparameter(group=one.group, name=one.name, value=one.value) for one in messages)
 
 
-def encode_commit_result(result: CommitResult) -> chief_service_pb2.CommitResult:
+def write_commit_result(result: CommitResult, message: chief_service_pb2.CommitResult) -> None:
     """Encodes what became of a commit."""
-    first = None if result.first_outcome is None else _OUTCOMES[result.first_outcome]
-    return chief_service_pb2.CommitResult(
-        outcome=_OUTCOMES[result.outcome],
-        first_outcome=first,
-        global_step=result.global_step,
-        applied_step=result.applied_step,
-        staleness=result.staleness,
-        weight=result.weight,
-    )
+    message.outcome = _OUTCOMES[result.outcome]
+    if result.first_outcome is not None:
+        message.first_outcome = _OUTCOMES[result.first_outcome]
+    message.global_step = result.global_step
+    if result.applied_step is not None:
+        message.applied_step = result.applied_step
+    message.staleness = result.staleness
+    message.weight = result.weight
 
 
 def decode_commit_result(message: chief_service_pb2.CommitResult) -> CommitResult:
@@ -250,15 +243,14 @@ def decode_commit_result(message: chief_service_pb2.CommitResult) -> CommitResul
     )
 
 
-def encode_token_request(request: DequeueTokenRequest) -> chief_service_pb2.DequeueTokenRequest:
+def write_token_request(request: DequeueTokenRequest, message: chief_service_pb2.DequeueTokenRequest) -> None:
     """Encodes the wish for a token."""
-    return chief_service_pb2.DequeueTokenRequest(
-        participant=encode_participant(request.participant),
-        local_step=request.local_step,
-        request_id=request.request_id,
-        max_wait=encode_max_wait(request.max_wait_s),
-        commit=None if request.commit is None else encode_commit(request.commit),
-    )
+    write_participant(request.participant, message.participant)
+    message.local_step = request.local_step
+    message.request_id = request.request_id
+    write_max_wait(request.max_wait_s, message.max_wait)
+    if request.commit is not None:
+        write_commit(request.commit, message.commit)
 
 
 def decode_token_request(message: chief_service_pb2.DequeueTokenRequest) -> DequeueTokenRequest:
@@ -283,19 +275,18 @@ def decode_end(number: int) -> End:
     return decode_choice(End, number, field="end")
 
 
-def encode_token_reply(reply: TokenReply) -> chief_service_pb2.TokenReply:
+def write_token_reply(reply: TokenReply, message: chief_service_pb2.TokenReply) -> None:
     """Encodes how a wait for a token ended."""
-    return chief_service_pb2.TokenReply(
-        result=_RESULTS[reply.result],
-        step=reply.step,
-        commit=None if reply.commit is None else encode_commit_result(reply.commit),
-        waiting_for=reply.waiting_for,
-        global_step=reply.global_step,
-        reads_latest=reply.reads_latest,
-        settings_version=reply.settings_version,
-        shards_version=reply.shards_version,
-        end=encode_end(reply.end),
-    )
+    message.result = _RESULTS[reply.result]
+    message.step = reply.step
+    if reply.commit is not None:
+        write_commit_result(reply.commit, message.commit)
+    message.waiting_for = reply.waiting_for
+    message.global_step = reply.global_step
+    message.reads_latest = reply.reads_latest
+    message.settings_version = reply.settings_version
+    message.shards_version = reply.shards_version
+    message.end = encode_end(reply.end)
 
 
 def decode_token_reply(message: chief_service_pb2.TokenReply) -> TokenReply:
@@ -313,21 +304,21 @@ def decode_token_reply(message: chief_service_pb2.TokenReply) -> TokenReply:
     )
 
 
-def encode_apply_request(request: ApplyRequest) -> parameter_service_pb2.ApplyRequest:
+def write_apply_request(request: ApplyRequest, message: parameter_service_pb2.ApplyRequest) -> None:
     """Encodes the step to apply, its contributors and what belongs to them."""
-    message = parameter_service_pb2.ApplyRequest(
-        fence=encode_fence(request.fence),
-        step=request.step,
-        contributors=[encode_push_id(push_id) for push_id in request.contributors],
-        weights=request.weights,
-        scales=request.scales,
-        discards=[encode_push_id(push_id) for push_id in request.discards],
-        ranges=request.ranges,
-        without=[encode_push_id(push_id) for push_id in request.without],
-    )
-    if request.hyperparameters:
-        message.hyperparameters.extend(_encode_hyperparameters(request.hyperparameters))
-    return message
+    write_fence(request.fence, message.fence)
+    message.step = request.step
+    for push_id in request.contributors:
+        write_push_id(push_id, message.contributors.add())
+    message.weights.extend(request.weights)
+    message.scales.extend(request.scales)
+    for push_id in request.discards:
+        write_push_id(push_id, message.discards.add())
+    message.ranges.extend(request.ranges)
+    for push_id in request.without:
+        write_push_id(push_id, message.without.add())
+    for one in request.hyperparameters:
+        message.hyperparameters.add(group=one.group, name=one.name, value=one.value)
 
 
 def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRequest:
@@ -342,12 +333,15 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
         raise MalformedMessage(f"step {message.step}: a contributor occurs twice; name each once")
     weights = tuple(message.weights)
     _check_weights(weights, step=message.step, num_contributors=len(contributors))
-    order = sorted(range(len(contributors)), key=contributors.__getitem__)
+    ordered = tuple(sorted(contributors))
+    if weights and ordered != contributors:
+        weight_of = dict(zip(contributors, weights, strict=True))
+        weights = tuple(weight_of[push_id] for push_id in ordered)
     return ApplyRequest(
         fence=decode_fence(message.fence),
         step=message.step,
-        contributors=tuple(contributors[index] for index in order),
-        weights=tuple(weights[index] for index in order) if weights else (),
+        contributors=ordered,
+        weights=weights,
         scales=tuple(message.scales),
         discards=decode_each(message.discards, _decode_discard, field="discards"),
         ranges=tuple(message.ranges),
@@ -356,9 +350,10 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
     )
 
 
-def encode_apply_reply(reply: ApplyReply) -> parameter_service_pb2.ApplyReply:
+def write_apply_reply(reply: ApplyReply, message: parameter_service_pb2.ApplyReply) -> None:
     """Encodes what became of a step."""
-    return parameter_service_pb2.ApplyReply(step=reply.step, repeated_request=reply.repeated_request)
+    message.step = reply.step
+    message.repeated_request = reply.repeated_request
 
 
 def decode_apply_reply(message: parameter_service_pb2.ApplyReply) -> ApplyReply:
@@ -370,7 +365,7 @@ def _decode_discard(message: tensor_pb2.PushId) -> PushId:
     """A sequence of 0 stands for all of the incarnation."""
     if message.incarnation < 1:
         raise MalformedMessage(f"push id: got incarnation {message.incarnation}, want >= 1")
-    return PushId(worker=message.worker, incarnation=message.incarnation, sequence=message.sequence)
+    return PushId(message.worker, message.incarnation, message.sequence)
 
 
 def _decode_metrics(message: parameter_service_pb2.PushHeader) -> dict[str, Metric]:

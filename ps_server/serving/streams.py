@@ -22,7 +22,7 @@ from ps_protocol.errors import FrameOutOfOrder, LimitExceeded, MalformedMessage,
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ReadRequest, ShardSettings
+from ps_protocol.roles.shard import ApplyReply, ApplyRequest, PushHeader, PushReply, ReadRequest, ShardSettings
 from ps_protocol.rpc.server_stream import Peer, StreamThread, stream_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.sockets.data_socket import DataSocket
@@ -727,6 +727,12 @@ class _Wait:
 # A chief may be silent for as long as it likes, so nothing cuts its stream but the end of the server.
 
 
+def _applied(call: int, reply: ApplyReply) -> pb.CommandResponse:
+    message = pb.CommandResponse(call=call)
+    codec.write(reply, message.apply)
+    return message
+
+
 class CommandStream:
     """See FinishingHandler. The stream of a chief; as soon as a command may take long, this and all later ones are left to its thread.
 
@@ -799,7 +805,7 @@ class CommandStream:
             case "apply":
                 self._shard.apply_step(
                     codec.decode(ApplyRequest, message.apply),
-                    on_applied=lambda reply: answer(pb.CommandResponse(call=message.call, apply=codec.encode(reply))),
+                    on_applied=lambda reply: answer(_applied(message.call, reply)),
                 )
             case "prepare":
                 sums = self._shard.prepare_step(codec.decode(ApplyRequest, message.prepare))

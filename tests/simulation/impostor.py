@@ -30,7 +30,7 @@ class ImpostorNode:
     def _run(self) -> Task:
         me = replace(self._victim.participant, secret=0)
         own = PushId(worker=me.index, incarnation=me.incarnation, sequence=1 << 40)
-        for push_id in (own, replace(own, incarnation=(1 << 64) - 1)):
+        for push_id in (own, own._replace(incarnation=(1 << 64) - 1)):
             for shard, layout in zip(self._shards, self._victim.layouts, strict=False):
                 header = PushHeader(
                     era=me.era,

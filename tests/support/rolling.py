@@ -112,7 +112,7 @@ class RollingCluster:
         )
 
     def _push_id(self, push_id: PushId) -> PushId:
-        return dataclasses.replace(push_id, incarnation=push_id.incarnation + self._offset(push_id.worker))
+        return push_id._replace(incarnation=push_id.incarnation + self._offset(push_id.worker))
 
     def _offset(self, worker: int) -> int:
         return self.incarnation_offsets.get(worker, 0)

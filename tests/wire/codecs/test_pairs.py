@@ -65,6 +65,8 @@ def made(hint: Any, name: str = "") -> Any:
     if dataclasses.is_dataclass(hint):
         hints = typing.get_type_hints(hint)
         return hint(**{field.name: made(hints[field.name], field.name) for field in dataclasses.fields(hint)})  # type: ignore[operator]
+    if issubclass(hint, tuple):
+        return hint(**{field: made(one, field) for field, one in typing.get_type_hints(hint).items()})
     if issubclass(hint, enum.Enum):
         return list(hint)[-1]
     number = next(NUMBERS)
@@ -84,6 +86,13 @@ def values_in(value: Any) -> Iterator[Any]:
         yield from values_in(tuple(value.values()))
     elif isinstance(value, Layout):
         yield from values_in((*value.slices, *value.tables))
+
+
+def fields_of(value_type: Any) -> dict[str, Any]:
+    """The names of a value's fields, with their defaults."""
+    if issubclass(value_type, tuple):
+        return dict.fromkeys(typing.get_type_hints(value_type), dataclasses.MISSING)
+    return {field.name: field.default for field in dataclasses.fields(value_type)}
 
 
 def examples() -> dict[type, list[Any]]:
@@ -108,9 +117,9 @@ LEFT_OUT = ["0", "0.0", "''", "b''", "()", "{}", "False", "None"]
 @PAIRS
 def test_examples_have_every_field_of_the_value(pair: Pair) -> None:
     """Each as something else than what it is when it is left out: so what does not travel is missed when the value comes back."""
-    for field in dataclasses.fields(pair.value):
-        left_out = LEFT_OUT if field.default is dataclasses.MISSING else [repr(field.default)]
-        assert any(repr(getattr(value, field.name)) not in left_out for value in EXAMPLES[pair.value]), field.name
+    for name, default in fields_of(pair.value).items():
+        left_out = LEFT_OUT if default is dataclasses.MISSING else [repr(default)]
+        assert any(repr(getattr(value, name)) not in left_out for value in EXAMPLES[pair.value]), name
 
 
 @PAIRS
@@ -130,7 +139,7 @@ def test_every_example_comes_back(pair: Pair) -> None:
 
 @PAIRS
 def test_fields_that_are_compiled_have_the_same_names_on_both_sides(pair: Pair) -> None:
-    if pair.encode is None:
+    if pair.encode is None and pair.write is None:
         assert set(message_fields(pair)) == {field.name for field in dataclasses.fields(pair.value)}
 
 

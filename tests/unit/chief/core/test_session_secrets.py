@@ -161,7 +161,7 @@ def test_an_incarnation_that_a_caller_names_does_not_raise_the_next_one() -> Non
 def test_a_new_incarnation_is_never_that_of_who_asks_for_another_reason() -> None:
     driver = Driver()
     former = driver.register(0).participant
-    life = dataclasses.replace(former.era, life=former.era.life + 1)
+    life = former.era._replace(life=former.era.life + 1)
     elsewhere = dataclasses.replace(former, era=life, index=1, incarnation=1)
     assert driver.register(1, former=elsewhere, host="elsewhere").participant.incarnation == 2
 

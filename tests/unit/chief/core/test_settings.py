@@ -135,7 +135,7 @@ def test_each_that_sync_has_counted_is_told_the_step_that_it_becomes_under_async
     assert [(commit.outcome, commit.applied_step, commit.staleness) for commit in commits if commit] == [(ACCEPTED, 1, 1), (ACCEPTED, 2, 2)]
     again = workers[0].commit(push_id=committed)
     assert (told.applied_step, again.first_outcome, again.applied_step) == (0, ACCEPTED, 0)
-    sequence = dataclasses.replace(committed, worker=2, sequence=1)
+    sequence = committed._replace(worker=2, sequence=1)
     assert workers[2].commit(0, push_id=sequence).applied_step == 2, "a repeated commit is told the same"
     assert driver.coordinator.status(driver.now).max_observed_staleness == 2
 
