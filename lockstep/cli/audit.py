@@ -1,10 +1,11 @@
 """`lockstep audit DIR`: checks a history's records, and that its values follow from its contributions. Needs no cluster."""
 
 import argparse
+import json
 import time
 
-from lockstep.audit.books import check_books
-from lockstep.audit.facts import facts_of
+from lockstep.audit.books import Books, check_books
+from lockstep.audit.facts import Facts, facts_of
 from lockstep.audit.values import Recomputed, recompute
 from lockstep.cli.access import CommandFailed
 from ps_protocol.errors import PsError
@@ -20,6 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--books-only", action="store_true", help="check the records only; computing the values again takes as long as training did"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
+
+
+def _fields(facts: Facts, books: Books, values: Recomputed, problems: list[str]) -> dict[str, object]:
+    return {
+        "is_clean": not problems,
+        "problems": problems,
+        "not_computed_again": [*values.skipped],
+        "num_processes": len(facts.processes),
+        "num_epochs": len(books.epochs),
+        "num_steps": sum(len(epoch.steps) for epoch in books.epochs.values()),
+        "contributions": dict(books.counts),
+        "num_steps_computed_again": values.num_steps,
+    }
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -32,6 +47,9 @@ def run(arguments: argparse.Namespace) -> int:
     except PsError as error:
         raise CommandFailed(error.message, exit_code=_EXIT_USAGE) from error
     problems = [*books.problems, *values.problems]
+    if arguments.json:
+        print(json.dumps(_fields(facts, books, values, problems), indent=2))
+        return _EXIT_PROBLEMS if problems else 0
     for problem in problems[:_MAX_SHOWN]:
         print(f"WRONG  {problem}")
     if len(problems) > _MAX_SHOWN:

@@ -1,13 +1,15 @@
 """`lockstep policy` and `lockstep set`: change a running cluster between two steps. Knows the terminal and the chief; decides nothing."""
 
 import argparse
+import json
 import math
 import secrets
 import time
 from collections.abc import Callable, Sequence
+from typing import TypeAlias
 
 from lockstep.cli.access import add_arguments, chief_of
-from lockstep.cli.text import policy_text
+from lockstep.cli.text import plain, policy_text
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import KINDS, PolicyName
@@ -15,6 +17,8 @@ from ps_protocol.process.options import BACKUP_WORKERS, CHANGE, CONTRIBUTIONS, G
 from ps_protocol.roles.chief import Chief, HyperparameterChange, SettingsReply
 
 _POLICIES = tuple(name.name.lower() for name in PolicyName)
+# For a person, and as JSON.
+_Said: TypeAlias = tuple[str, dict[str, object]]
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -38,14 +42,16 @@ def run_policy(arguments: argparse.Namespace) -> int:
     """Shows or changes the policy and returns the exit code."""
     given = Given(vars(arguments), {})
 
-    def change(chief: Chief) -> str:
+    def change(chief: Chief) -> _Said:
         if arguments.policy is None:
             _check_nothing_given(given)
-            return policy_text(chief.status())
+            status = chief.status()
+            counts = {"replicas_to_aggregate": status.replicas_to_aggregate, "total_num_replicas": status.total_num_replicas}
+            return policy_text(status), {"policy": plain(status.policy), "step": status.global_step, **counts}
         name = PolicyName[arguments.policy.upper()]
         policy = policy_of(given, name=name, contributions=_contributions(given, chief, name=name))
         reply = _await(chief, lambda key, left_s: chief.set_policy(policy, request_id=key, max_wait_s=left_s), timeout_s=arguments.timeout)
-        return f"policy {policy.text} from step {reply.step} on"
+        return f"policy {policy.text} from step {reply.step} on", {"policy": plain(policy), "step": reply.step, "version": reply.version}
 
     return _run(arguments, change)
 
@@ -53,12 +59,13 @@ def run_policy(arguments: argparse.Namespace) -> int:
 def run_set(arguments: argparse.Namespace) -> int:
     """Changes numbers of an optimizer and returns the exit code."""
 
-    def change(chief: Chief) -> str:
+    def change(chief: Chief) -> _Said:
         numbers = change_of(arguments.changes, variable=arguments.variable)
         reply = _await(
             chief, lambda call, wait_s: chief.set_hyperparameters(numbers, request_id=call, max_wait_s=wait_s), timeout_s=arguments.timeout
         )
-        return f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
+        words = f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
+        return words, {"changes": arguments.changes, "step": reply.step, "version": reply.version}
 
     return _run(arguments, change)
 
@@ -89,6 +96,7 @@ def _number(name: str, text: str) -> float:
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for the step under way (default 30)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _contributions(given: Given, chief: Chief, *, name: PolicyName) -> int | None:
@@ -126,9 +134,10 @@ def _await(chief: Chief, ask: Callable[[int, float], SettingsReply | None], *, t
             raise DeadlineExceeded(f"not within {timeout_s:g} s: {why}; the change will be made all the same")
 
 
-def _run(arguments: argparse.Namespace, change: Callable[[Chief], str]) -> int:
+def _run(arguments: argparse.Namespace, change: Callable[[Chief], _Said]) -> int:
     if not arguments.timeout > 0:
         raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
     with chief_of(arguments) as chief:
-        print(change(chief))
+        words, fields = change(chief)
+    print(json.dumps(fields, indent=2) if arguments.json else words)
     return 0

@@ -25,10 +25,10 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `checkpoint`."""
     add_arguments(parser)
     parser.add_argument("--timeout", type=float, default=600.0, metavar="S", help="seconds to wait until it is saved (default 600)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.set_defaults(action=_save)
     actions = parser.add_subparsers(title="without a cluster", metavar="ACTION")
     listing = actions.add_parser("ls", help="list the checkpoints of a directory, the newest last", description="List checkpoints.")
-    listing.add_argument("--json", action="store_true", help="print JSON")
     listing.add_argument("place", nargs="?", default="", metavar="PLACE", help="the same as --checkpoint-dir PLACE")
     listing.set_defaults(action=_list)
     verify = actions.add_parser(
@@ -43,6 +43,7 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     exporting.set_defaults(action=_export)
     for action in (listing, verify, exporting):
         _add_place(action)
+        action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
 
 
 def run_checkpoint(arguments: argparse.Namespace) -> int:
@@ -73,7 +74,7 @@ def _save(arguments: argparse.Namespace) -> int:
         raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
     with chief_of(arguments) as chief:
         tag, step = _await_save(chief, timeout_s=arguments.timeout)
-    print(f"saved {tag}, step {step}")
+    print(json.dumps({"tag": tag, "step": step}) if arguments.json else f"saved {tag}, step {step}")
     return 0
 
 
@@ -111,23 +112,29 @@ def _list(arguments: argparse.Namespace) -> int:
 
 
 def _verify(arguments: argparse.Namespace) -> int:
-    storage, num_damaged = _storage_of(arguments), 0
+    storage, found = _storage_of(arguments), list[dict[str, object]]()
+
+    def note(tag: str, words: str, *, is_whole: bool, is_damaged: bool) -> None:
+        found.append({"tag": tag, "is_whole": is_whole, "is_damaged": is_damaged, "words": words})
+        if not arguments.json:
+            print(f"{tag}: {'DAMAGED: ' if is_damaged else ''}{words}", flush=True)
+
     whole, others = _chosen(storage, arguments)
     for one in whole:
         try:
             verify_checkpoint(storage, one.checkpoint)
         except (DataLoss, CheckpointNotFound) as error:
-            num_damaged += 1
-            print(f"{one.checkpoint.tag}: DAMAGED: {error.message}", flush=True)
+            note(one.checkpoint.tag, error.message, is_whole=False, is_damaged=True)
         else:
-            print(f"{one.checkpoint.tag}: whole, {bytes_text(one.checkpoint.num_bytes)}, step {one.checkpoint.step}", flush=True)
+            words = f"whole, {bytes_text(one.checkpoint.num_bytes)}, step {one.checkpoint.step}"
+            note(one.checkpoint.tag, words, is_whole=True, is_damaged=False)
     for skipped in others:
-        is_damaged = not skipped.is_incomplete
-        num_damaged += is_damaged
-        print(f"{skipped.tag}: {'DAMAGED: ' if is_damaged else ''}{skipped.reason}")
-    if not whole and not others:
+        note(skipped.tag, skipped.reason, is_whole=False, is_damaged=not skipped.is_incomplete)
+    if arguments.json:
+        print(json.dumps({"place": storage.place, "checkpoints": found}, indent=2))
+    elif not found:
         print(f"no complete checkpoint in {storage.place}")
-    return 1 if num_damaged or not whole else 0
+    return 1 if any(one["is_damaged"] for one in found) or not whole else 0
 
 
 def _chosen(storage: CheckpointStorage, arguments: argparse.Namespace) -> tuple[tuple[Found, ...], tuple[Skipped, ...]]:
@@ -147,7 +154,9 @@ def _export(arguments: argparse.Namespace) -> int:
     if not os.access(arguments.file.parent, os.W_OK | os.X_OK):
         raise InvalidSpec(f"{arguments.file}: its directory is not there, or cannot be written to; choose another FILE")
     names = export(storage, found.checkpoint, arguments.file, has_slots=arguments.slots)
-    print(f"{arguments.file}: {len(names)} tensors of {found.checkpoint.tag}, step {found.checkpoint.step}")
+    fields = {"file": str(arguments.file), "tag": found.checkpoint.tag, "step": found.checkpoint.step, "tensors": [*names]}
+    words = f"{arguments.file}: {len(names)} tensors of {found.checkpoint.tag}, step {found.checkpoint.step}"
+    print(json.dumps(fields) if arguments.json else words)
     return 0
 
 

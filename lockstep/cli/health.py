@@ -15,6 +15,7 @@ def add_health_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--address", default=os.environ.get("LOCKSTEP_ADDRESS", ""), metavar="ADDRESS", help="address of a parameter server or chief"
     )
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--ready", action="store_true", help="ask whether it can take traffic, not only whether it is alive")
     options.add_options(parser, options.options_of(options.CALLER, group=options.SECURITY_GROUP))
 
@@ -44,6 +45,7 @@ def run_health(arguments: argparse.Namespace) -> int:
                     continue  # then it is the other role
                 print(f"{arguments.address} does not answer ({error.code().name}: {error.details()})", file=sys.stderr)
                 return 1
-            print(answers.ServingStatus.Name(reply.status))
+            word = answers.ServingStatus.Name(reply.status)
+            print(f'{{"status": "{word.lower()}"}}' if arguments.json else word)
             return 0 if reply.status == answers.SERVING else 1
     raise AssertionError("the last role either answers or fails")

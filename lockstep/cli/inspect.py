@@ -28,6 +28,7 @@ def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `finish`."""
     add_arguments(parser)
     parser.add_argument("--reason", default="asked for by `lockstep finish`", help="reason to show in status and logs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_status(arguments: argparse.Namespace) -> int:
@@ -56,7 +57,8 @@ def run_finish(arguments: argparse.Namespace) -> int:
     """Ends training and returns the exit code."""
     with chief_of(arguments) as chief:
         step = chief.finish(reason=arguments.reason)
-    print(f"training is finished at step {step}; the processes end as their workers leave")
+    words = f"training is finished at step {step}; the processes end as their workers leave"
+    print(json.dumps({"step": step, "reason": arguments.reason}) if arguments.json else words)
     return 0
 
 

@@ -6,7 +6,7 @@ import time
 from pathlib import Path
 
 import worker_client
-from lockstep.cli.access import CommandFailed, add_arguments, chief_of
+from lockstep.cli.access import CommandFailed, add_arguments, chief_and_access_of
 from lockstep.tensorboard import TensorBoardWriter
 from ps_protocol.process import options
 from ps_protocol.process.options import Given
@@ -26,26 +26,25 @@ def add_tensorboard_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_tensorboard(arguments: argparse.Namespace) -> int:
     """Writes until training ends and returns the exit code."""
-    with chief_of(arguments):
-        pass  # a chief that is not there is reported at once, an observer waits for it
-    given = Given(vars(arguments), os.environ)
+    with chief_and_access_of(arguments) as (chief, access):
+        address, security = chief.address, access.security  # a chief that is not there is reported at once, an observer waits for it
+    cluster = Given(vars(arguments), os.environ)[options.CALLED_CLUSTER]
     try:
         writer = TensorBoardWriter(arguments.directory)
     except OSError as error:
         raise CommandFailed(f"cannot write to {arguments.directory}: {error.strerror}; choose another directory", exit_code=2) from error
     print(f"writing {writer.path} until training ends; look at it with: tensorboard --logdir {arguments.directory}", flush=True)
-    _observe(writer, given)
+    with worker_client.observe(address, cluster=cluster, security=security, timeout_s=_TIMEOUT_S) as observer:
+        _watch(observer, writer)
     return 0
 
 
-def _observe(writer: TensorBoardWriter, given: Given) -> None:
+def _watch(observer: worker_client.Observer, writer: TensorBoardWriter) -> None:
     """Has the writer record about every second, and once more when training has ended."""
-    address, cluster, security = given[options.CHIEF_ADDRESS], given[options.CALLED_CLUSTER], options.security_of(given)
-    with worker_client.observe(address, cluster=cluster, security=security, timeout_s=_TIMEOUT_S) as observer:
-        while (state := observer.status().state) in _BEFORE:
-            time.sleep(_PERIOD_S)
-        while state is not ClusterState.FAILED:
-            state = writer.record(observer).state
-            if state in _OVER:
-                return
-            time.sleep(_PERIOD_S)
+    while (state := observer.status().state) in _BEFORE:
+        time.sleep(_PERIOD_S)
+    while state is not ClusterState.FAILED:
+        state = writer.record(observer).state
+        if state in _OVER:
+            return
+        time.sleep(_PERIOD_S)

@@ -95,7 +95,7 @@ def as_json(status: ClusterStatus, *, placement: Placement | None = None) -> str
     fields = dataclasses.asdict(status)
     if placement is not None:
         fields["placement"] = [_slice_fields(placed) for placed in placement]
-    return json.dumps(_plain(fields), indent=2)
+    return json.dumps(plain(fields), indent=2)
 
 
 def as_text(status: ClusterStatus, *, placement: Placement | None = None) -> str:
@@ -247,13 +247,16 @@ def printable(text: str) -> str:
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
-def _plain(value: object) -> object:
+def plain(value: object) -> object:
+    """Returns a value for JSON: a dataclass by its fields, enums in lower case."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        value = dataclasses.asdict(value)
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, dict):
-        return {key: _plain(item) for key, item in value.items()}
+        return {key: plain(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     return value
 
 
