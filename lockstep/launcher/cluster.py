@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from lockstep.launcher.registry import entry, listed
+from lockstep.launcher.repeated import without_traceback
 from lockstep.launcher.spec import ClusterSpec, Recovery
 from lockstep.launcher.supervisor import (
     LaunchFailed,
@@ -250,6 +251,12 @@ class LocalCluster:
 def last_lines(process: Process) -> str:
     """Returns a sentence with the last lines of a process."""
     return f"Its last lines:\n{process.tail()}" if process.last_lines else "It said nothing."
+
+
+def last_words(worker: Process) -> str:
+    """Returns a sentence with the last lines of a worker, whose output has been shown: of a traceback only the error."""
+    lines = without_traceback(worker.last_lines)
+    return "Its last lines:\n" + "\n".join(f"    {line}" for line in lines) if lines else last_lines(worker)
 
 
 @contextmanager

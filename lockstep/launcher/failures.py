@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Callable, Hashable, Iterable
 from typing import TYPE_CHECKING
 
-from lockstep.launcher.cluster import LocalCluster, last_lines
+from lockstep.launcher.cluster import LocalCluster, last_lines, last_words
 from lockstep.launcher.supervisor import LaunchFailed, Process, Supervisor, describe_end, shell_code
 
 if TYPE_CHECKING:
@@ -199,7 +199,7 @@ class ClusterWatch:
         self._worker_restarts[worker.name] += 1
         process = self._cluster.restart_worker(worker)
         count = f"start {self._worker_restarts[worker.name]} of {recovery.restart_workers}"
-        words = f"{worker.name} (pid {worker.pid}) failed: {describe_end(worker.returncode or 0)}. {last_lines(worker)}"
+        words = f"{worker.name} (pid {worker.pid}) failed: {describe_end(worker.returncode or 0)}. {last_words(worker)}"
         self._say(f"{words}\n{worker.name} is started again, as pid {process.pid} ({count})")
         return True
 
@@ -245,7 +245,7 @@ class ClusterWatch:
 
     def _report(self, process: Process, *, num_left: int, needs: "StepNeeds") -> None:
         assert process.returncode is not None
-        words = f"{process.name} (pid {process.pid}) failed: {describe_end(process.returncode)}. {last_lines(process)}"
+        words = f"{process.name} (pid {process.pid}) failed: {describe_end(process.returncode)}. {last_words(process)}"
         left = f"{num_left} of {self._cluster.spec.num_workers} workers left, {needs.text}"
         if num_left < needs.num_workers:
             first = self._failed[0]

@@ -25,6 +25,7 @@ from typing import IO, Protocol, Self
 
 from lockstep.launcher.guardian import TOKEN_VARIABLE
 from lockstep.launcher.orphans import Orphans
+from lockstep.launcher.repeated import RepeatedTracebacks
 
 # The output of several processes, each line with the name of its process.
 
@@ -75,11 +76,13 @@ class PrefixedOutput:
         self._stream = stream
         self._has_colours = self._stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self._colours: dict[str, int] = {}
+        self._tracebacks = RepeatedTracebacks()
 
     def line(self, name: str, text: str) -> None:
-        """Writes one line of a process."""
+        """Writes one line of a process; a traceback that another process has printed as well in one line."""
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
-        self._write(name, text, colour)
+        for line in self._tracebacks.shown(name, text):
+            self._write(name, line, colour)
 
     def note(self, text: str) -> None:
         """Writes a message of the launcher."""

@@ -30,6 +30,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "chief": ("options", "policies", "core", "shards", "config", "page", "serving", "__main__"),
     "worker_client": (
+        "uncaught",
         "model",
         "neural_network",
         "core",
