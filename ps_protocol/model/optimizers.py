@@ -366,7 +366,8 @@ class OptimizerSpec:
         else:
             domains = self.kind.hyperparameters
             if key not in domains:
-                raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {key!r}; want {_known(key, domains) or 'none'}")
+                known = _known(key, tuple(domains) if self.is_update_rule else (*domains, RATE))
+                raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {key!r}; want {known or 'none'}")
             domain = domains[key][1]
         _check_number(f"optimizer {self.name!r}: {key}", value, domain)
         _check_single(f"optimizer {self.name!r}: {key}", value)

@@ -27,6 +27,8 @@ log = logging.getLogger("lockstep.worker")
 
 # How long the chief may take to say why it has gone back.
 _STATUS_S = 1.0
+# Contributions in a row that counted for nothing before the worker says so.
+_MANY_DROPPED = 20
 # Who waits for ranges looks so often whether others wait for it.
 _LOOK_AGAIN_S = 0.1
 
@@ -41,6 +43,7 @@ class WorkerCalls:
         self._memories: Memories | None = None
         self._training: Training | None = None  # at the worker's place; None before there is a model
         self._next: Training | None = None  # at the place that it is coming to
+        self._num_dropped = 0  # contributions, since the last one that counted
         self._lane: Lane | None = None
         self._lease: tuple[ask.LeaseAhead, Job] | None = None  # that is asked for in the lane
         self.acts: dict[type, Callable[[Any], Any]] = {
@@ -195,6 +198,17 @@ class WorkerCalls:
         return reply
 
     def _note_outcome(self, participant: Participant, commit: PushCommit, result: CommitResult) -> None:
+        if result.outcome is PushOutcome.ACCEPTED:
+            self._num_dropped = 0
+        elif result.outcome is not PushOutcome.DUPLICATE:
+            self._num_dropped += 1
+            if self._num_dropped == _MANY_DROPPED:
+                log.warning(
+                    "none of the last %d contributions of worker %d counted, because steps were complete without it: its work is lost."
+                    " `lockstep status` shows how many contributions a step takes; a chief takes those of all with --workers N",
+                    _MANY_DROPPED,
+                    participant.index,
+                )
         if (history := self._member.link.transport.history) is not None:
             outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE and result.first_outcome else result.outcome
             note_outcome(

@@ -105,6 +105,22 @@ def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(st
     assert sessions[1].end_reason == reason
 
 
+def test_a_worker_whose_contributions_are_all_dropped_is_told_so_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+    cluster = start(Shape(num_ps=1, replicas_to_aggregate=1, total_num_replicas=2))
+    fast, slow = cluster.session(), cluster.session()
+    for session in (fast, slow):
+        session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
+    with caplog.at_level("WARNING", logger="lockstep.worker"):
+        for _ in range(30):
+            assert fast.step({"w": np.ones(2)}, timeout_s=20).is_accepted
+            assert not slow.step({"w": np.ones(2)}, timeout_s=20).is_accepted
+    words = f"none of the last 20 contributions of worker {slow.worker_index} counted, because steps were complete without it"
+    assert [one.getMessage() for one in caplog.records if words in one.getMessage()] != []
+    assert sum("contributions of worker" in one.getMessage() for one in caplog.records) == 1
+    counts = {one.index: (one.num_accepted, one.num_stale + one.num_late) for one in cluster.observer().status().participants if one.pid}
+    assert counts[slow.worker_index] == (0, 30)
+
+
 RESUMED: dict[str, Any] = {"w": np.zeros(2), "own": worker_client.Variable(np.zeros(2), optimizer=worker_client.momentum(0.5, 0.5))}
 CHANGED = {**RESUMED, "own": worker_client.Variable(np.zeros(2), optimizer=worker_client.momentum(0.25, 0.5))}
 HORIZON = worker_client.polynomial_decay(1.0, 4, final=0.0)

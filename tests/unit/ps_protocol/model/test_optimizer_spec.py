@@ -149,3 +149,16 @@ def test_custom_optimizers_are_told_apart_by_formula_slots_and_numbers() -> None
     assert len({one.key, *(other.key for other in others)}) == 4
     assert (one.slots, one.is_lazy, one.is_update_rule, one.needs_whole_variables) == ({"m": 0.0}, True, False, False)
     assert custom("v - lr * g / norm(g)").needs_whole_variables
+
+
+@pytest.mark.parametrize(
+    ("name", "words"),
+    [
+        ("beta_1", "want one of beta1, beta2, epsilon, lazy, weight_decay, l2, learning_rate; did you mean 'beta1'?"),
+        ("lerning_rate", "l2, learning_rate; did you mean 'learning_rate'?"),
+        ("lr", "want beta1, beta2, epsilon, lazy, weight_decay, l2, learning_rate$"),
+    ],
+)
+def test_a_misspelt_hyper_parameter_is_told_with_all_there_are(name: str, words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        OptimizerSpec(name="adam", learning_rate=constant(0.1), hyperparameters={name: 0.5})
