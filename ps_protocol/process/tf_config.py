@@ -6,6 +6,8 @@ from dataclasses import dataclass
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.roles.identity import parse_address
 
+# Those of the original; an evaluator has no role here.
+_JOBS = ("chief", "master", "ps", "worker", "evaluator")
 _EXAMPLE = '{"cluster": {"chief": ["host:port"], "ps": ["host:port"]}, "task": {"type": "ps", "index": 0}}'
 
 
@@ -42,6 +44,9 @@ def parse_tf_config(text: str) -> TfConfig | None:
         raise InvalidSpec(f"TF_CONFIG is not JSON: {error}; want {_EXAMPLE}") from None
     cluster, task = _object(config, "cluster"), _object(config, "task")
     task_type, task_index = _task(task)
+    for job in cluster:
+        if job not in _JOBS:
+            raise InvalidSpec(f"TF_CONFIG: cluster.{job[:40]}: there is no such job; want {', '.join(_JOBS)}")
     chief = _addresses(cluster, "chief") or _addresses(cluster, "master")
     if len(chief) > 1:
         raise InvalidSpec(f"TF_CONFIG: cluster.chief has {len(chief)} addresses, want one")
@@ -69,6 +74,8 @@ def _task(task: dict[str, object]) -> tuple[str, int]:
     task_type, index = task.get("type") or "", task.get("index", 0)
     if not isinstance(task_type, str):
         raise InvalidSpec(f"TF_CONFIG: task.type is {_kind(task_type)}, want a string")
+    if task_type and task_type not in _JOBS:
+        raise InvalidSpec(f"TF_CONFIG: task.type is {task_type[:40]!r}, want one of {', '.join(_JOBS)}")
     # Templates of cluster engines often can give strings only.
     if isinstance(index, str) and index.isascii() and index.isdigit() and len(index) <= 9:
         index = int(index)

@@ -39,7 +39,7 @@ from worker_client.strategy import CollectiveHints, ParameterServerStrategy, Var
 NUMBER = 80
 
 def merged(strategy, values, done, total):
-    found = strategy.extended.reduce_to("SUM", values, total, CollectiveHints(60.0))
+    found = strategy.extended.reduce_to("SUM", values, total, CollectiveHints(timeout_seconds=60.0))
     strategy.extended.update(total, "v + g", kwargs={"g": found})
     strategy.extended.update(done, "v + 1")
 

@@ -8,10 +8,10 @@ updates by gradients of replicas. `coordinator`: closures that any worker runs, 
 
 from worker_client.strategy.closures import PerWorkerDataset
 from worker_client.strategy.coordinator import ClusterCoordinator, RemoteValue, serve
+from worker_client.strategy.group import CollectiveHints
 from worker_client.strategy.optimizer import Optimizer
 from worker_client.strategy.reduction import ReduceOp
 from worker_client.strategy.strategy import (
-    CollectiveHints,
     ParameterServerStrategy,
     ReplicaContext,
     StrategyExtended,

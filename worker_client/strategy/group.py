@@ -5,9 +5,34 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any, Protocol
 
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import Formula
 from ps_protocol.model.variables import Array
 from worker_client.strategy.reduction import ReduceOp, reduce_all
+
+_WIRE_DTYPES = ("float16", "float32")
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveHints:
+    """How a reduction over processes is done. In one process nothing travels, and there is nothing to wait for.
+
+    `bytes_per_pack`: values of one batch go together up to so many bytes of arrays, then the next ones (0: all at once), so that worker 0
+    need not hold all replicas' at once. It is given up after `timeout_seconds` (None: 60). `wire_dtype`, "float16" or "float32": wider
+    floats travel as that, both ways; they are added in float32 at least, and all workers get the same bits.
+    """
+
+    bytes_per_pack: int = 0
+    timeout_seconds: float | None = None
+    wire_dtype: str | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
+            raise InvalidSpec(f"bytes_per_pack: got {self.bytes_per_pack!r}, want an int >= 0; 0: all values at once")
+        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+            raise InvalidSpec(f"timeout_seconds: got {self.timeout_seconds!r}, want seconds > 0, or None for 60")
+        if self.wire_dtype is not None and self.wire_dtype not in _WIRE_DTYPES:
+            raise InvalidSpec(f"wire_dtype: got {self.wire_dtype!r}, want {', '.join(_WIRE_DTYPES)}, or None: as they are")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -85,7 +110,7 @@ class Group(Protocol):
     def compute(self, call: FormulaCall) -> bool:
         """Has a formula computed where its variables lie, with the other writes of the block; False: only the caller can compute it."""
 
-    def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
+    def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
         """Returns what all replicas' contributions are made into, the same in all processes. All call it in the same order."""
 
 
@@ -150,6 +175,6 @@ class LocalGroup:
         """The variables are here."""
         return False
 
-    def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
+    def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
         """Combines at once."""
         return [combine(one.op, one.contributions) for one in combinations]

@@ -15,7 +15,7 @@ from ps_protocol.model.variables import Array, check_name
 from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
 from worker_client.strategy import contexts
-from worker_client.strategy.group import Cell, Combination, FormulaCall, Group, LocalGroup, MemoryCell
+from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall, Group, LocalGroup, MemoryCell
 from worker_client.strategy.reduction import ReduceOp, reduce_one, reduce_op_of
 from worker_client.strategy.replicas import run_replicas
 from worker_client.strategy.values import Mirrored, PerReplica, leaves, map_nested, regroup, select
@@ -29,17 +29,6 @@ class ValueContext:
 
     replica_id_in_sync_group: int
     num_replicas_in_sync: int
-
-
-@dataclass(frozen=True, slots=True)
-class CollectiveHints:
-    """How a reduction over processes is done: it is given up after `timeout_seconds` (None: 60)."""
-
-    timeout_seconds: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
-            raise InvalidSpec(f"timeout_seconds: got {self.timeout_seconds!r}, want seconds > 0, or None for 60")
 
 
 class ReplicaContext:
@@ -307,7 +296,7 @@ class StrategyExtended:
             if set(value.values) != set(own):
                 raise ValueError(f"a PerReplica of {len(value.values)} values cannot be reduced over {len(own)} replicas")
         combinations = [Combination(op=op, contributions=value.values) for op, value in values]
-        return self._group.combine(what, combinations, timeout_s=None if hints is None else hints.timeout_seconds)
+        return self._group.combine(what, combinations, hints=hints or CollectiveHints())
 
     def _sent_to(self, destinations: Any, result: Any) -> Any:
         if isinstance(destinations, Variable):

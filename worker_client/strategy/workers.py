@@ -24,10 +24,10 @@ from ps_protocol.model.updates import check_amount
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import PushOutcome
-from worker_client.model.declarations import Buffer, Placement, UpdateFormula
+from worker_client.model.declarations import Buffer, IndexedSlices, Placement, UpdateFormula
 from worker_client.model.optimizers import sgd
 from worker_client.session.session import Session
-from worker_client.strategy.group import Cell, Combination, FormulaCall, combine
+from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall, combine
 from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.reduction import ReduceOp, frozen
 
@@ -110,14 +110,17 @@ class WorkerGroup:
         """Makes one step of the cluster of all writes in the block. Blocks may be nested: the outermost counts."""
         return self._variables.together()
 
-    def combine(self, what: str, combinations: Sequence[Combination], *, timeout_s: float | None) -> list[Any]:
+    def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
         """Has all workers' contributions combined by worker 0. Raises DeadlineExceeded with the replicas that are missing."""
-        self._num_exchanges += 1
-        what = f"{what} (exchange {self._num_exchanges})"
-        wait_s = TIMEOUT_S if timeout_s is None else timeout_s
-        if self._index == _FIRST:
-            return self._lead(what, combinations, wait_s)
-        return self._follow(what, combinations, wait_s + _GRACE_S)
+        wait_s = TIMEOUT_S if hints.timeout_seconds is None else hints.timeout_seconds
+        results: list[Any] = []
+        for pack in _packs(combinations, hints.bytes_per_pack):
+            self._num_exchanges += 1
+            name = f"{what} (exchange {self._num_exchanges})"
+            sent = pack if hints.wire_dtype is None else [_narrowed(one, hints.wire_dtype) for one in pack]
+            found = self._lead(name, sent, wait_s) if self._index == _FIRST else self._follow(name, sent, wait_s + _GRACE_S)
+            results += found if sent is pack else [_as_given(value, one) for value, one in zip(found, pack, strict=True)]
+        return results
 
     def compute(self, call: FormulaCall) -> bool:
         """Has the parameter server of the variables compute a formula, with the other writes of the present block."""
@@ -444,6 +447,41 @@ class _SharedVariables:
 
     def _refresh(self) -> None:
         self._values = {name: frozen(value) for name, value in self._session.read().items()} if self._declared else {}
+
+
+def _packs(combinations: Sequence[Combination], max_bytes: int) -> Iterator[Sequence[Combination]]:
+    """Yields values that go together. All workers cut alike, for replicas may have different rows, but arrays of one shape."""
+    begin = num_bytes = 0
+    for index, one in enumerate(combinations):
+        value = one.contributions[min(one.contributions)]
+        nbytes = 0 if isinstance(value, IndexedSlices) else np.asarray(value).nbytes
+        if max_bytes and index > begin and num_bytes + nbytes > max_bytes:
+            yield combinations[begin:index]
+            begin, num_bytes = index, 0
+        num_bytes += nbytes
+    yield combinations[begin:]
+
+
+def _narrowed(combination: Combination, dtype: str) -> Combination:
+    """Returns a combination whose floats travel as `dtype`, if they are wider."""
+    return Combination(op=combination.op, contributions={replica: _cast(one, dtype) for replica, one in combination.contributions.items()})
+
+
+def _cast(value: Any, dtype: str) -> Any:
+    if isinstance(value, IndexedSlices):
+        return IndexedSlices(value.indices, _cast(np.asarray(value.values), dtype), value.dense_shape)
+    array = np.asarray(value)
+    with np.errstate(over="ignore"):  # what is too large is infinite, as everywhere
+        return array.astype(dtype) if array.dtype.kind == "f" and array.dtype.itemsize > np.dtype(dtype).itemsize else array
+
+
+def _as_given(result: Any, combination: Combination) -> Any:
+    """Returns a result in the element type of what was contributed."""
+    value = combination.contributions[min(combination.contributions)]
+    if isinstance(result, IndexedSlices):
+        return IndexedSlices(result.indices, result.values.astype(np.asarray(value.values).dtype), result.dense_shape)
+    dtype = np.asarray(value).dtype
+    return frozen(result.astype(dtype)) if dtype.kind == "f" and result.dtype != dtype else result
 
 
 def _update_of(call: FormulaCall) -> UpdateFormula:

@@ -51,7 +51,7 @@ def cluster(start: Start) -> AnyCluster:
     return start(Shape(num_ps=2, total_num_replicas=NUM_WORKERS))
 
 
-def test_closures_are_run_by_any_worker_and_their_values_are_fetched(cluster: AnyCluster) -> None:
+def test_rule_81_closures_are_run_by_any_worker_and_their_values_are_fetched(cluster: AnyCluster) -> None:
     with serving(cluster) as counts, ClusterCoordinator(cluster.observer()) as coordinator:
         values = [coordinator.schedule("square", (np.full(3, float(index)),)) for index in range(20)]
         coordinator.join(30)
@@ -79,7 +79,7 @@ def test_arguments_and_values_are_nested_arrays_numbers_and_text_and_earlier_val
             coordinator.join(30)
 
 
-def test_an_error_is_told_once_and_cancels_what_has_not_begun_and_then_more_can_be_scheduled(cluster: AnyCluster) -> None:
+def test_rule_81_an_error_is_told_once_and_cancels_what_has_not_begun_and_then_more_can_be_scheduled(cluster: AnyCluster) -> None:
     may_go_on, num_running = threading.Event(), threading.Semaphore(0)
 
     def slow() -> str:
@@ -110,7 +110,7 @@ def test_an_error_is_told_once_and_cancels_what_has_not_begun_and_then_more_can_
         assert coordinator.fetch([*running, 5]) == ["done", "done", 5]
 
 
-def test_what_is_queued_behind_a_failure_is_cancelled(start: Start) -> None:
+def test_rule_81_what_is_queued_behind_a_failure_is_cancelled(start: Start) -> None:
     cluster, may_fail = start(Shape(total_num_replicas=1)), threading.Event()
 
     def fails() -> None:
@@ -128,7 +128,7 @@ def test_what_is_queued_behind_a_failure_is_cancelled(start: Start) -> None:
                 value.fetch(0)
 
 
-def test_a_key_is_one_closure_however_often_it_is_scheduled(cluster: AnyCluster) -> None:
+def test_rule_81_a_key_is_one_closure_however_often_it_is_scheduled(cluster: AnyCluster) -> None:
     count = iter(range(100))
     with serving(cluster, {"next": lambda: next(count)}) as counts, ClusterCoordinator(cluster.observer()) as coordinator:
         values: list[RemoteValue] = [coordinator.schedule("next", key=f"key {index % 4}") for index in range(40)]

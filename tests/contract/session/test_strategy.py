@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, ShapeMismatch, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, ShapeMismatch, Unavailable
 from tests.support.clusters import Shape, Start
 from worker_client import IndexedSlices, Session, UpdateFormula
 from worker_client.strategy import (
@@ -235,7 +235,9 @@ def test_a_missing_replica_is_named_within_2_s_and_at_the_deadline_by_all_worker
         if 2 in _numbered(strategy).values:
             return "elsewhere"
         with pytest.raises(DeadlineExceeded) as raised:
-            strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0], CollectiveHints(2.5))
+            strategy.extended.reduce_to(
+                "SUM", _numbered(strategy), strategy.extended.parameter_devices[0], CollectiveHints(timeout_seconds=2.5)
+            )
         return str(raised.value)
 
     first, elsewhere, third = together(part)
@@ -271,7 +273,9 @@ def test_a_program_whose_variables_are_older_than_those_of_the_others_takes_no_p
                 v.assign(1.0)  # a step that worker 1 has no part in
             meet.wait(30)
             with pytest.raises((Unavailable, DeadlineExceeded)) as raised:
-                strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0], CollectiveHints(2.5))
+                strategy.extended.reduce_to(
+                    "SUM", _numbered(strategy), strategy.extended.parameter_devices[0], CollectiveHints(timeout_seconds=2.5)
+                )
             meet.wait(30)
             return str(raised.value)
 
@@ -311,6 +315,47 @@ def test_what_does_not_fit_fails_alike_in_all_workers_and_the_next_reduction_wor
         return strategy.extended.reduce_to("SUM", _numbered(strategy), device).tolist()
 
     assert together(part) == [[15, 15]] * 3
+
+
+def test_hints_say_how_values_travel_and_all_workers_get_the_same_bits(together: Any) -> None:
+    numbers = np.random.default_rng(2).normal(size=(6, 3, 40))
+
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        def per_replica(make: Any) -> Any:
+            return strategy.experimental_distribute_values_from_function(lambda c: make(numbers[c.replica_id_in_sync_group]))
+
+        device = strategy.extended.parameter_devices[0]
+        values = [per_replica(lambda n, row=row: n[row].astype(np.float32)) for row in range(3)]
+        rows = per_replica(lambda n: IndexedSlices(np.arange(int(abs(n[0, 0]) * 9) + 1), np.ones(int(abs(n[0, 0]) * 9) + 1)))
+        pairs = [(value, device) for value in (*values, rows)]
+        whole = strategy.extended.batch_reduce_to("MEAN", pairs)
+        packed = strategy.extended.batch_reduce_to("MEAN", pairs, CollectiveHints(bytes_per_pack=2 * 40 * 4))
+        halves = strategy.extended.batch_reduce_to("MEAN", pairs, CollectiveHints(wire_dtype="float16"))
+        found = [[np.asarray(one).tobytes() for one in results[:3]] for results in (whole, packed, halves)]
+        assert {str(one.dtype) for one in (*halves[:3], halves[3].values)} == {"float32", "float64"}
+        return found, [len(results[3].indices) for results in (whole, packed, halves)]
+
+    found = together(part)
+    assert found == [found[0]] * 3
+    (whole, packed, halves), lengths = found[0]
+    assert packed == whole and len(set(lengths)) == 1
+    rounded = [
+        sum(np.float32(np.float16(numbers[replica, row].astype(np.float32))) for replica in range(6)) / np.float32(6) for row in range(3)
+    ]
+    assert halves == [np.float16(one).astype(np.float32).tobytes() for one in rounded]
+
+
+@pytest.mark.parametrize(
+    ("hints", "reason"),
+    [
+        ({"bytes_per_pack": -1}, r"bytes_per_pack: got -1, want an int >= 0"),
+        ({"timeout_seconds": 0}, r"timeout_seconds: got 0, want seconds > 0"),
+        ({"wire_dtype": "int8"}, r"wire_dtype: got 'int8', want float16, float32"),
+    ],
+)
+def test_hints_that_mean_nothing_are_refused(hints: dict[str, Any], reason: str) -> None:
+    with pytest.raises(InvalidSpec, match=reason):
+        CollectiveHints(**hints)
 
 
 def test_rule_80_a_worker_cannot_reduce_to_another_worker(together: Any) -> None:

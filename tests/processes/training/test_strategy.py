@@ -25,7 +25,7 @@ with lockstep.connect() as session, ParameterServerStrategy(2, session=session) 
         if number == 2 and session.worker_index == 1:
             os.kill(os.getpid(), signal.SIGKILL)
         try:
-            total = strategy.extended.reduce_to("SUM", value, value, CollectiveHints(3.0))
+            total = strategy.extended.reduce_to("SUM", value, value, CollectiveHints(timeout_seconds=3.0))
             print("reduced to", float(np.asarray(total)), flush=True)
         except lockstep.PsError as error:
             print("failed:", error, flush=True)

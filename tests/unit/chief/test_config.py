@@ -83,6 +83,14 @@ def test_tf_config_gives_the_rest() -> None:
     assert (config.coordination.total_num_replicas, config.coordination.num_required) == (3, 3)
 
 
+def test_rule_82_a_cluster_has_at_least_one_parameter_server_and_one_worker() -> None:
+    whole = {"chief": ["127.0.0.1:7000"], "ps": ["a:1"], "worker": ["c:3"]}
+    for job, said in (("ps", "which parameter servers"), ("worker", "how many workers take part")):
+        cluster = {name: addresses for name, addresses in whole.items() if name != job}
+        with pytest.raises(InvalidSpec, match=said):
+            parse(TF_CONFIG=json.dumps({"cluster": cluster, "task": {"type": "chief", "index": 0}}))
+
+
 @pytest.mark.parametrize("value", ["0", "-3", "two", "1.5", ""])
 @pytest.mark.parametrize("flag", ["--replicas-to-aggregate", "--workers", "--max-steps"])
 def test_a_count_that_is_none_is_refused_by_its_flag(flag: str, value: str) -> None:

@@ -1,6 +1,7 @@
 """TF_CONFIG as cluster engines write it, and what is said about it when it is wrong."""
 
 import json
+import re
 
 import pytest
 
@@ -62,6 +63,22 @@ def test_addresses_may_be_an_object_by_index() -> None:
 )
 def test_task_listens_at_its_port(address: str, bind_address: str) -> None:
     assert _parse(cluster={"ps": [address]}, task={"type": "ps"}).bind_address == bind_address
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        (
+            {"cluster": {**CLUSTER, "parameter_server": ["p:1"]}},
+            "cluster.parameter_server: there is no such job; want chief, master, ps, worker",
+        ),
+        ({"cluster": {**CLUSTER, "chief": ["c:1", "d:1"]}}, "cluster.chief has 2 addresses, want one"),
+        ({"cluster": CLUSTER, "task": {"type": "trainer", "index": 0}}, "task.type is 'trainer', want one of chief, master, ps, worker"),
+    ],
+)
+def test_rule_82_a_cluster_has_known_jobs_and_at_most_one_chief_and_a_task_a_known_type(config: dict[str, object], said: str) -> None:
+    with pytest.raises(InvalidSpec, match=re.escape(said)):
+        _parse(**config)
 
 
 def test_worker_listens_nowhere() -> None:
