@@ -12,7 +12,6 @@ import grpc
 
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.errors import PsError
-from ps_protocol.process.exposition import Family
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce
 from ps_protocol.roles.identity import Identity, Role, parse_address
@@ -24,13 +23,13 @@ from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.config import ParameterServerConfig, default_apply_threads, machine_memory_bytes
 from ps_server.serving.calls import ACCUMULATOR_SERVICE, SERVICE, AccumulatorService, ParameterService, service_handler
 from ps_server.serving.local import new_process_incarnation
-from ps_server.serving.metrics import shard_families
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
 
 if TYPE_CHECKING:
     from ps_protocol.http.server import HttpServer
+    from ps_protocol.process.exposition import Family
 
 # Since when no chief has been heard, and when that is to be said.
 
@@ -215,7 +214,9 @@ class ParameterServer:
             allow_insecure_network=config.allow_insecure_network,
         )
 
-    def _families(self) -> Iterator[Family]:
+    def _families(self) -> "Iterator[Family]":
+        from ps_server.serving.metrics import shard_families
+
         shard = self._shard
         num_applied, apply_s = shard.applied()
         try:

@@ -75,6 +75,7 @@ class Recorder:
         self._history = History()
         self._looks: deque[tuple[float, int, dict[int, int]]] = deque(maxlen=_NUM_LOOKS)
         self._last: Look | None = None
+        self._cells: Sequence[MetricCell] = ()
         self._ending = threading.Event()
 
     def start(self) -> None:
@@ -105,12 +106,18 @@ class Recorder:
         with self._lock:
             return self._history.metrics(after=after), self._history.num_left_out
 
+    @property
+    def cells(self) -> Sequence[MetricCell]:
+        """What workers have reported, as it was read last."""
+        return self._cells
+
     def read_metrics_now(self) -> None:
         """Reads the metrics, as far as there are any. Raises PsError."""
         status = self.look(max_age_s=_INTERVAL_S).status
         if status.state is ClusterState.TRAINING:
             cells = self._read_metrics(status)
             with self._lock:
+                self._cells = cells
                 self._history.add_metrics(cells, step=status.global_step, at=self._wall())
 
     def _look_locked(self, last: Look | None, now: float) -> Look:

@@ -15,6 +15,7 @@ from chief.page.recorder import Cluster, Recorder
 from chief.page.reports import MetricsReader
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
+from ps_protocol.roles.shard import MetricCell
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
@@ -67,6 +68,11 @@ class Page:
     def url(self) -> str:
         """Where it serves; empty before `start`."""
         return self._server.url
+
+    @property
+    def reported(self) -> Sequence[MetricCell]:
+        """What workers have reported, as it was read last."""
+        return self._recorder.cells
 
     def start(self) -> None:
         """Begins to serve."""

@@ -5,7 +5,7 @@ import dataclasses
 import logging
 import secrets
 import socket
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 
 from chief.config import ChiefConfig
@@ -19,8 +19,9 @@ from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicatedLink
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.http.metrics import MetricsPage
+from ps_protocol.http.metrics import MetricsPage, reported_families
 from ps_protocol.http.server import HttpServer
+from ps_protocol.process.exposition import Family
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce, page_beside
 from ps_protocol.roles.chief import ClusterState
@@ -99,11 +100,11 @@ class ChiefServer:
             links, config=config.coordination, on_state=self._announce_state, store=store, history=history, on_note=journal.add
         )
         self._server = RpcServer(config.security, cluster=cluster, address=config.address)
-        metrics = MetricsPage(lambda: cluster_families(*self._runner.measured()), role="chief")
+        metrics = MetricsPage(self._families, role="chief")
         self._metrics = metrics.route(rpc=f"/{SERVICE}/GetClusterStatus")
         self._http = self._metrics_server() if config.metrics else None
         self._service = ChiefService(self._runner, may_work=partial(self._server.may_act_as, CallerRole.WORKER))
-        self._page = (
+        self._page: Page | None = (
             Page(
                 self._runner,
                 name=cluster,
@@ -142,6 +143,11 @@ class ChiefServer:
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
         log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
+
+    def _families(self) -> Iterator[Family]:
+        yield from cluster_families(*self._runner.measured())
+        if self._page is not None:  # which reads them anyway
+            yield from reported_families(self._page.reported)
 
     def _start_page(self) -> None:
         """Serves the page. One that cannot be served does not keep anybody from training."""

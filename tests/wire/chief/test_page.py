@@ -17,6 +17,7 @@ from ps_protocol.security.options import OPEN, Security
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import new_token_lines, token_of
 from ps_server.config import ParameterServerConfig
+from tests.support.prometheus import Read, parsed, value
 from tests.support.running_chief import RunningChief
 from tests.support.shards import open_server
 from tests.support.waiting import wait_until
@@ -226,3 +227,20 @@ def test_a_page_that_cannot_be_served_keeps_nobody_from_training() -> None:
         ):
             session.create_or_join({"w": np.zeros(3, np.float32)}, optimizer=worker_client.sgd(0.5))
             train(session)
+
+
+def test_scraper_finds_the_cluster_and_what_workers_report_at_the_port_of_the_page() -> None:
+    with training() as (chief, session):
+
+        def scraped() -> dict[str, Read]:
+            with urllib.request.urlopen(f"{chief.page_url}metrics", timeout=30) as response:
+                return parsed(response.read().decode())
+
+        def is_there() -> bool:
+            train(session, loss=0.5)
+            return "lockstep_reported_sum" in scraped()
+
+        wait_until(is_there, timeout_s=20, what="the loss is exported")
+        found = scraped()
+        mean = value(found, "lockstep_reported_sum", metric="loss") / value(found, "lockstep_reported_weight", metric="loss")
+        assert mean == 0.5 and value(found, "lockstep_cluster_global_step") > 0
