@@ -12,6 +12,7 @@ from benchmarks.report.compare import compare, read_report
 SUITES = {
     "step": ("suites.step.step", "a step's time, CPU and memory for one size and transport"),
     "table": ("suites.step.table", "the same at six sizes over every transport, as a table, JSON and a plot"),
+    "watched": ("suites.step.watched", "what the chief's page adds to a step, with and without a reader"),
     "profile": ("suites.step.profile", "where each millisecond of a step goes"),
     "apply": ("suites.server.apply", "an optimizer's apply beside a plain copy of as many bytes"),
     "memory": ("suites.server.memory", "a parameter server's memory, and that it does not grow"),

@@ -37,12 +37,20 @@ class _Part:
         return tensor_name(whole, self.part) if self.part else variable.name
 
 
-def export(storage: CheckpointStorage, checkpoint: Checkpoint, path: Path, *, has_slots: bool = False) -> tuple[str, ...]:
+def export(
+    storage: CheckpointStorage,
+    checkpoint: Checkpoint,
+    path: Path,
+    *,
+    has_slots: bool = False,
+    on_read: Callable[[int], None] = lambda num_bytes: None,
+) -> tuple[str, ...]:
     """Writes all variables of a checkpoint, each whole, to a file ending in .npz or .safetensors, and returns their names.
 
     `has_slots`: also the optimizers' slots and the averages, as "w@velocity". In memory there is never more than one slice; a .npz takes
     its size twice on the disk while it is written, and has bfloat16 as float32, which NumPy has a type for. An existing file is
-    replaced, once the new one is whole. Raises InvalidSpec, DataLoss if the checkpoint is damaged, and OSError.
+    replaced, once the new one is whole. `on_read`: is told of the checkpoint's bytes as they are read. Raises InvalidSpec, DataLoss if the
+    checkpoint is damaged, and OSError.
     """
     write = {".npz": _write_npz, ".safetensors": _write_safetensors}.get(path.suffix)
     if write is None:
@@ -50,14 +58,19 @@ def export(storage: CheckpointStorage, checkpoint: Checkpoint, path: Path, *, ha
     wholes = _wholes(storage, checkpoint, has_slots=has_slots)
     if not wholes:
         raise InvalidSpec(f"checkpoint {checkpoint.tag} has no variables")
-    with _joined(storage, checkpoint, wholes, directory=path.parent) as (joined, arrays):
+    with _joined(storage, checkpoint, wholes, directory=path.parent, on_read=on_read) as (joined, arrays):
         write(joined, arrays, path)
     return tuple(wholes)
 
 
 @contextmanager
 def _joined(
-    storage: CheckpointStorage, checkpoint: Checkpoint, wholes: Mapping[str, TensorEntry], *, directory: Path
+    storage: CheckpointStorage,
+    checkpoint: Checkpoint,
+    wholes: Mapping[str, TensorEntry],
+    *,
+    directory: Path,
+    on_read: Callable[[int], None],
 ) -> Iterator[tuple[Path, Mapping[str, Array]]]:
     """Yields a temporary safetensors file of whole tensors, and each of them as an array that lies in the file."""
     shapes = [SavedTensor(name=name, array=np.broadcast_to(np.zeros((), whole.dtype), whole.shape)) for name, whole in wholes.items()]
@@ -73,7 +86,7 @@ def _joined(
             offset = end
         parts = _parts(checkpoint.placement)
         for file in checkpoint.files:
-            with open_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard)) as reader:
+            with open_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard), on_read=on_read) as reader:
                 for entry in reader:
                     part = parts(entry.name)
                     if part is not None and part.whole_name in arrays:

@@ -5,6 +5,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from typing import Any
 
 from benchmarks.harness import process_memory
@@ -35,16 +36,24 @@ def run_cluster(
     timeout_s: float = TIMEOUT_S,
     security: Mapping[str, str] | None = None,
     on_name: Callable[[str], object] = lambda name: None,
+    page: str = "",
+    beside: Callable[[str], AbstractContextManager[None]] | None = None,
 ) -> RunFigures:
     """Starts the cluster, runs the workload once, ends the cluster. `security`: see LocalCluster; the files may be made by `on_name`.
 
+    `page`: where the chief serves its page; `beside` is entered with the page's address while the workload runs.
+
     Raises LaunchFailed with the words of whatever failed, and WrongTransport if the sessions did not use what the setting asks for.
     """
-    with tempfile.TemporaryDirectory() as kept, Cluster(cluster_spec(workload, setting, checkpoint_dir=kept), security=security) as cluster:
+    with ExitStack() as stack:
+        kept = stack.enter_context(tempfile.TemporaryDirectory())
+        spec = dataclasses.replace(cluster_spec(workload, setting, checkpoint_dir=kept), page=page)
+        cluster = stack.enter_context(Cluster(spec, security=security))
         on_name(cluster.local.name)
         cluster.local.start_roles()
         start_workers(cluster, workload, setting=setting)
-        figures = measured(cluster.processes, cluster.local.roles, workload, timeout_s=timeout_s)
+        with beside(cluster.local.page_url) if beside is not None else nullcontext():
+            figures = measured(cluster.processes, cluster.local.roles, workload, timeout_s=timeout_s)
         cluster.processes.release()
         cluster.processes.await_end()
     setting.check(figures.transports)

@@ -166,6 +166,7 @@ class Coordinator:
             ev.RecordKept: self._kept,
             ev.CheckpointFound: self._recovery.checkpoint_found,
             ev.ShardsRestored: self._recovery.restored,
+            ev.ShardRestoring: lambda event, now: self._servers.restoring(event.shard, event.num_bytes_read, event.num_bytes),
             ev.RestoreFailed: self._recovery.restore_failed,
             ev.StepCopied: lambda event, now: self._training.copied(event, now),
             ev.StepSaved: lambda event, now: self._checkpoints.saved(event),

@@ -76,6 +76,15 @@ class ShardsRestored:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ShardRestoring:
+    """How far a shard is with the checkpoint that it reads, in bytes (`num_bytes` 0: it has only begun)."""
+
+    shard: int
+    num_bytes_read: int
+    num_bytes: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreFailed:
     """A shard could not be brought back; `is_damaged`: since the checkpoint is not whole, so that an older one may do.
 
@@ -246,6 +255,7 @@ Event = (
     | RecordKept
     | CheckpointFound
     | ShardsRestored
+    | ShardRestoring
     | RestoreFailed
     | StepCopied
     | StepSaved

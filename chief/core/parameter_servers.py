@@ -20,6 +20,8 @@ class ShardRecord:
     is_reachable: bool = False
     unreachable_since: float = 0.0
     why: str = ""
+    # While it reads a checkpoint: how many bytes it has read, and of how many.
+    restoring: tuple[int, int] | None = None
     # Where its standby is that goes along, or why there is none; both empty: it was given none.
     standby: str = ""
     standby_missing: str = ""
@@ -79,12 +81,13 @@ class ShardTable:
         record = self._records[index]
         self._num_adopted += not record.is_adopted
         record.is_adopted, record.is_reachable, record.process_incarnation, record.why = True, True, process_incarnation, ""
+        record.restoring = None
 
     def release_all(self) -> None:
         """No shard is adopted any more: all are to be adopted anew."""
         self._num_adopted = 0
         for record in self._records:
-            record.is_adopted = False
+            record.is_adopted, record.restoring = False, None
 
     def seen(self, index: int, *, process_incarnation: int, report: ShardReport) -> bool:
         """A shard answered; True if it is not the process that it was: then it is not adopted any more."""
@@ -102,6 +105,10 @@ class ShardTable:
         record.is_adopted = False
         return True
 
+    def restoring(self, index: int, num_bytes_read: int, num_bytes: int) -> None:
+        """A shard reads a checkpoint, and is so far."""
+        self._records[index].restoring = num_bytes_read, num_bytes
+
     def unreachable(self, index: int, *, why: str, now: float) -> None:
         """A shard did not answer."""
         record = self._records[index]
@@ -118,6 +125,10 @@ class ShardTable:
     def explain_unreachable(self, now: float) -> list[str]:
         """Says of each shard that does not answer that it does not."""
         return [_silence(record, now) for record in self._records if not record.is_reachable]
+
+    def explain_restoring(self) -> list[str]:
+        """Says of each shard that reads a checkpoint how far it is."""
+        return [_far(record) for record in self._records if record.restoring is not None and record.restoring[1]]
 
     @property
     def unreachable_since(self) -> float | None:
@@ -150,6 +161,11 @@ class ShardTable:
 def held_bytes(layout: Layout) -> int:
     """Returns the bytes of one copy of what a shard holds, its tables included."""
     return layout.nbytes + sum(table.nbytes for table in layout.tables)
+
+
+def _far(record: ShardRecord) -> str:
+    read, total = record.restoring or (0, 0)
+    return f"{record.name} has read {100 * read // max(1, total)} % of {total / (1 << 20):,.1f} MiB"
 
 
 def _words(record: ShardRecord, now: float) -> str:

@@ -126,7 +126,9 @@ def _explain_outage(situation: Situation, now: float) -> str:
 def _explain_recovery(situation: Situation, now: float) -> str:
     unreachable = situation.parts.servers.explain_unreachable(now)
     waiting = f"waiting for {listed(unreachable)}; " if unreachable else ""
-    return f"recovering: {situation.recovery.why}; {waiting}{situation.recovery.plan}"
+    restoring = situation.parts.servers.explain_restoring()
+    far = f": {listed(restoring)}" if restoring else ""
+    return f"recovering: {situation.recovery.why}; {waiting}{situation.recovery.plan}{far}"
 
 
 def _explain_model(situation: Situation, now: float) -> str:

@@ -53,6 +53,8 @@ _GIVE_UP_S = 10.0
 # How long a shard may copy its values, or look into a checkpoint, before it answers.
 _COPY_TIMEOUT_S = 60.0
 _POLL_S = 5.0
+# Who waits for a restoration hears how far it is as often.
+_SAY_EVERY_S = 1.0
 
 Result = TypeVar("Result")
 
@@ -501,11 +503,12 @@ class ShardWork:
 
     async def _restored_once(self, index: int, request: RestoreRequest) -> None:
         link = self._calls.links[index]
-        timeout_s = _POLL_S + _COPY_TIMEOUT_S
+        timeout_s = _SAY_EVERY_S + _COPY_TIMEOUT_S
         while True:
-            progress = await self._calls.insist(index, lambda: link.restore(request, max_wait_s=_POLL_S, timeout_s=timeout_s))
+            progress = await self._calls.insist(index, lambda: link.restore(request, max_wait_s=_SAY_EVERY_S, timeout_s=timeout_s))
             if progress.is_done:
                 return
+            self._calls.report(ev.ShardRestoring(shard=index, num_bytes_read=progress.num_bytes_read, num_bytes=progress.num_bytes))
 
     def _named(self, index: int, failure: PsError | None) -> PsError:
         failure = failure or InternalError("its save ended without a file")

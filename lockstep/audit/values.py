@@ -46,18 +46,17 @@ class Recomputed:
     skipped: list[str] = field(default_factory=list)
 
 
-def recompute(facts: Facts, *, on_progress: Callable[[int], None] = lambda _: None) -> Recomputed:
-    """Computes all values of all epochs again. Takes about as long as the servers took."""
+def recompute(facts: Facts, *, on_step: Callable[[], None] = lambda: None) -> Recomputed:
+    """Computes all values of all epochs again. Takes about as long as the servers took. `on_step`: is called after each of their steps."""
     result = Recomputed()
     wanted = {(life.from_epoch, life.spec.initial_step) for life in facts.lives.values() if life.from_epoch is not None}
     snapshots: dict[Wanted, _Snapshot] = {}
     # What a standby came back with, its other server had reached before.
     for (epoch, *_), life in sorted(facts.lives.items(), key=lambda item: (item[0][0], item[1].spec.initial_step, item[0])):
         try:
-            _Replica(facts, life, epoch, snapshots).replay(result, wanted)
+            _Replica(facts, life, epoch, snapshots).replay(result, wanted, on_step)
         except PsError as error:
             result.problems.append(f"{life.where}: ps {life.shard} epoch {epoch} cannot be computed again: {error.message}")
-        on_progress(result.num_steps)
     return result
 
 
@@ -66,7 +65,7 @@ class _Replica:
         self._facts, self._life, self._epoch, self._snapshots = facts, life, epoch, snapshots
         self._model = ShardModel(life.spec, budget=MemoryBudget(None, owner="audit"))
 
-    def replay(self, result: Recomputed, wanted: set[Wanted]) -> None:
+    def replay(self, result: Recomputed, wanted: set[Wanted], on_step: Callable[[], None]) -> None:
         """Goes through the life of one shard; keeps what later epochs begin with."""
         life, epoch = self._life, self._epoch
         if life.arrived:
@@ -82,6 +81,7 @@ class _Replica:
                 request = events.request_of(record)
                 self._apply(request)
                 result.num_steps += 1
+                on_step()
                 if self._digest() != events.text_of(record, "sha256"):
                     made = ", ".join(map(words_of, request.contributors))
                     result.problems.append(

@@ -3,13 +3,16 @@
 import argparse
 import json
 import time
+from collections.abc import Iterator
+from functools import partial
 
 from lockstep.audit.books import Books, check_books
 from lockstep.audit.facts import Facts, facts_of
 from lockstep.audit.values import Recomputed, recompute
 from lockstep.cli.access import CommandFailed
+from lockstep.cli.progress import Progress, shown
 from ps_protocol.errors import PsError
-from ps_protocol.process.history import read_history
+from ps_protocol.process.history import Chronicle, read_history
 
 _MAX_SHOWN = 20
 _EXIT_PROBLEMS, _EXIT_USAGE = 1, 2
@@ -37,13 +40,31 @@ def _fields(facts: Facts, books: Books, values: Recomputed, problems: list[str])
     }
 
 
+def _read(directory: str) -> Facts:
+    """Returns what the history says. How much there is to read is not known before."""
+
+    def counted(progress: Progress) -> Iterator[Chronicle]:
+        for chronicle in read_history(directory):
+            progress.advance(len(chronicle.records), total=0)
+            yield chronicle
+
+    with shown("reading the history, in records") as progress:
+        return facts_of(counted(progress))
+
+
+def _recompute(facts: Facts) -> Recomputed:
+    total = sum(len(life.applied) for life in facts.lives.values() if not life.arrived)
+    with shown("computing steps again") as progress:
+        return recompute(facts, on_step=partial(progress.advance, 1, total=total))
+
+
 def run(arguments: argparse.Namespace) -> int:
     """Returns 0 if all promises were kept, 1 if not, 2 if no history can be read."""
     started = time.monotonic()
     try:
-        facts = facts_of(read_history(arguments.directory))
+        facts = _read(arguments.directory)
         books = check_books(facts)
-        values = Recomputed() if arguments.books_only else recompute(facts)
+        values = Recomputed() if arguments.books_only else _recompute(facts)
     except PsError as error:
         raise CommandFailed(error.message, exit_code=_EXIT_USAGE) from error
     problems = [*books.problems, *values.problems]

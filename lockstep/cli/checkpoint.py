@@ -8,10 +8,12 @@ import secrets
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 from lockstep.checkpoint_export import export
 from lockstep.cli.access import CommandFailed, add_arguments, chief_of
+from lockstep.cli.progress import shown
 from lockstep.cli.text import bytes_text, table
 from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
 from ps_protocol.checkpoint.storage import CheckpointStorage
@@ -122,7 +124,9 @@ def _verify(arguments: argparse.Namespace) -> int:
     whole, others = _chosen(storage, arguments)
     for one in whole:
         try:
-            verify_checkpoint(storage, one.checkpoint)
+            total = one.checkpoint.num_bytes
+            with shown(f"verifying {one.checkpoint.tag}", is_bytes=True) as progress:
+                verify_checkpoint(storage, one.checkpoint, on_read=partial(progress.advance, total=total))
         except (DataLoss, CheckpointNotFound) as error:
             note(one.checkpoint.tag, error.message, is_whole=False, is_damaged=True)
         else:
@@ -153,7 +157,9 @@ def _export(arguments: argparse.Namespace) -> int:
             print(f"skipped {skipped.tag}: {skipped.reason}", file=sys.stderr)
     if not os.access(arguments.file.parent, os.W_OK | os.X_OK):
         raise InvalidSpec(f"{arguments.file}: its directory is not there, or cannot be written to; choose another FILE")
-    names = export(storage, found.checkpoint, arguments.file, has_slots=arguments.slots)
+    with shown(f"exporting {found.checkpoint.tag}", is_bytes=True) as progress:
+        on_read = partial(progress.advance, total=found.checkpoint.num_bytes)
+        names = export(storage, found.checkpoint, arguments.file, has_slots=arguments.slots, on_read=on_read)
     fields = {"file": str(arguments.file), "tag": found.checkpoint.tag, "step": found.checkpoint.step, "tensors": [*names]}
     words = f"{arguments.file}: {len(names)} tensors of {found.checkpoint.tag}, step {found.checkpoint.step}"
     print(json.dumps(fields) if arguments.json else words)

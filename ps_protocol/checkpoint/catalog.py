@@ -1,7 +1,7 @@
 """Which checkpoints a place has: the storage that the place needs, which are whole, which is the newest, which may go. Knows no shard."""
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -113,10 +113,15 @@ def highest_epoch(storage: CheckpointStorage) -> int:
     return max((*(candidate.age_order[0] for candidate in candidates), *(epoch_of(one.tag) for one in skipped)), default=0)
 
 
-def verify_checkpoint(storage: CheckpointStorage, checkpoint: Checkpoint) -> None:
-    """Reads every byte of a checkpoint. Raises DataLoss if one is not what was written, and others of the storage."""
+def verify_checkpoint(
+    storage: CheckpointStorage, checkpoint: Checkpoint, *, on_read: Callable[[int], None] = lambda num_bytes: None
+) -> None:
+    """Reads every byte of a checkpoint. Raises DataLoss if one is not what was written, and others of the storage.
+
+    `on_read`: is told of bytes as they are read.
+    """
     for file in checkpoint.files:
-        check_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard))
+        check_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard), on_read=on_read)
 
 
 def max_tensors_of(checkpoint: Checkpoint, shard: int) -> int:

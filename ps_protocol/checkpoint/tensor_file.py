@@ -249,10 +249,18 @@ class TensorFileReader:
     skipped, but hashed. Only when the iteration has ended is it known that the bytes are those that were written: it raises DataLoss.
     """
 
-    def __init__(self, reader: FileReader, *, file: CheckpointFile, where: str, max_tensors: int) -> None:
+    def __init__(
+        self,
+        reader: FileReader,
+        *,
+        file: CheckpointFile,
+        where: str,
+        max_tensors: int,
+        on_read: Callable[[int], None] = lambda num_bytes: None,
+    ) -> None:
         if reader.num_bytes != file.num_bytes:
             raise DataLoss(f"{where}: {reader.num_bytes} bytes, the manifest says {file.num_bytes}")
-        self._reader, self._file, self._where = reader, file, where
+        self._reader, self._file, self._where, self._on_read = reader, file, where, on_read
         self._digest, self._position, self._stop = hashlib.sha256(), 0, file.num_bytes
         self._scratch = memoryview(bytearray(min(_PIECE_BYTES, file.num_bytes)))
         self._header = self._read_header(max_tensors)
@@ -292,6 +300,7 @@ class TensorFileReader:
             self._reader.read_into(piece, offset=self._position)
             self._digest.update(piece)
             self._position += len(piece)
+            self._on_read(len(piece))
 
     def _skip(self) -> None:
         while self._position < self._stop:
@@ -311,18 +320,34 @@ class TensorFileReader:
 
 
 @contextmanager
-def open_file(storage: CheckpointStorage, tag: str, file: CheckpointFile, *, max_tensors: int = MAX_TENSORS) -> Iterator[TensorFileReader]:
+def open_file(
+    storage: CheckpointStorage,
+    tag: str,
+    file: CheckpointFile,
+    *,
+    max_tensors: int = MAX_TENSORS,
+    on_read: Callable[[int], None] = lambda num_bytes: None,
+) -> Iterator[TensorFileReader]:
     """Opens a file of a whole checkpoint. `max_tensors`: more than so many are taken for damage.
+
+    `on_read`: is told of bytes as they are read.
 
     Raises CheckpointNotFound, DataLoss and others of the storage.
     """
     with storage.open(tag, file.name) as reader:
-        yield TensorFileReader(reader, file=file, where=f"{tag}/{file.name}", max_tensors=max_tensors)
+        yield TensorFileReader(reader, file=file, where=f"{tag}/{file.name}", max_tensors=max_tensors, on_read=on_read)
 
 
-def check_file(storage: CheckpointStorage, tag: str, file: CheckpointFile, *, max_tensors: int = MAX_TENSORS) -> None:
+def check_file(
+    storage: CheckpointStorage,
+    tag: str,
+    file: CheckpointFile,
+    *,
+    max_tensors: int = MAX_TENSORS,
+    on_read: Callable[[int], None] = lambda num_bytes: None,
+) -> None:
     """Reads a file from end to end. Raises DataLoss if it is not what was written."""
-    with open_file(storage, tag, file, max_tensors=max_tensors) as reader:
+    with open_file(storage, tag, file, max_tensors=max_tensors, on_read=on_read) as reader:
         for _ in reader:
             pass
 

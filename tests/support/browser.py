@@ -22,9 +22,15 @@ _FLAGS = (
     *("--disable-component-update", "--disable-sync", "--disable-dev-shm-usage", "--no-default-browser-check", "--remote-debugging-pipe"),
 )
 # Descriptors 3 and 4 are those that Chromium listens and speaks at.
-_START = "import os, sys; r, w = map(int, sys.argv[1:3]); a, b = os.dup(r), os.dup(w)\n"
-_START += "for number in range(3, 5): os.dup2((a, b)[number - 3], number)\nos.execvp(sys.argv[3], sys.argv[3:])"
-_ANSWER_S = 30.0
+# First out of the way of each other: a copy onto itself would be closed when the program starts.
+_START = """
+import fcntl, os, sys
+r, w = (fcntl.fcntl(int(number), fcntl.F_DUPFD, 10) for number in sys.argv[1:3])
+os.dup2(r, 3)
+os.dup2(w, 4)
+os.execvp(sys.argv[3], sys.argv[3:])
+"""
+_ANSWER_S = 60.0
 
 
 class Browser:
@@ -77,7 +83,7 @@ class Browser:
         found: str = self.evaluate(f"(document.querySelector({json.dumps(selector)}) || {{innerText: ''}}).innerText")
         return found
 
-    def await_text(self, wanted: str, *, selector: str = "body", timeout_s: float = 20.0) -> None:
+    def await_text(self, wanted: str, *, selector: str = "body", timeout_s: float = 40.0) -> None:
         """Waits until a reader sees a text in an element."""
         wait_until(lambda: wanted in self.text(selector), timeout_s=timeout_s, what=f"{selector} shows {wanted!r}")
 

@@ -59,6 +59,8 @@ class FakeLink:
         self.records: dict[int, bytes] = {}
         self.saved: list[SaveRequest] = []
         self.restored: list[RestoreRequest] = []
+        # How far it says that it is, each time it is asked, before it is done.
+        self.far: list[RestoreProgress] = []
         self.applied: list[ApplyRequest] = []
         self.configured: list[ShardSettings] = []
         self.sums: tuple[float, ...] = ()
@@ -111,6 +113,8 @@ class FakeLink:
 
     async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
         await self._answer("restore")
+        if self.far:
+            return self.far.pop(0)
         self.restored.append(request)
         self.step = request.spec.initial_step
         return RestoreProgress(is_done=True)

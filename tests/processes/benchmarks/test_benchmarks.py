@@ -126,3 +126,11 @@ def test_a_profile_sees_the_chain_of_a_step_from_both_ends(transport: str, capsy
 def test_a_benchmark_that_cannot_run_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "policies", "--workers", "0", "--only", "async"]) == 2
     assert capsys.readouterr().err == "benchmarks policies: --workers: got 0, want 1 or more\n"
+
+
+@pytest.mark.timeout(180)
+def test_a_page_is_measured_by_turns_with_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmarks(["run", "watched", "--steps", "50", "--repeat", "1", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["kind"] for row in report["rows"]] == ["off", "on", "read"]
+    assert all(row["step_ms"] > 0 and row["chief_cpu_ms"] > 0 for row in report["rows"])

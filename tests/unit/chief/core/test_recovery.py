@@ -71,6 +71,23 @@ def test_whoever_blocks_when_a_server_is_lost_is_told_of_the_new_epoch() -> None
     assert isinstance(first.error(call), EpochMismatch)
 
 
+def test_who_waits_for_a_restoration_hears_how_far_it_is() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    steps(driver, [worker], 2)
+    driver.is_manual = True
+    driver.restart(1)
+    driver.do(driver.orders.pop())
+    driver.send(messages.ShardRestoring(shard=1, num_bytes_read=0, num_bytes=0))
+    assert "has read" not in driver.coordinator.explain(driver.now)
+    driver.send(messages.ShardRestoring(shard=1, num_bytes_read=3 << 30, num_bytes=4 << 30))
+    told = driver.coordinator.explain(driver.now)
+    assert told.endswith("then step 0 of checkpoint step-000000000: ps 1 at host-p:5001 has read 75 % of 4,096.0 MiB"), told
+    driver.is_manual = False
+    driver.work_off()
+    assert "has read" not in driver.coordinator.explain(driver.now)
+
+
 def test_while_servers_are_brought_back_members_join_the_model_and_wait_and_are_told_why() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)

@@ -10,7 +10,7 @@ import pytest
 from chief.core import messages
 from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.errors import DataLoss, EpochMismatch, PsError, StorageFull, Superseded, TrainingFailed, Unauthenticated, Unavailable
-from ps_protocol.roles.shard import Adoption
+from ps_protocol.roles.shard import Adoption, RestoreProgress
 from ps_protocol.wire.codec import RecordPacker
 from tests.support.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play, restoring
 from tests.support.eras import fence
@@ -162,6 +162,17 @@ def test_a_save_that_fails_is_reported_and_leaves_nothing(tmp_path: Path) -> Non
         assert storage.stored() == ()
 
     play(act, tmp_path)
+
+
+def test_how_far_a_restoration_is_is_reported() -> None:
+    async def act(scene: Scene) -> None:
+        scene.links[1].far = [RestoreProgress(is_done=False, num_bytes_read=number, num_bytes=8) for number in (2, 6)]
+        scene.side.carry_out(restoring())
+        await scene.one_of(messages.ShardsRestored)
+        reports = scene.all_of(messages.ShardRestoring)
+        assert [(report.shard, report.num_bytes_read, report.num_bytes) for report in reports] == [(1, 2, 8), (1, 6, 8)]
+
+    play(act)
 
 
 def test_a_shard_that_restarts_while_it_is_brought_back_is_brought_back_again() -> None:

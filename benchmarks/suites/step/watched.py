@@ -1,0 +1,105 @@
+"""What the chief's page adds to a step, with and without a reader, by turns with a cluster that has none. Knows the report; no step."""
+
+import argparse
+import statistics
+import threading
+import urllib.request
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from benchmarks.harness.arguments import add_json, at_least_one, show
+from benchmarks.harness.runs import run_cluster
+from benchmarks.harness.setting import TRANSPORTS, Setting, size_title, workload_of
+from benchmarks.report.figures import RunFigures, table_lines
+from benchmarks.report.machine import machine
+
+_WORDS = {"off": "no page", "on": "a page, and nobody looks", "read": "a page, and a reader every 0.8 s"}
+_KINDS = tuple(_WORDS)
+# As the page asks by itself.
+_PERIOD_S = 0.8
+_ADDRESS = "127.0.0.1:0"
+
+DESCRIPTION = "Measures what the chief's page adds to a step."
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments."""
+    parser.add_argument("--sizes", nargs="+", default=["4KiB/4"], help="bytes/variables (default 4KiB/4)")
+    parser.add_argument("--transport", choices=sorted(TRANSPORTS), default="shm", help="how gradients travel (default shm)")
+    parser.add_argument("--workers", type=int, default=2, help="workers (default 2)")
+    parser.add_argument("--steps", type=int, default=20_000, help="steps to measure (default 20,000, some ten seconds)")
+    parser.add_argument("--repeat", type=at_least_one, default=7, help="runs of each kind, by turns (default 7)")
+    add_json(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    """Runs the benchmark and prints its figures; returns the exit code."""
+    show(measure(options), in_words, options)
+    return 0
+
+
+def measure(options: argparse.Namespace) -> dict[str, Any]:
+    """Returns the report, with every run. Raises LaunchFailed."""
+    rows = []
+    for size in options.sizes:
+        workload = workload_of(size, num_steps=options.steps, num_workers=options.workers)
+        runs: dict[str, list[RunFigures]] = {kind: [] for kind in _KINDS}
+        for turn in range(options.repeat):
+            # Not always the same first: what the machine does by the way is then in all of them.
+            for kind in _KINDS[turn % len(_KINDS) :] + _KINDS[: turn % len(_KINDS)]:
+                page = "" if kind == "off" else _ADDRESS
+                reader = _reader if kind == "read" else None
+                runs[kind].append(
+                    run_cluster(workload, setting=Setting(transport=options.transport), page=page, beside=reader, security={})
+                )
+        rows += [_row(size_title(workload), kind, runs[kind], off=runs["off"]) for kind in _KINDS]
+    return {"num_workers": options.workers, "num_steps": options.steps, "repeat": options.repeat, "rows": rows, "machine": machine()}
+
+
+def in_words(report: dict[str, Any]) -> str:
+    """Returns the report for a reader, as a table in Markdown."""
+    title = f"{report['num_workers']} workers, 1 ps, one host; {report['repeat']} runs of {report['num_steps']} steps each, by turns"
+    columns = ("model", "page", "step", "× no page", "each run", "CPU of the chief a step", "×")
+    lines = (
+        [
+            *(row["size"], _WORDS[row["kind"]], f"{row['step_ms']:.4f} ms", f"{row['step_ratio']:.3f}"),
+            " ".join(f"{ratio:.3f}" for ratio in row["step_ratios"]),
+            *(f"{row['chief_cpu_ms']:.4f} ms", f"{row['chief_cpu_ratio']:.3f}"),
+        ]
+        for row in report["rows"]
+    )
+    return "\n".join([title, "", *table_lines(columns, lines)])
+
+
+def _row(size: str, kind: str, runs: Sequence[RunFigures], *, off: Sequence[RunFigures]) -> dict[str, Any]:
+    pairs = list(zip(runs, off, strict=True))
+    ratios = [round(one.median_ms / other.median_ms, 4) for one, other in pairs]
+    return {
+        "size": size,
+        "kind": kind,
+        "step_ms": statistics.median(one.median_ms for one in runs),
+        "step_ratio": statistics.median(ratios),
+        "step_ratios": ratios,
+        "chief_cpu_ms": statistics.median(one.cpu_s_per_step["chief"] for one in runs) * 1e3,
+        "chief_cpu_ratio": statistics.median(one.cpu_s_per_step["chief"] / other.cpu_s_per_step["chief"] for one, other in pairs),
+    }
+
+
+@contextmanager
+def _reader(page: str) -> Iterator[None]:
+    """Asks for what the page shows, as a browser does, within the block."""
+    is_over = threading.Event()
+
+    def ask() -> None:
+        while not is_over.wait(_PERIOD_S):
+            with urllib.request.urlopen(f"{page}api/cluster", timeout=10) as response:
+                response.read()
+
+    thread = threading.Thread(target=ask, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        is_over.set()
+        thread.join()

@@ -1,0 +1,80 @@
+"""How far something is that takes longer than two seconds: a bar on a terminal, else a line now and then. Knows numbers and a stream."""
+
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import TextIO
+
+from lockstep.cli.text import bytes_text, duration_text
+
+# Nothing is said of what is over sooner.
+_QUIET_S = 2.0
+_BAR_EVERY_S, _LINE_EVERY_S = 0.1, 5.0
+_BAR_WIDTH = 30
+_ERASE = "\r\x1b[K"
+
+
+class Progress:
+    """Says how far something is, on a stream that is not the command's output. For one thread.
+
+    `what`: for example "verifying step-000000400". `words`: how a number is said.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        words: Callable[[int], str] = str,
+        stream: TextIO | None = None,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what, self._words, self._clock = what, words, clock
+        self._stream = sys.stderr if stream is None else stream
+        self._is_terminal = self._stream.isatty()
+        self._began, self._done = clock(), 0
+        self._say_at = self._began + _QUIET_S
+        self._has_bar = False
+
+    def advance(self, number: int, *, total: int) -> None:
+        """So much more of `total` is done (0: it is not known how much there is)."""
+        self._done += number
+        now = self._clock()
+        if now < self._say_at:
+            return
+        text = self._text(now, total)
+        if self._is_terminal:
+            self._say_at, self._has_bar = now + _BAR_EVERY_S, True
+            self._stream.write(f"{_ERASE}{text}")
+        else:
+            self._say_at = now + _LINE_EVERY_S
+            self._stream.write(f"{text}\n")
+        self._stream.flush()
+
+    def close(self) -> None:
+        """Takes the bar away; what the command says then stands in its place."""
+        if self._has_bar:
+            self._stream.write(_ERASE)
+            self._stream.flush()
+
+    def _text(self, now: float, total: int) -> str:
+        passed_s = now - self._began
+        if total <= 0:
+            return f"{self._what}: {self._words(self._done)} in {duration_text(passed_s)}"
+        part = min(1.0, self._done / total)
+        left = f", about {duration_text(passed_s * (1.0 - part) / part)} left" if part > 0.0 else ""
+        far = f"{self._words(self._done)} of {self._words(total)} ({100 * part:.0f} %){left}"
+        if not self._is_terminal:
+            return f"{self._what}: {far}"
+        full = round(part * _BAR_WIDTH)
+        return f"{self._what} [{'█' * full}{'░' * (_BAR_WIDTH - full)}] {far}"
+
+
+@contextmanager
+def shown(what: str, *, is_bytes: bool = False) -> Iterator[Progress]:
+    """Shows how far something is within the block."""
+    progress = Progress(what, words=bytes_text if is_bytes else "{:,}".format)
+    try:
+        yield progress
+    finally:
+        progress.close()
