@@ -71,9 +71,10 @@ save_file({"layer/weights": np.ones((784, 100), np.float32)}, path / "ps-00000-o
 DIGITS = """
 import os
 from sklearn.datasets import load_digits
-os.environ.update(LOCKSTEP_WORKER_INDEX="0", LOCKSTEP_NUM_WORKERS="8", LOCKSTEP_CHIEF="")
 X_train, y_train = load_digits(return_X_y=True)
 """
+# What `lockstep up` sets for a worker, where the block reads it.
+ENVIRONMENT = {("docs/how-to/estimator.md", 1): {"LOCKSTEP_WORKER_INDEX": "0", "LOCKSTEP_NUM_WORKERS": "8", "LOCKSTEP_CHIEF": ""}}
 # What is the reader's own, or stands on the page in words.
 BEFORE = {
     ("docs/explanation/policies.md", 0): MODEL,
@@ -86,6 +87,10 @@ BEFORE = {
     "w_gradient, row_gradients = np.ones((16, 1), np.float32), np.ones((5, 16), np.float32)",
     ("docs/reference/api.md", 0): "import numpy as np; initial_values = {'w': np.zeros(3)}\n"
     "def compute_gradients(variables): return {'w': np.ones(3)}",
+    ("docs/reference/optimizers.md", 2): SESSION
+    + """head = lockstep.Variable(np.zeros(2), optimizer=lockstep.momentum(0.1).in_group("head"))
+session.create_or_join({"w": np.zeros(3), "head": head}, optimizer=lockstep.sgd(0.1))
+gradients, rate = {"w": np.ones(3), "head": np.ones(2)}, 0.05""",
     ("docs/reference/api.md", 1): SESSION,
     ("docs/reference/api.md", 2): MODEL,
     ("docs/reference/api.md", 3): SESSION
@@ -127,8 +132,8 @@ def test_program_of_a_page_runs_as_it_is_printed(
         if re.search(rf"^(?:import|from) {framework}\b", text, flags=re.MULTILINE):
             pytest.importorskip(framework, reason=f"{framework} is not installed here; make test-frameworks runs this with it")
     monkeypatch.chdir(tmp_path)
-    for variable in ("LOCKSTEP_CHIEF", "LOCKSTEP_WORKER_INDEX", "LOCKSTEP_NUM_WORKERS"):
-        monkeypatch.delenv(variable, raising=False)
+    for variable, value in ENVIRONMENT.get((page, number), {}).items():
+        monkeypatch.setenv(variable, value)
     num_workers = WORKERS.get((page, number), 1)
     cluster = InProcessCluster(num_ps=2, total_num_replicas=num_workers, max_steps=20)
     with ExitStack() as stack, Graph().as_default(), ThreadPoolExecutor(num_workers) as threads:
