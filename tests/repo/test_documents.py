@@ -21,6 +21,7 @@ from ps_protocol.model.policy import PolicyName
 from ps_protocol.process.options import TABLE
 from ps_protocol.roles.shard import ShardReport
 from tests.support.repository import ROOT
+from worker_client import strategy
 
 DOCS = sorted((ROOT / "docs").rglob("*.md"))
 PAGES = [*sorted(ROOT.glob("*.md")), *DOCS, *sorted((ROOT / "benchmarks").glob("*.md"))]
@@ -284,3 +285,19 @@ def test_every_fault_that_a_test_names_has_its_row() -> None:
     texts = (_text(path) for path in (ROOT / "tests" / "chaos").rglob("test_*.py"))
     named = {fault for text in texts for fault in re.findall(r"\bF\d+\b", text)}
     assert named <= set(_faults()), named - set(_faults())
+
+
+def test_every_test_that_a_page_names_exists() -> None:
+    source = "\n".join(path.read_text(encoding="utf-8") for path in (ROOT / "tests").rglob("test_*.py"))
+    defined = set(re.findall(r"^ *def (test_\w+)", source, flags=re.MULTILINE))
+    # The page on testing makes names up, to show good ones.
+    pages = [page for page in PAGES if page.name != "testing.md"]
+    assert _on(pages, lambda page: set(re.findall(r"`(test_\w+)`", _text(page))) - defined) == {}
+
+
+def test_every_public_name_and_item_of_strategies_is_on_their_page() -> None:
+    page = _text(ROOT / "docs" / "reference" / "strategy.md")
+    items = {name for kind in (strategy.StrategyExtended, strategy.ParameterServerStrategy, strategy.ReplicaContext) for name in vars(kind)}
+    internal = {"place", "first_copy", "first_of", "reduce_copies"}  # what variables ask of their strategy
+    public = {name for name in items - internal if not name.startswith("_")} | set(strategy.__all__)
+    assert sorted(name for name in public if not re.search(rf"\b{name}\b", page)) == []
