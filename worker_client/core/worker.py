@@ -505,7 +505,7 @@ class Worker:
         """How many ranges have no contribution made from them yet."""
         return len(self._ranges)
 
-    def skip(self, *, timeout_s: float | None) -> Asking[None]:
+    def skip(self, *, timeout_s: float | None) -> Asking[Outcome]:
         """Has the ranges count as done that no contribution was made from: with one that has no gradient for any variable."""
         ranges, self._ranges = self._ranges, ()
-        yield from self.contribute(None, is_waited_for=True, timeout_s=timeout_s, skipped=ranges)
+        return (yield from self.contribute(None, is_waited_for=True, timeout_s=timeout_s, skipped=ranges))

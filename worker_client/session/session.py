@@ -307,6 +307,14 @@ class Session:
         given = self._given(hyperparameters) if hyperparameters else ()
         return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, hyperparameters=given), self._acts)
 
+    def skip(self, *, timeout_s: float | None = None) -> Push:
+        """Takes part in a step without a gradient for any variable, so that nobody waits for this worker; else as `step()`.
+
+        The mean is over the others; where all skip, no variable and no slot changes, and the step counts. Ranges of the training data that
+        were given out since the last contribution are done with it.
+        """
+        return run(self._at_work().skip(timeout_s=timeout_s), self._acts)
+
     def batches(
         self,
         name: str,

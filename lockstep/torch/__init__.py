@@ -1,0 +1,26 @@
+"""Lockstep for PyTorch: the training loop stays, the optimizer runs on the parameter servers. What a PyTorch program imports.
+
+import lockstep.torch as lt                     # pip install 'lockstep-ps[torch]'
+
+optimizer = lt.Optimizer(lockstep.connect(), model, torch.optim.AdamW(model.parameters(), lr=1e-3))
+for x, y in optimizer.batches(dataset, batch_size=32):
+    optimizer.zero_grad()
+    loss_of(model(x), y).backward()
+    optimizer.step()                            # averaged over the workers; the parameters are those of the next step
+
+`optimizer` is that class, `model` makes a module's parameters variables, `recognition` turns a torch optimizer into one for the servers,
+`tensors` copies between tensors and arrays,
+`embedding` has modules whose weights are tables on the servers, `data` shares a data set among workers, `saving` writes a state_dict.
+"""
+
+try:
+    import torch  # noqa: F401
+except ImportError as error:
+    raise ImportError("lockstep.torch needs PyTorch: pip install 'lockstep-ps[torch]'") from error
+
+from lockstep.torch.data import Sampler
+from lockstep.torch.embedding import Embedding, EmbeddingBag
+from lockstep.torch.optimizer import Optimizer
+from lockstep.torch.saving import save_model
+
+__all__ = ["Embedding", "EmbeddingBag", "Optimizer", "Sampler", "save_model"]

@@ -1,0 +1,191 @@
+"""torch.nn.Embedding and EmbeddingBag whose weights are a table on the parameter servers: rows are read, gradients are rows.
+
+The modules have no parameters of their own. `Optimizer` finds them in the model and gives each its table.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+from torch.nn import functional
+
+from lockstep.torch.tensors import array_of, tensor_of
+from worker_client import EmbeddingTable, IndexedSlices, Initializer, OptimizerSpec, normal_initializer
+
+ReadRows = Callable[[Any], Any]
+
+
+class Table:
+    """The rows of one module: where they are read, and the gradients that the backward pass has made since the last step."""
+
+    def __init__(self, shape: tuple[int, int], weight: Any, *, initializer: Any, optimizer: Any, dtype: Any, sparse_mean: str) -> None:
+        if weight is not None and tuple(weight.shape) != shape:
+            raise ValueError(f"_weight has shape {tuple(weight.shape)}, the module is for {shape}")
+        if weight is not None and initializer is not None:
+            raise ValueError("_weight and initializer both say what the rows begin with; give one of them")
+        self.dtype = (weight.dtype if weight is not None else dtype) or torch.get_default_dtype()
+        self.declared = EmbeddingTable(
+            array_of(weight) if weight is not None else shape,
+            dtype=str(self.dtype).removeprefix("torch."),
+            initializer=initializer or (None if weight is not None else normal_initializer(0.0, 1.0)),
+            optimizer=optimizer,
+            sparse_mean=sparse_mean,
+        )
+        self.read_rows: ReadRows | None = None
+        self._gradients: list[tuple[Any, Any]] = []
+
+    def rows(self, unique: "torch.Tensor") -> "torch.Tensor":
+        """Returns these rows as a leaf of the graph; what the backward pass makes for it is a gradient of the table."""
+        if self.read_rows is None:
+            raise RuntimeError("this embedding's rows are on the parameter servers: make lockstep.torch.Optimizer with the model first")
+        indices = unique.detach().cpu().numpy()
+        # The array is the caller's own.
+        rows = tensor_of(self.read_rows(indices)).to(unique.device)
+        if torch.is_grad_enabled():
+            rows.requires_grad_()
+            rows.register_hook(lambda gradient: self._gradients.append((indices, gradient.detach())))
+        return rows
+
+    @property
+    def has_gradient(self) -> bool:
+        """Whether there is one."""
+        return bool(self._gradients)
+
+    def take(self, scale: float) -> IndexedSlices | None:
+        """Returns the gradient, multiplied by `scale`, and forgets it; None: there is none."""
+        given, self._gradients = self._gradients, []
+        if not given:
+            return None
+        values = [array_of(gradient if scale == 1.0 else gradient * scale) for _, gradient in given]
+        return IndexedSlices(np.concatenate([indices for indices, _ in given]), np.concatenate(values))
+
+    def forget(self) -> None:
+        """Drops gradients, as zero_grad() does."""
+        self._gradients.clear()
+
+
+class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed where types are checked
+    """What both modules have."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None,
+        *,
+        max_norm: float | None,
+        scale_grad_by_freq: bool,
+        weight: Any,
+        initializer: Initializer | None,
+        optimizer: OptimizerSpec | None,
+        dtype: Any,
+        sparse_mean: str,
+    ) -> None:
+        super().__init__()
+        if max_norm is not None:
+            raise ValueError("max_norm changes rows while they are read, which tables on servers do not do; clip the gradient instead")
+        if padding_idx is not None and not -num_embeddings <= padding_idx < num_embeddings:
+            raise ValueError(f"padding_idx = {padding_idx}: there are {num_embeddings} rows")
+        self.num_embeddings, self.embedding_dim, self.scale_grad_by_freq = num_embeddings, embedding_dim, scale_grad_by_freq
+        self.padding_idx = padding_idx % num_embeddings if padding_idx is not None else None
+        shape = (num_embeddings, embedding_dim)
+        self.table = Table(shape, weight, initializer=initializer, optimizer=optimizer, dtype=dtype, sparse_mean=sparse_mean)
+
+    def _read(self, indices: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor, int | None]":
+        """Returns the rows, where each index is among them, and where the row for padding is (None: it is not)."""
+        unique, positions = torch.unique(indices, return_inverse=True)
+        if not unique.numel():
+            unique = unique.new_zeros(1)  # torch wants a row, though it uses none
+        rows = self.table.rows(unique)
+        padding = (unique == self.padding_idx).nonzero() if self.padding_idx is not None else None
+        return rows, positions, int(padding[0]) if padding is not None and padding.numel() else None
+
+    def extra_repr(self) -> str:
+        """Says what the module is, in a print of the model."""
+        padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
+        return f"{self.num_embeddings}, {self.embedding_dim}{padding}, on parameter servers"
+
+
+class Embedding(_Rows):
+    """torch.nn.Embedding on a table.
+
+    `initializer`: what lockstep.uniform_initializer(…) and others return (None: N(0, 1), as in torch, made by the servers). `_weight`:
+    first values instead. `optimizer`: the table's own, None: that of the first parameter group. `sparse_mean`: "per_replica" (the mean over
+    the workers, as for dense gradients) or "per_index" (over those workers that have a row).
+    """
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        padding_idx: int | None = None,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        sparse: bool = True,
+        _weight: Any = None,
+        *,
+        initializer: Initializer | None = None,
+        optimizer: OptimizerSpec | None = None,
+        dtype: Any = None,
+        sparse_mean: str = "per_replica",
+    ) -> None:
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx,
+            max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, weight=_weight,
+            initializer=initializer, optimizer=optimizer, dtype=dtype, sparse_mean=sparse_mean,
+        )  # fmt: skip
+
+    def forward(self, input: "torch.Tensor") -> "torch.Tensor":
+        """Returns the rows of the indices."""
+        rows, positions, padding = self._read(input)
+        return functional.embedding(positions, rows, padding, scale_grad_by_freq=self.scale_grad_by_freq)
+
+
+class EmbeddingBag(_Rows):
+    """torch.nn.EmbeddingBag on a table; the other arguments are those of `Embedding`."""
+
+    def __init__(
+        self,
+        num_embeddings: int,
+        embedding_dim: int,
+        max_norm: float | None = None,
+        norm_type: float = 2.0,
+        scale_grad_by_freq: bool = False,
+        mode: str = "mean",
+        sparse: bool = True,
+        _weight: Any = None,
+        include_last_offset: bool = False,
+        padding_idx: int | None = None,
+        *,
+        initializer: Initializer | None = None,
+        optimizer: OptimizerSpec | None = None,
+        dtype: Any = None,
+        sparse_mean: str = "per_replica",
+    ) -> None:
+        if mode not in ("sum", "mean", "max"):
+            raise ValueError(f"mode = {mode!r}, want 'sum', 'mean' or 'max'")
+        super().__init__(
+            num_embeddings, embedding_dim, padding_idx,
+            max_norm=max_norm, scale_grad_by_freq=scale_grad_by_freq, weight=_weight,
+            initializer=initializer, optimizer=optimizer, dtype=dtype, sparse_mean=sparse_mean,
+        )  # fmt: skip
+        self.mode, self.include_last_offset = mode, include_last_offset
+
+    def forward(
+        self, input: "torch.Tensor", offsets: "torch.Tensor | None" = None, per_sample_weights: "torch.Tensor | None" = None
+    ) -> "torch.Tensor":
+        """Returns the sum, mean or largest elements of the rows of each bag."""
+        rows, positions, padding = self._read(input)
+        return functional.embedding_bag(
+            positions,
+            rows,
+            offsets,
+            scale_grad_by_freq=self.scale_grad_by_freq,
+            mode=self.mode,
+            per_sample_weights=per_sample_weights,
+            include_last_offset=self.include_last_offset,
+            padding_idx=padding,
+        )

@@ -1,0 +1,348 @@
+"""A torch.optim.Optimizer whose step the parameter servers compute. Knows a session and a model; no formula, no tensor's memory.
+
+`step()` sends the gradients as this worker's contribution, waits for the step, and copies its values into the parameters.
+"""
+
+import atexit
+import copy
+import logging
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, NamedTuple, Self
+
+import torch
+
+import lockstep
+from lockstep.torch import data
+from lockstep.torch.model import TABLES, Model
+from worker_client import OptimizerSpec, Push, Session
+
+log = logging.getLogger("lockstep.torch")
+
+
+class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not be installed where types are checked
+    """Trains `model` over the workers of a cluster by the formula of `optimizer`. For one thread; does not survive a fork.
+
+    `session`: what `lockstep.connect()` or `local()` returns; None or a dict: connects with these arguments, and leaves the cluster when
+    it is closed or the program ends. `model`: a module, or (name, parameter) pairs. `optimizer`: a torch optimizer over the model's
+    parameters, of which only the parameter groups are used, or a value such as `lockstep.lion(1e-4)`.
+
+    The first worker's values are used by all. `buffers`: "mean" (float ones become the mean of the workers', others are worker 0's) or
+    "local" (each worker keeps its own). `master_dtype`: what the servers compute in, if it is not each parameter's own type. The other
+    arguments are those of `Session.create_or_join`.
+    """
+
+    def __init__(
+        self,
+        session: Session | Mapping[str, Any] | None,
+        model: Any,
+        optimizer: "torch.optim.Optimizer | OptimizerSpec",
+        *,
+        buffers: str = "mean",
+        master_dtype: Any = None,
+        **options: Any,
+    ) -> None:
+        if isinstance(optimizer, Optimizer):
+            raise TypeError("this is a lockstep.torch.Optimizer already; give it the torch optimizer that it was made of")
+        if not isinstance(optimizer, (torch.optim.Optimizer, OptimizerSpec)):
+            raise TypeError(f"optimizer: got a {type(optimizer).__name__}, want torch.optim.SGD(model.parameters(), …) or another")
+        if buffers not in ("mean", "local"):
+            raise ValueError(f"buffers = {buffers!r}, want 'mean' or 'local'")
+        if not (session is None or isinstance(session, (Session, Mapping))):
+            raise TypeError(
+                f"session: got a {type(session).__name__}, want what lockstep.connect() returns, its arguments as a dict, or None"
+            )
+        groups = _groups_of(optimizer, model)
+        self._model = Model(model, optimizer, groups, master=master_dtype)
+        if buffers == "local":
+            self._model.drop_buffers()
+        self._torch = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
+        self._is_made = False
+        super().__init__(groups, self._torch.defaults if self._torch is not None else {"lr": groups[0]["lr"]})
+        self._is_made = True
+        self._sent: list[_Numbers] = [_Numbers(one.numbers(group)) for one, group in zip(self._model.recognized, groups, strict=True)]
+        self._metrics: dict[str, Any] = {}
+        self._last_gradient: tuple[torch.Tensor, int] | None = None
+        self._said: set[str] = set()
+        self._followers: dict[int, _Follower] = {}
+        self.last_push: Push | None = None
+        self.num_steps = 0
+        self._owns_session = not isinstance(session, Session)
+        self._session = session if isinstance(session, Session) else lockstep.connect(**(session or {}))
+        if self._owns_session:
+            atexit.register(self._leave_at_exit)
+        self._session.create_or_join(self._model.declarations(), optimizer=self._model.specs[0], **options)
+        for name, table in self._model.tables.items():
+            table.read_rows = _reader(self._session, name)
+        self._take()
+
+    # PyTorch's way to have GradScaler call `step()` also where a gradient is infinite: the others wait for this worker.
+    _step_supports_amp_scaling = True
+
+    # -- a step
+
+    def step(self, closure: Callable[[], Any] | None = None) -> Any:
+        """Has the gradients counted, waits for the step, and copies the new values into the parameters; returns what `closure` does.
+
+        After the end of training (`is_finished`) it changes nothing. Errors are those of `Session.step`.
+        """
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        session = self._session
+        if session.is_finished:
+            self._say("training is finished: this step and later ones change nothing; end the loop when optimizer.is_finished")
+            return loss
+        scale, is_infinite = self._amp()
+        if is_infinite:
+            for table in self._model.tables.values():
+                table.forget()
+            push = session.skip()
+        else:
+            metrics, self._metrics = self._metrics, {}
+            push = session.step(
+                self._staged(scale),
+                updates=self._model.updates(gives_counts=session.worker_index == 0),
+                metrics=metrics or None,
+                hyperparameters=self._numbers(),
+            )
+        self.last_push = push
+        self.num_steps += 1
+        if self._torch is not None:
+            self._torch._opt_called = True  # what schedulers that were made with it look at
+        self._take()
+        return loss
+
+    def report(self, **metrics: Any) -> None:
+        """Has these numbers go with the next step: a number each, or a number and its weight; see `Session.step`."""
+        for name, value in metrics.items():
+            self._metrics[name] = value.item() if isinstance(value, torch.Tensor) else value
+
+    def follow(self, scheduler: Any) -> None:
+        """Brings a learning-rate scheduler to the step that the training is at; in place of `scheduler.step()`, and once when it is made.
+
+        A worker that is started again, and a rollback, then have the same rates as the others and as before. For a scheduler that is
+        stepped once a step, and the only one of its groups (ChainedScheduler and SequentialLR make one of several).
+        """
+        known = self._followers.get(id(scheduler))
+        if known is None:
+            numbers = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
+            known = self._followers[id(scheduler)] = _Follower(scheduler, copy.deepcopy(scheduler.state_dict()), copy.deepcopy(numbers))
+        if scheduler.last_epoch > self.global_step:
+            scheduler.load_state_dict(copy.deepcopy(known.state))
+            for group, numbers_of in zip(self.param_groups, known.numbers, strict=True):
+                group.update(copy.deepcopy(numbers_of))
+        for one in (self, self._torch):
+            if one is not None:
+                one._opt_called = True  # what schedulers look at: a worker that comes later has made no step here
+        while scheduler.last_epoch < self.global_step:
+            scheduler.step()
+
+    def _staged(self, scale: float) -> dict[str, Any]:
+        model, gradients = self._model, self._model.gradients()
+        self._check(gradients)
+        sink = self._session.gradient_buffers()
+        staged: dict[str, Any] = dict.fromkeys(model.parameters)
+        with torch.no_grad():
+            signs = [-scale if one.is_negated else scale for one in model.recognized]
+            if any(sign != 1.0 for sign in signs):
+                gradients = {name: gradient * signs[model.group_of[name]] for name, gradient in gradients.items()}
+            model.gradient_copies.into({name: sink[name] for name in model.parameters}, gradients)
+            for name in gradients:
+                staged[name] = sink[name]
+            for name, table in model.tables.items():
+                staged[name] = table.take(signs[0])
+        return staged
+
+    def _amp(self) -> tuple[float, bool]:
+        """What the gradients are to be multiplied with, and whether a GradScaler has found an infinite one."""
+        found = getattr(self, "found_inf", None)
+        if found is None:
+            return 1.0, False
+        scale = getattr(self, "grad_scale", None)
+        if scale is None and any(table.has_gradient for table in self._model.tables.values()):
+            raise RuntimeError("scaler.unscale_() does not know the rows of tables; leave it out, and have scaler.step() do it")
+        return (1.0 if scale is None else 1.0 / float(scale)), bool(found)
+
+    def _check(self, gradients: "Mapping[str, torch.Tensor]") -> None:
+        """Raises ValueError where a gradient does not fit, RuntimeError where there is none; says once what looks like a mistake."""
+        for name, gradient in gradients.items():
+            if gradient.shape != self._model.shapes[name]:
+                had = tuple(self._model.shapes[name])
+                raise ValueError(f"parameter {name!r} has shape {tuple(gradient.shape)} now, and had {had} when the optimizer was made")
+        if not gradients and not any(table.has_gradient for table in self._model.tables.values()):
+            raise RuntimeError(
+                "no parameter has a gradient: call loss.backward() before step(), and make the optimizer after the model's last change. A"
+                " worker without a gradient calls optimizer.session.skip(), so that the others do not wait for it"
+            )
+        first = next(iter(gradients.values()), None)
+        known, self._last_gradient = self._last_gradient, None
+        if first is None:
+            return
+        if known is not None and known[0] is first and first._version == known[1] + 1:
+            self._say("the gradients of the last step are part of this one's: call optimizer.zero_grad() before backward()")
+        self._last_gradient = first, first._version
+
+    def _numbers(self) -> dict[str, Any] | None:
+        """The learning rates and hyper-parameters that a scheduler, or the program, has changed since the optimizer was made."""
+        found: dict[str, Any] = {}
+        for position, (known, one, group) in enumerate(zip(self._sent, self._model.recognized, self.param_groups, strict=True)):
+            numbers = known.changed(one, group)
+            if not numbers:
+                continue
+            if position == 0:
+                found.update(numbers)
+                if any(table.declared.optimizer is None for table in self._model.tables.values()):
+                    found[TABLES] = numbers
+            else:
+                found[f"group {position}"] = numbers
+        return found or None
+
+    def _take(self) -> None:
+        self._model.take(self._session.views())
+
+    def _say(self, words: str) -> None:
+        if words not in self._said:
+            self._said.add(words)
+            log.warning(words)
+
+    # -- what torch optimizers have
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        """Forgets the gradients, those of tables too."""
+        self._last_gradient = None
+        super().zero_grad(set_to_none)
+        for table in self._model.tables.values():
+            table.forget()
+
+    def add_param_group(self, param_group: dict[str, Any]) -> None:
+        """Raises RuntimeError: the model is agreed on when the optimizer is made.
+
+        A parameter that is to be trained later is given to the torch optimizer from the start, with requires_grad=False: without a gradient
+        it does not change.
+        """
+        if self._is_made:
+            raise RuntimeError(
+                "the cluster has its model: no parameter group can be added. Give all groups to the torch optimizer first; what is to be"
+                " trained later has requires_grad=False until then"
+            )
+        super().add_param_group(param_group)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Returns the parameter groups, and the step; the optimizer's state is on the servers, and in the cluster's checkpoints."""
+        return {**super().state_dict(), "lockstep": {"step": self.global_step}}
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Takes the numbers of the parameter groups: they hold from the next step on. The servers' state stays as it is."""
+        if state_dict.get("state"):
+            self._say(
+                "the state of the optimizer is on the parameter servers, and what was loaded of it is not used; numbers of groups are"
+            )
+        super().load_state_dict({**{key: value for key, value in state_dict.items() if key != "lockstep"}, "state": {}})
+        if self._torch is not None:
+            self._torch.param_groups = self.param_groups  # schedulers that were made with it go on
+
+    def __getstate__(self) -> dict[str, Any]:
+        raise TypeError(
+            "a lockstep.torch.Optimizer belongs to one process: it cannot be copied, pickled, or given to a DataLoader's workers"
+        )
+
+    def __deepcopy__(self, memo: Any) -> Self:
+        self.__getstate__()
+        raise AssertionError
+
+    # -- the cluster
+
+    @property
+    def session(self) -> Session:
+        """The session, for all that is not PyTorch's."""
+        return self._session
+
+    @property
+    def is_finished(self) -> bool:
+        """Whether training is finished."""
+        return self._session.is_finished
+
+    @property
+    def global_step(self) -> int:
+        """The step whose values the parameters have."""
+        return self._session.local_step
+
+    @property
+    def worker_index(self) -> int:
+        """The index of this worker, from 0."""
+        return self._session.worker_index
+
+    @property
+    def num_workers(self) -> int:
+        """How many workers the cluster is for."""
+        return self._session.num_workers
+
+    @property
+    def tables(self) -> list[str]:
+        """The names of the tables that the model's embeddings have."""
+        return list(self._model.tables)
+
+    def batches(self, dataset: Any, batch_size: int, **options: Any) -> Iterator[Any]:
+        """Yields batches of a data set, each sample to one worker; see `lockstep.torch.data.batches` for the options."""
+        return data.batches(self._session, dataset, batch_size, **options)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        atexit.unregister(self._leave_at_exit)
+        self._session.__exit__(kind, error, trace)
+
+    def close(self) -> None:
+        """Leaves the cluster. Idempotent."""
+        atexit.unregister(self._leave_at_exit)
+        self._session.close()
+
+    def _leave_at_exit(self) -> None:
+        error = getattr(sys, "last_value", None)
+        self._session.__exit__(type(error) if error is not None else None, error, None)
+
+
+class _Follower(NamedTuple):
+    """A scheduler, and how it and the groups were when it was made."""
+
+    scheduler: Any
+    state: Any
+    numbers: list[dict[str, Any]]
+
+
+class _Numbers:
+    """What the servers know of a group's numbers, and what they have been told in steps."""
+
+    def __init__(self, at_first: dict[str, float]) -> None:
+        self._at_first = at_first
+        self._told: set[str] = set()
+        self._last: tuple[list[Any], dict[str, float]] | None = None
+
+    def changed(self, one: Any, group: Mapping[str, Any]) -> dict[str, float]:
+        """Returns the numbers that differ from those at first, or once did."""
+        values = one.values(group)
+        if self._last is not None and self._last[0] == values:
+            return self._last[1]
+        now = one.numbers(group)
+        self._told.update(name for name, value in now.items() if value != self._at_first[name])
+        found = {name: now[name] for name in now if name in self._told}
+        self._last = values, found
+        return found
+
+
+def _reader(session: Session, name: str) -> Callable[[Any], Any]:
+    return lambda indices: session.read_rows(name, indices)
+
+
+def _groups_of(optimizer: "torch.optim.Optimizer | OptimizerSpec", model: Any) -> list[dict[str, Any]]:
+    if isinstance(optimizer, torch.optim.Optimizer):
+        groups: list[dict[str, Any]] = optimizer.param_groups
+        return groups
+    named = model.named_parameters() if isinstance(model, torch.nn.Module) else model
+    rate = optimizer.learning_rate
+    numbers = optimizer.hyperparameters if optimizer.is_custom else optimizer.numbers
+    return [{"params": [one for _, one in named if one.requires_grad], "lr": rate.arguments.get("value", 0.0), **numbers}]

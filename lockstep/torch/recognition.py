@@ -1,0 +1,160 @@
+"""A torch optimizer as one that parameter servers run: the formula of each parameter group, and its numbers at any time. Knows no tensor.
+
+The formulas are those of torch.optim, operation by operation. What only concerns speed (foreach, fused, capturable) has no meaning here.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+from worker_client import OptimizerSpec, adamw, custom_optimizer
+
+Group = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Recognized:
+    """What a parameter group is to the servers: `spec`; the names in the group whose numbers count while training are `watched`."""
+
+    spec: OptimizerSpec
+    watched: tuple[str, ...]
+    is_negated: bool
+    _numbers: Callable[[Group], dict[str, float]]
+
+    def values(self, group: Group) -> list[Any]:
+        """Returns what the group says now, to be compared with what it said before."""
+        return [group[name] for name in self.watched]
+
+    def numbers(self, group: Group) -> dict[str, float]:
+        """Returns the learning rate and the hyper-parameters as the servers call them."""
+        return {"learning_rate": float(group["lr"]), **self._numbers(group)}
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """A formula with its slots, and how its hyper-parameters are called in a group: one name may stand for one of several."""
+
+    lines: Sequence[str]
+    names: Mapping[str, str]
+    slots: Mapping[str, float] = field(default_factory=dict)
+
+
+def recognize(optimizer: "torch.optim.Optimizer | OptimizerSpec", group: Group) -> Recognized:
+    """Returns what a group is to the servers. Raises TypeError for an optimizer whose formula is not known, ValueError for an option."""
+    if isinstance(optimizer, OptimizerSpec):
+        names = tuple(optimizer.numbers if not optimizer.is_custom else optimizer.hyperparameters)
+        names = tuple(name for name in names if name not in optimizer.fixed_hyperparameters)
+        return Recognized(optimizer, ("lr", *names), False, lambda now: {name: float(now[name]) for name in names})
+    if group.get("differentiable"):
+        raise ValueError("differentiable=True: the servers compute the step, so no gradient goes through it; leave it out")
+    kind = type(optimizer)
+    if kind in (torch.optim.Adam, torch.optim.AdamW):
+        return _adam(group)
+    if kind not in _TEXTS:
+        known = ", ".join(sorted([one.__name__ for one in _TEXTS] + ["Adam", "AdamW"]))
+        raise TypeError(
+            f"torch.optim.{kind.__name__}: the parameter servers do not know its formula; known are {known}. Pass the optimizer as a value"
+            " instead, such as lockstep.nadam(…), lockstep.lion(…), lockstep.lamb(…), or as a formula: lockstep.custom_optimizer(…)"
+        )
+    text = _TEXTS[kind](group)
+    numbers = {ours: float(group[theirs]) for ours, theirs in text.names.items()}
+    spec = custom_optimizer("\n".join(text.lines), float(group["lr"]), slots=dict(text.slots), **numbers)
+    names_of = dict(text.names)
+    watched = ("lr", *dict.fromkeys(names_of.values()))
+    return Recognized(spec, watched, bool(group["maximize"]), lambda now: {ours: float(now[theirs]) for ours, theirs in names_of.items()})
+
+
+def _adam(group: Group) -> Recognized:
+    decay, other = ("weight_decay", "l2") if group.get("decoupled_weight_decay") else ("l2", "weight_decay")
+    beta1, beta2 = (float(beta) for beta in group["betas"])
+    decays = {decay: float(group["weight_decay"]), other: 0.0}
+    spec = adamw(
+        *(float(group["lr"]), beta1, beta2, float(group["eps"])),
+        weight_decay=decays["weight_decay"],
+        l2=decays["l2"],
+        amsgrad=bool(group["amsgrad"]),
+    )
+
+    def now(group: Group) -> dict[str, float]:
+        beta1, beta2 = group["betas"]
+        return {"beta1": float(beta1), "beta2": float(beta2), "epsilon": float(group["eps"]), decay: float(group["weight_decay"])}
+
+    return Recognized(spec, ("lr", "betas", "eps", "weight_decay"), bool(group["maximize"]), now)
+
+
+def _gradient(group: Group, names: dict[str, str]) -> tuple[list[str], str]:
+    """The line that adds weight decay to the gradient, and what it is called from there on."""
+    if not group["weight_decay"]:
+        return [], "g"
+    names["weight_decay"] = "weight_decay"
+    return ["d = g + weight_decay * v"], "d"
+
+
+def _sgd(group: Group) -> _Text:
+    names: dict[str, str] = {}
+    lines, d = _gradient(group, names)
+    if not group["momentum"]:
+        return _Text([*lines, f"v = v - lr * {d}"], names)
+    names["momentum"] = "momentum"
+    slots = {"momentum_buffer": 0.0}
+    new = d
+    if group["dampening"]:
+        # The first gradient of a parameter is not damped, whenever it comes.
+        names["dampening"] = "dampening"
+        slots["seen"] = 0.0
+        new = f"where(seen > 0, 1 - dampening, 1) * {d}"
+    lines.append(f"momentum_buffer = momentum * momentum_buffer + {new}")
+    lines += ["seen = max(seen, 1)"] if "seen" in slots else []
+    lines.append(f"v = v - lr * ({d} + momentum * momentum_buffer)" if group["nesterov"] else "v = v - lr * momentum_buffer")
+    return _Text(lines, names, slots)
+
+
+def _adagrad(group: Group) -> _Text:
+    names = {"eps": "eps"}
+    lines, d = _gradient(group, names)
+    rate = "lr"
+    if group["lr_decay"]:
+        names["lr_decay"], rate = "lr_decay", "lr / (1 + (t - 1) * lr_decay)"
+    lines += [f"sum_of_squares = sum_of_squares + {d} * {d}", f"v = v - {rate} * {d} / (sqrt(sum_of_squares) + eps)"]
+    return _Text(lines, names, {"sum_of_squares": float(group["initial_accumulator_value"])})
+
+
+def _rmsprop(group: Group) -> _Text:
+    names = {"alpha": "alpha", "eps": "eps"}
+    lines, d = _gradient(group, names)
+    slots = {"square_avg": 0.0}
+    lines.append(f"square_avg = alpha * square_avg + (1 - alpha) * ({d} * {d})")
+    root = "sqrt(square_avg)"
+    if group["centered"]:
+        slots["grad_avg"] = 0.0
+        lines.append(f"grad_avg = grad_avg + ({d} - grad_avg) * (1 - alpha)")
+        root = "sqrt(square_avg - grad_avg * grad_avg)"
+    if group["momentum"]:
+        names["momentum"] = "momentum"
+        slots["momentum_buffer"] = 0.0
+        lines += [f"momentum_buffer = momentum * momentum_buffer + {d} / ({root} + eps)", "v = v - lr * momentum_buffer"]
+    else:
+        lines.append(f"v = v - lr * {d} / ({root} + eps)")
+    return _Text(lines, names, slots)
+
+
+def _adadelta(group: Group) -> _Text:
+    names = {"rho": "rho", "eps": "eps"}
+    lines, d = _gradient(group, names)
+    lines += [
+        f"square_avg = rho * square_avg + (1 - rho) * ({d} * {d})",
+        f"delta = sqrt(acc_delta + eps) / sqrt(square_avg + eps) * {d}",
+        "acc_delta = rho * acc_delta + (1 - rho) * (delta * delta)",
+        "v = v - lr * delta",
+    ]
+    return _Text(lines, names, {"square_avg": 0.0, "acc_delta": 0.0})
+
+
+_TEXTS: Mapping[type, Callable[[Group], _Text]] = {
+    torch.optim.SGD: _sgd,
+    torch.optim.Adagrad: _adagrad,
+    torch.optim.RMSprop: _rmsprop,
+    torch.optim.Adadelta: _adadelta,
+}

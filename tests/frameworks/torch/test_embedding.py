@@ -1,0 +1,153 @@
+"""Embeddings whose rows are on the servers: the outputs, gradients and steps of torch.nn's, with all of their options."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-frameworks` has it")
+nn = torch.nn
+
+import lockstep
+import lockstep.torch as lt
+from lockstep.errors import IndexOutOfRange
+from worker_client import Session
+
+ROWS, WIDTH = 12, 4
+FIRST = torch.randn(ROWS, WIDTH, generator=torch.Generator().manual_seed(1))
+IDS = torch.tensor([[1, 3, 3], [0, 2, 11], [5, 5, 5]])
+FLAT = torch.tensor([1, 3, 3, 0, 2, 11, 5, 2])
+
+
+@pytest.fixture
+def session() -> Iterator[Session]:
+    with lockstep.local(num_ps=2) as session:
+        yield session
+
+
+class Bag(nn.Module):  # type: ignore[misc, name-defined]
+    def __init__(self, embedding: Any) -> None:
+        super().__init__()
+        self.embedding = embedding
+        torch.manual_seed(2)
+        self.head = nn.Linear(WIDTH, 1)
+
+    def forward(self, *given: Any, **options: Any) -> Any:
+        return self.head(self.embedding(*given, **options))
+
+
+BAGS: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
+    "mean": ({}, (IDS,), {}),
+    "sum": ({"mode": "sum"}, (IDS,), {}),
+    "max": ({"mode": "max"}, (IDS,), {}),
+    "offsets": ({"mode": "sum"}, (FLAT, torch.tensor([0, 3, 3, 6])), {}),
+    "last offset": ({"include_last_offset": True}, (FLAT, torch.tensor([0, 3, 6, 8])), {}),
+    "weights": ({"mode": "sum"}, (IDS,), {"per_sample_weights": torch.linspace(-1, 1, 9).view(3, 3)}),
+    "padding": ({"padding_idx": 5}, (IDS,), {}),
+    "padding from the end": ({"padding_idx": -1, "mode": "max"}, (IDS,), {}),
+    "padding that is not there": ({"padding_idx": 7}, (IDS,), {}),
+    "scaled": ({"scale_grad_by_freq": True, "mode": "sum"}, (IDS,), {}),
+    "empty": ({"mode": "sum"}, (torch.empty(0, dtype=torch.int64), torch.tensor([0, 0])), {}),
+}
+
+
+@pytest.mark.parametrize("case", BAGS)
+def test_a_bag_trains_as_torch_s(session: Session, case: str) -> None:
+    options, given, named = BAGS[case]
+    mine = Bag(lt.EmbeddingBag(ROWS, WIDTH, _weight=FIRST.clone(), **options))
+    theirs = Bag(nn.EmbeddingBag(ROWS, WIDTH, _weight=FIRST.clone(), **options))
+    ours = lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.1))
+    plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for _ in range(4):
+        outputs = []
+        for model, optimizer in ((mine, ours), (theirs, plain)):
+            optimizer.zero_grad()
+            outputs.append(model(*given, **named))
+            (outputs[-1] ** 2).sum().backward()
+            optimizer.step()
+        torch.testing.assert_close(*outputs, rtol=0, atol=1e-6)
+    np.testing.assert_allclose(session.read_rows("embedding.weight"), theirs.embedding.weight.detach().numpy(), atol=1e-6)
+
+
+@pytest.mark.parametrize("options", [{}, {"padding_idx": 3}, {"scale_grad_by_freq": True}], ids=str)
+def test_an_embedding_trains_as_torch_s_also_where_it_is_used_twice(session: Session, options: dict[str, Any]) -> None:
+    mine = Bag(lt.Embedding(ROWS, WIDTH, _weight=FIRST.clone(), **options))
+    theirs = Bag(nn.Embedding(ROWS, WIDTH, _weight=FIRST.clone(), **options))
+    ours = lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.1))
+    plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    for _ in range(4):
+        for model, optimizer in ((mine, ours), (theirs, plain)):
+            loss = (model(IDS) ** 2).sum() + model(FLAT).sum()
+            optimizer.zero_grad()  # after the forward pass is as good
+            loss.backward()
+            with torch.no_grad():
+                model(IDS)
+            optimizer.step()
+    np.testing.assert_allclose(session.read_rows("embedding.weight"), theirs.embedding.weight.detach().numpy(), atol=1e-6)
+
+
+def test_adam_s_rows_are_lazy_and_a_scheduler_s_rate_is_theirs_too(session: Session) -> None:
+    mine = Bag(lt.Embedding(ROWS, WIDTH, _weight=FIRST.clone()))
+    theirs = Bag(nn.Embedding(ROWS, WIDTH, sparse=True, _weight=FIRST.clone()))
+    ours = lt.Optimizer(session, mine, torch.optim.Adam(mine.parameters(), lr=0.1, eps=1e-16))  # SparseAdam's is at another place
+    plain = torch.optim.SparseAdam(theirs.embedding.parameters(), lr=0.1, eps=1e-16), torch.optim.Adam(theirs.head.parameters(), lr=0.1)
+    for step in range(5):
+        ids = IDS if step % 2 else IDS[:1]
+        for model, optimizers in ((mine, [ours]), (theirs, plain)):
+            for optimizer in optimizers:
+                optimizer.zero_grad()
+            (model(ids) ** 2).sum().backward()
+            for optimizer in optimizers:
+                optimizer.step()
+                optimizer.param_groups[0]["lr"] = 0.1 / (step + 2)
+    np.testing.assert_allclose(session.read_rows("embedding.weight"), theirs.embedding.weight.detach().numpy(), atol=1e-5)
+
+
+def test_rows_are_made_by_the_servers_and_a_table_may_have_an_optimizer_of_its_own(session: Session) -> None:
+    embedding = lt.Embedding(1_000_000, WIDTH, initializer=lockstep.constant_initializer(2.0), optimizer=lockstep.sgd(1.0))
+    model = Bag(embedding)
+    optimizer = lt.Optimizer(session, model, torch.optim.Adam(model.parameters(), lr=0.1))
+    embedding(torch.tensor([999_999])).sum().backward()
+    optimizer.step()
+    np.testing.assert_array_equal(session.read_rows("embedding.weight", [999_999, 0]), [[1.0] * WIDTH, [2.0] * WIDTH])
+    assert not list(embedding.parameters()), "nothing of the table is here"
+
+
+def test_a_model_is_saved_with_its_tables_and_loads_into_plain_torch(session: Session, tmp_path: Any) -> None:
+    mine = Bag(lt.EmbeddingBag(ROWS, WIDTH, _weight=FIRST.clone()))
+    optimizer = lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.1))
+    mine(IDS).sum().backward()
+    optimizer.step()
+    plain = Bag(nn.EmbeddingBag(ROWS, WIDTH))
+    for name in ("model.pt", "model.safetensors"):
+        assert lt.save_model(optimizer, mine, tmp_path / name) == 1
+        if name.endswith("pt"):
+            plain.load_state_dict(torch.load(tmp_path / name, weights_only=True))
+        else:
+            safetensors = pytest.importorskip("safetensors.torch")
+            plain.load_state_dict(safetensors.load_file(tmp_path / name))
+        torch.testing.assert_close(plain(IDS), mine(IDS))
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "model.safetensors"]
+
+
+def test_wrong_uses_are_told_in_a_sentence(session: Session) -> None:
+    with pytest.raises(ValueError, match="max_norm changes rows while they are read"):
+        lt.Embedding(3, 2, max_norm=1.0)
+    with pytest.raises(ValueError, match="mode = 'median', want 'sum', 'mean' or 'max'"):
+        lt.EmbeddingBag(3, 2, mode="median")
+    with pytest.raises(ValueError, match="padding_idx = 9: there are 3 rows"):
+        lt.Embedding(3, 2, padding_idx=9)
+    with pytest.raises(ValueError, match=r"_weight has shape \(2, 2\), the module is for \(3, 2\)"):
+        lt.Embedding(3, 2, _weight=torch.zeros(2, 2))
+    model = Bag(lt.Embedding(ROWS, WIDTH))
+    with pytest.raises(RuntimeError, match=r"make lockstep\.torch\.Optimizer with the model first"):
+        model(IDS)
+    optimizer = lt.Optimizer(session, model, torch.optim.SGD(model.parameters(), lr=0.1))
+    with pytest.raises(IndexOutOfRange, match="12"):
+        model(torch.tensor([12]))
+    scaler = torch.amp.GradScaler("cpu")
+    scaler.scale(model(IDS).sum()).backward()
+    scaler.unscale_(optimizer)
+    with pytest.raises(RuntimeError, match="does not know the rows of tables"):
+        scaler.step(optimizer)
