@@ -61,6 +61,8 @@ Instructions = list[ev.Instruction]
 _ARRIVAL_S = 1.0
 # A step that is being applied when training is finished is the last one, if the shards manage it within this time.
 _FINISH_GRACE_S = 1.0
+# Of those that a participant names.
+_MAX_TRANSPORTS = 8
 # A thousand callers whose time is up get one explanation, not each their own.
 _SAME_WORDS_S = 0.25
 
@@ -432,7 +434,9 @@ class Coordinator:
         """Renews a lease."""
         if not self.is_finished:
             self.refuse_if_failed()
-            self._members.renew(self._members.check(request.participant, now=now), now=now)
+            member = self._members.check(request.participant, now=now)
+            member.transport = _transport(request.transports)
+            self._members.renew(member, now=now)
         elif (member := self._members.look_up(request.participant)).is_live:
             self._members.renew(member, now=now)
         self._out.reply(call, self.end)
@@ -620,3 +624,8 @@ class Coordinator:
     def _save_failed(self, event: ev.SaveFailed, now: float) -> None:
         self._training.save_failed(event, now)
         self._end_if_deserted()
+
+
+def _transport(names: Sequence[str]) -> str:
+    """What a participant says of its transports, as a few words."""
+    return printable(", ".join(sorted({*names[:_MAX_TRANSPORTS]})))

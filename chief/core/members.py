@@ -115,6 +115,8 @@ class Member:
     state: MemberState = MemberState.LIVE
     ended_at: float = 0.0
     failure: str = ""
+    # How its gradients and variables travel, as it says.
+    transport: str = ""
     outcomes: PushOutcomes = field(default_factory=PushOutcomes)
     num_accepted: int = 0
     num_stale: int = 0
@@ -194,6 +196,7 @@ def status_of(member: Member, now: float, waiting: frozenset[int]) -> Participan
         num_late=member.num_late,
         is_waiting=member.kind is ParticipantKind.WORKER and member.index in waiting,
         failure=member.failure,
+        transport=member.transport,
     )
 
 

@@ -18,7 +18,22 @@ from ps_protocol.roles.chief import (
 )
 
 WORKER_COLUMNS = (
-    *("kind", "index", "host", "pid", "state", "phase", "per_s", "share_last", "accepted", "stale", "late", "seen_ago_s", "failure"),
+    *(
+        "kind",
+        "index",
+        "host",
+        "pid",
+        "state",
+        "phase",
+        "per_s",
+        "share_last",
+        "accepted",
+        "stale",
+        "late",
+        "seen_ago_s",
+        "failure",
+        "transport",
+    ),
 )
 STEP_COLUMNS = ("step", "compute_s", "wait_s", "apply_s", "last", "contributions", "stale", "late")
 # A worker that completes so many of the latest steps is the one that the others wait for.
@@ -104,14 +119,29 @@ def hint(look: Look) -> str:
     status, num_steps = look.status, len(look.status.ledger)
     if status.state is not ClusterState.TRAINING or not status.policy.has_common_steps or num_steps < _LEAST_STEPS:
         return ""
-    num_live = sum(one.kind is ParticipantKind.WORKER and one.state == "live" for one in status.participants)
+    live = [one for one in status.participants if one.kind is ParticipantKind.WORKER and one.state == "live"]
     worker, number = max(look.num_last.items(), key=lambda item: item[1])
-    if num_live < 2 or number < _SLOW_SHARE * num_steps:
+    if len(live) < 2:
         return ""
+    if number < _SLOW_SHARE * num_steps:
+        return _in_vain(live, look)
     waited_s = sum(entry.wait_duration_s for entry in status.ledger)
     all_s = sum(entry.duration_s for entry in status.ledger)
     part = f", and workers waited for the last one during {100 * waited_s / all_s:.0f} % of the time" if all_s > 0 else ""
     return f"Worker {worker} was the last in {100 * number / num_steps:.0f} % of the latest {num_steps} steps{part}."
+
+
+def _in_vain(live: Sequence[ParticipantStatus], look: Look) -> str:
+    """Names workers whose contributions all come too late."""
+    found = [
+        one
+        for one in live
+        if look.steps_per_s and look.contributions_per_s.get(one.index) == 0.0 and one.num_stale + one.num_late >= _LEAST_STEPS
+    ]
+    if not found:
+        return ""
+    names = ", ".join(f"worker {one.index}" for one in found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
+    return f"None of the latest contributions of {names} counted: each came after its step was over. The others are faster."
 
 
 def eta_s(look: Look) -> float | None:
@@ -145,6 +175,7 @@ def _worker(one: ParticipantStatus, look: Look) -> list[Any]:
         one.num_late,
         _number(one.seen_ago_s),
         one.failure[:_MAX_TEXT],
+        one.transport,
     ]
 
 

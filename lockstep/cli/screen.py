@@ -127,7 +127,7 @@ def _workers(seen: Mapping[str, Any], *, most: int) -> list[str]:
     # Those that somebody should look at come first where not all have room.
     if len(people) > most:
         people = sorted(people, key=lambda one: (one["state"] == "live", -(one["share_last"] or 0.0)))
-    rows = [("worker", "doing", "contr/s", "last in", "counted", "stale", "late", "heard of", "where")]
+    rows = [("worker", "doing", "contr/s", "last in", "counted", "stale", "late", "heard of", "by", "where")]
     for one in people[:most]:
         doing = one["phase"] + (f": {one['failure']}" if one["failure"] else "")
         rows.append(
@@ -140,12 +140,13 @@ def _workers(seen: Mapping[str, Any], *, most: int) -> list[str]:
                 f"{one['stale']:,}",
                 f"{one['late']:,}",
                 f"{duration_text(one['seen_ago_s'] or 0.0)} ago",
+                printable(one["transport"].replace("_", " ") or "–"),
                 printable(f"{one['host']} pid {one['pid']}"),
             )
         )
     if len(rows) == 1:
         return ["no worker has joined yet"]
-    lines = table(rows, left=(0, 1, 8)).splitlines()
+    lines = table(rows, left=(0, 1, 8, 9)).splitlines()
     hidden = seen["num_participants"] - len(rows) + 1
     return [*lines, f"… and {hidden} more"] if hidden > 0 else lines
 

@@ -273,9 +273,10 @@ class RegisterRequest:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRequest:
-    """A participant is alive. Answered with whether training has ended, and how."""
+    """A participant is alive. Answered with whether training has ended, and how. `transports`: how its gradients and variables travel."""
 
     participant: Participant
+    transports: tuple[str, ...] = ()
     answer: ClassVar[type[End]] = End
     awaited: ClassVar[str] = "the lease to be renewed"
 
@@ -418,7 +419,10 @@ class ClusterState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ParticipantStatus:
-    """One participant as the chief knows it; `state` is "live", "lapsed" or "left"."""
+    """One participant as the chief knows it; `state` is "live", "lapsed" or "left".
+
+    `transport`: how its gradients and variables travel, as it has said; empty: it has not yet.
+    """
 
     kind: ParticipantKind
     index: int
@@ -432,6 +436,7 @@ class ParticipantStatus:
     num_late: int
     is_waiting: bool
     failure: str
+    transport: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -555,9 +560,9 @@ class Chief(Protocol):
         """Takes a participant in. Raises WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull."""
         return self.call(request)
 
-    def heartbeat(self, participant: Participant) -> End:
+    def heartbeat(self, participant: Participant, *, transports: tuple[str, ...] = ()) -> End:
         """Renews the lease; tells whether training has ended, and how."""
-        return self.call(HeartbeatRequest(participant=participant))
+        return self.call(HeartbeatRequest(participant=participant, transports=transports))
 
     def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
         """Ends the lease."""

@@ -155,10 +155,12 @@ class RegisterWorkerResponse(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ..., chief_incarnation: _Optional[int] = ..., standby_addresses: _Optional[_Iterable[str]] = ..., shards_version: _Optional[int] = ..., rejects_nonfinite: bool = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("participant",)
+    __slots__ = ("participant", "transports")
     PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
     participant: Participant
-    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ...) -> None: ...
+    transports: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("end",)
@@ -393,7 +395,7 @@ class GetClusterStatusRequest(_message.Message):
     def __init__(self, max_ledger_entries: _Optional[int] = ...) -> None: ...
 
 class ParticipantStatus(_message.Message):
-    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure")
+    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -406,6 +408,7 @@ class ParticipantStatus(_message.Message):
     NUM_LATE_FIELD_NUMBER: _ClassVar[int]
     IS_WAITING_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
+    TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     kind: ParticipantKind
     index: int
     incarnation: int
@@ -418,7 +421,8 @@ class ParticipantStatus(_message.Message):
     num_late: int
     is_waiting: bool
     failure: str
-    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ...) -> None: ...
+    transport: str
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices", "standby", "standby_missing", "report")

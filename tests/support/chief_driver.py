@@ -251,8 +251,8 @@ class Worker:
         self.local_step = reply.step
         return True
 
-    def heartbeat(self) -> bool:
-        return bool(self.driver.answers[self.driver.ask(HeartbeatRequest(participant=self.participant))])
+    def heartbeat(self, *transports: str) -> bool:
+        return bool(self.driver.answers[self.driver.ask(HeartbeatRequest(participant=self.participant, transports=transports))])
 
     def leave(self, failure: str = "") -> None:
         self.driver.ask(DeregisterRequest(participant=self.participant, failure=failure))

@@ -112,9 +112,9 @@ class ChiefLink:
         self._away_since_s = None
         return answer
 
-    def beat(self, participant: Participant) -> End:
+    def beat(self, participant: Participant, *, transports: tuple[str, ...]) -> End:
         """Makes one attempt to renew the lease, and returns whether training has ended; in a thread of its own."""
-        return self.ask_once(lambda chief: chief.heartbeat(participant))
+        return self.ask_once(lambda chief: chief.heartbeat(participant, transports=transports))
 
     def register(self, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:
         """Takes the caller into the cluster. Raises WorkerIndexTaken, unless the holder was a process of this machine and is gone."""

@@ -214,7 +214,7 @@ class Membership:
             Pause: lambda request: request.wait.pause(request.seconds),
         }
         # One attempt, in a thread that nobody waits for.
-        self._acts_of_heartbeat = {**self.acts, Beat: lambda request: link.beat(request.participant)}
+        self._acts_of_heartbeat = {**self.acts, Beat: self._beat_once}
         self._heartbeat: Heartbeat | None = None
         if not link.transport.is_in_process:
             self._heartbeat = Heartbeat(self._beat, index=self.participant.index, lease_s=registration.lease_s)
@@ -285,6 +285,10 @@ class Membership:
     def _ask_beat(self, request: Beat) -> End:
         participant = request.participant
         return self.link.ask(lambda chief: chief.heartbeat(participant), what="the epoch", before=self.await_renewal)
+
+    def _beat_once(self, request: Beat) -> End:
+        # Each name once, however many servers there are.
+        return self.link.beat(request.participant, transports=tuple(sorted({*self.transports})))
 
     def _beat(self) -> None:
         """One heartbeat, in its own thread."""

@@ -37,6 +37,22 @@ ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, Push
 # -- registration
 
 
+def test_the_status_says_how_a_workers_gradients_travel_as_far_as_it_has_said_so() -> None:
+    driver = Driver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    assert driver.coordinator.status(driver.now).participants[0].transport == ""
+    worker.heartbeat("shared_memory", "grpc")
+    assert driver.coordinator.status(driver.now).participants[0].transport == "grpc, shared_memory"
+
+
+def test_what_a_worker_says_of_its_transports_is_bounded() -> None:
+    driver = Driver(total_num_replicas=1)
+    (worker,) = driver.train(0)
+    worker.heartbeat(*(f"{number}\x1b[2J{'x' * 1000}" for number in range(1000)))
+    said = driver.coordinator.status(driver.now).participants[0].transport
+    assert len(said) < 2000 and said.isprintable()
+
+
 def test_a_repeated_registration_gets_the_same_answer() -> None:
     driver = Driver()
     assert driver.register(request_id=42) == driver.register(request_id=42)

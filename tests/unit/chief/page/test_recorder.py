@@ -129,6 +129,16 @@ def test_the_worker_that_others_wait_for_is_named() -> None:
     assert "during 50 % of the time" in hint(look)
 
 
+def test_a_worker_that_contributes_in_vain_is_named() -> None:
+    scene, ledger = Scene(), entries(*[0, 2] * 50)
+    for step in range(100, 103):
+        workers = [worker_status(index, num_accepted=0 if index == 1 else step, num_stale=25 if index == 1 else 0) for index in range(3)]
+        scene.current = cluster_status(*workers, global_step=step, ledger=ledger)
+        scene.now += 1.0
+        look = scene.recorder.look()
+    assert hint(look).startswith("None of the latest contributions of worker 1 counted")
+
+
 def test_nobody_is_named_where_that_would_be_unjust() -> None:
     scene = Scene()
     assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(*[0, 1] * 50))) == ""
