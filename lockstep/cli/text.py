@@ -248,13 +248,15 @@ def printable(text: str) -> str:
 
 
 def plain(value: object) -> object:
-    """Returns a value for JSON: a dataclass by its fields, enums in lower case."""
+    """Returns a value for JSON: a dataclass or a named tuple by its fields, enums in lower case."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, dict):
         return {key: plain(item) for key, item in value.items()}
+    if isinstance(value, tuple) and (names := getattr(value, "_fields", ())):
+        return {name: plain(item) for name, item in zip(names, value, strict=True)}
     if isinstance(value, list | tuple):
         return [plain(item) for item in value]
     return value
