@@ -1,6 +1,7 @@
 """From arguments and the environment to a session or an observer, over gRPC or in this process. Knows addresses; no model, no step."""
 
 import os
+import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,7 +12,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.history import VARIABLE as HISTORY_VARIABLE
 from ps_protocol.process.history import HistoryWriter
-from ps_protocol.process.options import OTEL, Given, security_of
+from ps_protocol.process.options import MAX_STEPS, OTEL, Given, security_of
 from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.roles.chief import Chief, ParticipantKind, Registration
 from ps_protocol.roles.shard import Shard
@@ -39,6 +40,10 @@ class Target:
     cluster: str
 
 
+# Instead of an address: the chief is in this process, with everything else.
+LOCAL_CHIEF = "local"
+
+
 def connect(
     chief: str | None = None,
     *,
@@ -53,9 +58,9 @@ def connect(
 ) -> Session:
     """Registers with the chief and returns a session; use it as a context manager, so that the cluster knows when this worker leaves.
 
-    `chief` is "host:port" or "unix:/path". What is not given comes from LOCKSTEP_CHIEF, LOCKSTEP_WORKER_INDEX and LOCKSTEP_CLUSTER, else
-    from TF_CONFIG; without an index the lowest free one is taken. Blocks until the chief answers, and says so after 2 s; `timeout_s`
-    seconds bound this, and later every call to a server that does not answer.
+    `chief` is "host:port" or "unix:/path", or "local": a cluster inside this process. What is not given comes from LOCKSTEP_CHIEF,
+    LOCKSTEP_WORKER_INDEX and LOCKSTEP_CLUSTER, else from TF_CONFIG; without an index the lowest free one is taken. Blocks until the
+    chief answers, and says so after 2 s; `timeout_s` seconds bound this, and later every call to a server that does not answer.
 
     If the previous holder of an index ran on this machine and has exited, you take its index at once. `takeover` takes it from any holder.
 
@@ -78,6 +83,8 @@ def connect(
     enable_worker_failpoints(os.environ)
     access = access_of(security, os.environ, role=CallerRole.WORKER)
     target = resolve(os.environ, chief=chief, worker_index=worker_index, cluster=cluster)
+    if target.chief == LOCAL_CHIEF:
+        return local(_own_cluster(), worker_index=target.worker_index, takeover=takeover)
     directory = os.environ.get(HISTORY_VARIABLE, "")
     way = GrpcTransport(
         cluster=target.cluster,
@@ -110,6 +117,8 @@ def observe(
     """
     access = access_of(security, os.environ, role=CallerRole.OBSERVER)
     target = resolve(os.environ, chief=chief, worker_index=None, cluster=cluster)
+    if target.chief == LOCAL_CHIEF:
+        return observe_local(_own_cluster())
     way = GrpcTransport(
         cluster=target.cluster, timeout_s=_checked_timeout(timeout_s), transport="grpc", wire=_wire(wire), access=access, history=None
     )
@@ -239,6 +248,25 @@ def local(
         raise TypeError(f"local(): the cluster is given, so {given} must not be")
     link = _local_link(cluster)
     return Session(link, link.register(kind=ParticipantKind.WORKER, index=worker_index, takeover=takeover))
+
+
+_made: list[LocalCluster] = []  # one at most
+_making = threading.Lock()
+
+
+def _own_cluster() -> LocalCluster:
+    """Returns the cluster of this process, which `connect()` joins where the chief is called "local"; makes it when first asked."""
+    with _making:
+        if not _made:
+            from lockstep.in_process import InProcessCluster
+
+            _made.append(InProcessCluster(max_steps=Given({}, os.environ)[MAX_STEPS]))
+        return _made[0]
+
+
+def made_cluster() -> LocalCluster | None:
+    """Returns the cluster of this process; None: the program has not asked for it."""
+    return _made[0] if _made else None
 
 
 def observe_local(cluster: LocalCluster) -> Observer:

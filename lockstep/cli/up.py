@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import shutil
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -12,12 +13,13 @@ from pathlib import Path
 from lockstep.launcher.cluster import LocalCluster, kept_directories
 from lockstep.launcher.failures import ClusterWatch
 from lockstep.launcher.spec import ClusterSpec, spec_of
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed, PrefixedOutput, Supervisor, describe_end, make_directory
+from lockstep.launcher.supervisor import Interrupted, LaunchFailed, PrefixedOutput, Supervisor, describe_end, make_directory, with_checkout
 from ps_protocol.process.logs import warnings_to_stderr
-from ps_protocol.process.options import UP, Given, add_options, options_of
+from ps_protocol.process.options import MAX_STEPS, UP, Given, add_options, options_of
 from ps_protocol.process.output import BoundedOutput, write_last
 
 _EXIT_USAGE = 2
+_DRY_STEPS = 5
 _POLL_S = 1.0
 
 
@@ -31,6 +33,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         " or if there is no checkpoint although there was to be one."
     )
     add_options(parser, options_of(UP), has_variables=False)
+    parser.add_argument(
+        "--dry-run",
+        action="store_true",
+        help=f"start nothing: run the program once against a cluster in its own process, for --max-steps steps (default {_DRY_STEPS})",
+    )
     parser.add_argument("--run-dir", type=Path, metavar="DIR", help="directory for logs (default: a new one in lockstep-runs/)")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
 
@@ -39,7 +46,10 @@ def run(arguments: argparse.Namespace) -> int:
     """Runs the cluster to its end and returns the exit code."""
     try:
         command = _command(arguments.command)
-        spec = spec_of(Given(vars(arguments), {}), num_backups=0)
+        given = Given(vars(arguments), {})
+        spec = spec_of(given, num_backups=0)
+        if arguments.dry_run:
+            return _dry_run(command, num_workers=spec.num_workers, max_steps=given[MAX_STEPS] or _DRY_STEPS)
         run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
         for path in (run_dir, run_dir / "logs"):
             make_directory(path, flag="--run-dir")
@@ -73,6 +83,15 @@ def _run(spec: ClusterSpec, command: list[str], *, stream: BoundedOutput, log_di
             raise
         output.failure(str(error))
         return error.exit_code
+
+
+def _dry_run(command: list[str], *, num_workers: int, max_steps: int) -> int:
+    is_module, is_program = command[1:2] == ["-m"] and len(command) > 2, len(command) > 1 and not command[1].startswith("-")
+    if not os.path.basename(command[0]).startswith("python") or not (is_module or is_program):
+        raise LaunchFailed("--dry-run: want a Python program, … -- python train.py or … -- python -m package.train", exit_code=_EXIT_USAGE)
+    here = {"LOCKSTEP_CHIEF": "local", "LOCKSTEP_WORKER_INDEX": "0", "LOCKSTEP_NUM_WORKERS": str(num_workers)}
+    environment = {**os.environ, **with_checkout(), **here, "LOCKSTEP_MAX_STEPS": str(max_steps)}
+    return subprocess.run([command[0], "-m", "lockstep.dry_run", *command[1:]], env=environment, check=False).returncode
 
 
 def _command(words: list[str]) -> list[str]:

@@ -51,6 +51,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "certs",
         "checkpoint_export",
         "in_process",
+        "dry_run",
         "tensorboard",
         "timeline",
         "doctor",

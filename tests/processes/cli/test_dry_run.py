@@ -1,0 +1,70 @@
+"""`lockstep up --dry-run`: a program in one process for a few steps, and what is found wrong with it."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.commands import TRAIN
+
+MODEL = "session.create_or_join({'w': np.zeros(4)}, optimizer=lockstep.sgd(0.5))"
+BEGIN = "import numpy as np, lockstep\nwith lockstep.connect() as session:\n"
+
+
+def dry_run(tmp_path: Path, program: str, *arguments: str) -> tuple[int, str]:
+    path = tmp_path / "train.py"
+    path.write_text(program)
+    command = [sys.executable, "-m", "lockstep", "up", "--workers", "3", "--dry-run", *arguments, "--", "python", str(path)]
+    done = subprocess.run(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, check=False)
+    return done.returncode, done.stdout
+
+
+def test_a_program_that_is_right_makes_its_steps_and_leaves_nothing_behind(tmp_path: Path) -> None:
+    code, out = dry_run(tmp_path, TRAIN)
+    assert (code, out.count("step ")) == (0, 5), out
+    assert "[dry run] 5 steps in" in out and "found nothing wrong" in out
+    assert dry_run(tmp_path, TRAIN, "--max-steps", "3")[1].count("step ") == 3
+    assert os.listdir(tmp_path) == ["train.py"]
+
+
+@pytest.mark.parametrize(
+    ("program", "words"),
+    [
+        ("print('hello')", "the program opened no session: call lockstep.connect()"),
+        (f"{BEGIN}    pass", "it created no model: call session.create_or_join()"),
+        (f"{BEGIN}    {MODEL}\n    session.read()", "it made no step: call session.step()"),
+        (
+            f"{BEGIN}    {MODEL}\n    while True: session.step({{'w': np.ones(4)}})",
+            "it went on after the last step: look at session.is_finished",
+        ),
+        (
+            f"{BEGIN}    {MODEL}\n    session.step({{'w': np.full(4, np.nan)}})",
+            "4 elements of the last step's gradient were NaN",
+        ),
+        (f"{BEGIN}    {MODEL}\n    session.step({{'w': np.ones(3)}})", "ShapeMismatch: gradient for 'w'"),
+        ("import sys; sys.exit('bad luck')", "bad luck\n[dry run] the program ended with exit code 1"),
+    ],
+)
+def test_what_is_wrong_is_told(tmp_path: Path, program: str, words: str) -> None:
+    begin = time.monotonic()
+    code, out = dry_run(tmp_path, program)
+    assert code == 1 and words in out, out
+    assert "worker_client/" not in out and "runpy" not in out and "dry_run.py" not in out, "only the program's own lines"
+    assert time.monotonic() - begin < 20.0
+
+
+def test_what_is_no_python_program_is_refused(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lockstep", "up", "--dry-run", "--", "true"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert (done.returncode, "--dry-run: want a Python program" in done.stderr) == (2, True)
+
+
+def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
+    (tmp_path / "training").mkdir()
+    (tmp_path / "training" / "__main__.py").write_text(TRAIN)
+    command = [sys.executable, "-m", "lockstep", "up", "--dry-run", "--", "python", "-m", "training", "2"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert "[dry run] 2 steps in" in done.stdout, done.stdout + done.stderr
