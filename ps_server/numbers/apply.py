@@ -542,31 +542,40 @@ def _copied(source: Array, into: Array) -> Array:
     return into
 
 
-def compute_update(update: FormulaUpdate, position: int, memory: StepMemory, layout: Layout, blocks: Blocks, *, block_bytes: int) -> None:
-    """Gives variables in `out` the values that a formula of the contribution at `position` has for them."""
-    piece = layout.slices[update.writes[0]]
-    data_type = piece.variable.data_type
-    if not piece.nbytes:
-        return
-    encoding = memory.encodings[position] if memory.encodings else FloatEncoding.AS_IS
-    given = [_elements(memory.out, layout, index) for index in update.positions]
-    for index in update.arrays.values():
-        start = layout.offsets[index]
-        arena = next(arena for arena in layout.arenas if arena.start <= start < arena.stop)
-        given.append(encoded_stretch(layout, memory.gradients[position], encoding, arena, start, start + piece.nbytes))
-    program, typed, size = update.program, blocks.of(data_type), piece.nbytes // data_type.itemsize
-    numbers = program.numbers(update.numbers, float)
-    max_size = block_bytes // data_type.itemsize
-    parts = [slice(start, min(start + max_size, size)) for start in range(0, size, max_size)]
-    for index in range(program.num_passes):
-        totals: list[float] = []
-        for part in parts:
-            cut = typed.cut(part.stop - part.start)
-            sums = program.measure(index, [array[part] for array in given], cut.scratch, blocks.squares(cut.size), numbers)
-            totals = [total + more for total, more in zip(totals or [0.0] * len(sums), sums, strict=True)]
-        numbers = program.conclude(index, totals, numbers, float)
-    for part in parts:
-        program.run([array[part] for array in given], (), typed.cut(part.stop - part.start).scratch, numbers)
+class FormulaStep:
+    """One formula of a step: what the contribution at `position` has variables in `out` be, computed part by part."""
+
+    def __init__(self, update: FormulaUpdate, position: int, memory: StepMemory, layout: Layout) -> None:
+        piece = layout.slices[update.writes[0]]
+        self.data_type, self.program = piece.variable.data_type, update.program
+        self._size = piece.nbytes // self.data_type.itemsize
+        self._given = [_elements(memory.out, layout, index) for index in update.positions]
+        encoding = memory.encodings[position] if memory.encodings else FloatEncoding.AS_IS
+        for index in update.arrays.values():
+            start = layout.offsets[index]
+            arena = next(arena for arena in layout.arenas if arena.start <= start < arena.stop)
+            self._given.append(encoded_stretch(layout, memory.gradients[position], encoding, arena, start, start + piece.nbytes))
+        self._numbers = self.program.numbers(update.numbers, float)
+
+    def parts(self, block_bytes: int) -> list[slice]:
+        """Returns the parts of at most so many bytes; where sums begin depends on them."""
+        size = block_bytes // self.data_type.itemsize
+        return [slice(start, min(start + size, self._size)) for start in range(0, self._size, size)]
+
+    def measure(self, index: int, part: slice, blocks: Blocks) -> list[float]:
+        """Returns the sums of a part that pass `index` is for."""
+        cut = blocks.of(self.data_type).cut(part.stop - part.start)
+        return self.program.measure(index, [array[part] for array in self._given], cut.scratch, blocks.squares(cut.size), self._numbers)
+
+    def conclude(self, index: int, sums: Iterable[Sequence[float]]) -> None:
+        """Ends a pass: `sums` are those of the parts, in their order."""
+        totals = [sum(of_parts) for of_parts in zip(*sums, strict=True)]
+        self._numbers = self.program.conclude(index, totals, self._numbers, float)
+
+    def run(self, part: slice, blocks: Blocks) -> None:
+        """Computes a part, in place."""
+        scratch = blocks.of(self.data_type).cut(part.stop - part.start).scratch
+        self.program.run([array[part] for array in self._given], (), scratch, self._numbers)
 
 
 def _elements(arena: Array, layout: Layout, index: int) -> Array:
@@ -623,14 +632,14 @@ class FusedApply:
         # A sum depends on where its blocks begin: they are those of one thread, however many at a time.
         self._sum_bytes = block_bytes if self._num_threads == 1 else block_bytes * _UNITS_SHARED
         # A small arena does not fill a block, even where its elements are computed in twice their size.
-        max_bytes = min(max(self._part_bytes, self._sum_bytes), max(2 * layout.nbytes, ALIGNMENT))
+        self._max_bytes = max_bytes = min(max(self._part_bytes, self._sum_bytes), max(2 * layout.nbytes, ALIGNMENT))
         num_scratch = max((rule.num_scratch for rule in self._rules), default=NUM_SCRATCH)
         num_slots = max((_NUM_SLOTS, *(len(rule.slots) for rule in self._rules)))
         self._blocks = [Blocks(max_bytes, num_scratch=num_scratch, num_slots=num_slots) for _ in range(self._num_threads)]
         # The variables whose update needs all their elements: where they lie, by the arena.
         self._whole = {arena: _spans(layout, arena) for arena in layout.arenas if self._rules[arena.rule].needs_whole_variables}
         # Made for the first step that has formulas.
-        self._formula_blocks: Blocks | None = None
+        self._formula_blocks: list[Blocks] = []
         self._keeper = self._make_keeper()
         pieces = enumerate(layout.slices)
         self._constrained = tuple((index, piece.variable.constraint) for index, piece in pieces if piece.variable.constraint is not None)
@@ -768,11 +777,30 @@ class FusedApply:
 
     def _compute(self, memory: StepMemory) -> None:
         """Computes the formulas of a step, each after the one before: it may read what that has written."""
-        if self._formula_blocks is None:
-            self._formula_blocks = Blocks(self._block_bytes, num_scratch=MAX_SCRATCH, num_slots=0)
-        with np.errstate(all="ignore"):
-            for position, update in memory.formulas:
-                compute_update(update, position, memory, self._layout, self._formula_blocks, block_bytes=self._block_bytes)
+        if not self._formula_blocks:
+            self._formula_blocks = [Blocks(self._max_bytes, num_scratch=MAX_SCRATCH, num_slots=0) for _ in range(self._num_threads)]
+        for position, update in memory.formulas:
+            if self._layout.slices[update.writes[0]].nbytes:
+                self._compute_one(FormulaStep(update, position, memory, self._layout), self._formula_blocks)
+
+    def _compute_one(self, step: FormulaStep, blocks: Sequence[Blocks]) -> None:
+        for index in range(step.program.num_passes):
+            # A sum depends on where its blocks begin: they are the same whatever the number of threads.
+            parts = step.parts(self._block_bytes)
+            sums: dict[int, list[float]] = {}
+
+            def measure(part: slice, thread: int, index: int = index, sums: dict[int, list[float]] = sums) -> int:
+                sums[part.start] = step.measure(index, part, blocks[thread])
+                return 0
+
+            self._share(parts, measure)
+            step.conclude(index, (sums[part.start] for part in parts))
+
+        def run(part: slice, thread: int) -> int:
+            step.run(part, blocks[thread])
+            return 0
+
+        self._share(step.parts(self._part_bytes), run)
 
     def _constrain(self, memory: StepMemory) -> None:
         def act(task: tuple[int, Constraint], thread: int) -> int:

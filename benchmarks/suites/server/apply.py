@@ -13,6 +13,7 @@ from benchmarks.harness.one_server import NUM_CONTRIBUTIONS, OneServer
 from benchmarks.report.figures import human_bytes
 from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, constant
+from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 from ps_server.config import default_apply_threads
 from ps_server.numbers.apply import FusedApply, StepMemory, share
@@ -32,6 +33,9 @@ CUSTOM = {
         eps=1e-8,
     ),
 }
+# And as an update of buffers by a formula.
+UPDATE = "adam update"
+_ADAM_UPDATE = "m = m + (g - m) * c1; s = s + (g * g - s) * c2; v = v - lr * m / (sqrt(s) + eps)"
 _COPY_PART_BYTES = 1 << 20
 _SMALL_BYTES = 4096
 
@@ -64,7 +68,7 @@ def _rows(options: argparse.Namespace, num_threads: int) -> list[dict[str, Any]]
 
 def _compare(name: str, nbytes: int, threads: ApplyThreads, *, num_rounds: int) -> dict[str, Any]:
     """Applies and copies by turns; each figure is the median of the rounds."""
-    apply, moved = _apply(name, nbytes, threads)
+    apply, moved = _update(nbytes, threads) if name == UPDATE else _apply(name, nbytes, threads)
     copy = _copy(moved // 2, threads)
     seconds: tuple[list[float], list[float]] = ([], [])
     for turn in range(num_rounds + 1):
@@ -105,6 +109,23 @@ def _apply(name: str, nbytes: int, threads: ApplyThreads) -> tuple[Callable[[], 
         fused.run(memory)
 
     return act, nbytes * (NUM_CONTRIBUTIONS + 2 + 2 * len(slots))
+
+
+def _update(nbytes: int, threads: ApplyThreads) -> tuple[Callable[[], object], int]:
+    """Returns a step of one formula for a variable and two others beside it, and the bytes that it has to read and write."""
+    rule = OptimizerSpec(name="assign_mean", learning_rate=constant(1.0))
+    specs = [VariableSpec(name=name, data_type=DataType.FLOAT32, shape=(nbytes // 4,), optimizer=rule) for name in "vms"]
+    layout = Layout([VariableSlice(variable=spec, start=0, stop=spec.num_rows) for spec in specs])
+    fused = FusedApply(layout, [UpdateRule(rule)], stripes=threads)
+    update = FormulaUpdate(
+        text=_ADAM_UPDATE, variables={"v": 0, "m": 1, "s": 2}, arrays={"g": 0}, numbers={"c1": 0.1, "c2": 0.001, "lr": 0.001, "eps": 1e-8}
+    )
+    generator = np.random.default_rng(0)
+    value, out, gradient = (_random(layout.nbytes, generator) for _ in range(3))
+    layout.view(value, 2)[:] = 1.0
+    memory = StepMemory(value=value, out=out, gradients=[gradient], absent=[(0, 1, 2)], step=0, formulas=[(0, update)])
+    # All three are copied, and then read and written; the array is read.
+    return lambda: fused.run(memory), nbytes * (3 * 2 + 3 * 2 + 1)
 
 
 def _copy(nbytes: int, threads: ApplyThreads) -> Callable[[], object]:
@@ -156,7 +177,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bytes", type=int, default=64 << 20, help="bytes of all variables (default 64 MiB)")
     parser.add_argument("--threads", type=at_least_one, nargs="+", default=default_threads, help=f"default: {default_threads}")
     parser.add_argument(
-        "--optimizers", nargs="+", choices=(*OPTIMIZERS, *CUSTOM), default=OPTIMIZERS, metavar="NAME", help="which (default: all)"
+        "--optimizers", nargs="+", choices=(*OPTIMIZERS, *CUSTOM, UPDATE), default=OPTIMIZERS, metavar="NAME", help="which (default: all)"
     )
     parser.add_argument("--rounds", type=at_least_one, default=9, help="how often each is measured (default 9)")
     parser.add_argument(
