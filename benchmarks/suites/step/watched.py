@@ -1,4 +1,4 @@
-"""What the chief's page adds to a step, with and without a reader, by turns with a cluster that has none. Knows the report; no step."""
+"""What the chief's page adds to a step, with and without readers, by turns with a cluster that has none. Knows the report; no step."""
 
 import argparse
 import statistics
@@ -6,6 +6,7 @@ import threading
 import urllib.request
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 from benchmarks.harness.arguments import add_json, at_least_one, show
@@ -14,9 +15,15 @@ from benchmarks.harness.setting import TRANSPORTS, Setting, size_title, workload
 from benchmarks.report.figures import RunFigures, table_lines
 from benchmarks.report.machine import machine
 
-_WORDS = {"off": "no page", "on": "a page, and nobody looks", "read": "a page, and a reader every 0.8 s"}
+_WORDS = {
+    "off": "no page",
+    "on": "a page, and nobody looks",
+    "read": "a page, and a reader every 0.8 s",
+    "scraped": "a page, a reader, and a scraper as often",
+}
 _KINDS = tuple(_WORDS)
-# As the page asks by itself.
+# What is asked for, and how often the page does so by itself.
+_PATHS = {"read": ("api/cluster",), "scraped": ("api/cluster", "metrics")}
 _PERIOD_S = 0.8
 _ADDRESS = "127.0.0.1:0"
 
@@ -49,7 +56,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             # Not always the same first: what the machine does by the way is then in all of them.
             for kind in _KINDS[turn % len(_KINDS) :] + _KINDS[: turn % len(_KINDS)]:
                 page = "" if kind == "off" else _ADDRESS
-                reader = _reader if kind == "read" else None
+                reader = partial(_reader, paths=_PATHS[kind]) if kind in _PATHS else None
                 runs[kind].append(
                     run_cluster(workload, setting=Setting(transport=options.transport), page=page, beside=reader, security={})
                 )
@@ -87,14 +94,15 @@ def _row(size: str, kind: str, runs: Sequence[RunFigures], *, off: Sequence[RunF
 
 
 @contextmanager
-def _reader(page: str) -> Iterator[None]:
-    """Asks for what the page shows, as a browser does, within the block."""
+def _reader(page: str, *, paths: Sequence[str]) -> Iterator[None]:
+    """Asks for what the page shows, as a browser does, and other paths within the block."""
     is_over = threading.Event()
 
     def ask() -> None:
         while not is_over.wait(_PERIOD_S):
-            with urllib.request.urlopen(f"{page}api/cluster", timeout=10) as response:
-                response.read()
+            for path in paths:
+                with urllib.request.urlopen(f"{page}{path}", timeout=10) as response:
+                    response.read()
 
     thread = threading.Thread(target=ask, daemon=True)
     thread.start()
