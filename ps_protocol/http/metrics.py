@@ -1,14 +1,18 @@
 """`/metrics`: the numbers of a role, and what workers have reported, in Prometheus' text format over HTTP. Knows families; no role."""
 
+import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import suppress
 
 from ps_protocol.http.messages import Request, Response, Route
 from ps_protocol.process.exposition import CONTENT_TYPE, Family, exposition, gauge, labels, process_families
 from ps_protocol.roles.shard import MetricCell
 
 PATH = "/metrics"
+_DISTRIBUTION, _METADATA = "lockstep_ps-", ".dist-info"
 MAX_NAMES, MAX_NAME_CHARACTERS = 100, 128
 # Whoever asks more often gets the same answer again: many scrapers cost no more than one.
 _SAME_FOR_S = 0.5
@@ -30,7 +34,7 @@ class MetricsPage:
     def answer(self, _: Request) -> Response:
         """Returns the numbers of now, or of half a second ago."""
         with self._lock:
-            # Not when the role starts: to look it up takes as long as a tenth of that.
+            # Not when the role starts, since perhaps nobody asks.
             self._version = self._version or _installed_version()
             if not self._answer or time.monotonic() - self._made_at > _SAME_FOR_S:
                 self._answer = exposition([*process_families(role=self._role, version=self._version), *self._families()])
@@ -59,9 +63,10 @@ def reported_families(cells: Iterable[MetricCell]) -> Iterator[Family]:
 
 
 def _installed_version() -> str:
-    import importlib.metadata
-
-    try:
-        return importlib.metadata.version("lockstep-ps")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+    """Returns the version as the installed package's directory has it in its name: `importlib.metadata` takes 50 ms to import."""
+    for place in sys.path:
+        with suppress(OSError):
+            for name in os.listdir(place or "."):
+                if name.startswith(_DISTRIBUTION) and name.endswith(_METADATA):
+                    return name.removeprefix(_DISTRIBUTION).removesuffix(_METADATA)
+    return "unknown"
