@@ -60,7 +60,7 @@ def _train(session: worker_client.Session, part: Examples, *, optimizer: Optimiz
         batch = part.batch(_BATCH_SIZE, worker=session.worker_index, step=step)
         loss = loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
         threading.Event().wait(max(0.0, pace_s - (time.monotonic() - start)))
-        result = session.step(gradients)
+        result = session.step(gradients, metrics={"loss": loss})
         num_accepted += result.outcome is worker_client.PushOutcome.ACCEPTED
         if step % _REPORT_EVERY == 0:
             print(f"worker {session.worker_index}: step {step}, loss {loss:.4f}, {result.outcome.name.lower()}", flush=True)
