@@ -74,7 +74,9 @@ def _joined(
 ) -> Iterator[tuple[Path, Mapping[str, Array]]]:
     """Yields a temporary safetensors file of whole tensors, and each of them as an array that lies in the file."""
     shapes = [SavedTensor(name=name, array=np.broadcast_to(np.zeros((), whole.dtype), whole.shape)) for name, whole in wholes.items()]
-    header, ordered = encode_header(shapes, {"tag": checkpoint.tag, "step": str(checkpoint.step), "cluster": checkpoint.cluster})
+    about = {"tag": checkpoint.tag, "step": str(checkpoint.step), "cluster": checkpoint.cluster}
+    # "pt": what libraries on top of PyTorch want to see before they take the tensors for a state_dict.
+    header, ordered = encode_header(shapes, {"format": "pt", **about})
     with _temporary(directory / f"{checkpoint.tag}.joined") as path:
         path.write_bytes(header)
         os.truncate(path, len(header) + sum(tensor.array.nbytes for tensor in ordered))
