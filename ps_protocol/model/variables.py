@@ -14,6 +14,7 @@ import numpy.typing as npt
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.expressions import Formula, parse_formula
 from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.programs import Program
 
 # What a variable may be given besides its type and shape: first values, a constraint, a partition, a kind of mean.
 
@@ -57,7 +58,7 @@ class Constraint:
         if not isinstance(self.formula, str):
             raise InvalidSpec(f"constraint: formula: got a {type(self.formula).__name__}, want a str")
         if self.kind is ConstraintKind.FORMULA:
-            _ = self.parsed  # refuses what is no formula
+            _ = self.program  # refuses what is no formula, and what needs too much memory
         elif self.formula:
             raise InvalidSpec(f"constraint {self.kind.name.lower()}: it takes no formula")
         if self.kind is ConstraintKind.CLIP and self.low > self.high:
@@ -77,10 +78,20 @@ class Constraint:
         """The formula, checked."""
         return _parsed(self.formula)
 
+    @property
+    def program(self) -> Program:
+        """The formula compiled for the variable, which it changes in place."""
+        return _compiled(self.formula)
+
 
 @functools.lru_cache(maxsize=256)
 def _parsed(text: str) -> Formula:
     return parse_formula(text, variable="v", others=())
+
+
+@functools.lru_cache(maxsize=256)
+def _compiled(text: str) -> Program:
+    return Program(_parsed(text), arrays=("v",), in_place=("v",))
 
 
 class InitializerKind(enum.Enum):

@@ -1,10 +1,12 @@
 """Constraints on variables: what the formulas make of values within and without."""
 
+import tracemalloc
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.variables import Constraint, ConstraintKind, DataType
 from ps_server.numbers.apply import EPSILON, constrain
 
@@ -65,3 +67,21 @@ def test_nan_stays_to_be_seen() -> None:
 def test_variable_without_elements_satisfies_everything() -> None:
     for constraint in (NON_NEGATIVE, CLIP, MAX_NORM, UNIT_NORM, FORMULA):
         constrain(np.zeros((0, 3), np.float32), constraint)
+
+
+def test_a_formula_takes_a_few_blocks_of_memory_however_large_the_variable_is() -> None:
+    text = "a = exp(v); b = sqrt(a); c = a * b + abs(v); v = where(v > 0, a + b + c, a - b - c) / norm(c)"
+    constraint, value = Constraint(kind=ConstraintKind.FORMULA, formula=text), np.ones(8 << 20, np.float32)
+    constrain(value[:1].copy(), constraint)
+    tracemalloc.start()
+    constrain(value, constraint)
+    _, peak = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert peak < value.nbytes / 8
+    assert value[0] == value[-1] > 0
+
+
+def test_a_formula_that_needs_too_much_memory_is_no_constraint() -> None:
+    text = "; ".join(f"x{number} = exp(v * {number})" for number in range(40)) + "; v = " + " + ".join(f"x{number}" for number in range(40))
+    with pytest.raises(InvalidSpec, match=r"values at once, 16 at most"):
+        Constraint(kind=ConstraintKind.FORMULA, formula=text)
