@@ -5,9 +5,9 @@ Knows facts; no array is looked at.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-from lockstep.audit.facts import Facts, Sent, ShardLife, words_of
+from lockstep.audit.facts import Facts, Outcome, Sent, ShardLife, words_of
 from ps_protocol.roles.shard import MAX_STEP, PushId
 
 Contributors = tuple[PushId, ...]
@@ -16,11 +16,20 @@ _REFUSED = ("STALE", "LATE")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """One epoch: the step that it began with, the epoch whose checkpoint it began from (None: none), and what its steps are made of."""
+    """One epoch: the step that it began with, the epoch whose checkpoint it began from (None: none), and what its steps are made of.
+
+    `arrived`: by shard, what was applied as it came; then there are no steps that shards have in common.
+    """
 
     first_step: int
     parent: int | None
     steps: Mapping[int, Contributors]
+    arrived: Mapping[int, frozenset[PushId]] = field(default_factory=dict)
+
+    @property
+    def num_steps(self) -> int:
+        """How many steps were made in it, each shard's own where they have none in common."""
+        return max([len(self.steps), *map(len, self.arrived.values())])
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,18 +74,29 @@ def _epoch(facts: Facts, number: int, problems: list[str]) -> Epoch:
     steps: dict[int, Contributors] = {}
     for life in lives:
         at = life.spec.initial_step
-        for step, made in [(request.step, request.contributors) for request, _ in life.applied] + [
-            (step - 1, (push_id,)) for push_id, step in life.arrived
-        ]:
-            if step != at and not life.arrived:
+        for step, made in [(request.step, request.contributors) for request, _ in life.applied]:
+            if step != at:
                 problems.append(f"{life.where}: ps {life.shard} applied step {step} of epoch {number} when it was at step {at}")
-            if steps.setdefault(step, made) != made and not life.arrived:
+            if steps.setdefault(step, made) != made:
                 other = ", ".join(map(words_of, steps[step]))
                 problems.append(
                     f"epoch {number} step {step}: ps {life.shard} applied {', '.join(map(words_of, made))}, another server {other}"
                 )
             at = step + 1
-    return Epoch(first_step=min(firsts, default=0), parent=max((one for one in parents if one is not None), default=None), steps=steps)
+    parent = max((one for one in parents if one is not None), default=None)
+    return Epoch(first_step=min(firsts, default=0), parent=parent, steps=steps, arrived=_arrived(lives, number, problems))
+
+
+def _arrived(lives: list[ShardLife], number: int, problems: list[str]) -> dict[int, frozenset[PushId]]:
+    if not any(life.arrived for life in lives):
+        return {}
+    arrived: dict[int, frozenset[PushId]] = {}
+    for life in lives:
+        given = Counter(push_id for push_id, _ in life.arrived)
+        twice = [words_of(push_id) for push_id, count in given.items() if count > 1]
+        problems += [f"{life.where}: ps {life.shard} applied push {words} of epoch {number} twice" for words in twice]
+        arrived[life.shard] = arrived.get(life.shard, frozenset()) | given.keys()
+    return arrived
 
 
 def _key(item: tuple[tuple[int, int, int, int], ShardLife]) -> tuple[int, int, int, int]:
@@ -120,6 +140,9 @@ def _said(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
     made_of = {number: lineage(epochs, number) for number in {said.epoch for said in facts.outcomes}}
     where = {number: {push_id: step for step, made in steps.items() for push_id in made} for number, steps in made_of.items()}
     for said in facts.outcomes:
+        if (epoch := epochs.get(said.epoch)) is not None and epoch.arrived:
+            yield from _said_of_arrival(said, epoch)
+            continue
         steps, applied = made_of[said.epoch], where[said.epoch].get(said.push_id)
         if said.outcome == "ACCEPTED" and applied is not None and said.applied_step is not None and applied != said.applied_step:
             yield f"{said.where}: push {words_of(said.push_id)} was accepted for step {said.applied_step}, and is in step {applied}"
@@ -129,12 +152,24 @@ def _said(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
             yield f"{said.where}: push {words_of(said.push_id)} was said to be {said.outcome}, and is in step {applied}"
 
 
+def _said_of_arrival(said: Outcome, epoch: Epoch) -> Iterator[str]:
+    """The chief counts what all shards have applied; as which step it does is its own affair."""
+    for shard, arrived in sorted(epoch.arrived.items()):
+        if said.outcome == "ACCEPTED" and said.push_id not in arrived:
+            yield f"{said.where}: push {words_of(said.push_id)} was accepted, and ps {shard} never applied it"
+        if said.outcome in _REFUSED and said.push_id in arrived:
+            yield f"{said.where}: push {words_of(said.push_id)} was said to be {said.outcome}, and ps {shard} applied it"
+
+
 def _unknown_pushes(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
     for number, epoch in epochs.items():
         for step, made in epoch.steps.items():
             for push_id in made:
                 if (number, push_id) not in facts.parts and not _is_in_none(facts, number, step, push_id):
                     yield f"epoch {number} step {step}: no worker recorded that it sent push {words_of(push_id)}"
+        for push_id in sorted(frozenset[PushId]().union(*epoch.arrived.values())):
+            if (number, push_id) not in facts.parts:
+                yield f"epoch {number}: no worker recorded that it sent push {words_of(push_id)}"
 
 
 def _is_in_none(facts: Facts, number: int, step: int, push_id: PushId) -> bool:
@@ -151,6 +186,8 @@ def _sent_in_lineage(epochs: Mapping[int, Epoch]) -> set[Sent]:
     while number is not None and number in epochs:
         epoch = epochs[number]
         sent |= {(number, push_id) for step, made in epoch.steps.items() if step < below for push_id in made}
+        if number == max(epochs):  # of those before, nobody has written how many of them a checkpoint had
+            sent |= {(number, push_id) for arrived in epoch.arrived.values() for push_id in arrived}
         number, below = epoch.parent, min(below, epoch.first_step)
     return sent
 
@@ -159,7 +196,8 @@ def _counts(facts: Facts, epochs: Mapping[int, Epoch]) -> Mapping[str, int]:
     """Counts each contribution once: in the final values, lost with a rollback, refused, or in no step."""
     counts: Counter[str] = Counter()
     last = _sent_in_lineage(epochs)
-    ever = {(number, push_id) for number, epoch in epochs.items() for made in epoch.steps.values() for push_id in made}
+    made_in = [(number, made) for number, epoch in epochs.items() for made in (*epoch.steps.values(), *epoch.arrived.values())]
+    ever = {(number, push_id) for number, made in made_in for push_id in made}
     refused = {(said.epoch, said.push_id) for said in facts.outcomes if said.outcome in _REFUSED}
     for sent in facts.parts:
         if sent in ever:

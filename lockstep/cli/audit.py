@@ -77,7 +77,7 @@ def run(arguments: argparse.Namespace) -> int:
         print(f"… and {len(problems) - _MAX_SHOWN} more")
     for words in values.skipped:
         print(f"not computed again: {words}")
-    num_steps = sum(len(epoch.steps) for epoch in books.epochs.values())
+    num_steps = sum(epoch.num_steps for epoch in books.epochs.values())
     counts = ", ".join(f"{count} {result}" for result, count in sorted(books.counts.items()))
     print(f"{len(facts.processes)} processes, {len(books.epochs)} epochs, {num_steps} steps")
     print(f"{len(facts.parts)} contributions: {counts or 'none'}")

@@ -138,13 +138,13 @@ class ChiefNode:
                 self._told_step(era, value.step, to=who)
             self._told_step(era, value.global_step, to=who)
             if value.commit is not None:
-                self._oracle.told_commit(era, arguments[3].push_id, value.commit)
+                self._oracle.told_commit(era, arguments[3].push_id, value.commit, by=self._life.name)
                 self._leads_of(era).told(arguments[3].push_id, value.commit)
             if value.result is TokenResult.TOKEN:
                 self._oracle.told_token(era, arguments[0].index, arguments[0].incarnation, local_step=arguments[1], step=value.step)
                 self._check_lead(era, arguments[0].index, arguments[0].incarnation, value.step)
         elif isinstance(value, CommitResult):
-            self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value)
+            self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value, by=self._life.name)
             self._leads_of(era_of(arguments[0])).told(arguments[1].push_id, value)
             self._told_step(era_of(arguments[0]), value.global_step, to=who)
         elif isinstance(value, LeaseReply) and value.result is LeaseResult.EXHAUSTED and is_training:

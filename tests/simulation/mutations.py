@@ -13,6 +13,7 @@ from chief.core.data import DataLeases
 from chief.core.members import Membership, PushOutcomes
 from chief.core.training import Training
 from chief.policies.fifo import FifoTokens
+from chief.policies.free import FreePolicy
 from chief.policies.queue import QueuePolicy
 from chief.policies.sync import StrictTokens, SyncPolicy
 from chief.shards import standby
@@ -23,15 +24,16 @@ from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, Participant, PushOutcome
 from ps_protocol.roles.fence import Era
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.shard import PushId, PushReply, PushResult
 from ps_server.contributions.inbox import Inbox
 from ps_server.contributions.staging import StagingMemory
 from ps_server.model.shard_model import ShardModel
 from ps_server.numbers import apply
 from ps_server.shard.gate import AdmittedWorkers, Fences
+from ps_server.shard.shard import Shard, ShardHistory
 from tests.simulation.chief_links import SimulatedPace
 from tests.simulation.oracle import Oracle
-from tests.simulation.scenario import Fault, Scenario
+from tests.simulation.scenario import Fault, Scenario, unlocked
 from tests.simulation.shard_node import ShardNode
 from tests.simulation.world import NetworkSpec
 
@@ -333,7 +335,7 @@ def _wakes_beside_a_new_chief(scenario: Scenario) -> Scenario:
     return replace(_with_standbys(scenario), network=NetworkSpec(), num_shards=1, faults=(stopped, lost, chief))
 
 
-_SEEN_BY_THE_ORACLE = ("created", "applied", "restored", "told_step", "told_commit", "told_token", "told_exhausted", "read")
+_SEEN_BY_THE_ORACLE = ("created", "applied", "arrived", "restored", "told_step", "told_commit", "told_token", "told_exhausted", "read")
 
 
 def _unseen(break_it: Break) -> Break:
@@ -361,6 +363,47 @@ def _stages_other_gradients(patch: pytest.MonkeyPatch) -> None:
 def _notes_too_few_contributors(patch: pytest.MonkeyPatch) -> None:
     real = ShardWork.note_applied
     patch.setattr(ShardWork, "note_applied", lambda self, step: real(self, replace(step, contributors=step.contributors[1:])))
+
+
+def _applies_again_what_comes_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Inbox, "_repeated", lambda self, push_id, step: None)
+
+
+def _calls_applied_what_it_drops(patch: pytest.MonkeyPatch) -> None:
+    """Where contributions are applied as they arrive."""
+    real = Shard._apply_arrival
+
+    def apply_arrival(self: Shard, model: ShardModel, contribution: Any) -> PushReply:
+        if contribution.push_id.sequence % 5:
+            return real(self, model, contribution)
+        return PushReply(result=PushResult.APPLIED, step=model.step)
+
+    patch.setattr(Shard, "_apply_arrival", apply_arrival)
+
+
+def _counts_two_as_one_step(patch: pytest.MonkeyPatch) -> None:
+    real = FreePolicy.commit
+
+    def commit(self: FreePolicy, push_id: PushId, *, step: int) -> Any:
+        verdict = real(self, push_id, step=step)
+        self._step -= verdict.applied_step == 5
+        return verdict
+
+    patch.setattr(FreePolicy, "commit", commit)
+
+
+def _forgets_to_note_arrivals(patch: pytest.MonkeyPatch) -> None:
+    real = ShardHistory.arrived
+
+    def arrived(self: ShardHistory, model: ShardModel, push_id: PushId, *, epoch: int) -> None:
+        if push_id.sequence % 5:
+            real(self, model, push_id, epoch=epoch)
+
+    patch.setattr(ShardHistory, "arrived", arrived)
+
+
+def _unlocked(scenario: Scenario) -> Scenario:
+    return unlocked(replace(scenario, has_history=True, network=replace(scenario.network, duplicate=0.1)))
 
 
 def _with_history(scenario: Scenario) -> Scenario:
@@ -491,6 +534,10 @@ MUTATIONS: dict[str, Mutation] = {
     "async: what is too stale is applied": Mutation("P", _forgets_the_limit_of_staleness, under(_ASYNC_DROP)),
     "ssp: workers run ahead of the slowest": Mutation("P", _lets_everybody_run_ahead, under(_SSP)),
     "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
+    "unlocked: what comes again is applied again": Mutation("1", _applies_again_what_comes_again, _unlocked),
+    "unlocked: a server calls applied what it drops": Mutation("5", _calls_applied_what_it_drops, _unlocked),
+    "unlocked: a chief counts two contributions as one step": Mutation("3", _counts_two_as_one_step, _unlocked),
+    "audit, unlocked: a server never applied what was accepted": Mutation("A", _unseen(_forgets_to_note_arrivals), _unlocked),
     "standby: a new chief counts on servers that lack a step": Mutation("25", _takes_any_replica_along, _dies_before_the_standby_applies),
     "standby: who was left behind is believed": Mutation("2346", _believes_who_was_left_behind, _wakes_beside_a_new_chief),
     "standby: a new chief goes on beside the former one": Mutation("23", _goes_on_beside_the_former_chief, _meets_the_former_chief),

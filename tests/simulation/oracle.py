@@ -1,7 +1,7 @@
 """The promises, checked after every event by one who sees everything. Knows what was applied, saved, restored and said; no process.
 
 It keeps its own model: of each epoch of each life where it began, of each step its contributors, and of each variable its value, which
-it computes anew with NumPy.
+it computes anew with NumPy. Where servers apply contributions as they arrive, each has steps of its own, of one contribution each.
 """
 
 from collections.abc import Mapping, Sequence, Set
@@ -94,6 +94,11 @@ class Oracle:
         # The life in which servers were adopted last, and what was whole before: its chief had that to look for.
         self._last_life, self._whole_before = 0, frozenset[str]()
         self._lives: set[int] = set()
+        # Where contributions are applied as they arrive: those that a server has applied, by era and server; as which step a chief has
+        # counted them, by era and chief; and what a server had when it was saved, by name of the checkpoint, era and server.
+        self._arrived: dict[tuple[Era, str], set[PushId]] = {}
+        self._counted_as: dict[tuple[Era, str, int], PushId] = {}
+        self._saved: dict[tuple[str, Era, str], list[tuple[State, set[PushId]]]] = {}
         # What workers have committed and not given to all shards.
         self._forged: set[PushId] = set()
         self.is_rotten = False
@@ -147,7 +152,10 @@ class Oracle:
             self._count(epoch, step, contributors)
         elif known != contributors:
             raise BrokenPromise(f"2: step {step} of epoch {epoch.number}: {server} applied {contributors}, another {known}")
-        state = self._next_state(epoch.states[server, step], life, shard, request)
+        weights = request.weights or (1.0,) * len(contributors)
+        given = [one for one in zip(contributors, weights, strict=True) if one[0] not in request.without]
+        rate = self._rate_of(life, contributors)
+        state = self._next_state(epoch.states[server, step], life, shard, given, rate=rate)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(
                 f"5: {server} step {step} of epoch {epoch.number}: has {self._values(arena)}, {contributors} make {state.value}"
@@ -155,6 +163,30 @@ class Oracle:
         epoch.states[server, step + 1] = state
         epoch.at[server] = step + 1
         self.num_applied += 1
+
+    def arrived(self, server: str, life: int, push_id: PushId, epoch_number: int, arena: Array) -> None:
+        """A shard has applied a contribution as it came."""
+        era = life, epoch_number
+        epoch, made = self._epoch(era, server), self._arrived.setdefault((era, server), set())
+        step = epoch.at[server]
+        if push_id in made:
+            raise BrokenPromise(f"1: {server} has applied {push_id} before, in epoch {epoch_number}")
+        if (era, push_id) in self._refused:
+            raise BrokenPromise(f"3: {push_id} was refused in epoch {epoch_number}, and {server} has applied it")
+        state = self._next_state(epoch.states[server, step], life, index_of(server), [(push_id, 1.0)], rate=LEARNING_RATE)
+        if state.value.tobytes() != self._values(arena).tobytes():
+            raise BrokenPromise(f"5: {server} with {push_id} of epoch {epoch_number}: has {self._values(arena)}, it makes {state.value}")
+        made.add(push_id)
+        epoch.at[server], epoch.states[server, step + 1] = step + 1, state
+        self.num_applied += 1
+
+    def copied(self, server: str, life: int, tag: str, epoch_number: int) -> None:
+        """A shard has been asked to save what it holds, and may have copied it just now."""
+        era = life, epoch_number
+        epoch = self._epochs.get(era)
+        if self.rules.spec.applies_on_arrival and epoch is not None and server in epoch.at:
+            now = epoch.states[server, epoch.at[server]], set(self._arrived.get((era, server), ()))
+            self._saved.setdefault((tag, era, server), []).append(now)
 
     def restored(self, server: str, life: int, request: RestoreRequest, step: int | None, arena: Array) -> None:
         """A shard was brought back to a checkpoint."""
@@ -167,7 +199,12 @@ class Oracle:
             raise BrokenPromise(f"2: epoch {epoch.number} begins at step {epoch.first_step} and, on {server}, at {spec.initial_step}")
         if epoch.at.get(server, step) != step and not is_back:
             raise BrokenPromise(f"2: {server} was restored to step {step} of epoch {epoch.number} after it had gone on")
-        state = self._state_at(epoch, server, step, is_back=is_back)
+        if self.rules.spec.applies_on_arrival:
+            saved = self._saved[request.tag, self.committed[request.tag][0], server]
+            state, made = next((one for one in saved if one[0].value.tobytes() == self._values(arena).tobytes()), saved[-1])
+            self._arrived[era, server] = set(made)
+        else:
+            state = self._state_at(epoch, server, step, is_back=is_back)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(f"5: {server} restored to {request.tag} has {self._values(arena)}, it had {state.value}")
         self._without.discard(server)
@@ -181,6 +218,10 @@ class Oracle:
         known = self._epochs.get(era)
         if known is not None:
             behind = [server for server in servers if known.at.get(server, known.first_step) < step]
+            if self.rules.spec.applies_on_arrival:
+                # Some may not have arrived everywhere, and of what was committed and never given the chief does not know.
+                most = max((known.at.get(server, known.first_step) for server in servers), default=step)
+                behind = behind if step > most + len(self._forged) else []
             if behind:
                 raise BrokenPromise(f"2: {to} was told of step {step} of epoch {era[1]}, which {behind} have not applied")
         if step > self._told_step.get(era, 0):
@@ -191,19 +232,29 @@ class Oracle:
                     f"4: {to} was told of step {step} of epoch {era[1]} before a checkpoint of it was whole: {self.committed}"
                 )
 
-    def told_commit(self, era: Era, push_id: PushId, result: CommitResult) -> None:
-        """A worker was told what becomes of its contribution, or takes it for granted."""
+    def told_commit(self, era: Era, push_id: PushId, result: CommitResult, *, by: str = "") -> None:
+        """A worker was told what becomes of its contribution, `by` a chief, or takes it for granted."""
         outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
         known, number = self._epochs.get(era), era[1]
         if outcome is PushOutcome.ACCEPTED and result.applied_step is not None:
             step = result.applied_step
             before = self._accepted.setdefault((era, push_id), step)
+            is_told_again = self.rules.spec.applies_on_arrival and result.outcome is PushOutcome.DUPLICATE
+            if is_told_again:
+                # Another chief knows that it is applied, and not as which the former one has counted it.
+                self._check_arrived(era, push_id, step)
+                return
             if before != step:
                 raise BrokenPromise(f"3: {push_id} was said to be in step {before}, then in {step}")
             applied = known.steps.get(step) if known is not None else None
             if applied is not None and push_id not in applied:
                 raise BrokenPromise(f"3: {push_id} was accepted for step {step} of epoch {number}, made of {applied}")
             self._promised.setdefault((era, step), set()).add(push_id)
+            if self.rules.spec.applies_on_arrival:
+                self._check_arrived(era, push_id, step)
+                # A chief that does not know yet that it has a successor counts on; what it counts is applied all the same.
+                if by and (other := self._counted_as.setdefault((era, by, step), push_id)) != push_id:
+                    raise BrokenPromise(f"3: {by} has accepted both {other} and {push_id} for step {step} of epoch {number}")
             self._latest[era, push_id.worker, push_id.incarnation] = push_id
         elif outcome in (PushOutcome.STALE, PushOutcome.LATE):
             self._refused.add((era, push_id))
@@ -220,6 +271,11 @@ class Oracle:
         if (promised := self._accepted[era, push_id]) >= step:
             words = f"worker {worker} goes on with step {step} of epoch {era[1]}, and what it gave is to be in step {promised}"
             raise BrokenPromise(f"P: under {self.rules.spec.text} {words}")
+
+    @property
+    def has_forged(self) -> bool:
+        """Whether a worker has committed what it has not given to all shards."""
+        return bool(self._forged)
 
     def forged(self, push_id: PushId) -> None:
         """A worker is about to commit what it has not given to all shards."""
@@ -376,23 +432,28 @@ class Oracle:
             for identity in self._made_from.get((epoch.era[0], push_id), ()):
                 epoch.used[identity] = step
 
-    def _next_state(self, state: State, life: int, shard: int, request: ApplyRequest) -> State:
+    def _next_state(self, state: State, life: int, shard: int, contributions: Sequence[tuple[PushId, float]], *, rate: float) -> State:
         total = np.zeros_like(state.value)
-        weights = request.weights or (1.0,) * len(request.contributors)
-        known = sorted(zip(request.contributors, weights, strict=True))
-        given = [one for one in known if (life, one[0]) not in self._empty and one[0] not in request.without]
+        given = [one for one in sorted(contributions) if (life, one[0]) not in self._empty]
         if not given:
             return state
         for push_id, weight in given:
             total = total + gradient_of(push_id, shard=shard, size=self._size) * np.float32(weight)
         mean = total / np.float32(len(given))
         momentum = state.momentum * np.float32(MOMENTUM) + mean
-        return State(state.value - momentum * np.float32(self._rate_of(life, request.contributors)), momentum)
+        return State(state.value - momentum * np.float32(rate), momentum)
 
     def _rate_of(self, life: int, contributors: Contributors) -> float:
         # Those of a commit count, whatever shards have of its gradients.
         rates = (rate_of(one.worker, one.sequence) for one in sorted(contributors) if (life, one) not in self._empty)
         return next((rate for rate in rates if rate is not None), LEARNING_RATE)
+
+    def _check_arrived(self, era: Era, push_id: PushId, step: int) -> None:
+        """What is accepted has been applied by all shards."""
+        shards = {index_of(server) for server in self._servers}
+        lacking = shards - {index_of(server) for server in self._servers if push_id in self._arrived.get((era, server), ())}
+        if lacking and push_id not in self._forged:
+            raise BrokenPromise(f"3: {push_id} was accepted for step {step} of epoch {era[1]}, and ps {lacking} have not applied it")
 
     def _values(self, arena: Array) -> Array:
         return arena[: self._size * 4].view(np.float32)

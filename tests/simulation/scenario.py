@@ -50,7 +50,7 @@ class Scenario:
     def is_for_a_standby(self) -> bool:
         """Whether nothing befalls it but the loss of one server, whose values another one has: nothing is rolled back then."""
         is_calm = not (self.network.drop or self.network.late or self.network.duplicate)
-        if not self.has_standbys or not is_calm or len(self.faults) != 1:
+        if not self.has_standbys or self.policy.applies_on_arrival or not is_calm or len(self.faults) != 1:
             return False
         fault = self.faults[0]
         return fault.kind == "kill" and fault.target[0].startswith("ps-") and fault.at > _BEGUN_S
@@ -102,6 +102,18 @@ def scenario_of(seed: int) -> Scenario:
     )
     scenario = _with_standbys(scenario, random.Random(f"standbys {seed}"))
     return replace(scenario, has_history=random.Random(f"history {seed}").random() < 0.3)
+
+
+UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
+
+
+def unlocked(scenario: Scenario) -> Scenario:
+    """Returns the same with servers that apply contributions as they arrive; then no step is saved before it is told, and no norm is known.
+
+    There is no training data: its ranges are not done with a step, so a checkpoint cannot say of all of them whether its values have them.
+    """
+    durability = Durability.INTERVAL if scenario.durability is Durability.STEP else scenario.durability
+    return replace(scenario, policy=UNLOCKED, has_norms=False, data=None, durability=durability)
 
 
 def _with_standbys(scenario: Scenario, chance: random.Random) -> Scenario:

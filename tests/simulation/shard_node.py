@@ -15,9 +15,11 @@ from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import (
     ApplyRequest,
     PushHeader,
+    PushResult,
     ReplicaState,
     RestoreRequest,
     SaveRequest,
+    SaveState,
     ShardSettings,
     ShardSpec,
 )
@@ -133,7 +135,10 @@ class ShardNode:
         return reply
 
     def _save(self, request: SaveRequest) -> object:
-        return self.shard.save(request)
+        progress = self.shard.save(request)
+        if progress.state is not SaveState.FAILED:
+            self._oracle.copied(self._place, request.fence.life, request.tag, request.fence.epoch)
+        return progress
 
     def _restore(self, request: RestoreRequest, max_wait_s: float) -> object:
         self._asked_to_restore = request
@@ -152,7 +157,11 @@ class ShardNode:
 
     def _push(self, header: PushHeader, gradients: Array) -> object:
         try:
-            return self.shard.push_gradients(header, Segments([gradients]))
+            reply = self.shard.push_gradients(header, Segments([gradients]))
+            if reply.result is PushResult.APPLIED:
+                epoch = header.era.epoch
+                self._oracle.arrived(self._place, self.shard.status().fence.life, header.push_id, epoch, self._arena(epoch))
+            return reply
         finally:
             self._oracle.holds(self._place, header.push_id, self.shard.status().report)
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from tests.simulation.__main__ import problem_of, try_seeds
+from tests.simulation.__main__ import problem_of, try_seeds, try_unlocked
 from tests.simulation.cluster import run
 from tests.simulation.kept import kept
 from tests.simulation.mutations import MUTATIONS
@@ -20,6 +20,12 @@ _MAX_SCENARIOS = 150
 def test_promises_hold(first: int) -> None:
     _, broken = try_seeds(range(first, first + _AT_ONCE))
     assert not broken, "\n".join(f"python -m tests.simulation --seed {seed}: {words}" for seed, words in broken)
+
+
+@pytest.mark.timeout(120)
+def test_promises_hold_without_locking() -> None:
+    _, broken = try_unlocked(range(_AT_ONCE))
+    assert not broken, "\n".join(f"python -m tests.simulation --unlocked --seed {seed}: {words}" for seed, words in broken)
 
 
 @pytest.mark.parametrize("scenario", [pytest.param(scenario, id=what.replace(" ", "-")) for what, scenario in kept()])

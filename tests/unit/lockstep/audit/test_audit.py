@@ -186,6 +186,38 @@ def test_what_servers_held_before_they_left_and_came_back_in_one_epoch_counts(tm
     assert (check_books(facts).problems, values.problems, values.skipped, values.num_steps) == ((), [], [], 5 + 3)
 
 
+@pytest.mark.parametrize(
+    ("given", "outcome", "words"),
+    [
+        ({0, 1}, "ACCEPTED", ""),
+        ({0}, "ACCEPTED", "ps 1 never applied it"),
+        ({0}, "LATE", "ps 0 applied it"),
+        (set(), "LATE", ""),
+    ],
+)
+def test_contributions_applied_on_arrival_have_no_common_order_and_are_at_all_servers(
+    tmp_path: Path, given: set[int], outcome: str, words: str
+) -> None:
+    training = _training(tmp_path, 2)
+    training.create()
+    first, second, third = (PushId(worker=worker, incarnation=1, sequence=1) for worker in range(3))
+    for index, shard in enumerate(training.shards):
+        shard.configure(replace(training.settings, version=1, accepts_stale=True, applies_on_arrival=True))
+        for push_id in (first, second) if index else (second, first):
+            training.push(index, push_id)
+        if index in given:
+            training.push(index, third)
+    workers = HistoryWriter(tmp_path / "history", role="worker")
+    for step, push_id in enumerate((first, second)):
+        events.note_outcome(workers, push_id, epoch=training.epoch, outcome="ACCEPTED", step=0, applied_step=step)
+    events.note_outcome(workers, third, epoch=training.epoch, outcome=outcome, step=0, applied_step=2 if outcome == "ACCEPTED" else None)
+    facts = facts_of(read_history(tmp_path / "history"))
+    books = check_books(facts)
+    assert [words in problem for problem in books.problems] == ([True] if words else [])
+    assert books.epochs[training.epoch].num_steps == 2 + (0 in given)
+    assert not recompute(facts).problems
+
+
 def test_directory_without_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(tmp_path)]) == 2
     assert "no history" in capsys.readouterr().err
