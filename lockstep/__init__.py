@@ -20,7 +20,8 @@ import ps_protocol as ps_protocol  # before anything of it imports grpc: see `pr
 if TYPE_CHECKING:
     from lockstep import errors as errors
     from worker_client import *  # noqa: F403  (the face has every name of the SDK, and no list of its own)
-    from worker_client import DNNClassifier as DNNClassifier  # not in __all__: it needs scikit-learn
+    from worker_client import DNNClassifier as DNNClassifier  # not in __all__: they need scikit-learn
+    from worker_client import DNNRegressor as DNNRegressor
 
 __version__ = "0.1.0"
 
@@ -34,7 +35,7 @@ def __getattr__(name: str) -> Any:
     sdk = import_module("worker_client")
     if name == "__all__":
         value: Any = sorted([*sdk.__all__, "errors"])
-    elif name in sdk.__all__ or name == "DNNClassifier":
+    elif name in sdk.__all__ or name in ("DNNClassifier", "DNNRegressor"):
         value = getattr(sdk, name)
     else:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -77,11 +77,15 @@ _LAZY = {
     "ConditionalAccumulator": "worker_client.accumulators",
     "SparseConditionalAccumulator": "worker_client.accumulators",
     "DNNClassifier": "worker_client.estimator",
+    "DNNRegressor": "worker_client.estimator",
 }
 
 if TYPE_CHECKING:
     from worker_client.accumulators import ConditionalAccumulator, SparseConditionalAccumulator
-    from worker_client.estimator import DNNClassifier as DNNClassifier  # not in __all__: it needs scikit-learn
+
+    # Not in __all__: they need scikit-learn.
+    from worker_client.estimator import DNNClassifier as DNNClassifier
+    from worker_client.estimator import DNNRegressor as DNNRegressor
 
 __all__ = [
     "AverageSpec",

@@ -1,4 +1,4 @@
-"""`DNNClassifier`: a neural network with scikit-learn's interface, trained on parameter servers. Needs scikit-learn; knows no transport.
+"""`DNNClassifier` and `DNNRegressor`: networks with scikit-learn's interface, trained on parameter servers. Knows no transport.
 
 from worker_client.estimator import DNNClassifier   # pip install 'lockstep-ps[estimator]'
 
@@ -35,27 +35,27 @@ Batch = tuple[Array, Array]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """Features as (examples, features), the number of each one's class, and how many of them make a batch."""
+    """Features as (examples, features), what the network's head takes for each, and how many of them make a batch."""
 
     features: Array
-    labels: Array
+    targets: Array
     batch_size: int
 
     @property
     def num_batches(self) -> int:
         """Batches of one pass; the last one may be smaller."""
-        return -(-len(self.labels) // self.batch_size)
+        return -(-len(self.targets) // self.batch_size)
 
-    def batches(self, *, seed: int, worker: int, num_passes: int) -> Iterator[Batch]:
-        """Yields features and labels of one batch after the other, in an order that is new in each pass.
+    def batches(self, *, seed: int, worker: int, passes: range) -> Iterator[Batch]:
+        """Yields features and targets of one batch after the other, in an order that is new in each pass.
 
-        The same seed and worker always give the same batches; two workers with the same examples go through them in different orders.
+        The same seed, worker and pass always give the same batches; two workers with the same examples go through them in different orders.
         """
-        for index in range(num_passes):
-            order = np.random.default_rng((seed, worker, index)).permutation(len(self.labels))
+        for index in passes:
+            order = np.random.default_rng((seed, worker, index)).permutation(len(self.targets))
             for start in range(0, len(order), self.batch_size):
                 chosen = order[start : start + self.batch_size]
-                yield self.features[chosen], self.labels[chosen]
+                yield self.features[chosen], self.targets[chosen]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -68,23 +68,31 @@ class Trained:
 
 
 def train(
-    network: Network, examples: Examples, *, optimizer: Any, hooks: Sequence[SessionRunHook], master: Any, seed: int, num_passes: int
+    network: Network,
+    examples: Examples,
+    *,
+    first: Mapping[str, Array],
+    optimizer: Any,
+    hooks: Sequence[SessionRunHook],
+    master: Any,
+    seed: int,
+    passes: range,
 ) -> Trained:
-    """Joins the model, creating it if this is the first worker, and contributes one batch after the other, `num_passes` times over.
+    """Joins the model, creating it with the values of `first` if this is the first worker, and contributes one batch after the other.
 
     `optimizer` and `master` are those of a monitored session. Ends before if a hook asks for it, or if the cluster's training is finished.
     The first worker to finish ends training for the whole cluster, so that all workers get the same final variables. Blocks; raises
     what the session and the hooks raise.
     """
     with Graph().as_default():
-        for name, value in network.initial_values(np.random.default_rng(seed)).items():
+        for name, value in first.items():
             get_variable(name, value)
         train_op = optimizer.minimize(_Loss(network), global_step=get_or_create_global_step())
         # A chief worker creates the model; without a hook that names it, the first worker to come does.
         is_chief = all(getattr(hook, "is_chief", True) for hook in hooks)
         losses: list[float] = []
         with MonitoredTrainingSession(master, is_chief=is_chief, hooks=hooks, log_step_count_steps=None) as session:
-            for batch in examples.batches(seed=seed, worker=session.session.worker_index, num_passes=num_passes):
+            for batch in examples.batches(seed=seed, worker=session.session.worker_index, passes=passes):
                 if session.should_stop():
                     break
                 # None if the session was lost and a new one took its place: what became of that contribution is not known.
@@ -105,8 +113,8 @@ class _Loss:
     def __call__(self, variables: Mapping[str, Array], batch: Batch) -> tuple[float, dict[str, Array]]:
         if not self._gradients:
             self._gradients = {name: np.empty_like(value) for name, value in variables.items()}
-        features, labels = batch
-        return self._network.loss_and_gradients(variables, features, labels, into=self._gradients), self._gradients
+        features, targets = batch
+        return self._network.loss_and_gradients(variables, features, targets, into=self._gradients), self._gradients
 
 
 def pass_losses(losses: Sequence[float], *, num_batches: int) -> list[float]:
@@ -114,16 +122,11 @@ def pass_losses(losses: Sequence[float], *, num_batches: int) -> list[float]:
     return [float(np.mean(losses[start : start + num_batches])) for start in range(0, len(losses), num_batches)]
 
 
-# `DNNClassifier`: a neural network with scikit-learn's interface, trained on parameter servers. Needs scikit-learn; knows no transport.
-#
-# from worker_client.estimator import DNNClassifier   # pip install 'lockstep-ps[estimator]'
-#
-# DNNClassifier((64,), random_state=0).fit(X, y).score(X_test, y_test)         # a cluster inside this process
-# DNNClassifier((64,), target="host:5000").fit(X, y)                           # as one worker of a running cluster
+# The estimators. What they have in common is `_fit`, which knows no class of theirs.
 
 
 try:
-    from sklearn.base import BaseEstimator, ClassifierMixin
+    from sklearn.base import BaseEstimator, ClassifierMixin, RegressorMixin
     from sklearn.utils import check_random_state
     from sklearn.utils.multiclass import check_classification_targets
     from sklearn.utils.validation import check_is_fitted, column_or_1d, validate_data
@@ -138,13 +141,15 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     `optimizer`: a name ("adam", "sgd", …), which trains with `learning_rate`, or what an optimizer function of worker_client returns, which
     has its own; both leave the cluster's policy as it is. Or a `SyncReplicasOptimizer` or another optimizer of that kind, which says how
     workers are coordinated as well. `batch_size` in examples; `max_iter` passes over the examples. `random_state`: first weights and order.
+    `warm_start`: `fit` begins with the variables that the last training ended with.
 
     `target` is the chief's address of a running cluster, None a cluster of one worker inside this process; the latter gives, for the same
     data and an int as `random_state`, the same weights every time. In a cluster each worker calls `fit` with its own examples and with
     the same parameters; the first worker to go through its examples ends the training, and every worker has the same final network.
 
     After `fit`: `classes_`, `n_features_in_` (and `feature_names_in_`), `variables_` (weights and biases by name), `loss_curve_` (mean loss
-    of each of this worker's passes), `n_iter_` (passes that were begun), `global_step_` (steps of the cluster).
+    of each of this worker's passes), `n_iter_` (passes that were begun), `global_step_` (steps of the cluster); with `warm_start` and
+    `partial_fit` of all trainings so far.
     """
 
     def __init__(
@@ -157,6 +162,7 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         batch_size: int = 32,
         max_iter: int = 100,
         random_state: Any = None,
+        warm_start: bool = False,
         target: str | None = None,
     ) -> None:
         self.hidden_units = hidden_units
@@ -166,6 +172,7 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.batch_size = batch_size
         self.max_iter = max_iter
         self.random_state = random_state
+        self.warm_start = warm_start
         self.target = target
 
     def fit(
@@ -181,25 +188,33 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """
         features, given = validate_data(self, X, y, dtype=(np.float64, np.float32))
         check_classification_targets(given)
-        self.classes_, labels = _encode(column_or_1d(given, warn=True), classes)
-        optimizer = self._check_parameters()
-        seed = int(check_random_state(self.random_state).randint(np.iinfo(np.int32).max))
-        sizes = (features.shape[1], *(int(units) for units in self.hidden_units), len(self.classes_))
-        self._network = Network(sizes=sizes, activation=self.activation, dtype=features.dtype)
-        examples = Examples(features=features, labels=labels, batch_size=self.batch_size)
-        trained = train(
-            self._network,
-            examples,
-            optimizer=optimizer,
-            hooks=tuple(hooks),
-            master=self.target if self.target is not None else _private_cluster,
-            seed=seed,
-            num_passes=self.max_iter,
-        )
-        self.variables_, self.loss_curve_, self.global_step_ = trained.variables, trained.losses, trained.global_step
-        # A worker that came when all was over has begun none, and has the final network all the same.
-        self.n_iter_ = len(trained.losses)
-        return self
+        known, labels = _encode(column_or_1d(given, warn=True), classes)
+        goes_on = self.warm_start and hasattr(self, "variables_")
+        if goes_on and not np.array_equal(known, self.classes_):
+            raise ValueError(
+                f"warm_start: the network has the classes {self.classes_[:10].tolist()}, the examples {known[:10].tolist()}; "
+                "give all of them as classes=, or train a new estimator"
+            )
+        self.classes_: Array = known
+        return self._train(features, labels, hooks=hooks, goes_on=goes_on, num_passes=self.max_iter)
+
+    def partial_fit(self, X: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None = None) -> Self:
+        """Goes through these examples once, from the variables that the last call ended with; returns this estimator.
+
+        `classes`: all labels there will ever be; must be given the first time. In a cluster inside this process only: the training of
+        a running cluster is one `fit`. The optimizer's slots (momentum, moments) begin anew in each call. Raises ValueError.
+        """
+        is_first = not hasattr(self, "variables_")
+        if is_first and classes is None:
+            raise ValueError("classes must be passed on the first call to partial_fit.")
+        features, given = validate_data(self, X, y, dtype=(np.float64, np.float32), reset=is_first)
+        check_classification_targets(given)
+        known, labels = _encode(column_or_1d(given, warn=True), classes if is_first else self.classes_)
+        if not is_first and classes is not None and not np.array_equal(np.unique(np.asarray(classes)), known):
+            raise ValueError(f"classes: got {np.unique(np.asarray(classes))[:10].tolist()}, at first they were {known[:10].tolist()}")
+        self.classes_ = known
+        _refuse_target(self.target)
+        return self._train(features, labels, hooks=(), goes_on=not is_first, num_passes=1)
 
     def predict(self, X: npt.ArrayLike) -> Array:
         """Returns the most probable class of each example. Asks no cluster. Raises NotFittedError before `fit`."""
@@ -211,7 +226,7 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         """Returns the probability of each class, in the order of `classes_`, for each example, as (examples, classes). Asks no cluster."""
         check_is_fitted(self, "variables_")
         features = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
-        return self._network.probabilities(self.variables_, features)
+        return self._network.predictions(self.variables_, features)
 
     def predict_log_proba(self, X: npt.ArrayLike) -> Array:
         """Returns the logarithms of `predict_proba`; -inf where a probability is 0."""
@@ -219,28 +234,214 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             logarithms: Array = np.log(self.predict_proba(X))
         return logarithms
 
-    def _check_parameters(self) -> Optimizer | SyncReplicasOptimizer:
-        """Returns the optimizer. The parameters are checked here, since scikit-learn wants constructors that check nothing."""
+    def _train(self, features: Array, labels: Array, *, hooks: Iterable[SessionRunHook], goes_on: bool, num_passes: int) -> Self:
+        former = _former(self, goes_on)
+        self._network, trained = _fit(
+            _Parameters.of(self),
+            features,
+            labels,
+            num_outputs=len(self.classes_),
+            head="classes",
+            former=former,
+            hooks=hooks,
+            num_passes=num_passes,
+        )
+        _keep(self, trained, former)
+        return self
+
+
+class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
+    """A feed-forward network that predicts numbers, one for each example or several, trained by the squared error of batches.
+
+    Parameters, a cluster as the `target` and what there is after `fit` are those of `DNNClassifier`, without classes. Targets are learned
+    as they are given: scale them where they are far from 1.
+    """
+
+    def __init__(
+        self,
+        hidden_units: Sequence[int] = (64,),
+        *,
+        activation: str = "relu",
+        optimizer: str | OptimizerSpec | Optimizer | SyncReplicasOptimizer = "adam",
+        learning_rate: float = 0.001,
+        batch_size: int = 32,
+        max_iter: int = 100,
+        random_state: Any = None,
+        warm_start: bool = False,
+        target: str | None = None,
+    ) -> None:
+        self.hidden_units = hidden_units
+        self.activation = activation
+        self.optimizer = optimizer
+        self.learning_rate = learning_rate
+        self.batch_size = batch_size
+        self.max_iter = max_iter
+        self.random_state = random_state
+        self.warm_start = warm_start
+        self.target = target
+
+    def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, *, hooks: Iterable[SessionRunHook] = ()) -> Self:
+        """Trains on `X`, (examples, features) of finite numbers, and `y`, a number for each or (examples, outputs); returns this estimator.
+
+        `hooks`, the types and the errors are those of `DNNClassifier.fit`.
+        """
+        goes_on = self.warm_start and hasattr(self, "variables_")
+        return self._train(X, y, hooks=hooks, goes_on=goes_on, is_first=True, num_passes=self.max_iter)
+
+    def partial_fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
+        """Goes through these examples once, from the variables that the last call ended with; see `DNNClassifier.partial_fit`."""
+        is_first = not hasattr(self, "variables_")
+        _refuse_target(self.target)
+        return self._train(X, y, hooks=(), goes_on=not is_first, is_first=is_first, num_passes=1)
+
+    def predict(self, X: npt.ArrayLike) -> Array:
+        """Returns the number of each example, or (examples, outputs). Asks no cluster. Raises NotFittedError before `fit`."""
+        check_is_fitted(self, "variables_")
+        features = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
+        predicted = self._network.predictions(self.variables_, features)
+        return predicted[:, 0] if self._is_single else predicted
+
+    def __sklearn_tags__(self) -> Any:
+        tags = super().__sklearn_tags__()
+        tags.target_tags.multi_output = True
+        return tags
+
+    def _train(
+        self, X: npt.ArrayLike, y: npt.ArrayLike, *, hooks: Iterable[SessionRunHook], goes_on: bool, is_first: bool, num_passes: int
+    ) -> Self:
+        features, given = validate_data(self, X, y, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True, reset=is_first)
+        targets = given.reshape(len(given), -1).astype(features.dtype)
+        former = _former(self, goes_on)
+        self._network, trained = _fit(
+            _Parameters.of(self),
+            features,
+            targets,
+            num_outputs=targets.shape[1],
+            head="numbers",
+            former=former,
+            hooks=hooks,
+            num_passes=num_passes,
+        )
+        self._is_single = given.ndim == 1
+        _keep(self, trained, former)
+        return self
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Former:
+    """What earlier trainings of an estimator have left: its network, and what `Trained` says of all of them."""
+
+    network: Network
+    trained: Trained
+
+
+def _former(estimator: Any, goes_on: bool) -> _Former | None:
+    if not goes_on:
+        return None
+    so_far = Trained(variables=estimator.variables_, losses=estimator.loss_curve_, global_step=estimator.global_step_)
+    return _Former(network=estimator._network, trained=so_far)
+
+
+def _keep(estimator: Any, trained: Trained, former: _Former | None) -> None:
+    """Writes what scikit-learn's users read."""
+    losses = [*former.trained.losses, *trained.losses] if former is not None else trained.losses
+    estimator.variables_, estimator.loss_curve_ = trained.variables, losses
+    # A running cluster counts its own steps.
+    estimator.global_step_ = trained.global_step + (former.trained.global_step if former is not None and estimator.target is None else 0)
+    # A worker that came when all was over has begun none, and has the final network all the same.
+    estimator.n_iter_ = len(losses)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Parameters:
+    """The parameters of an estimator, checked: scikit-learn wants constructors that check nothing."""
+
+    hidden_units: tuple[int, ...]
+    activation: str
+    optimizer: Optimizer | SyncReplicasOptimizer
+    batch_size: int
+    seed: int
+    target: str | None
+
+    @classmethod
+    def of(cls, estimator: Any) -> "_Parameters":
+        """Raises ValueError for what cannot be trained with."""
         for name in ("batch_size", "max_iter"):
-            _check_count(name, getattr(self, name))
-        if not isinstance(self.hidden_units, (Sequence, np.ndarray)) or isinstance(self.hidden_units, str):
-            raise ValueError(f"hidden_units: got {self.hidden_units!r}, want a sequence of numbers such as (64,)")
-        for units in self.hidden_units:
-            _check_count("hidden_units", units)
-        if self.activation not in ACTIVATIONS:
-            raise ValueError(f"activation: got {self.activation!r}, want one of {', '.join(ACTIVATIONS)}")
-        if isinstance(self.optimizer, (Optimizer, SyncReplicasOptimizer)):
-            return self.optimizer
-        if isinstance(self.optimizer, OptimizerSpec):
-            return as_optimizer(self.optimizer, keeps_policy=True)
-        if self.optimizer not in GRADIENT_OPTIMIZERS:
-            words = f"want one of {', '.join(GRADIENT_OPTIMIZERS)}, or what worker_client.adam(0.001) or another optimizer function returns"
-            raise ValueError(f"optimizer: got {self.optimizer!r}, {words}")
-        try:
-            factory: Callable[[float], OptimizerSpec] = getattr(optimizers, self.optimizer)
-            return as_optimizer(factory(self.learning_rate), keeps_policy=True)
-        except InvalidSpec as error:
-            raise ValueError(error.message) from error
+            _check_count(name, getattr(estimator, name))
+        units = estimator.hidden_units
+        if not isinstance(units, (Sequence, np.ndarray)) or isinstance(units, str):
+            raise ValueError(f"hidden_units: got {units!r}, want a sequence of numbers such as (64,)")
+        for one in units:
+            _check_count("hidden_units", one)
+        if estimator.activation not in ACTIVATIONS:
+            raise ValueError(f"activation: got {estimator.activation!r}, want one of {', '.join(ACTIVATIONS)}")
+        return cls(
+            hidden_units=tuple(int(one) for one in units),
+            activation=estimator.activation,
+            optimizer=_optimizer(estimator.optimizer, estimator.learning_rate),
+            batch_size=estimator.batch_size,
+            seed=int(check_random_state(estimator.random_state).randint(np.iinfo(np.int32).max)),
+            target=estimator.target,
+        )
+
+
+def _fit(
+    parameters: _Parameters,
+    features: Array,
+    targets: Array,
+    *,
+    num_outputs: int,
+    head: str,
+    former: _Former | None,
+    hooks: Iterable[SessionRunHook],
+    num_passes: int,
+) -> tuple[Network, Trained]:
+    """Trains a network, from what former trainings have left if there were any. Raises ValueError if that is another network."""
+    dtype = features.dtype if former is None else np.dtype(former.network.dtype)
+    network = Network(
+        sizes=(features.shape[1], *parameters.hidden_units, num_outputs), activation=parameters.activation, dtype=dtype, head=head
+    )
+    if former is not None and network != former.network:
+        raise ValueError(
+            f"the network to go on with has layers of {former.network.sizes} units and {former.network.activation!r}, wanted are "
+            f"{network.sizes} and {network.activation!r}; train a new estimator"
+        )
+    begun = 0 if former is None else len(former.trained.losses)
+    if targets.dtype == features.dtype:
+        targets = targets.astype(dtype, copy=False)
+    trained = train(
+        network,
+        Examples(features=features.astype(dtype, copy=False), targets=targets, batch_size=parameters.batch_size),
+        first=network.initial_values(np.random.default_rng(parameters.seed)) if former is None else former.trained.variables,
+        optimizer=parameters.optimizer,
+        hooks=tuple(hooks),
+        master=parameters.target if parameters.target is not None else _private_cluster,
+        seed=parameters.seed,
+        passes=range(begun, begun + num_passes),
+    )
+    return network, trained
+
+
+def _refuse_target(target: str | None) -> None:
+    if target is not None:
+        raise ValueError(
+            f"partial_fit trains in a cluster inside this process, and target is {target!r}: one fit() is one training of a cluster"
+        )
+
+
+def _optimizer(given: Any, learning_rate: float) -> Optimizer | SyncReplicasOptimizer:
+    if isinstance(given, (Optimizer, SyncReplicasOptimizer)):
+        return given
+    if isinstance(given, OptimizerSpec):
+        return as_optimizer(given, keeps_policy=True)
+    if given not in GRADIENT_OPTIMIZERS:
+        words = f"want one of {', '.join(GRADIENT_OPTIMIZERS)}, or what worker_client.adam(0.001) or another optimizer function returns"
+        raise ValueError(f"optimizer: got {given!r}, {words}")
+    try:
+        factory: Callable[[float], OptimizerSpec] = getattr(optimizers, given)
+        return as_optimizer(factory(learning_rate), keeps_policy=True)
+    except InvalidSpec as error:
+        raise ValueError(error.message) from error
 
 
 def _private_cluster(worker_index: int | None) -> Session:

@@ -95,7 +95,7 @@ def names_page() -> str:
     """Every name that a program may import, by the module that defines it, with its signature and docstring."""
     by_module: dict[str, list[str]] = {}
     aliases = []
-    for name in sorted({*worker_client.__all__, "DNNClassifier"}):
+    for name in sorted({*worker_client.__all__, "DNNClassifier", "DNNRegressor"}):
         value = getattr(worker_client, name)
         module = getattr(value, "__module__", None)
         if inspect.isclass(value) or inspect.isfunction(value):

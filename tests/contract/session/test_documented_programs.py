@@ -26,10 +26,10 @@ NOT_RUN = {
     ("docs/how-to/tls.md", 0): "its host is an example",
     ("docs/how-to/averages.md", 1): "`...` stands for the reader's own arguments",
     ("docs/how-to/averages.md", 2): "it reads a checkpoint of the reader's own",
-    ("docs/how-to/estimator.md", 2): "it needs three workers' processes; tests/contract/session/test_estimator_cluster.py has them",
+    ("docs/how-to/estimator.md", 3): "it needs three workers' processes; tests/contract/session/test_estimator_cluster.py has them",
 }
 # What frameworks are not installed for; `make test-frameworks` runs the same where they are.
-FRAMEWORKS = ("torch", "jax", "keras")
+FRAMEWORKS = ("torch", "jax", "keras", "dask")
 # How many workers run the block at once, where it is not one.
 WORKERS = {("docs/reference/strategy.md", 4): 2}
 
@@ -107,7 +107,7 @@ dw, ids, rows, mean, loss, accuracy, batch_size = np.ones(3), np.arange(2), np.o
     "def gradient_of(variable): return variable.read_value() + 1\n",
     ("docs/reference/strategy.md", 2): STRATEGY,
     ("docs/reference/strategy.md", 3): "import lockstep\nfrom worker_client.strategy import ParameterServerStrategy",
-    ("docs/how-to/estimator.md", 1): DIGITS,
+    ("docs/how-to/estimator.md", 2): DIGITS,
 }
 
 

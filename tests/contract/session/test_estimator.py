@@ -19,7 +19,7 @@ import worker_client
 from lockstep.demo.digits import load_digits, split
 from tests.support.repository import ROOT
 from worker_client import sync_replicas
-from worker_client.estimator import DNNClassifier
+from worker_client.estimator import DNNClassifier, DNNRegressor
 
 RANDOM = np.random.default_rng(2)
 X = np.concatenate([RANDOM.normal(center, 1.0, (30, 3)) for center in (-2.0, 0.0, 2.0)])
@@ -125,3 +125,91 @@ def test_without_scikit_learn_only_the_estimator_is_missing_and_says_what_to_ins
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(tmp_path), str(ROOT)])}
     result = subprocess.run([sys.executable, "-c", script], env=environment, capture_output=True, text=True, timeout=50, check=False)
     assert result.stderr.splitlines()[-1].endswith("DNNClassifier needs scikit-learn 1.6 or newer: pip install 'lockstep-ps[estimator]'")
+
+
+# More of the same data, and numbers in place of classes.
+
+
+@pytest.mark.filterwarnings("ignore")
+@parametrize_with_checks([DNNRegressor((16,), learning_rate=0.01, max_iter=60)])  # type: ignore[untyped-decorator]
+def test_scikit_learn_takes_the_regressor_for_one_of_its_own(estimator: Any, check: Callable[[Any], None]) -> None:
+    check(estimator)
+
+
+def test_the_regressor_learns_one_number_or_several() -> None:
+    y = X @ np.array([[1.0, 0.5], [-0.5, 0.25], [0.25, 1.0]])
+    one = DNNRegressor((16,), learning_rate=0.02, max_iter=60, random_state=0).fit(X, y[:, 0])
+    assert one.predict(X).shape == (90,) and one.score(X, y[:, 0]) > 0.95
+    both = DNNRegressor((16,), learning_rate=0.02, max_iter=60, random_state=0).fit(X.astype(np.float32), y)
+    assert both.predict(X).shape == (90, 2) and both.score(X, y) > 0.95
+    assert both.variables_["outputs/weights"].dtype == np.float32
+    assert both.loss_curve_[-1] < both.loss_curve_[0] / 5
+
+
+def test_partial_fit_goes_on_where_the_last_call_ended() -> None:
+    classifier = DNNClassifier((8,), learning_rate=0.02, random_state=0)
+    for _ in range(15):
+        for part in (slice(0, None, 2), slice(1, None, 2)):
+            classifier.partial_fit(X[part], Y[part], classes=["low", "middle", "high"])
+    assert classifier.score(X, Y) > 0.8
+    assert classifier.n_iter_ == len(classifier.loss_curve_) == 30 and classifier.global_step_ == 60
+    regressor = DNNRegressor((8,), learning_rate=0.02, random_state=0)
+    for _ in range(40):
+        regressor.partial_fit(X, X[:, 0])
+    assert regressor.score(X, X[:, 0]) > 0.9
+
+
+def test_a_pass_of_partial_fit_is_a_pass_of_fit() -> None:
+    whole = DNNClassifier((8,), optimizer="sgd", learning_rate=0.1, max_iter=2, random_state=3).fit(X, Y)
+    parts = DNNClassifier((8,), optimizer="sgd", learning_rate=0.1, random_state=3)
+    parts.partial_fit(X, Y, classes=np.unique(Y)).partial_fit(X, Y)
+    assert all(np.array_equal(whole.variables_[name], parts.variables_[name]) for name in whole.variables_)
+    assert whole.loss_curve_ == parts.loss_curve_ and whole.global_step_ == parts.global_step_
+
+
+@pytest.mark.parametrize("estimator", [DNNClassifier, DNNRegressor])
+def test_a_warm_start_goes_on_where_fit_ended(estimator: Any) -> None:
+    y = Y if estimator is DNNClassifier else X[:, 0]
+    whole = estimator((8,), optimizer="sgd", learning_rate=0.05, max_iter=4, random_state=3).fit(X, y)
+    twice = estimator((8,), optimizer="sgd", learning_rate=0.05, max_iter=2, random_state=3, warm_start=True).fit(X, y).fit(X, y)
+    assert all(np.array_equal(whole.variables_[name], twice.variables_[name]) for name in whole.variables_)
+    assert twice.n_iter_ == 4 and twice.global_step_ == whole.global_step_
+    cold = estimator((8,), optimizer="sgd", learning_rate=0.05, max_iter=2, random_state=3).fit(X, y).fit(X, y)
+    assert cold.n_iter_ == 2
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        (lambda: DNNClassifier().partial_fit(X, Y), "classes must be passed on the first call to partial_fit"),
+        (lambda: _begun().partial_fit(X, Y, classes=["low", "high"]), "classes: got .'high', 'low'., at first they were"),
+        (lambda: _begun().partial_fit(X, np.repeat("other", 90)), "y has labels that are not among the given classes: .'other'."),
+        (lambda: _begun().partial_fit(X[:, :2], Y), "X has 2 features, but DNNClassifier is expecting 3 features"),
+        (lambda: _begun().set_params(hidden_units=(5,)).partial_fit(X, Y), r"layers of \(3, 4, 3\) units .* wanted are \(3, 5, 3\)"),
+        (lambda: _begun().set_params(warm_start=True).fit(X[:60], Y[:60]), "warm_start: the network has the classes"),
+        (lambda: DNNClassifier(target="host:5000").partial_fit(X, Y, classes=np.unique(Y)), "target is 'host:5000': one fit.. is one"),
+        (lambda: DNNRegressor(target="host:5000").partial_fit(X, X[:, 0]), "target is 'host:5000': one fit.. is one"),
+        (lambda: DNNRegressor((8,)).fit(X, Y), "could not convert|dtype"),
+    ],
+)
+def test_what_cannot_go_on_is_refused_in_words(call: Callable[[], Any], words: str) -> None:
+    with pytest.raises(ValueError, match=words):
+        call()
+
+
+def _begun() -> DNNClassifier:
+    return DNNClassifier((4,), random_state=0).partial_fit(X, Y, classes=np.unique(Y))
+
+
+@pytest.mark.filterwarnings("ignore")  # dask's own
+def test_dask_trains_it_block_by_block() -> None:
+    wrappers = pytest.importorskip("dask_ml.wrappers", reason="dask-ml is not installed: `make test-frameworks` has it")
+    from dask import array
+
+    order = np.random.default_rng(1).permutation(90)
+    features, labels = array.from_array(X[order], chunks=(30, 3)), array.from_array(Y[order], chunks=30)
+    incremental = wrappers.Incremental(DNNClassifier((8,), learning_rate=0.05, random_state=0), assume_equal_chunks=True)
+    for _ in range(10):
+        incremental.partial_fit(features, labels, classes=np.unique(Y))
+    assert incremental.estimator_.n_iter_ == 30
+    assert incremental.score(features, labels) > 0.8

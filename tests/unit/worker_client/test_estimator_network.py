@@ -38,7 +38,7 @@ def test_the_loss_and_the_probabilities_of_a_network_that_is_sure_and_wrong_are_
     features, labels = np.array([[1.0], [-1.0]]), np.array([1, 0])
     gradients = {name: np.empty_like(value) for name, value in variables.items()}
     assert np.isfinite(net.loss_and_gradients(variables, features, labels, into=gradients))
-    np.testing.assert_array_equal(net.probabilities(variables, features), [[1.0, 0.0], [0.0, 1.0]])
+    np.testing.assert_array_equal(net.predictions(variables, features), [[1.0, 0.0], [0.0, 1.0]])
 
 
 def test_an_activation_that_does_not_exist_is_refused_with_those_that_do() -> None:
@@ -47,16 +47,16 @@ def test_an_activation_that_does_not_exist_is_refused_with_those_that_do() -> No
 
 
 def test_a_pass_has_every_example_once_and_the_next_another_order() -> None:
-    examples = Examples(features=np.arange(10.0)[:, None], labels=np.arange(10), batch_size=4)
-    batches = [labels for _, labels in examples.batches(seed=1, worker=0, num_passes=2)]
+    examples = Examples(features=np.arange(10.0)[:, None], targets=np.arange(10), batch_size=4)
+    batches = [labels for _, labels in examples.batches(seed=1, worker=0, passes=range(2))]
     assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
     first, second = np.concatenate(batches[:3]), np.concatenate(batches[3:])
     assert sorted(first) == sorted(second) == list(range(10)) and list(first) != list(second)
 
 
 def test_workers_go_through_the_same_examples_in_different_orders_and_each_the_same_every_time() -> None:
-    examples = Examples(features=np.zeros((50, 1)), labels=np.arange(50), batch_size=50)
-    one, again, other = (next(examples.batches(seed=1, worker=worker, num_passes=1))[1].tolist() for worker in (0, 0, 1))
+    examples = Examples(features=np.zeros((50, 1)), targets=np.arange(50), batch_size=50)
+    one, again, other = (next(examples.batches(seed=1, worker=worker, passes=range(1)))[1].tolist() for worker in (0, 0, 1))
     assert one == again != other
 
 
