@@ -60,7 +60,7 @@ TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 test-frameworks:  ## tests with PyTorch, JAX and others, in .venv-frameworks
 	@test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
 	@.venv-frameworks/bin/python $(PIP) --upgrade 'pip>=25.1'
-	@.venv-frameworks/bin/python $(PIP) --extra-index-url $(TORCH_INDEX) --editable '.[demo,certs,estimator,bfloat16,remote,jax,torch]' --group frameworks
+	@.venv-frameworks/bin/python $(PIP) --extra-index-url $(TORCH_INDEX) --editable '.[demo,certs,estimator,bfloat16,remote,jax,keras,torch]' --group frameworks
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/frameworks tests/contract/session/test_documented_programs.py -n 2 --dist worksteal $(ARGS)
 
 coverage: $(DEV)  ## which lines and branches the tests reach, processes and all

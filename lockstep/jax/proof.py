@@ -51,19 +51,15 @@ def compare(transformation: Any, recognized: Recognized, tree: Tree, values: dic
 
 
 def _by_servers(recognized: Recognized, first: dict[str, Array], gradients: list[dict[str, Array]]) -> dict[str, Array]:
-    variables = {
-        name: worker_client.Variable(value, optimizer=optimizer)
-        for (name, value), optimizer in zip(first.items(), recognized.optimizers, strict=True)
-    }
     with worker_client.local() as session:
         session.create_or_join(
-            variables,
+            recognized.declared(first),
             optimizer=recognized.optimizers[0],
             clip_value=recognized.clip_value,
             clip_global_norm=recognized.clip_global_norm,
         )
-        for one in gradients:
-            session.step(one)
+        for number, one in enumerate(gradients):
+            session.step(one, hyperparameters=recognized.numbers(number))
         return session.read()
 
 

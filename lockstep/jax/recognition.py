@@ -13,6 +13,7 @@ import jax
 
 from lockstep.errors import InvalidSpec
 from ps_protocol.model.optimizers import OptimizerSpec
+from worker_client.model.declarations import Variable
 from worker_client.model.optimizers import custom_optimizer, sgd
 
 Cells = Mapping[str, Any]
@@ -31,6 +32,30 @@ class Recognized:
     rates: tuple[Rate | None, ...]
     clip_value: float | None = None
     clip_global_norm: float | None = None
+
+    def declared(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """Returns the leaves' values, by name and in order, as variables with their optimizers."""
+        groups = self._groups
+        return {
+            name: value if not group else Variable(value, optimizer=optimizer.in_group(group) if rate is not None else optimizer)
+            for (name, value), optimizer, rate, group in zip(values.items(), self.optimizers, self.rates, groups, strict=True)
+        }
+
+    def numbers(self, step: int) -> dict[str, Any]:
+        """Returns the learning rates that a contribution to this step brings along; none where no rate changes."""
+        changing = {group: rate for group, rate in zip(self._groups, self.rates, strict=True) if rate is not None}
+        found: dict[str, Any] = {}
+        for group, rate in changing.items():
+            number = {"learning_rate": float(rate(step))}
+            found |= {group: number} if group else number
+        return found
+
+    @property
+    def _groups(self) -> list[str]:
+        """The name of each leaf's group; empty for those that have the model's optimizer, which is that of the first leaf."""
+        pairs = [(optimizer.key, id(rate)) for optimizer, rate in zip(self.optimizers, self.rates, strict=True)]
+        numbers = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
+        return [f"group {numbers[pair]}" if numbers[pair] else "" for pair in pairs]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,19 +1,20 @@
 """What a JAX program calls: its model given to a session, a step, and the newest parameters. Knows sessions and pytrees; no formula."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import jax
+import numpy as np
 
 import worker_client
+from lockstep.contributing import step_until_counted
 from lockstep.errors import InvalidSpec, NotInitialized
 from lockstep.jax.proof import compare
 from lockstep.jax.recognition import Recognized, recognize
 from lockstep.jax.trees import Tree, array_of, refuse_trace, tree_of
 from ps_protocol.model.optimizers import OptimizerSpec
-from ps_protocol.model.variables import Array
 from worker_client.core.outcomes import Push
 from worker_client.model.gradients import Metrics
 from worker_client.session.session import Session
@@ -62,9 +63,21 @@ class _LocalOptimizer:
 class _Model:
     """What a session trains: the structure of its parameters, those read last, and what became of the last contribution."""
 
-    def __init__(self, tree: Tree, params: Any, local: _LocalOptimizer | None) -> None:
+    def __init__(self, tree: Tree, params: Any, local: _LocalOptimizer | None, numbers: Callable[[int], dict[str, Any]] | None) -> None:
         self.tree, self.params, self.local = tree, params, local
+        self._numbers = numbers
         self.push: Push | None = None
+
+    def numbers(self, step: int) -> dict[str, Any] | None:
+        """What a contribution to this step has it use: learning rates that change."""
+        return None if self._numbers is None else self._numbers(step)
+
+    def has_values_of(self, session: Session) -> bool:
+        """Whether the session still has, or has again, the parameters read last."""
+        own = self.tree.named(self.params, what="params")
+        if any(leaf.is_deleted() for leaf in own.values()):
+            return False  # the program has donated them
+        return all(np.array_equal(value, np.asarray(own[name]), equal_nan=True) for name, value in session.read().items())
 
     def read(self, session: Session, *, timeout_s: float | None = None) -> Any:
         # What `read()` returns is nobody else's, so JAX may use that memory in place. `views()` are not: they change with the next step.
@@ -80,7 +93,7 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
     """Creates the model with these parameters if this worker is the first, else joins it; returns the parameters to begin with.
 
     `params`: any pytree of float arrays: dicts, lists, tuples, dataclasses and classes that are registered with JAX. Variables are named by
-    their path, for example "layers/0/w". They have the types that JAX computes with (float32 for float64, unless `jax_enable_x64` is set).
+    their path, for example "layers/0/w". They have the types that JAX computes with (float32 for float64, unless x64 is enabled).
 
     `optimizer`: an optax transformation, which the servers then run on the mean gradient: its formula is recognized by its parts, and
     compared with optax in a few steps before it is used. Or what `lockstep.adam()` and the like return, or `local_updates(…)`.
@@ -92,20 +105,21 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
     tree, values = tree_of(params)
     given: Mapping[str, Any] = values
     local: _LocalOptimizer | None = None
+    numbers: Callable[[int], dict[str, Any]] | None = None
     if isinstance(optimizer, OptimizerSpec):
         own = optimizer
     elif isinstance(optimizer, LocalUpdates):
         local, own = _LocalOptimizer(optimizer.transformation, params), worker_client.sgd(1.0)
     else:
         recognized = recognize(optimizer, params)
-        if any(rate is not None for rate in recognized.rates):
-            raise InvalidSpec("optimizer: its learning rate changes with the step; give the servers' own optimizers a schedule of lockstep")
         compare(optimizer, recognized, tree, values)
         own = recognized.optimizers[0]
-        given = _with_optimizers(recognized, values)
+        given = recognized.declared(values)
+        if any(recognized.rates):
+            numbers = recognized.numbers
         options = _with_limits(recognized, options)
     session.create_or_join(given, optimizer=own, **options)
-    model = _models[session] = _Model(tree, None, local)
+    model = _models[session] = _Model(tree, None, local, numbers)
     return model.read(session)
 
 
@@ -124,7 +138,14 @@ def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, ti
     num_rollbacks = session.num_rollbacks
     model.push = None
     try:
-        model.push = session.step(arrays, metrics=metrics, timeout_s=timeout_s)
+        model.push = step_until_counted(
+            session,
+            arrays,
+            metrics=metrics,
+            hyperparameters=model.numbers(session.local_step),
+            timeout_s=timeout_s,
+            has_same_values=lambda: model.has_values_of(session),
+        )
     finally:
         if model.local is not None:
             model.local.settle(is_counted=model.push is not None and model.push.is_accepted)
@@ -157,14 +178,6 @@ def _model(session: Session, call: str) -> _Model:
 def _check_session(session: object, call: str) -> None:
     if not isinstance(session, Session):
         raise InvalidSpec(f"{call}: got a {type(session).__name__}, want a session, which lockstep.connect() or lockstep.local() returns")
-
-
-def _with_optimizers(recognized: Recognized, values: dict[str, Array]) -> dict[str, Any]:
-    own = recognized.optimizers[0]
-    return {
-        name: value if optimizer == own else worker_client.Variable(value, optimizer=optimizer)
-        for (name, value), optimizer in zip(values.items(), recognized.optimizers, strict=True)
-    }
 
 
 def _with_limits(recognized: Recognized, options: dict[str, Any]) -> dict[str, Any]:

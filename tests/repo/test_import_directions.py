@@ -56,7 +56,9 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "timeline",
         "doctor",
         "combined",
+        "contributing",
         "jax",
+        "keras",
         "torch",
         "demo",
         "cli",
@@ -106,8 +108,21 @@ THIRD_PARTY = {
     "ps_server": {"grpc", "google", "numpy"},
     "chief": {"grpc", "google"},
     # cryptography: `lockstep certs`, which nothing else imports.
-    # jax, torch: the adapters of these names, which nothing else imports; safetensors and ml_dtypes: the latter's.
-    "lockstep": {"grpc", "google", "numpy", "grpc_health", "rich", "sklearn", "cryptography", "jax", "torch", "safetensors", "ml_dtypes"},
+    # jax, keras, torch: the adapters of these names, which nothing else imports; safetensors and ml_dtypes: the latter's.
+    "lockstep": {
+        "grpc",
+        "google",
+        "numpy",
+        "grpc_health",
+        "rich",
+        "sklearn",
+        "cryptography",
+        "jax",
+        "keras",
+        "torch",
+        "safetensors",
+        "ml_dtypes",
+    },
 }
 # local() runs all roles in one process, so it reaches beyond its package, in the function that does it.
 LOCAL = ("worker_client", "lockstep.in_process")
@@ -194,7 +209,10 @@ def test_third_party_packages_are_those_declared(package: str) -> None:
 
 
 # What a program imports names from: packages, the APIs of tf.compat.v1.train and tf.distribute, and the adapters of frameworks.
-FACES = (*(ROOT / "worker_client" / name for name in ("sync_replicas", "strategy")), ROOT / "lockstep" / "jax", ROOT / "lockstep" / "torch")
+FACES = (
+    *(ROOT / "worker_client" / name for name in ("sync_replicas", "strategy")),
+    *(ROOT / "lockstep" / name for name in ("jax", "keras", "torch")),
+)
 
 
 def test_folders_hand_nothing_on() -> None:

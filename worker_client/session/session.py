@@ -126,6 +126,11 @@ class Session:
         return end.name.lower() if end else None
 
     @property
+    def leases_data(self) -> bool:
+        """Whether this session has been asked for ranges of the training data. Makes no call."""
+        return self._batches is not None
+
+    @property
     def num_workers(self) -> int:
         """How many workers the cluster is for (0: any number); asks the chief the first time, and again after the policy has changed."""
         policy, known = self._worker.state.policy, self._num_workers

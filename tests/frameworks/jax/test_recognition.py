@@ -16,6 +16,8 @@ from lockstep.jax import proof
 from lockstep.jax.recognition import recognize
 from lockstep.jax.trees import tree_of
 
+pytestmark = pytest.mark.timeout(300)  # each shape is compiled anew, which takes minutes on a busy machine
+
 RANDOM = np.random.default_rng(3)
 PARAMS = {
     "layers": [
@@ -63,6 +65,14 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "two factors": lambda: optax.chain(optax.adam(0.01), optax.scale(0.5)),
     "masked": lambda: optax.masked(optax.adam(0.01), _matrices),
     "some frozen": lambda: optax.multi_transform({"trained": optax.adam(0.01), "frozen": optax.set_to_zero()}, _labels),
+    "a schedule": lambda: optax.adam(optax.warmup_cosine_decay_schedule(0.0, 0.01, 4, 9)),
+    "a schedule and a mask": lambda: optax.adamw(optax.exponential_decay(0.01, 3, 0.5), mask=_matrices),
+    "a schedule for some": lambda: optax.multi_transform(
+        {"trained": optax.sgd(lambda step: 0.1 / (1 + step)), "frozen": optax.sgd(0.1)}, _labels
+    ),
+    "two schedules": lambda: optax.multi_transform(
+        {"trained": optax.sgd(lambda step: 0.1 / (1 + step)), "frozen": optax.sgd(lambda step: 0.2 / (1 + step))}, _labels
+    ),
     "two groups": lambda: optax.multi_transform({"trained": optax.adam(0.01), "frozen": optax.sgd(0.1)}, _labels),
 }
 

@@ -20,6 +20,8 @@ import lockstep.jax as lj
 from lockstep.in_process import InProcessCluster
 from tests.support.repository import ROOT
 
+pytestmark = pytest.mark.timeout(300)  # each shape is compiled anew, which takes minutes on a busy machine
+
 
 class Pair(NamedTuple):
     first: Any

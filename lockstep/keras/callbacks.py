@@ -1,0 +1,97 @@
+"""Callbacks of `fit()`: one that ends it with the cluster's training, and one that trains where the step is compiled. Knows sessions."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import keras
+
+import worker_client
+from lockstep.contributing import step_until_counted
+from lockstep.errors import InvalidSpec
+from lockstep.keras.variables import are_equal, check_floats, names_of, value_of
+from ps_protocol.model.variables import Array
+from worker_client.session.session import Session
+
+
+class StopWhenFinished(keras.callbacks.Callback):  # type: ignore[misc]
+    """Ends `fit()` when the cluster's training is finished: by `--max-steps`, or because someone has ended it.
+
+    It also joins the model before the first batch; the TensorFlow backend would do that within it, and its gradients would be left out.
+    """
+
+    def __init__(self, session: Session) -> None:
+        super().__init__()
+        self._session = session
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Builds the optimizer, if the model is built and it is not."""
+        if self.model.built and not self.model.optimizer.built:
+            self.model.optimizer.build(self.model.trainable_variables)
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Looks after each batch; makes no call."""
+        if self._session.is_finished:
+            self.model.stop_training = True
+
+
+class AverageUpdates(keras.callbacks.Callback):  # type: ignore[misc]
+    """Trains on a cluster beside a step that is compiled, with any backend and any optimizer, which each worker runs by itself.
+
+    After each batch it gives what the batch has changed the trainable variables by; the servers add the mean of all workers' changes, and
+    the model goes on with the result. For plain SGD and momentum that is what one process does with the mean gradient. Others keep moments
+    of the worker's own gradients, which are in no checkpoint. Other variables of floats, such as the statistics of batch normalization,
+    become the mean of the workers'. `options` are those of `Session.create_or_join`. Ends `fit()` when the cluster's training is finished.
+    """
+
+    def __init__(self, session: Session, **options: Any) -> None:
+        super().__init__()
+        if not isinstance(session, Session):
+            raise InvalidSpec(
+                f"AverageUpdates: got a {type(session).__name__}, want a session, which lockstep.connect() or lockstep.local() returns"
+            )
+        self._session, self._options = session, options
+        self._trained: dict[str, Any] = {}
+        self._averaged: dict[str, Any] = {}
+        self._before: Mapping[str, Array] = {}
+
+    def on_train_begin(self, logs: Any = None) -> None:
+        """Presents the model to the cluster, and gives the variables its values."""
+        if not self._trained:
+            self._join()
+        self._write(self._session.read())
+
+    def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
+        """Gives what the batch has changed, and waits for the others."""
+        # Between batches the JAX backend has the values elsewhere.
+        if hasattr(self.model, "jax_state_sync"):
+            self.model.jax_state_sync()
+        if not self._session.is_finished:
+            changes = {name: self._before[name] - value_of(variable) for name, variable in self._trained.items()}
+            updates = {name: value_of(variable) for name, variable in self._averaged.items()}
+            step_until_counted(self._session, changes, updates=updates or None, has_same_values=self._has_same_values)
+        self._write(self._session.read())
+        if self._session.is_finished:
+            self.model.stop_training = True
+
+    def _join(self) -> None:
+        trained = list(self.model.trainable_variables)
+        if not trained:
+            raise InvalidSpec("AverageUpdates: the model has no trainable variables yet; call model.build() before fit()")
+        others = [one for one in self.model.non_trainable_variables if keras.backend.is_float_dtype(one.dtype)]
+        names = names_of([*trained, *others])
+        check_floats(names[: len(trained)], trained)
+        given: dict[str, Any] = {name: value_of(variable) for name, variable in zip(names, trained, strict=False)}
+        for name, variable in zip(names[len(trained) :], others, strict=True):
+            given[name] = worker_client.Buffer(value_of(variable), "mean")
+        self._session.create_or_join(given, optimizer=worker_client.sgd(1.0), **self._options)
+        self._trained = dict(zip(names, trained, strict=False))
+        self._averaged = dict(zip(names[len(trained) :], others, strict=True))
+
+    def _has_same_values(self) -> bool:
+        return are_equal(self._session.read(), self._before)
+
+    def _write(self, values: dict[str, Array]) -> None:
+        self._before = values
+        for name, variable in {**self._trained, **self._averaged}.items():
+            # A copy: some backends use an array that they are given in place.
+            variable.assign(values[name].copy())

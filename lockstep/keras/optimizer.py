@@ -1,0 +1,148 @@
+"""A Keras optimizer whose updates parameter servers make, from the mean gradient of all workers. Knows sessions; formulas are elsewhere."""
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import keras
+
+import worker_client
+from lockstep.contributing import step_until_counted
+from lockstep.errors import InvalidSpec
+from lockstep.keras import formulas
+from lockstep.keras.variables import are_equal, check_floats, gradient_of, names_of, numbers_of, value_of
+from ps_protocol.model.variables import Array
+from worker_client.session.session import Session
+
+log = logging.getLogger(__name__)
+
+# The group of the variables that are excluded from weight decay.
+NO_DECAY = "no decay"
+
+
+class _Training:
+    """A session's part: which variables of the cluster the model's are, their optimizers, and contributions."""
+
+    def __init__(self, session: Session, optimizer: Any, options: Mapping[str, Any]) -> None:
+        self.session, self.optimizer = session, optimizer
+        self._options = {**formulas.limits_of(optimizer), **options}
+        self._variables: list[Any] = []
+        self._names: dict[int, str] = {}
+        self._values: Mapping[str, Array] = {}
+        # The learning rate that the servers know, and whether some variables do not decay.
+        self._rate, self._has_groups = 0.0, False
+
+    def join(self, variables: Sequence[Any], *, learning_rate: float) -> bool:
+        """Creates the model with these variables' values, or takes those of the cluster. Returns whether they stayed as they were."""
+        names = names_of(variables)
+        check_floats(names, variables)
+        values = {name: value_of(variable) for name, variable in zip(names, variables, strict=True)}
+        given: dict[str, Any] = {}
+        # Keras has no public way to ask which variables decay.
+        decays = getattr(self.optimizer, "_use_weight_decay", lambda variable: True)
+        specs = {is_decayed: self._spec(learning_rate, is_decayed) for is_decayed in (True, False)}
+        for name, variable in zip(names, variables, strict=True):
+            if variable.constraint is not None:
+                raise InvalidSpec(f"variable {name!r}: its constraint would not be kept; leave it out, or train with AverageUpdates")
+            is_decayed = bool(decays(variable))
+            given[name] = values[name] if is_decayed else worker_client.Variable(values[name], optimizer=specs[False].in_group(NO_DECAY))
+        self._rate, self._has_groups = learning_rate, any(isinstance(one, worker_client.Variable) for one in given.values())
+        self.session.create_or_join(given, optimizer=specs[True], **self._options)
+        self._variables, self._names = list(variables), {id(v): name for v, name in zip(variables, names, strict=True)}
+        self._write(self.session.read())
+        return are_equal(values, self._values)
+
+    def step(self, gradients: Sequence[Any], variables: Sequence[Any] | None, *, scale: float | None, learning_rate: float) -> None:
+        """Gives gradients, waits for the step, and writes the new values to the variables."""
+        named: dict[str, Array | None] = dict.fromkeys(self._names.values())
+        for variable, gradient in zip(self._variables if variables is None else variables, gradients, strict=True):
+            name = self._names.get(id(variable))
+            if name is None:
+                raise InvalidSpec(f"variable {variable.path!r} is not one that the model had when it was built; make a new optimizer")
+            if gradient is not None:
+                array = gradient_of(name, gradient, dtype=self._values[name].dtype)
+                named[name] = array if scale is None else array / array.dtype.type(scale)
+        if not self.session.is_finished:
+            numbers = self._numbers(learning_rate) if learning_rate != self._rate else None
+            step_until_counted(self.session, named, hyperparameters=numbers, has_same_values=self._has_same_values)
+        self._write(self.session.read())
+
+    def _spec(self, learning_rate: float, is_decayed: bool) -> Any:
+        return formulas.optimizer_of(self.optimizer, learning_rate=learning_rate, decays=is_decayed)
+
+    def _numbers(self, learning_rate: float) -> dict[str, Any]:
+        """What a contribution has its step use, where a schedule or a callback has changed the learning rate."""
+        rate: dict[str, Any] = {"learning_rate": learning_rate}
+        return {**rate, NO_DECAY: rate} if self._has_groups else rate
+
+    def _has_same_values(self) -> bool:
+        return are_equal(self.session.read(), self._values)
+
+    def _write(self, values: Mapping[str, Array]) -> None:
+        self._values = values
+        for variable in self._variables:
+            # A copy: some backends use an array that they are given in place.
+            variable.assign(values[self._names[id(variable)]].copy())
+
+
+@keras.saving.register_keras_serializable(package="lockstep")
+class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
+    """What `compile()` takes for training on a cluster: Keras' own optimizer, run by the parameter servers on the mean gradient.
+
+    `optimizer`: one of `keras.optimizers` (SGD, Adam, AdamW, Nadam, Adamax, Lamb, Lion, RMSprop, Adagrad, Adadelta), with its limits on the
+    gradient and its weight decay, or its name. Its learning rate may be a schedule, and callbacks may set it: each contribution brings it
+    along, and where workers differ, a step uses the lowest worker's. `options` are those of `Session.create_or_join`. When the model is
+    built, its variables get the cluster's values; each batch is one contribution, and waits for the others.
+
+    The training step must run eagerly: `compile(run_eagerly=True)` with TensorFlow and JAX; torch does so by itself. When the cluster's
+    training is finished, the variables keep the final values: `StopWhenFinished` ends `fit()` then. Raises InvalidSpec for what servers
+    cannot do, and what `Session.step` raises. A saved model has Keras' optimizer in its place, without its state, which the servers have.
+    """
+
+    def __init__(self, session: Session, optimizer: Any, **options: Any) -> None:
+        if not isinstance(session, Session):
+            raise InvalidSpec(f"Optimizer: got a {type(session).__name__}, want a session, which lockstep.connect() returns")
+        inner = keras.optimizers.get(optimizer)
+        config = inner.get_config()
+        formulas.optimizer_of(inner, learning_rate=0.0, decays=True)  # refuses it here, and not when the model is built
+        super().__init__(learning_rate=_rate(config["learning_rate"]), loss_scale_factor=config.get("loss_scale_factor"))
+        self._training = _Training(session, inner, options)
+
+    def build(self, variables: Sequence[Any]) -> None:
+        """Presents the model to the cluster, and gives the variables its values. Blocks while another worker creates the model."""
+        if not self.built:
+            super().build(variables)
+            self._has_own_values = self._training.join(variables, learning_rate=self._rate_now())
+            self.iterations.assign(self._training.session.local_step)
+
+    def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
+        """Gives one contribution, waits until its step is done, and writes the new values to the variables."""
+        if not self.built:
+            if trainable_variables is None:
+                raise InvalidSpec("apply() was given gradients and no variables before the optimizer was built; give both")
+            self.build(list(trainable_variables))
+            if not self._has_own_values:
+                log.warning("the first gradients are of values that the cluster has not, and are left out: build the model before training")
+                return
+        rate = self._rate_now()
+        self._training.step(list(grads), trainable_variables, scale=self.loss_scale_factor, learning_rate=rate)
+        self.iterations.assign(self._training.session.local_step)
+
+    def get_config(self) -> dict[str, Any]:
+        """Returns what a saved model has of it: the optimizer of Keras."""
+        return {"optimizer": keras.optimizers.serialize(self._training.optimizer)}
+
+    @classmethod
+    def from_config(cls, config: dict[str, Any], custom_objects: Any = None) -> Any:
+        """Returns the optimizer of Keras that the model was saved with; a session cannot be saved."""
+        return keras.optimizers.deserialize(config["optimizer"], custom_objects=custom_objects)
+
+    def _rate_now(self) -> float:
+        return float(numbers_of("learning_rate", self.learning_rate))
+
+
+def _rate(config: Any) -> Any:
+    """The learning rate of a configuration: a number or a schedule."""
+    if isinstance(config, Mapping):
+        return keras.optimizers.schedules.deserialize(dict(config))
+    return float(config)

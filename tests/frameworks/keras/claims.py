@@ -1,0 +1,316 @@
+"""What holds of lockstep.keras with the backend that KERAS_BACKEND names: each function is a claim. Writes as JSON which failed.
+
+A process has one backend for ever, so `test_backends.py` starts this once for each.
+"""
+
+import json
+import logging
+import sys
+import tempfile
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import keras
+import numpy as np
+
+import lockstep
+import lockstep.keras
+from lockstep.in_process import InProcessCluster
+
+BACKEND = keras.backend.backend()
+# The torch backend has nothing to compile.
+EAGER = {} if BACKEND == "torch" else {"run_eagerly": True}
+X = np.random.default_rng(0).normal(size=(96, 5)).astype(np.float32)
+Y = np.sin(X.sum(axis=1, keepdims=True))
+optimizers = keras.optimizers
+OPTIMIZERS: dict[str, Callable[[], Any]] = {
+    "sgd": lambda: optimizers.SGD(0.1),
+    "momentum": lambda: optimizers.SGD(0.1, momentum=0.9),
+    "nesterov": lambda: optimizers.SGD(0.1, momentum=0.9, nesterov=True, clipnorm=0.1),
+    "adam": lambda: optimizers.Adam(0.01),
+    "amsgrad": lambda: optimizers.Adam(0.01, amsgrad=True, epsilon=1e-3),
+    "adamw": lambda: optimizers.AdamW(0.01, weight_decay=0.1),
+    "nadam": lambda: optimizers.Nadam(0.01),
+    "adamax": lambda: optimizers.Adamax(0.01),
+    "lamb": lambda: optimizers.Lamb(0.01, weight_decay=0.1),
+    "lion": lambda: optimizers.Lion(0.01),
+    "rmsprop": lambda: optimizers.RMSprop(0.01),
+    "rmsprop, centered": lambda: optimizers.RMSprop(0.01, momentum=0.9, centered=True),
+    "adagrad": lambda: optimizers.Adagrad(0.1),
+    "adadelta": lambda: optimizers.Adadelta(1.0),
+    "global norm": lambda: optimizers.Adam(0.01, global_clipnorm=0.1),
+    "clipped values": lambda: optimizers.Adam(0.01, clipvalue=0.01),
+    "scaled loss": lambda: optimizers.SGD(0.1, loss_scale_factor=64.0),
+    "a schedule": lambda: optimizers.Adam(optimizers.schedules.CosineDecay(0.01, 7)),
+    "a schedule, some decay": lambda: _without_biases(optimizers.AdamW(_halving(), weight_decay=0.5)),
+    "some decay": lambda: _without_biases(optimizers.AdamW(0.01, weight_decay=0.5)),
+}
+
+
+def _halving() -> Any:
+    return optimizers.schedules.ExponentialDecay(0.01, 3, 0.5)
+
+
+def _without_biases(optimizer: Any) -> Any:
+    optimizer.exclude_from_weight_decay(var_names=["bias"])
+    return optimizer
+
+
+def _model(*more: Any) -> Any:
+    keras.utils.set_random_seed(7)
+    layers = [keras.layers.Dense(8, activation="tanh", name="first"), *more, keras.layers.Dense(1, name="last")]
+    return keras.Sequential([keras.Input((5,)), *layers], name="net")
+
+
+def _fit(model: Any, optimizer: Any, **options: Any) -> Any:
+    callbacks = options.pop("callbacks", [])
+    model.compile(optimizer=optimizer, loss="mse", **options)
+    return model.fit(X, Y, batch_size=32, epochs=3, shuffle=False, verbose=0, callbacks=callbacks)
+
+
+def _agree(one: Any, other: Any, *, atol: float = 1e-6) -> None:
+    for mine, theirs in zip(one.get_weights(), other.get_weights(), strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=0, atol=atol)
+
+
+@contextmanager
+def _refused(words: str, kind: type[Exception] = lockstep.PsError) -> Iterator[None]:
+    try:
+        yield
+    except kind as error:
+        assert words in str(error), f"{error!s} lacks {words!r}"
+    else:
+        raise AssertionError(f"nothing was refused; want {words!r}")
+
+
+def servers_train_as_each_optimizer_does() -> None:
+    for name, make in OPTIMIZERS.items():
+        alone, ours = _model(), _model()
+        _fit(alone, make())
+        with lockstep.local() as session:
+            optimizer = lockstep.keras.Optimizer(session, make())
+            _fit(ours, optimizer, **EAGER)
+            assert int(keras.ops.convert_to_numpy(optimizer.iterations)) == session.local_step == 9
+            assert "net/first/kernel" in session.read()
+        try:
+            _agree(ours, alone)
+        except AssertionError as error:
+            raise AssertionError(f"{name}: {error}") from None
+
+
+def callbacks_may_set_the_learning_rate() -> None:
+    alone, ours = _model(), _model()
+    callbacks = [keras.callbacks.LearningRateScheduler(lambda epoch: 0.1 / (epoch + 1))]
+    _fit(alone, optimizers.SGD(0.1), callbacks=callbacks)
+    with lockstep.local() as session:
+        _fit(ours, lockstep.keras.Optimizer(session, optimizers.SGD(0.1)), callbacks=callbacks, **EAGER)
+    _agree(ours, alone)
+
+
+def an_optimizer_may_be_given_by_name() -> None:
+    with lockstep.local() as session:
+        _fit(_model(), lockstep.keras.Optimizer(session, "rmsprop"), **EAGER)
+        assert session.local_step == 9
+
+
+def a_worker_begins_with_the_values_of_the_cluster() -> None:
+    cluster = InProcessCluster(total_num_replicas=2, replicas_to_aggregate=1)
+    with lockstep.local(cluster) as first, lockstep.local(cluster) as second:
+        one, other = _model(), _model()
+        other.set_weights([value + 1 for value in other.get_weights()])
+        one_optimizer, other_optimizer = (lockstep.keras.Optimizer(session, "sgd") for session in (first, second))
+        one_optimizer.build(one.trainable_variables)
+        other_optimizer.build(other.trainable_variables)
+        _agree(one, other, atol=0.0)
+
+
+def gradients_that_are_there_before_the_model_is_joined_are_left_out() -> None:
+    if BACKEND == "jax":
+        return  # stateless_apply() builds nothing
+    cluster = InProcessCluster(total_num_replicas=2, replicas_to_aggregate=1)
+    with lockstep.local(cluster) as first, lockstep.local(cluster) as second:
+        one, other = _model(), _model()
+        other.set_weights([value + 1 for value in other.get_weights()])
+        lockstep.keras.Optimizer(first, "sgd").build(one.trainable_variables)
+        optimizer = lockstep.keras.Optimizer(second, "sgd")
+        gradients = [keras.ops.ones(variable.shape) for variable in other.trainable_variables]
+        optimizer.apply(gradients, other.trainable_variables)
+        _agree(one, other, atol=0.0)
+        assert second.global_step == 0
+        optimizer.apply(gradients, other.trainable_variables)
+        assert second.global_step == 1
+
+
+def averaged_updates_are_what_sgd_does() -> None:
+    alone, ours = _model(), _model()
+    _fit(alone, optimizers.SGD(0.1, momentum=0.9))
+    with lockstep.local() as session:
+        _fit(ours, optimizers.SGD(0.1, momentum=0.9), callbacks=[lockstep.keras.AverageUpdates(session)])
+        assert session.local_step == 9
+    _agree(ours, alone)
+
+
+def statistics_are_averaged() -> None:
+    cluster = InProcessCluster(total_num_replicas=2)
+    final: dict[int, Any] = {}
+    models = [_model(keras.layers.BatchNormalization(name="norm")) for _ in range(2)]
+    for model in models:
+        model.compile(optimizer=optimizers.SGD(0.1), loss="mse")
+
+    def work(index: int) -> None:
+        with lockstep.local(cluster, worker_index=index) as session:
+            callback = lockstep.keras.AverageUpdates(session)
+            callback.set_model(models[index])
+            callback.on_train_begin()
+            for batch in range(3):
+                norm = models[index].get_layer("norm")
+                norm.moving_mean.assign(np.full(8, float(index + batch)))
+                callback.on_train_batch_end(batch)
+                final[index] = models[index].get_weights(), keras.ops.convert_to_numpy(norm.moving_mean)
+
+    threads = [Thread(target=work, args=(index,), daemon=True) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    for one, other in zip(final[0][0], final[1][0], strict=True):
+        np.testing.assert_array_equal(one, other)
+    np.testing.assert_array_equal(final[0][1], np.full(8, 2.5, np.float32))
+
+
+def fit_ends_with_the_training_of_the_cluster() -> None:
+    with lockstep.local(max_steps=4) as session:
+        model = _model()
+        _fit(model, lockstep.keras.Optimizer(session, "sgd"), callbacks=[lockstep.keras.StopWhenFinished(session)], **EAGER)
+        assert session.is_finished and session.local_step == 4
+        read = session.read()
+        names = ["net/first/kernel", "net/first/bias", "net/last/kernel", "net/last/bias"]
+        for name, value in zip(names, model.get_weights(), strict=True):
+            np.testing.assert_array_equal(read[name], value)
+    with lockstep.local(max_steps=4) as session:
+        history = _fit(_model(), optimizers.SGD(0.1), callbacks=[lockstep.keras.AverageUpdates(session)])
+        assert session.local_step == 4 and len(history.epoch) == 2
+
+
+def a_saved_model_loads_with_the_optimizer_of_keras() -> None:
+    with lockstep.local() as session, tempfile.TemporaryDirectory() as directory:
+        model = _model()
+        _fit(model, lockstep.keras.Optimizer(session, optimizers.Adam(0.01)), **EAGER)
+        model.save(Path(directory) / "model.keras")
+        loaded = keras.saving.load_model(Path(directory) / "model.keras")
+        assert isinstance(loaded.optimizer, optimizers.Adam)
+        _agree(loaded, model, atol=0.0)
+
+
+def a_step_that_is_compiled_has_a_sentence() -> None:
+    if BACKEND == "torch":
+        return
+    with lockstep.local() as session, _refused("run_eagerly=True", Exception):
+        _fit(_model(), lockstep.keras.Optimizer(session, "sgd"), run_eagerly=False)
+
+
+def what_was_read_is_the_programs_own() -> None:
+    with lockstep.local() as session:
+        model = _model()
+        _fit(model, lockstep.keras.Optimizer(session, "sgd"), **EAGER)
+        before = session.read()
+        for value in model.get_weights():
+            if value.flags.writeable:
+                value += 1
+        for variable in model.trainable_variables:
+            variable.assign(keras.ops.zeros(variable.shape))
+        for name, value in session.read().items():
+            np.testing.assert_array_equal(value, before[name])
+
+
+def a_second_optimizer_on_a_session_is_refused() -> None:
+    with lockstep.local() as session:
+        _fit(_model(), lockstep.keras.Optimizer(session, "sgd"), **EAGER)
+        with _refused("this session has its model already", RuntimeError):
+            _fit(_model(), lockstep.keras.Optimizer(session, "sgd"), **EAGER)
+        with _refused("this session has its model already", RuntimeError):
+            _fit(_model(), optimizers.SGD(0.1), callbacks=[lockstep.keras.AverageUpdates(session)])
+
+
+def a_changed_model_on_one_worker_is_refused() -> None:
+    cluster = InProcessCluster(total_num_replicas=2)
+    with lockstep.local(cluster) as first, lockstep.local(cluster) as second:
+        lockstep.keras.Optimizer(first, "sgd").build(_model().trainable_variables)
+        with _refused("norm/gamma"):
+            lockstep.keras.Optimizer(second, "sgd").build(_model(keras.layers.BatchNormalization(name="norm")).trainable_variables)
+        with _refused("worker 0 presented"):
+            lockstep.keras.Optimizer(second, "adam").build(_model().trainable_variables)
+
+
+def what_servers_cannot_do_is_refused() -> None:
+    own = type("Own", (optimizers.SGD,), {})  # derived by the program: nobody knows its formula
+    with lockstep.local() as session:
+        for optimizer, words in (
+            (own(0.1), "Own is not known, so the parameter servers cannot run it; want one of SGD, Adam"),
+            (optimizers.Adafactor(0.1), "Adafactor is not known"),
+            (optimizers.SGD(0.1, use_ema=True), "use_ema is not done here"),
+            (optimizers.SGD(0.1, gradient_accumulation_steps=2), "gradient_accumulation_steps is not done here"),
+            (lockstep.keras.Optimizer(session, "sgd"), "Optimizer is not known"),
+        ):
+            with _refused(words):
+                lockstep.keras.Optimizer(session, optimizer)
+        constrained = keras.Sequential([keras.Input((5,)), keras.layers.Dense(1, kernel_constraint="non_neg")])
+        with _refused("its constraint would not be kept"):
+            lockstep.keras.Optimizer(session, "sgd").build(constrained.trainable_variables)
+        with _refused("is int32, want floats"):
+            lockstep.keras.Optimizer(session, "sgd").build(
+                [keras.Variable(np.zeros(3, np.int32), dtype="int32", name="count", trainable=False)]
+            )
+        with _refused("want a session"):
+            lockstep.keras.Optimizer("host:5000", "sgd")  # type: ignore[arg-type]
+        with _refused("want a session"):
+            lockstep.keras.AverageUpdates(None)  # type: ignore[arg-type]
+        lockstep.keras.Optimizer(session, "sgd").build(_model().trainable_variables)  # the session can still be used
+
+
+def gradients_of_other_variables_are_refused() -> None:
+    with lockstep.local() as session:
+        model, other = _model(), _model()
+        optimizer = lockstep.keras.Optimizer(session, "sgd")
+        optimizer.build(model.trainable_variables)
+        gradients = [keras.ops.ones(variable.shape) for variable in other.trainable_variables]
+        with _refused("is not one that the model had when it was built"):
+            optimizer.apply(gradients, other.trainable_variables)
+        with _refused("No gradients provided for any variable"):
+            optimizer.apply([None] * 4, model.trainable_variables)
+        optimizer.apply([None, *gradients[1:]], model.trainable_variables)
+        assert session.local_step == 1
+
+
+CLAIMS = (
+    servers_train_as_each_optimizer_does,
+    callbacks_may_set_the_learning_rate,
+    an_optimizer_may_be_given_by_name,
+    a_worker_begins_with_the_values_of_the_cluster,
+    gradients_that_are_there_before_the_model_is_joined_are_left_out,
+    averaged_updates_are_what_sgd_does,
+    statistics_are_averaged,
+    fit_ends_with_the_training_of_the_cluster,
+    a_saved_model_loads_with_the_optimizer_of_keras,
+    a_step_that_is_compiled_has_a_sentence,
+    what_was_read_is_the_programs_own,
+    a_second_optimizer_on_a_session_is_refused,
+    a_changed_model_on_one_worker_is_refused,
+    what_servers_cannot_do_is_refused,
+    gradients_of_other_variables_are_refused,
+)
+
+if __name__ == "__main__":
+    logging.disable(logging.WARNING)
+    failures: dict[str, str] = {}
+    for claim in CLAIMS:
+        print(claim.__name__, flush=True)
+        try:
+            claim()
+        except Exception:  # what failed is printed, and the others are looked at as well
+            failures[claim.__name__] = traceback.format_exc()
+    Path(sys.argv[1]).write_text(json.dumps(failures), encoding="utf-8")
