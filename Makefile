@@ -21,7 +21,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test-fast test test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
+.PHONY: help install demo test-fast test test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-torch bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve fix-lint fix-format fix-protos fix-stubs
 
@@ -99,6 +99,10 @@ bench: $(BENCH)  ## a step's time, CPU and memory at six sizes over every transp
 
 bench-peers: $(BENCH)  ## … beside TensorFlow, torch (gloo) and MXNet, which it installs, 15 minutes; ARGS="--sizes 4KiB/4 --repeat 1"
 	@mkdir -p lockstep-runs && $(BIN)/python -m benchmarks run peers --plot lockstep-runs/peers.png $(ARGS)
+
+bench-torch:  ## PyTorch models over lockstep.torch, beside DistributedDataParallel (gloo), in .venv-frameworks; ARGS="--models mlp-64MiB"
+	@test -x .venv-frameworks/bin/python || { echo "make test-frameworks makes .venv-frameworks, which this needs" >&2; exit 1; }
+	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks run torch $(ARGS)
 
 bench-profile: $(DEV)  ## where each millisecond of a step of 64 MiB goes, with shared memory and over gRPC
 	@$(BIN)/python -m benchmarks run profile $(ARGS)

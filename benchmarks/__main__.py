@@ -28,6 +28,7 @@ SUITES = {
     "scale_variables": ("suites.scale.variables", "the same bytes in 10,000 variables and in 10"),
     "scale_servers": ("suites.scale.servers", "64 parameter servers: start, step, status, end"),
     "peers": ("suites.step.peers", "the same work on TensorFlow, gloo and MXNet, by turns"),
+    "torch": ("suites.step.torch_models", "PyTorch models over lockstep.torch, beside DistributedDataParallel over gloo, by turns"),
     "page": ("report.page", "puts measured figures into docs/explanation/performance.md"),
 }
 _USAGE = "usage: python -m benchmarks list | run NAME [arguments] | compare BEFORE.json AFTER.json"
