@@ -31,6 +31,7 @@ class Processes:
 
     def __init__(self, *, is_quiet: bool = False) -> None:
         self.events: dict[str, list[Event]] = {}  # by kind, in the order in which they came; each with its "process"
+        self._begun: dict[str, str] = {}  # by process: the beginning of an event
         self._is_quiet = is_quiet
         self._stack = ExitStack()
 
@@ -101,8 +102,13 @@ class Processes:
         return time.monotonic() - begin
 
     def _hear(self, name: str, line: str) -> None:
+        line = self._begun.pop(name, "") + line
         if line.startswith('{"event"'):
-            event = {"process": name, **json.loads(line)}
+            try:
+                event = {"process": name, **json.loads(line)}
+            except ValueError:
+                self._begun[name] = line  # the times of thousands of steps: a launcher cuts lines of more than 64 KiB
+                return
             self.events.setdefault(event["event"], []).append(event)
         elif not self._is_quiet and (name.startswith("worker") or any(word in line for word in _WORRYING)):
             print(f"{name}: {line}", file=sys.stderr)

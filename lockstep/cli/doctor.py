@@ -58,15 +58,14 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     if peer:
         parse_address(peer)
     found = machine_findings(os.environ, addresses=tuple(arguments.listen))
-    from lockstep.doctor.files import file_findings
+    from lockstep.doctor.files import file_findings, role_to_call_as
 
     found = itertools.chain(found, file_findings(security, cluster=cluster))
     if peer:
         from lockstep.doctor.peers import peer_findings  # imports grpc, which the checks before may have found broken
         from ps_protocol.rpc.channel import Access
-        from ps_protocol.security.permissions import CallerRole
 
-        found = itertools.chain(found, peer_findings(peer, cluster=cluster, access=Access(security, role=CallerRole.ADMIN)))
+        found = itertools.chain(found, peer_findings(peer, cluster=cluster, access=Access(security, role=role_to_call_as(security))))
     yield from found
 
 

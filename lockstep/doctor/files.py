@@ -10,8 +10,10 @@ from typing import Any
 from lockstep.doctor.findings import Finding, fail, ok, warn
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.security.options import Security
+from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import parse_tokens
 
+_PREFERRED = (CallerRole.ADMIN, CallerRole.OBSERVER, CallerRole.WORKER, CallerRole.CHIEF, CallerRole.PS)
 _SOON = timedelta(days=14)
 _MAKE = "make new ones: lockstep certs create"
 
@@ -29,6 +31,17 @@ def file_findings(security: Security, *, cluster: str) -> Iterator[Finding]:
         yield from _certificates(paths["tls authority"], paths["tls certificate"], cluster=cluster)
 
 
+def role_to_call_as(security: Security) -> CallerRole:
+    """Returns the role in which to call others: every role may shake hands, and there may be a token of one only."""
+    if security.token_file is None:
+        return CallerRole.ADMIN
+    try:
+        tokens = parse_tokens(security.token_file.read_text(encoding="utf-8"), name=str(security.token_file))
+    except (OSError, UnicodeDecodeError, InvalidSpec):
+        return CallerRole.ADMIN  # what is wrong with the file is said elsewhere
+    return next((role for role in _PREFERRED if role in tokens.values()), CallerRole.ADMIN)
+
+
 def _token_file(path: Path) -> Iterator[Finding]:
     try:
         tokens = parse_tokens(path.read_text(encoding="utf-8"), name=str(path))
@@ -43,7 +56,7 @@ def _token_file(path: Path) -> Iterator[Finding]:
         yield fail("token file", error.message, "make one: lockstep certs create")
         return
     roles = sorted({role.value if role is not None else "any role" for role in tokens.values()})
-    yield ok("token file", f"{path} has {len(tokens)} tokens: {', '.join(roles)}")
+    yield ok("token file", f"{path} has tokens for {', '.join(roles)}")
     yield _rights("token file", path)
 
 

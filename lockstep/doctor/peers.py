@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from lockstep import __version__
 from lockstep.doctor.findings import Finding, fail, ok, warn
 from lockstep.doctor.link import Measured, NoDoctor, measure
-from ps_protocol.errors import DeadlineExceeded, InvalidSpec, PsError, Unavailable
+from ps_protocol.errors import DeadlineExceeded, PsError, Unavailable
 from ps_protocol.roles.chief import ClusterState, ParticipantKind
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Role, check_versions, parse_address
 from ps_protocol.rpc.channel import Access
@@ -77,8 +77,7 @@ def _called(connection: Connection, *, cluster: str) -> tuple[HandshakeReply, fl
 def _refused(address: str, error: PsError) -> Finding:
     if isinstance(error, Unavailable | DeadlineExceeded):
         return fail("connection", error.message, _START)
-    advice = "give the token and the TLS files of the cluster: docs/how-to/tls.md"
-    return fail("connection", f"{address}: {error.message}", advice if not isinstance(error, InvalidSpec) else "see the text")
+    return fail("connection", f"{address}: {error.message}", "give the token and the TLS files of the cluster: docs/how-to/tls.md")
 
 
 def _role(address: str, reply: HandshakeReply, *, call_s: float) -> Iterator[Finding]:

@@ -18,12 +18,13 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from lockstep.doctor import machine
-from lockstep.doctor.files import file_findings
+from lockstep.doctor.files import file_findings, role_to_call_as
 from lockstep.doctor.findings import Finding, Verdict, fail, is_fit, lines, ok, summary, warn
 from lockstep.doctor.link import NoDoctor, measure, serve
 from lockstep.doctor.machine import LEAST_PYTHON, LEAST_VERSIONS, machine_findings
 from ps_protocol.roles.identity import Address, parse_address
 from ps_protocol.security.options import Security
+from ps_protocol.security.permissions import CallerRole
 from tests.support.certificates import make
 from tests.support.repository import ROOT
 
@@ -109,6 +110,12 @@ def test_what_lockstep_certs_creates_is_in_order(directory: Path) -> None:
     assert "lockstep://job/ps" in text and "is signed by" in text and "valid from" in text and "chief" in text
     token = (directory / "tokens").read_text().split()[-1]
     assert token not in text, "no secret is shown"
+
+
+@pytest.mark.parametrize("role", ["observer", "ps", "chief"])
+def test_others_are_called_in_a_role_that_there_is_a_token_for(directory: Path, role: str) -> None:
+    assert role_to_call_as(Security(token_file=directory / f"{role}.token")).value == role
+    assert role_to_call_as(Security()) is role_to_call_as(given(directory)) is CallerRole.ADMIN
 
 
 def test_nothing_is_said_about_files_that_are_not_given() -> None:
