@@ -159,7 +159,7 @@ def _servers(seen: Mapping[str, Any]) -> list[str]:
                 f"ps {one['index']}",
                 "answers" if one["is_reachable"] else "DOES NOT ANSWER",
                 "–" if one["step"] is None else f"{one['step']:,}",
-                bytes_text(one["variables_bytes"]),
+                "–" if one["variables_bytes"] is None else bytes_text(one["variables_bytes"]),
                 "–" if one["allocated_bytes"] is None else bytes_text(one["allocated_bytes"]),
                 "–" if one["apply_s"] is None else duration_text(one["apply_s"]),
                 "–" if one["staged"] is None else str(one["staged"]),

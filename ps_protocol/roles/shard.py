@@ -278,10 +278,13 @@ class MetricCell:
 class ShardReport:
     """What a shard has counted since its start, and what it needs: the chief's status passes it on as it is, and all of it is shown.
 
-    The name of a field says how it is shown: `num_…` a count, `…_bytes` memory, `…_s` a duration in seconds.
+    The name of a field says how it is shown: `num_…` a count, `…_bytes` memory, `…_s` a duration in seconds. `variables_bytes` (two copies)
+    and `slots_bytes` (with averages) are parts of `allocated_bytes`; the rest is for contributions, and buffers that are used again.
     """
 
     allocated_bytes: int = 0
+    variables_bytes: int = 0
+    slots_bytes: int = 0
     num_staged: int = 0
     num_pushes: int = 0
     num_stale: int = 0

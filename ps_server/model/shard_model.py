@@ -287,6 +287,16 @@ class ShardModel:
         raise self._no_slot(name)
 
     @property
+    def variables_bytes(self) -> int:
+        """Bytes of the variables, with second copies, and the rows that the last step overwrote."""
+        return 2 * self.spec.layout.nbytes + sum(table.values_bytes for table in self._tables)
+
+    @property
+    def slots_bytes(self) -> int:
+        """Bytes of the optimizers' slots and the averages."""
+        return self._arena.slots_bytes + sum(table.slots_bytes for table in self._tables)
+
+    @property
     def slot_names(self) -> tuple[str, ...]:
         """Names of the slots of all variables, sorted."""
         return tuple(sorted(self._tables.slot_names.union(self._arena.slots)))

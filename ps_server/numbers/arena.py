@@ -123,6 +123,11 @@ class ShardArena:
         """Returns the copy that holds `step`, if one does."""
         return next((buffer for buffer in self._buffers if buffer.step == step), None)
 
+    @property
+    def slots_bytes(self) -> int:
+        """Bytes of the slots and the averages."""
+        return self._nbytes - 2 * self.layout.nbytes
+
     def release(self) -> None:
         """Takes the arena's bytes off the budget; the owner must not use it again."""
         self._budget.release(self._nbytes)

@@ -245,6 +245,16 @@ class Table:
         self._held_bytes += held - self._journal_bytes
         self._journal_bytes = held
 
+    @property
+    def values_bytes(self) -> int:
+        """Bytes of the rows, of their second copy if there is one, and of those that the last step overwrote."""
+        return self._held_bytes - self.slots_bytes
+
+    @property
+    def slots_bytes(self) -> int:
+        """Bytes of the slots."""
+        return len(self.slots) * self.piece.nbytes
+
     def release(self) -> None:
         """Takes its memory off the budget; the owner must not use it again."""
         self._budget.release(self._held_bytes)

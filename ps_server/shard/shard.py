@@ -402,6 +402,8 @@ class Shard:
                     num_nonfinite=model.num_nonfinite if model else 0,
                     num_sharing=self._sharings.num_sharing,
                     last_apply_s=self._last_apply_s,
+                    variables_bytes=model.variables_bytes if model else 0,
+                    slots_bytes=model.slots_bytes if model else 0,
                 ),
                 settings_version=model.settings_version if model else 0,
                 chief_address=chief.address,

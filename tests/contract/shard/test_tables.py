@@ -209,11 +209,13 @@ def test_header_that_does_not_fit_the_layout_is_refused(tables: Trainer) -> None
 
 def test_memory_of_staged_rows_is_counted_and_comes_back(tables: Trainer) -> None:
     before = tables.shard.status().report.allocated_bytes
+    variables = tables.shard.status().report.variables_bytes
     header, _ = tables.push_rows(rows={0: (range(10), 1.0)})
     assert tables.shard.status().report.allocated_bytes >= before + 10 * (8 + 12)
     tables.apply(header.push_id)
     # The journal of the rows that were touched stays until the next step.
     assert tables.shard.status().report.allocated_bytes == before + 10 * (8 + 12)
+    assert tables.shard.status().report.variables_bytes == variables + 10 * (8 + 12)
     other, _ = tables.push_rows(step=1, rows={0: ([], 1.0)})
     tables.apply(other.push_id, step=1)
     assert tables.shard.status().report.allocated_bytes == before

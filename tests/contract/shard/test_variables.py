@@ -210,6 +210,7 @@ def test_status_counts(trainer: Trainer) -> None:
     status = trainer.shard.status()
     assert (status.fence, status.step) == (fence(EPOCH, CHIEF), 1)
     assert status.report.allocated_bytes == 3 * MIXED.nbytes
+    assert (status.report.variables_bytes, status.report.slots_bytes) == (2 * MIXED.nbytes, 0)
     assert (status.report.num_staged, status.report.num_pushes) == (1, 2)
     assert status.report.last_apply_s > 0
     assert status.process_incarnation == fresh.process_incarnation != 0

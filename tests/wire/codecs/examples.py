@@ -91,6 +91,8 @@ REPORT = shard.ShardReport(
     num_nonfinite=13,
     num_sharing=14,
     last_apply_s=0.5,
+    variables_bytes=1 << 30,
+    slots_bytes=1 << 31,
 )
 STATUS = chief.ClusterStatus(
     cluster="job", epoch=1, state=chief.ClusterState.TRAINING, reason="because", global_step=2, max_steps=3, policy=POLICIES[1],

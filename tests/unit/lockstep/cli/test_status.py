@@ -58,12 +58,24 @@ def test_the_text_has_a_line_for_every_worker_and_parameter_server() -> None:
 
 
 def test_the_text_has_all_that_a_parameter_server_reports_in_the_unit_that_suits_it() -> None:
-    report = ShardReport(allocated_bytes=18_944, num_pushes=7, num_nonfinite=3, last_apply_s=0.0008)
+    report = ShardReport(allocated_bytes=18_944, variables_bytes=2_048, num_pushes=7, num_nonfinite=3, last_apply_s=0.0008)
     shards = (server_status(0), server_status(1, report=report))
     lines = [line.split("  ") for line in as_text(dataclasses.replace(STATUS, shards=shards)).splitlines()]
     cells = [[cell.strip() for cell in line if cell] for line in lines]
-    assert ["ps", "allocated", "staged", "pushes", "stale", "duplicates", "nonfinite", "sharing", "last apply"] in cells
-    assert ["1", "18.5 KiB", "0", "7", "0", "0", "3", "0", "0.8 ms"] in cells
+    assert [
+        "ps",
+        "allocated",
+        "variables",
+        "slots",
+        "staged",
+        "pushes",
+        "stale",
+        "duplicates",
+        "nonfinite",
+        "sharing",
+        "last apply",
+    ] in cells
+    assert ["1", "18.5 KiB", "2.0 KiB", "0 B", "0", "7", "0", "0", "3", "0", "0.8 ms"] in cells
     assert "allocated" not in as_text(STATUS), "nobody has been looked at yet"
 
 
