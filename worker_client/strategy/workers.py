@@ -335,8 +335,9 @@ class _SharedVariables:
 
     @property
     def step(self) -> int:
-        """The step of the variables; _NO_STEP before there are any."""
-        return self._session.local_step if self._declared and self._values is not None else _NO_STEP
+        """The step of the variables, where all workers make each step together; _NO_STEP elsewhere, and before there are variables."""
+        is_common = self._declared and self._values is not None and not self._session.policy.reads_latest
+        return self._session.local_step if is_common else _NO_STEP
 
     def is_passed(self) -> bool:
         """Whether another worker has made the writes of the present step, or more, so that what came before them is over."""

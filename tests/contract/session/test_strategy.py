@@ -11,7 +11,7 @@ import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, ShapeMismatch, Unavailable
 from tests.support.clusters import Shape, Start
-from worker_client import IndexedSlices, Session, UpdateFormula
+from worker_client import IndexedSlices, Session, UpdateFormula, async_policy
 from worker_client.strategy import (
     CollectiveHints,
     ParameterServerStrategy,
@@ -285,6 +285,29 @@ def test_a_program_whose_variables_are_older_than_those_of_the_others_takes_no_p
         "worker 1 is at step 0, worker 0 at 1: they would reduce values of different steps; start the program of worker 1 again" in second
     )
     assert "missing after 2.5 s: replica 1 of worker 1" in first
+
+
+def test_where_steps_are_not_made_together_reductions_do_not_ask_for_the_same_step(start: Start) -> None:
+    cluster, meet = start(Shape(total_num_replicas=2, replicas_to_aggregate=1)), threading.Barrier(2)
+
+    def part(index: int) -> list[float]:
+        with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
+            if index == 0:
+                session.set_policy(async_policy(), timeout_s=20)
+            meet.wait(30)
+            with strategy.scope():
+                v = Variable(0.0, name="v")
+            v.read_value()
+            meet.wait(30)
+            for _ in range(3 if index else 1):
+                v.assign(float(v.read_value()) + 1)  # each worker makes as many steps as it likes
+            meet.wait(30)
+            value = strategy.experimental_distribute_values_from_function(lambda c: 1.0 + c.replica_id_in_sync_group)
+            device = strategy.extended.parameter_devices[0]
+            return [float(strategy.extended.reduce_to("SUM", value, device, CollectiveHints(timeout_seconds=20))) for _ in range(2)]
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(part, range(2))) == [[3, 3]] * 2
 
 
 def test_a_contribution_that_is_lost_with_a_server_is_sent_again(together: Any) -> None:
