@@ -12,8 +12,7 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 
 from ps_protocol.errors import DeadlineExceeded, InternalError, InvalidSpec, PermissionDenied, PsError
@@ -77,7 +76,8 @@ class HttpServer:
         self._names = frozenset(name.lower() for name in (*names, self._wanted.host))
         self._gate = _Gate(security, cluster=cluster)
         self._tls = _Tls(security) if security.tls_cert is not None else None
-        self._workers = ThreadPoolExecutor(_NUM_WORKERS, thread_name_prefix="http-work")
+        # For answers that may wait: so many at once.
+        self._working = asyncio.Semaphore(_NUM_WORKERS)
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
@@ -113,7 +113,6 @@ class HttpServer:
         if thread is not None and self._loop is not None and self._ending is not None:
             self._loop.call_soon_threadsafe(self._ending.set)
             thread.join()
-        self._workers.shutdown(wait=False, cancel_futures=True)
 
     def _run(self, loop: asyncio.AbstractEventLoop, listening: socket.socket, ending: asyncio.Event) -> None:
         with contextlib.closing(loop), listening:
@@ -198,8 +197,8 @@ class HttpServer:
 
     async def _answer_later(self, route: Route, request: Request) -> Response:
         try:
-            async with asyncio.timeout(_WORK_S):
-                return await asyncio.get_running_loop().run_in_executor(self._workers, _answer, route, request)
+            async with asyncio.timeout(_WORK_S), self._working:
+                return await _in_thread(partial(_answer, route, request))
         except TimeoutError:
             raise DeadlineExceeded(f"no answer within {_WORK_S:g} s; it may still be done") from None
 
@@ -289,6 +288,27 @@ class _Tls:
                     about = os.stat(path)
                     found.append((about.st_ino, about.st_mtime_ns))
         return found
+
+
+async def _in_thread(work: Callable[[], Response]) -> Response:
+    """Does it in a thread for which nobody waits when the process ends, unlike those of an executor."""
+    loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
+    done: asyncio.Future[Response] = loop.create_future()
+
+    def tell(say: Callable[[], None]) -> None:
+        if not done.done():
+            say()
+
+    def run() -> None:
+        try:
+            say = partial(done.set_result, work())
+        except Exception as error:
+            say = partial(done.set_exception, error)
+        with contextlib.suppress(RuntimeError):  # the port has been closed meanwhile
+            loop.call_soon_threadsafe(tell, say)
+
+    threading.Thread(target=run, name="http-work", daemon=True).start()
+    return await done
 
 
 async def _until_heard(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -17,6 +17,7 @@ from ps_protocol.http.messages import MAX_BODY_BYTES, TEXT, Request, Response, R
 from ps_protocol.http.server import HttpServer
 from ps_protocol.security.options import OPEN, Security
 from tests.support.certificates import Files, make
+from tests.support.waiting import wait_until
 
 STATUS, FINISH = "/ps_protocol.v1.ChiefService/GetClusterStatus", "/ps_protocol.v1.ChiefService/FinishTraining"
 ACTION = {"X-Lockstep-Action": "1", "Content-Type": "application/json"}
@@ -315,3 +316,18 @@ def test_stop_closes_the_port_and_ends_the_thread(tmp_path: Path) -> None:
     assert threading.active_count() <= before
     with pytest.raises(ConnectionRefusedError):
         site.connect()
+
+
+def test_an_answer_that_is_waited_for_keeps_no_process_from_ending() -> None:
+    with serving() as site:
+        with site.connect() as connection:
+            connection.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            wait_until(lambda: bool(working()), what="the answer is being made")
+            assert all(thread.daemon for thread in working())
+        began = time.monotonic()
+        site.server.stop()
+        assert time.monotonic() - began < 5.0
+
+
+def working() -> list[threading.Thread]:
+    return [thread for thread in threading.enumerate() if thread.name == "http-work"]
