@@ -1,6 +1,7 @@
 """Each block of Python on a page of the documentation runs as it is printed, against a cluster in this process."""
 
 import re
+import runpy
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
@@ -140,12 +141,9 @@ def test_program_of_a_page_runs_as_it_is_printed(
         monkeypatch.setattr(lockstep, "connect", lambda *_, **__: stack.enter_context(lockstep.local(cluster)))
         monkeypatch.setattr(lockstep, "observe", lambda: lockstep.observe_local(cluster))
 
-        def run() -> None:
-            names: dict[str, Any] = {"__name__": "documented"}
-            for part in (BEFORE.get((page, number), ""), text):
-                exec(compile(part, f"{page}, block {number}", "exec"), names)
-
-        for running in [threads.submit(run) for _ in range(num_workers)]:
+        program = tmp_path / f"{Path(page).stem}_{number}.py"
+        program.write_text(f"{BEFORE.get((page, number), '')}\n{text}", encoding="utf-8")
+        for running in [threads.submit(runpy.run_path, str(program), run_name=f"worker_{index}") for index in range(num_workers)]:
             running.result()
 
 
