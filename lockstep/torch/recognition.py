@@ -51,7 +51,8 @@ def recognize(optimizer: "torch.optim.Optimizer | OptimizerSpec", group: Group) 
         raise ValueError("differentiable=True: the servers compute the step, so no gradient goes through it; leave it out")
     kind = type(optimizer)
     if kind in (torch.optim.Adam, torch.optim.AdamW):
-        return _adam(group)
+        # Older AdamW say so by their class alone.
+        return _adam(group, is_decoupled=kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay")))
     if kind not in _TEXTS:
         known = ", ".join(sorted([one.__name__ for one in _TEXTS] + ["Adam", "AdamW"]))
         raise TypeError(
@@ -66,8 +67,8 @@ def recognize(optimizer: "torch.optim.Optimizer | OptimizerSpec", group: Group) 
     return Recognized(spec, watched, bool(group["maximize"]), lambda now: {ours: float(now[theirs]) for ours, theirs in names_of.items()})
 
 
-def _adam(group: Group) -> Recognized:
-    decay, other = ("weight_decay", "l2") if group.get("decoupled_weight_decay") else ("l2", "weight_decay")
+def _adam(group: Group, *, is_decoupled: bool) -> Recognized:
+    decay, other = ("weight_decay", "l2") if is_decoupled else ("l2", "weight_decay")
     beta1, beta2 = (float(beta) for beta in group["betas"])
     decays = {decay: float(group["weight_decay"]), other: 0.0}
     spec = adamw(

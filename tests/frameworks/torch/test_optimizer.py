@@ -79,6 +79,17 @@ def test_the_servers_compute_what_torch_computes_step_by_step(session: Session, 
         assert distance(mine, theirs) < 1e-6, step
 
 
+def test_adamw_of_a_torch_whose_groups_do_not_say_so_decays_by_the_side(session: Session) -> None:
+    mine, theirs = made(), made()
+    inner = torch.optim.AdamW(mine.parameters(), lr=0.01, weight_decay=0.3)
+    inner.param_groups[0].pop("decoupled_weight_decay", None)
+    ours, plain = lt.Optimizer(session, mine, inner), torch.optim.AdamW(theirs.parameters(), lr=0.01, weight_decay=0.3)
+    for step in range(5):
+        stepped(mine, ours, step)
+        stepped(theirs, plain, step)
+    assert distance(mine, theirs) < 1e-6
+
+
 def test_groups_have_their_own_numbers_and_decay_and_schedulers_move_them(session: Session) -> None:
     def groups(model: Any) -> Any:
         weights = [one for name, one in model.named_parameters() if name.endswith("weight")]
