@@ -18,6 +18,7 @@ from worker_client.sync_replicas import Graph
 PAGES = sorted(str(path.relative_to(ROOT)) for path in (ROOT / "docs").rglob("*.md"))
 # Pages whose programs another test runs; it names the page.
 ELSEWHERE = {
+    "docs/tutorials/keras.md": "tests/frameworks/keras/test_backends.py",  # a process has one backend; Keras itself warns in some
     "docs/how-to/migrate.md": "tests/processes/cli/test_readme.py",
     "docs/tutorials/first-cluster.md": "tests/processes/cli/test_readme.py",
 }

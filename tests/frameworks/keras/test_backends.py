@@ -4,6 +4,7 @@ import functools
 import importlib.util
 import json
 import os
+import re
 import subprocess
 import sys
 import tempfile
@@ -129,6 +130,21 @@ def test_three_workers_with_a_third_of_each_batch_train_what_one_process_does(ba
     subprocess.run(words, env={**os.environ, "KERAS_BACKEND": backend}, check=True, timeout=150)
     for together, alone in zip(_together(backend, tmp_path), _arrays(tmp_path / "alone.npz"), strict=True):
         np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+
+
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
+def test_programs_of_the_tutorial_run_as_they_are_printed(backend: str, tmp_path: Path) -> None:
+    _installed(backend)
+    page = (ROOT / "docs" / "tutorials" / "keras.md").read_text(encoding="utf-8")
+    alone, together = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    environment = {**os.environ, "KERAS_BACKEND": backend}
+    ended = subprocess.run([sys.executable, "-c", alone], env=environment, capture_output=True, text=True, timeout=150, check=True)
+    assert ended.stdout.startswith("loss 0.")
+    with up("--ps", "2", "--workers", "3", worker=together, run_dir=tmp_path / "run", KERAS_BACKEND=backend) as process:
+        said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0, said
+    assert said.count(" loss 0.") == 3, said
 
 
 @pytest.mark.chaos
