@@ -7,6 +7,7 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.targets import BFLOAT16, SHM
+from benchmarks.suites.wire.tls_bytes import WAYS
 
 SMALL = ["--bytes", "4096", "--variables", "4", "--workers", "2", "--steps", "5"]
 ROLES = {"chief", "ps", "worker"}
@@ -121,6 +122,13 @@ def test_a_profile_sees_the_chain_of_a_step_from_both_ends(transport: str, capsy
     assert {("worker 0", "push"), ("worker 0", "commit and token"), ("worker 0", "compute"), ("ps", "apply")} <= parts
     assert (("ps", "receive") in parts) == (("ps", "send") in parts) == (transport == "grpc")
     assert path["cpu_ms"].keys() == {"ps 0", "chief", "worker 0", "worker 1"}
+
+
+def test_encrypted_bytes_are_measured_in_every_way(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmarks(["run", "tls_bytes", "--bytes", "100000", "--repeat", "1", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["rows"]
+    assert [row["way"] for row in rows] == [way.title for way in WAYS]
+    assert all(row["ms"] > 0 for row in rows)
 
 
 def test_a_benchmark_that_cannot_run_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
