@@ -12,7 +12,7 @@ from chief.core import messages
 from chief.core import messages as rec
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
-from ps_protocol.errors import PsError, Superseded, Unavailable
+from ps_protocol.errors import ContributionMissing, PsError, Superseded, Unavailable
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.identity import HandshakeReply
 from ps_protocol.roles.shard import (
@@ -27,6 +27,7 @@ from ps_protocol.roles.shard import (
     SaveRequest,
     ShardSettings,
     ShardStatus,
+    contributions_named,
 )
 
 # A replica that does not answer within this, while its twin does, is lost.
@@ -226,6 +227,19 @@ def error_of(task: "asyncio.Future[Any]") -> BaseException | None:
 def order_of(error: PsError) -> int:
     """Sorts failures: what ends the chief comes first, then what may be repeated, and then refusals."""
     return 0 if isinstance(error, Superseded) else 1 if isinstance(error, TRANSIENT) else 2
+
+
+def that_lack_more(errors: Mapping[Replica, PsError]) -> list[Replica]:
+    """Returns those that lack other contributions than the one that lacks the fewest; empty if any has failed for another reason.
+
+    A contribution was given to the shard if one replica has it: its worker may have known of that one only. So what the shard lacks is
+    what the replica with the fewest gaps says, and the others lack what has been given to the shard.
+    """
+    lacked = {one: set(contributions_named(error.facts)) for one, error in errors.items() if isinstance(error, ContributionMissing)}
+    if len(lacked) < len(errors) or not all(lacked.values()):
+        return []
+    fewest = min(lacked.values(), key=len)
+    return [one for one, contributions in lacked.items() if contributions != fewest]
 
 
 # All that changes a shard is done at all of its replicas at once. One that fails where another succeeds is dropped, and not counted on
@@ -482,7 +496,8 @@ class ReplicatedLink:
     async def _at_members(self, call: Callable[[ReplicaLink], Awaitable[Result]]) -> list[Result]:
         """Does something at all members at once, and returns what they answer; drops those that fail where another does not.
 
-        Raises what the only one raises; and, if all fail, first of all what the caller may repeat.
+        Raises what the only one raises; and, if all fail, first of all what the caller may repeat. If all lack contributions, raises what
+        the one that lacks the fewest lacks, and drops those that lack more.
         """
         members = [*self.members] or self.replicas[:1]
         if len(members) == 1:
@@ -492,7 +507,10 @@ class ReplicatedLink:
         answers = {one: task.result() for one, task in tasks.items() if has_succeeded(task)}
         errors = {one: error for one, task in tasks.items() if one not in lost and isinstance(error := error_of(task), PsError)}
         if not answers:
-            raise min(errors.values(), key=order_of)
+            behind = that_lack_more(errors)
+            for one in behind:
+                await self._drop(one, errors[one].message)
+            raise min((error for one, error in errors.items() if one not in behind), key=order_of)
         for one, error in errors.items():
             answer = await once_more(one, call, error, self.fence)
             # Also one that lacks a contribution: its worker may not have heard yet that there is another replica to give it to.

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -21,6 +22,7 @@ from ps_protocol.roles.shard import (
     PushResult,
     ReplicaState,
     ShardSettings,
+    contributions_named,
 )
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
@@ -163,6 +165,26 @@ def test_what_both_refuse_is_refused_and_nobody_is_dropped(pair: Pair) -> None:
     with pytest.raises(errors.ContributionMissing):
         pair.run(lambda link: link.apply_step(request(PushId(worker=9, incarnation=1, sequence=1)), timeout_s=10))
     assert pair.reports[-1].standby == pair.addresses[STANDBY]
+
+
+@pytest.mark.parametrize("holder", [PRIMARY, STANDBY])
+def test_of_two_that_lack_contributions_the_one_that_lacks_fewer_is_believed_and_the_other_one_is_dropped(pair: Pair, holder: int) -> None:
+    """A worker that knows of one server only has given it what it must; what neither has, nobody has given."""
+    pair.create()
+    given, nowhere = pair.push(holder), PushId(worker=9, incarnation=1, sequence=1)
+    forged = request(given, nowhere)
+
+    async def act(link: ReplicatedLink) -> Any:
+        with pytest.raises(errors.ContributionMissing) as caught:
+            await link.apply_step(forged, timeout_s=10)
+        return contributions_named(caught.value.facts), await link.apply_step(replace(forged, without=(nowhere,)), timeout_s=10)
+
+    lacked, reply = pair.run(act)
+    assert (lacked, reply.step) == ((nowhere,), 1)
+    last = pair.reports[-1]
+    assert (last.address, last.standby) == (pair.addresses[holder], "")
+    assert "not staged" in last.missing
+    assert pair.status(holder).is_alone
 
 
 def test_a_restarted_replica_is_noticed_without_a_step(pair: Pair) -> None:
