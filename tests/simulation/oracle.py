@@ -95,10 +95,10 @@ class Oracle:
         self._last_life, self._whole_before = 0, frozenset[str]()
         self._lives: set[int] = set()
         # Where contributions are applied as they arrive: those that a server has applied, by era and server; as which step a chief has
-        # counted them, by era and chief; and what a server had when it was saved, by name of the checkpoint, era and server.
+        # counted them, by era and chief; and what a shard had when it was saved, by name of the checkpoint, era and shard.
         self._arrived: dict[tuple[Era, str], set[PushId]] = {}
         self._counted_as: dict[tuple[Era, str, int], PushId] = {}
-        self._saved: dict[tuple[str, Era, str], list[tuple[State, set[PushId]]]] = {}
+        self._saved: dict[tuple[str, Era, int], list[tuple[State, set[PushId]]]] = {}
         # What workers have committed and not given to all shards.
         self._forged: set[PushId] = set()
         self.is_rotten = False
@@ -186,7 +186,7 @@ class Oracle:
         epoch = self._epochs.get(era)
         if self.rules.spec.applies_on_arrival and epoch is not None and server in epoch.at:
             now = epoch.states[server, epoch.at[server]], set(self._arrived.get((era, server), ()))
-            self._saved.setdefault((tag, era, server), []).append(now)
+            self._saved.setdefault((tag, era, index_of(server)), []).append(now)
 
     def restored(self, server: str, life: int, request: RestoreRequest, step: int | None, arena: Array) -> None:
         """A shard was brought back to a checkpoint."""
@@ -200,7 +200,7 @@ class Oracle:
         if epoch.at.get(server, step) != step and not is_back:
             raise BrokenPromise(f"2: {server} was restored to step {step} of epoch {epoch.number} after it had gone on")
         if self.rules.spec.applies_on_arrival:
-            saved = self._saved[request.tag, self.committed[request.tag][0], server]
+            saved = self._saved[request.tag, self.committed[request.tag][0], index_of(server)]
             state, made = next((one for one in saved if one[0].value.tobytes() == self._values(arena).tobytes()), saved[-1])
             self._arrived[era, server] = set(made)
         else:
