@@ -98,6 +98,8 @@ class Oracle:
         # counted them, by era and chief; and what a shard had when it was saved, by name of the checkpoint, era and shard.
         self._arrived: dict[tuple[Era, str], set[PushId]] = {}
         self._counted_as: dict[tuple[Era, str, int], PushId] = {}
+        # The same by era and contribution: the number that each chief has given it.
+        self._numbers: dict[tuple[Era, PushId], dict[str, int]] = {}
         self._saved: dict[tuple[str, Era, int], list[tuple[State, set[PushId]]]] = {}
         # What workers have committed and not given to all shards.
         self._forged: set[PushId] = set()
@@ -239,13 +241,13 @@ class Oracle:
         if outcome is PushOutcome.ACCEPTED and result.applied_step is not None:
             step = result.applied_step
             before = self._accepted.setdefault((era, push_id), step)
+            if not self._may_be_in(era, push_id, step, by=by):
+                raise BrokenPromise(f"3: {push_id} was said to be in step {before}, then in {step}")
             is_told_again = self.rules.spec.applies_on_arrival and result.outcome is PushOutcome.DUPLICATE
             if is_told_again:
                 # Another chief knows that it is applied, and not as which the former one has counted it.
                 self._check_arrived(era, push_id, step)
                 return
-            if before != step:
-                raise BrokenPromise(f"3: {push_id} was said to be in step {before}, then in {step}")
             applied = known.steps.get(step) if known is not None else None
             if applied is not None and push_id not in applied:
                 raise BrokenPromise(f"3: {push_id} was accepted for step {step} of epoch {number}, made of {applied}")
@@ -268,7 +270,9 @@ class Oracle:
         push_id = self._latest.get((era, worker, incarnation))
         if push_id is None or not self.rules.has_own_steps or self._made_at[era[0]].get(push_id, step) > local_step:
             return  # asked before it gave that: the request has come twice, or late
-        if (promised := self._accepted[era, push_id]) >= step:
+        # The latest chief hands out the token. It has the lowest of several numbers, because a former chief may have counted further.
+        promised = min([self._accepted[era, push_id], *self._numbers.get((era, push_id), {}).values()])
+        if promised >= step:
             words = f"worker {worker} goes on with step {step} of epoch {era[1]}, and what it gave is to be in step {promised}"
             raise BrokenPromise(f"P: under {self.rules.spec.text} {words}")
 
@@ -447,6 +451,16 @@ class Oracle:
         # Those of a commit count, whatever shards have of its gradients.
         rates = (rate_of(one.worker, one.sequence) for one in sorted(contributors) if (life, one) not in self._empty)
         return next((rate for rate in rates if rate is not None), LEARNING_RATE)
+
+    def _may_be_in(self, era: Era, push_id: PushId, step: int, *, by: str) -> bool:
+        """Whether this step contradicts nothing that was said before: each chief says one, and a worker what a chief has said.
+
+        Only where contributions are applied as they arrive may two chiefs that live at one time count one as different steps.
+        """
+        if not self.rules.spec.applies_on_arrival:
+            return self._accepted[era, push_id] == step
+        said = self._numbers.setdefault((era, push_id), {})
+        return said.setdefault(by, step) == step if by else step in said.values()
 
     def _check_arrived(self, era: Era, push_id: PushId, step: int) -> None:
         """What is accepted has been applied by all shards."""
