@@ -122,7 +122,6 @@ class StrangerGuard:
         # A round through all that are open.
         self._round: list[int] = []
         self._round_began_at = 0.0
-        self._budget = BUDGET_BYTES
         self._turnstile, self._waiting = Turnstile(), frozenset[Network]()
         self._warning, self._num_cut = SeldomWarning(log), 0
 
@@ -171,8 +170,6 @@ class StrangerGuard:
 
     def _look(self, now: float) -> bool:
         """Looks at those descriptors that need it, and at some of the others; returns whether to come again soon."""
-        num_expected = sum(now - at < _EXPECTED_S for at in self._expected.copy())
-        self._budget = BUDGET_BYTES + (MAX_MESSAGE_BYTES if 0 < num_expected <= _MAX_EXPECTED else 0)
         for descriptor in [descriptor for descriptor, one in self._young.items() if now - one.spent_at > _YOUNG_S]:
             del self._young[descriptor]
         for descriptor in [*self._young][-_NUM_YOUNG:]:
@@ -242,12 +239,19 @@ class StrangerGuard:
         if num_bytes + charged != one.spent:
             one.spent, one.spent_at = num_bytes + charged, now
             self._young[descriptor] = one
-        if one.spent > self._budget + BUDGET_BYTES_A_S * (now - one.since) and cut(descriptor, number=one.number):
+        budget = BUDGET_BYTES + BUDGET_BYTES_A_S * (now - one.since)
+        # In this order: a call may have been let in since the look began, and its bytes were counted.
+        if one.spent > budget and one.spent > budget + self._expected_bytes(now) and cut(descriptor, number=one.number):
             self._know(descriptor, one)
             self._turnstile.count(network_of(one.host), Turnstile.CUT, now, for_calls=charged / BUDGET_BYTES)
             self._num_cut += 1
             about = num_bytes >> 10, one.peer, self._num_cut
             self._warning.warn("cut a connection that sent %d KiB, and no call that is let in peer=%s cut_so_far=%d", lambda: about)
+
+    def _expected_bytes(self, now: float) -> int:
+        """How much more anybody may send, since a call was let in whose connection is not known yet."""
+        num_expected = sum(now - at < _EXPECTED_S for at in self._expected.copy())
+        return MAX_MESSAGE_BYTES if 0 < num_expected <= _MAX_EXPECTED else 0
 
     def _know(self, descriptor: int, one: _Open) -> None:
         """It is known what becomes of a stranger."""
