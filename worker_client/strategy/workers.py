@@ -36,6 +36,8 @@ log = logging.getLogger("lockstep.worker")
 TIMEOUT_S = 60.0
 # Worker 0 waits for all and says who is missing; the others give it this much longer to say so.
 _GRACE_S = 5.0
+# At the deadline, worker 0 still takes what has come from each.
+_LOOK_S = 0.5
 # What nobody has answered is said again: a parameter server that was started again has forgotten it.
 _AGAIN_S = 3.0
 # A parameter server that does not answer is given up for so long.
@@ -168,7 +170,8 @@ class WorkerGroup:
         codes, missing, wrong = _codes(combinations), list[int](), ""
         deadline_s = time.monotonic() + timeout_s
         for worker in range(1, self._num_workers):
-            received = self._received(worker, what, deadline_s)
+            # What has come while another was waited for counts, too.
+            received = self._received(worker, what, max(deadline_s, time.monotonic() + _LOOK_S))
             if received is None:
                 missing.append(worker)
                 continue
