@@ -120,7 +120,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     output.note(
         f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
         f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
-        f"to look at it: lockstep status --chief {cluster.chief_address}{cluster.token_words}, or lockstep top"
+        f"to look at it: lockstep top, or lockstep status --chief {cluster.chief_address}{cluster.token_words}"
         + (f"\nits page, in a browser: {cluster.page_address}" if cluster.page_url else "")
     )
     with cluster.listed(shlex.join(command)):
