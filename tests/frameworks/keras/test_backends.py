@@ -136,7 +136,7 @@ def test_three_workers_with_a_third_of_each_batch_train_what_one_process_does(ba
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
 def test_programs_of_the_tutorial_run_as_they_are_printed(backend: str, tmp_path: Path) -> None:
     _installed(backend)
-    page = (ROOT / "docs" / "tutorials" / "keras.md").read_text(encoding="utf-8")
+    page = (ROOT / "docs/tutorials/keras.md").read_text(encoding="utf-8")
     alone, together = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     environment = {**os.environ, "KERAS_BACKEND": backend}
     ended = subprocess.run([sys.executable, "-c", alone], env=environment, capture_output=True, text=True, timeout=150, check=True)
