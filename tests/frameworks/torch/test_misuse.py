@@ -1,6 +1,7 @@
 """Wrong uses of the adapter: a sentence each, and never a crash of the interpreter. Each in a process of its own where it might be one."""
 
 import copy
+import gc
 import logging
 import subprocess
 import sys
@@ -184,6 +185,7 @@ def test_a_loader_that_fetches_ahead_of_the_steps_is_told_so() -> None:
         loader = torch.utils.data.DataLoader(Samples(), batch_sampler=lt.Sampler(optimizer, Samples(), 4), num_workers=1)
         with pytest.raises(RuntimeError, match=r"this loader fetches ahead.*num_workers=0"):
             list(loader)
+    gc.collect()  # the error holds the iterator, which ends its process when it goes
 
 
 def test_a_data_set_without_a_length_is_refused() -> None:
