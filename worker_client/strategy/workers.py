@@ -318,6 +318,8 @@ class _SharedVariables:
         self._session, self._devices, self._writes = session, devices, writes
         self._declared: dict[str, tuple[Array, int]] = {}
         self._values: dict[str, Array] | None = None
+        # Whether the values here may not be those on the parameter servers, since a write has failed.
+        self._is_stale = False
         # Of the present block: values, and formulas that nothing here has needed the values of. No variable is in both, or in two formulas.
         self._pending: dict[str, Array] = {}
         self._calls: list[FormulaCall] = []
@@ -362,6 +364,8 @@ class _SharedVariables:
                 # In place of a program that was lost: the others have reduced what belongs to this step, and wait for its writes.
                 self._session.step({}, updates={}, timeout_s=TIMEOUT_S)
                 self._refresh()
+        elif self._is_stale:
+            self._refresh()
 
     def read(self, name: str) -> Array:
         """Returns a variable's value."""
@@ -399,7 +403,7 @@ class _SharedVariables:
         except BaseException:
             if self._num_blocks == 1 and (self._pending or self._calls):
                 self._pending, self._calls = {}, []
-                self._refresh()
+                self._undo()
             raise
         else:
             if self._num_blocks == 1 and (self._pending or self._calls):
@@ -440,8 +444,13 @@ class _SharedVariables:
         written, calls = self._pending, self._calls
         self._pending, self._calls = {}, []
         updates = [*written.items(), *((call.variables["v"], _update_of(call)) for call in calls)]
-        push = self._session.step({}, updates=updates if self._writes else {}, timeout_s=TIMEOUT_S)
+        try:
+            push = self._session.step({}, updates=updates if self._writes else {}, timeout_s=TIMEOUT_S)
+        except BaseException:
+            self._undo()
+            raise
         if push.outcome is not PushOutcome.ACCEPTED:
+            self._undo()
             names = ", ".join(map(repr, sorted({*written, *(name for call in calls for name in call.written)})))
             raise Unavailable(
                 f"not written: variables {names}: the contribution is {push.outcome.name}; the cluster went back to an earlier step, or "
@@ -449,8 +458,17 @@ class _SharedVariables:
             )
         self._refresh()
 
+    def _undo(self) -> None:
+        """Takes the values of the parameter servers again, now or when one is next used: what was written here has not reached them."""
+        self._is_stale = self._values is not None
+        try:
+            self._refresh()
+        except PsError as error:
+            log.debug("the variables are read again when one is next used: %s", error)
+
     def _refresh(self) -> None:
         self._values = {name: frozen(value) for name, value in self._session.read().items()} if self._declared else {}
+        self._is_stale = False
 
 
 def _packs(combinations: Sequence[Combination], max_bytes: int) -> Iterator[Sequence[Combination]]:
