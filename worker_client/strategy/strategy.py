@@ -166,7 +166,8 @@ class StrategyExtended:
             contexts.check_same(mode, self._strategy)
 
             def merged(_: Any, *merged_args: Any, **merged_kwargs: Any) -> Any:
-                return self.update(var, fn, merged_args, merged_kwargs, group)
+                one_args, one_kwargs = map_nested(_one_of_all, (merged_args, merged_kwargs))
+                return self.update(var, fn, one_args, one_kwargs, group)
 
             return mode.replica.merge(merged, *given)
         with self._strategy.scope():
@@ -391,8 +392,8 @@ class ParameterServerStrategy:
         """Calls `fn(*args, **kwargs)` in each replica and returns the results as one.
 
         PerReplica and Mirrored arguments are unwrapped, in tuples, lists and dicts too. Where all replicas return the same object, that is
-        the result, else a PerReplica; tuples, lists and dicts are merged element by element. Raises what a replica raises, and
-        RuntimeError in a replica.
+        the result, else a PerReplica; tuples, lists and dicts are merged element by element. Over several workers, arrays and numbers are
+        always a PerReplica. Raises what a replica raises, and RuntimeError in a replica.
         """
         contexts.check_cross_replica(self, "run()")
         with self.scope(), self._group.writing():
@@ -424,8 +425,7 @@ class ParameterServerStrategy:
         return PerReplica({replica: value_fn(ValueContext(replica, self._group.num_replicas)) for replica in self._group.replicas})
 
     def _merged(self, results: Mapping[int, Any]) -> Any:
-        # What the only replica of this worker has, others may have otherwise.
-        return regroup(results, container_of, wraps_single=len(self._group.replicas) < self._group.num_replicas)
+        return regroup(results, container_of, wraps_same=len(self._group.replicas) < self._group.num_replicas)
 
     def _reduce_one(self, op: ReduceOp, value: Any, axis: int | None) -> Any:
         if axis is None:
@@ -485,6 +485,14 @@ def _own(value: Any) -> Any:
     if isinstance(value, IndexedSlices):
         return IndexedSlices(value.indices, value.values, value.dense_shape)
     return np.asarray(value).view()
+
+
+def _one_of_all(value: Any) -> Any:
+    """Returns the one object that all of several replicas gave; any other value itself."""
+    if isinstance(value, PerReplica) and len(value.values) > 1:
+        first, *others = value.values.values()
+        return first if all(one is first for one in others) else value
+    return value
 
 
 def _parsed(text: str, given: tuple[Any, Mapping[str, Any]]) -> Formula:

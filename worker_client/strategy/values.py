@@ -13,10 +13,16 @@ from worker_client.model.declarations import IndexedSlices
 class PerReplica:
     """One value for each replica, by replica id. What `strategy.run()` returns where the replicas returned different objects.
 
-    Has no value across replicas until it is reduced, so it refuses to be made an array.
+    Has no value across replicas until it is reduced, so it refuses to be made an array, and to be true or false.
     """
 
     values: Mapping[int, Any]
+
+    def __bool__(self) -> bool:
+        raise TypeError(
+            f"a PerReplica of {len(self.values)} replicas is not true or false: reduce it with strategy.reduce(), "
+            "or take its values with strategy.experimental_local_results()"
+        )
 
     def __array__(self, *_: object, **__: object) -> Any:
         raise TypeError(
@@ -78,17 +84,17 @@ def select(replica: int, nested: Any) -> Any:
     return map_nested(own, nested)
 
 
-def regroup(results: Mapping[int, Any], container_of: Callable[[Any], Any] = lambda value: None, *, wraps_single: bool = False) -> Any:
+def regroup(results: Mapping[int, Any], container_of: Callable[[Any], Any] = lambda value: None, *, wraps_same: bool = False) -> Any:
     """Returns what the replicas returned as one: where all have the same object, that object, else a PerReplica; nested likewise.
 
-    `container_of(value)` is the variable that a value is or is a part of, or None; the parts of one variable become that variable. Of a
-    single replica everything stays as it is, but with `wraps_single`, for one of several processes, its arrays and numbers become
-    PerReplica. Raises ValueError if the replicas' results are nested differently.
+    `container_of(value)` is the variable that a value is or is a part of, or None; the parts of one variable become that variable. With
+    `wraps_same`, for one of several processes, arrays and numbers always become PerReplica: the same object here says nothing of the other
+    processes, and all must reduce alike. Raises ValueError if the replicas' results are nested differently.
     """
     first = results[min(results)]
 
     def again(parts: Mapping[int, Any]) -> Any:
-        return regroup(parts, container_of, wraps_single=wraps_single)
+        return regroup(parts, container_of, wraps_same=wraps_same)
 
     if isinstance(first, dict):
         _check_alike(results, lambda value: sorted(map(repr, value)), "keys")
@@ -102,7 +108,7 @@ def regroup(results: Mapping[int, Any], container_of: Callable[[Any], Any] = lam
     container = container_of(first)
     if container is not None and all(container_of(result) is container for result in results.values()):
         return container
-    if len(results) == 1 and wraps_single and _differs_by_replica(first):
+    if wraps_same and _may_differ_elsewhere(first):
         return PerReplica(dict(results))
     if all(result is first for result in results.values()):
         return first
@@ -122,8 +128,8 @@ def _differ(replica: int, got: str, want: str) -> ValueError:
     return ValueError(f"replica {replica} returned {got} where another returned {want}; all replicas must return the same structure")
 
 
-def _differs_by_replica(value: Any) -> bool:
-    if isinstance(value, bool | Mirrored | PerReplica):
+def _may_differ_elsewhere(value: Any) -> bool:
+    if isinstance(value, Mirrored | PerReplica):
         return False
     return isinstance(value, int | float | IndexedSlices) or hasattr(value, "__array__")
 

@@ -64,7 +64,8 @@ def _numbered(strategy: ParameterServerStrategy, scale: float = 1.0) -> PerRepli
 
 def test_replicas_are_numbered_over_all_workers_and_have_names(together: Any) -> None:
     def part(strategy: ParameterServerStrategy, session: Session) -> Any:
-        ids, count = strategy.run(lambda: (_context().replica_id_in_sync_group, _context().num_replicas_in_sync))
+        ids, counts = strategy.run(lambda: (_context().replica_id_in_sync_group, _context().num_replicas_in_sync))
+        (count,) = set(counts.values.values())
         return list(ids.values.values()), count, strategy.extended.worker_devices, len(strategy.extended.parameter_devices)
 
     devices = tuple(f"worker:{replica // 2}/replica:{replica}" for replica in range(6))
@@ -390,3 +391,71 @@ def test_rule_80_a_worker_cannot_reduce_to_another_worker(together: Any) -> None
         return strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.worker_devices[own]).tolist()
 
     assert together(part) == [[15, 15]] * 3
+
+
+def test_values_that_are_equal_by_chance_in_one_worker_are_reduced_over_all(together: Any) -> None:
+    numbers, flags = [3, 3, 2, 5, 4, 4], [True, True, True, False, False, False]
+
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        def step() -> Any:
+            own = _context().replica_id_in_sync_group
+            seen = _context().merge_call(lambda strategy, number: float(strategy.reduce("MEAN", number)), (numbers[own],))
+            return numbers[own], flags[own], seen
+
+        number, flag, seen = strategy.run(step)
+        with pytest.raises(TypeError, match="not true or false"):
+            bool(flag)
+        return (
+            float(strategy.reduce("MEAN", number)),
+            [float(one) for one in strategy.experimental_local_results(seen)],
+        )
+
+    assert together(part) == [(3.5, [3.5, 3.5])] * 3
+
+
+def test_an_update_in_replicas_takes_what_all_replicas_of_a_worker_share(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        with strategy.scope():
+            v = Variable(1.0, name="v")
+
+        def step() -> None:
+            total = _context().all_reduce("SUM", np.float64(1))
+            strategy.extended.update(v, "v - rate * g", kwargs={"rate": 0.25, "g": total})
+
+        strategy.run(step)
+        return float(v.read_value())
+
+    assert together(part) == [-0.5] * 3
+
+
+def test_after_a_write_that_was_refused_variables_read_as_they_are_on_the_servers(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=1, replicas_to_aggregate=1, max_steps=2))
+    with cluster.session(0) as session, ParameterServerStrategy(session=session) as strategy:
+        with strategy.scope():
+            v = Variable(0.0, name="v")
+        v.assign(1.0)
+        v.assign(2.0)
+        for _ in range(2):
+            with pytest.raises(Unavailable, match="not written: variables 'v'"):
+                v.assign_add(1.0)
+            assert float(v.read_value()) == 2.0 == float(session.read()["v"])
+
+
+@pytest.mark.parametrize("is_away", [False, True])
+def test_after_a_step_that_failed_a_second_try_writes_once(start: Start, monkeypatch: pytest.MonkeyPatch, is_away: bool) -> None:
+    cluster = start(Shape(total_num_replicas=1, replicas_to_aggregate=1))
+
+    def fails(*_: Any, **__: Any) -> Any:
+        raise Unavailable("the server is away")
+
+    with cluster.session(0) as session, ParameterServerStrategy(session=session) as strategy:
+        with strategy.scope():
+            v = Variable(1.0, name="v")
+        v.assign(2.0)
+        with monkeypatch.context() as patched, pytest.raises(Unavailable, match="the server is away"):
+            patched.setattr(Session, "step", fails)
+            if is_away:
+                patched.setattr(Session, "read", fails)
+            v.assign_add(1.0)
+        assert float(v.read_value()) == 2.0
+        assert float(v.assign_add(1.0)) == 3.0 == float(session.read()["v"])
