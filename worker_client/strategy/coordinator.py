@@ -162,22 +162,20 @@ class _Queue:
         """Raises the failure that has not been told yet, once nothing is running any more; the queue can be used again afterwards."""
         wait = Wait("a closure has failed", None)
         with self._changed:
-            if self._failure is None:
-                return
-            while self._running:
+            failure = self._failure
+            # Another thread may be told it meanwhile; then closures run again.
+            while self._failure is not None and self._failure is failure and self._running:
                 self._wait(wait)
-            failure, self._failure = self._failure, None
-            # What has failed or was cancelled may be scheduled again under its key.
-            self._keyed = {key: value for key, value in self._keyed.items() if value.has_value}
-            self._changed.notify_all()
-            raise failure
+            if self._failure is failure:
+                self._raise_locked()
 
     def join(self, timeout_s: float | None) -> None:
-        """Waits until nothing is queued and nothing runs, or one has failed."""
+        """Waits until nothing is queued and nothing runs. Raises the failure, or DeadlineExceeded, and then it stays."""
         wait = Wait("join", timeout_s)
         with self._changed:
-            while self._failure is None and (self._jobs or self._running):
+            while self._running or (self._jobs and self._failure is None):
                 self._wait(wait)
+            self._raise_locked()
 
     @property
     def is_idle(self) -> bool:
@@ -202,6 +200,15 @@ class _Queue:
             while self._jobs:
                 self._cancel(self._jobs.popleft())
             self._changed.notify_all()
+
+    def _raise_locked(self) -> None:
+        if self._failure is None:
+            return
+        failure, self._failure = self._failure, None
+        # What has failed or was cancelled may be scheduled again under its key.
+        self._keyed = {key: value for key, value in self._keyed.items() if value.has_value}
+        self._changed.notify_all()
+        raise failure
 
     def _wait(self, wait: Wait) -> None:
         self._changed.wait(wait.slice_s())
@@ -266,10 +273,10 @@ class ClusterCoordinator:
     def join(self, timeout_s: float | None = None) -> None:
         """Waits until all closures have run. Raises the error of the first that failed, once, as RuntimeError; DeadlineExceeded.
 
-        A failure cancels the closures that had not begun. When it is raised, none runs any more, and more can be scheduled.
+        A failure cancels the closures that had not begun. When it is raised, none runs any more, and more can be scheduled. If what runs
+        takes longer than `timeout_s`, DeadlineExceeded is raised, and the failure by a later call.
         """
         self._queue.join(timeout_s)
-        self._queue.raise_failure()
 
     def done(self) -> bool:
         """Whether all closures have run. Raises what `join()` raises, but waits only for what runs when one has failed."""

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
 
@@ -126,6 +127,33 @@ def test_rule_81_what_is_queued_behind_a_failure_is_cancelled(start: Start) -> N
         for value in behind:
             with pytest.raises(Cancelled, match=r"closure ., 'square' was cancelled: another closure had failed"):
                 value.fetch(0)
+
+
+def test_a_join_keeps_its_deadline_after_a_failure_and_of_several_that_wait_one_is_told_it(cluster: AnyCluster) -> None:
+    may_go_on, is_running = threading.Event(), threading.Event()
+
+    def slow() -> None:
+        is_running.set()
+        may_go_on.wait(30)
+
+    with serving(cluster, {**FUNCTIONS, "slow": slow}), ClusterCoordinator(cluster.observer()) as coordinator:
+        coordinator.schedule("slow")
+        assert is_running.wait(30)
+        with pytest.raises(RuntimeError, match=r"bad luck"):
+            coordinator.schedule("fails", ("bad luck",)).fetch(30)
+        try:
+            with pytest.raises(DeadlineExceeded, match=r"join: not within 0.2 s: 0 closures queued, 1 running"):
+                coordinator.join(0.2)
+            with ThreadPoolExecutor(3) as pool:
+                waiting = [pool.submit(ask) for ask in (coordinator.join, coordinator.join, coordinator.done)]
+                assert not wait(waiting, 0.2).done
+                may_go_on.set()
+                errors = [repr(one.exception(30)) for one in waiting]
+        finally:
+            may_go_on.set()
+        assert sorted("bad luck" in error for error in errors) == [False, False, True]
+        assert errors.count("None") == 2
+        coordinator.join(30)
 
 
 def test_rule_81_a_key_is_one_closure_however_often_it_is_scheduled(cluster: AnyCluster) -> None:
