@@ -13,6 +13,7 @@ import numpy as np
 
 from ps_protocol.errors import InvalidSpec, MalformedMessage
 from worker_client.model.declarations import IndexedSlices
+from worker_client.strategy.messages import check
 
 _NUMBERS = itertools.count()
 # What is in a message besides plain values: an array by its position, containers by their kind, and a worker's own datasets.
@@ -90,6 +91,10 @@ def _packed(value: Any, *, what: str) -> list[Any]:
         if one is None or (isinstance(one, bool | int | float | str) and not isinstance(one, np.generic)):
             return one
         if isinstance(one, np.ndarray | np.generic | IndexedSlices):
+            try:
+                check(one)
+            except InvalidSpec as error:
+                raise InvalidSpec(f"{what}: {error.message}") from None
             arrays.append(one)
             return {_ARRAY: len(arrays) - 1}
         if isinstance(one, PerWorkerIterator):

@@ -448,6 +448,8 @@ def _served(session: Session, mail: Mailboxes, here: _Here, name: str, num_closi
                 return number, True
         except PsError as error:
             log.debug("closures: %s", error)
+            if session.is_finished:
+                return number, True
             mail.renew()
             sent_at = min(sent_at, time.monotonic() - _AGAIN_S)
             time.sleep(_PAUSE_S)

@@ -26,10 +26,7 @@ def pack(values: Sequence[Any]) -> dict[str, Array]:
     parts: dict[str, list[Array]] = {}
 
     def put(array: Array) -> None:
-        if array.dtype not in _TYPES:
-            raise InvalidSpec(f"an array of {array.dtype} cannot be reduced over processes; want one of {', '.join(map(str, _TYPES))}")
-        if array.dtype.kind in "iu" and array.size and max(abs(int(array.min())), abs(int(array.max()))) > _LARGEST_EXACT:
-            raise InvalidSpec(f"an array of {array.dtype} beyond 2^53 cannot be reduced over processes")
+        _check(array)
         head.extend((_TYPES.index(array.dtype), array.ndim, *array.shape))
         if array.size:
             carrier = array.dtype if array.dtype.kind == "f" else np.dtype(np.float64)
@@ -45,6 +42,21 @@ def pack(values: Sequence[Any]) -> dict[str, Array]:
             head.append(0)
             put(np.asarray(value))
     return {HEAD: np.array(head, np.float64), **{name: np.concatenate(arrays) for name, arrays in parts.items()}}
+
+
+def check(value: Any) -> None:
+    """Raises InvalidSpec for an array or IndexedSlices that `pack` refuses."""
+    if isinstance(value, IndexedSlices):
+        _check(np.asarray(value.indices, np.int64))
+        value = value.values
+    _check(np.asarray(value))
+
+
+def _check(array: Array) -> None:
+    if array.dtype not in _TYPES:
+        raise InvalidSpec(f"an array of {array.dtype} cannot travel between processes; want one of {', '.join(map(str, _TYPES))}")
+    if array.dtype.kind in "iu" and array.size and max(abs(int(array.min())), abs(int(array.max()))) > _LARGEST_EXACT:
+        raise InvalidSpec(f"an array of {array.dtype} beyond 2^53 cannot travel between processes")
 
 
 def unpack(receive: Callable[[str], Array]) -> list[Any]:

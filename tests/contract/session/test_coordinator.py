@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, ShuttingDown, Unavailable
 from ps_protocol.roles.chief import ParticipantKind
 from tests.support.clusters import AnyCluster, Shape, Start
-from worker_client import IndexedSlices
+from worker_client import IndexedSlices, sgd
 from worker_client.strategy import ClusterCoordinator, RemoteValue, serve
 from worker_client.strategy.mailboxes import Mailboxes
 
@@ -78,6 +78,55 @@ def test_arguments_and_values_are_nested_arrays_numbers_and_text_and_earlier_val
             coordinator.fetch(coordinator.schedule("code"), 30)
         with pytest.raises(RuntimeError):
             coordinator.join(30)
+
+
+CANNOT_TRAVEL: list[tuple[Any, str]] = [
+    (np.arange(3, dtype=np.int16), "an array of int16"),
+    (np.uint32(3), "an array of uint32"),
+    (np.zeros(2, np.complex64), "an array of complex64"),
+    (np.array(["text"]), "an array of <U4"),
+    (np.array([1 << 60]), r"an array of int64 beyond 2\^53"),
+    (IndexedSlices(np.array([1]), np.zeros((1, 2), np.int8)), "an array of int8"),
+]
+
+
+def test_arrays_that_cannot_travel_are_refused_where_they_are_scheduled_and_as_results_are_the_closures_error(cluster: AnyCluster) -> None:
+    results: Functions = {"gives": lambda number: CANNOT_TRAVEL[number][0]}
+    with serving(cluster, {**FUNCTIONS, **results}), ClusterCoordinator(cluster.observer()) as coordinator:
+        for number, (value, words) in enumerate(CANNOT_TRAVEL):
+            with pytest.raises(InvalidSpec, match=rf"closure 'same': {words}.* cannot travel between processes"):
+                coordinator.schedule("same", ([value],))
+            coordinator.schedule("gives", (number,))
+            with pytest.raises(RuntimeError, match=rf"failed on worker .: InvalidSpec: what the closure returned: {words}.* cannot travel"):
+                coordinator.join(30)
+            coordinator.join(30)
+        assert coordinator.schedule("square", (3,)).fetch(30) == 9
+
+
+def test_serving_ends_when_training_is_finished_and_the_servers_are_gone_during_a_closure(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, may_go_on, is_running = start(Shape(total_num_replicas=1)), threading.Event(), threading.Event()
+
+    def slow() -> None:
+        is_running.set()
+        may_go_on.wait(30)
+
+    def send(*_: object, **__: object) -> None:
+        raise ShuttingDown("training is finished")
+
+    with ClusterCoordinator(cluster.observer()) as coordinator, cluster.session(0) as session, ThreadPoolExecutor(1) as pool:
+        session.create_or_join({"w": np.zeros(2)}, optimizer=sgd(0.1))
+        ends = pool.submit(serve, session, {"slow": slow})
+        try:
+            coordinator.schedule("slow")
+            assert is_running.wait(30)
+            session.finish()
+            monkeypatch.setattr(Mailboxes, "send", send)
+            monkeypatch.setattr(Mailboxes, "receive", send)
+        finally:
+            may_go_on.set()
+        assert ends.result(30) == 1
 
 
 def test_rule_81_an_error_is_told_once_and_cancels_what_has_not_begun_and_then_more_can_be_scheduled(cluster: AnyCluster) -> None:
