@@ -29,6 +29,7 @@ from worker_client.model.optimizers import sgd
 from worker_client.session.session import Session
 from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall, combine
 from worker_client.strategy.mailboxes import Mailboxes
+from worker_client.strategy.messages import check
 from worker_client.strategy.reduction import ReduceOp, frozen
 
 log = logging.getLogger("lockstep.worker")
@@ -51,6 +52,8 @@ _OPS: tuple[ReduceOp | None, ...] = (None, ReduceOp.SUM, ReduceOp.MEAN)
 _ERRORS: tuple[type[Exception], ...] = (DeadlineExceeded, ShapeMismatch, DtypeMismatch, InvalidSpec, ValueError, Unavailable)
 # What is said in place of a step before there are variables that steps change.
 _NO_STEP = -1
+# What a worker says in place of its reductions where it could not contribute; the error follows.
+_REFUSED = np.array([-1], np.int64)
 
 
 class WorkerGroup:
@@ -71,7 +74,7 @@ class WorkerGroup:
         self._parameter_devices = tuple(f"ps:{index}" + (f" at {address}" if address else "") for index, address in enumerate(addresses))
         self._variables = _SharedVariables(session, self._parameter_devices, writes=self._index == _FIRST)
         self._mailboxes = Mailboxes(session, timeout_s=_SERVER_S)
-        self._num_exchanges = 0
+        self._num_exchanges = self._num_pack = 0
         # Of this object: tells a program that was started again from the one before.
         self._run_id = secrets.randbits(32)
         self._to_first, *others = [self._link(worker) for worker in range(self._num_workers)]
@@ -79,6 +82,8 @@ class WorkerGroup:
         # Of each other worker, for worker 0: its run, with what its count of exchanges is short of the own; and its latest message's label.
         self._runs: dict[int, tuple[int, int]] = {}
         self._labels: dict[int, Array] = {}
+        # Messages for a later exchange than the present one, of workers that have given that up.
+        self._early: dict[int, list[Any]] = {}
 
     @property
     def replicas(self) -> range:
@@ -116,12 +121,19 @@ class WorkerGroup:
         """Has all workers' contributions combined by worker 0. Raises DeadlineExceeded with the replicas that are missing."""
         wait_s = TIMEOUT_S if hints.timeout_seconds is None else hints.timeout_seconds
         results: list[Any] = []
-        for pack in _packs(combinations, hints.bytes_per_pack):
-            self._num_exchanges += 1
-            name = f"{what} (exchange {self._num_exchanges})"
-            sent = pack if hints.wire_dtype is None else [_narrowed(one, hints.wire_dtype) for one in pack]
-            found = self._lead(name, sent, wait_s) if self._index == _FIRST else self._follow(name, sent, wait_s + _GRACE_S)
-            results += found if sent is pack else [_as_given(value, one) for value, one in zip(found, pack, strict=True)]
+        packs = list(_packs(combinations, hints.bytes_per_pack))
+        begin = self._num_exchanges
+        try:
+            for self._num_pack, pack in enumerate(packs, start=1):
+                self._num_exchanges += 1
+                name = f"{what} (exchange {self._num_exchanges})"
+                sent = pack if hints.wire_dtype is None else [_narrowed(one, hints.wire_dtype) for one in pack]
+                found = self._lead(name, sent, wait_s) if self._index == _FIRST else self._follow(name, sent, wait_s + _GRACE_S)
+                results += found if sent is pack else [_as_given(value, one) for value, one in zip(found, pack, strict=True)]
+        finally:
+            # Also where a worker gives up in the middle: the next call has the same numbers in all workers.
+            self._num_exchanges = begin + len(packs)
+        self._variables.has_reduced()
         return results
 
     def compute(self, call: FormulaCall) -> bool:
@@ -134,8 +146,17 @@ class WorkerGroup:
 
     def _follow(self, what: str, combinations: Sequence[Combination], timeout_s: float) -> list[Any]:
         own = [value for one in combinations for value in (one.contributions[replica] for replica in self.replicas)]
-        label = np.array([self._run_id, self._num_exchanges, self._variables.step], np.float64)
-        self._to_first.say([label, _codes(combinations), *own])
+        label = np.array(
+            [self._run_id, self._num_exchanges, self._variables.step, *self._place, self._to_first.is_settled],
+            np.float64,
+        )
+        try:
+            _check_all(own)
+        except InvalidSpec as error:
+            # Worker 0 fails this exchange for all.
+            self._to_first.say([label, _REFUSED, *_failed(error)])
+        else:
+            self._to_first.say([label, _codes(combinations), *own])
         deadline_s = time.monotonic() + timeout_s
         while (reply := self._to_first.hear(min(deadline_s, time.monotonic() + _AGAIN_S))) is None or not np.array_equal(reply[0], label):
             if reply is None and time.monotonic() >= deadline_s:
@@ -145,16 +166,17 @@ class WorkerGroup:
                 reason = f"others have reduced this already, and written in step {self._variables.step}"
                 raise Unavailable(f"{what}: {reason}; start the program of worker {self._index} again")
         self._to_first.is_answered()
-        kind = int(reply[1])
-        if kind:
-            raise _ERRORS[kind - 1](_text_of(reply[2]))
+        if int(reply[1]):
+            raise _error_in(reply[1:])
         return [frozen(value) if isinstance(value, np.ndarray) else value for value in reply[2:]]
 
     def _lead(self, what: str, combinations: Sequence[Combination], timeout_s: float) -> list[Any]:
         arrived: list[int] = []
         try:
             gathered = self._gathered(what, combinations, arrived, timeout_s)
+            _check_all([value for one in combinations for value in one.contributions.values()])
             results = [combine(one.op, contributions) for one, contributions in zip(combinations, gathered, strict=True)]
+            _check_all(results)
         except Unavailable:
             raise  # this worker is behind; the others say again what they have said, to the program that comes after this one
         except _ERRORS as error:
@@ -167,7 +189,8 @@ class WorkerGroup:
 
     def _gathered(self, what: str, combinations: Sequence[Combination], arrived: list[int], timeout_s: float) -> list[dict[int, Any]]:
         gathered = [dict(one.contributions) for one in combinations]
-        codes, missing, wrong = _codes(combinations), list[int](), ""
+        codes, missing = _codes(combinations), list[int]()
+        failed: Exception | None = None
         deadline_s = time.monotonic() + timeout_s
         for worker in range(1, self._num_workers):
             # What has come while another was waited for counts, too.
@@ -175,9 +198,12 @@ class WorkerGroup:
             if received is None:
                 missing.append(worker)
                 continue
-            arrived.append(worker)
-            if not np.array_equal(received[0], codes):
-                wrong = wrong or f"{what}: worker {worker} reduces {_asked(received[0])} where worker 0 reduces {_asked(codes)}"
+            if worker not in self._early:
+                arrived.append(worker)
+            if not isinstance(received, Exception) and not np.array_equal(received[0], codes):
+                received = _unlike(f"{what}: worker {worker} reduces {_asked(received[0])} where worker 0 reduces {_asked(codes)}")
+            if isinstance(received, Exception):
+                failed = failed or received
                 continue
             values = iter(received[1:])
             for contributions in gathered:
@@ -185,15 +211,18 @@ class WorkerGroup:
         if missing:
             names = "; ".join(f"{self._named(worker)} of worker {worker}" for worker in missing)
             raise DeadlineExceeded(f"{what}: missing after {timeout_s:g} s: {names}; is its process there?")
-        if wrong:
-            raise ValueError(f"{wrong}; all workers must make the same calls in the same order")
+        if failed is not None:
+            raise failed
         return gathered
 
-    def _received(self, worker: int, what: str, deadline_s: float) -> list[Any] | None:
-        """Returns what a worker contributes to the present exchange; None if it has not by the deadline."""
+    def _received(self, worker: int, what: str, deadline_s: float) -> list[Any] | Exception | None:
+        """Returns what a worker contributes to the present exchange, or why it does not; None if nothing has come by the deadline.
+
+        Never what is for another exchange: a later one's message waits in `_early`.
+        """
         link = self._to_others[worker]
-        while (message := link.hear(deadline_s)) is not None:
-            run_id, number, step = (int(one) for one in message[0])
+        while (message := self._early.pop(worker, None) or link.hear(deadline_s)) is not None:
+            run_id, number, step, *place, is_settled = (int(one) for one in message[0])
             own_step = self._variables.step
             is_behind = _NO_STEP < step < own_step
             if self._runs.get(worker, (0, 0))[0] != run_id:
@@ -203,14 +232,22 @@ class WorkerGroup:
                     self._labels[worker] = message[0]
                     self._answer(worker, _failed(_behind(what, worker, step, of=_FIRST, at=own_step)))
                     continue
+                own_place = self._place
+                if place[-1] != own_place[-1] or (_NO_STEP < step == own_step and place != own_place):
+                    self._labels[worker] = message[0]
+                    return _unlike(f"{what}: a program was started again: worker {worker} is at {_at(place)}, worker 0 at {_at(own_place)}")
                 self._runs[worker] = run_id, self._num_exchanges - number
             exchange = number + self._runs[worker][1]
-            if exchange >= self._num_exchanges:
+            if exchange >= self._num_exchanges and is_settled:
+                link.is_answered()
+            if exchange > self._num_exchanges:
+                self._early[worker] = message
+                return DeadlineExceeded(f"{what}: worker {worker} has given up this exchange, and waits for a later one")
+            if exchange == self._num_exchanges:
                 if _NO_STEP < own_step < step:
                     raise _behind(what, _FIRST, own_step, of=worker, at=step)
-                link.is_answered()
                 self._labels[worker] = message[0]
-                return message[1:]
+                return _error_in(message[2:]) if np.array_equal(message[1], _REFUSED) else message[1:]
             latest = self._labels.get(worker)
             if latest is not None and np.array_equal(latest, message[0]):
                 link.say_again()  # the answer was lost
@@ -220,6 +257,11 @@ class WorkerGroup:
                     worker, _failed(DeadlineExceeded(f"{what}: worker 0 has given up exchange {exchange}, which this one was for"))
                 )
         return None
+
+    @property
+    def _place(self) -> list[int]:
+        """Where in the step the present exchange is: the call, counted from 0, the reduction in it, and of that the part."""
+        return [*self._variables.place, self._num_pack]
 
     def _answer(self, worker: int, answer: list[Any]) -> None:
         self._to_others[worker].say([self._labels[worker], *answer])
@@ -250,11 +292,17 @@ class _Link:
         # Whether the latest message was sent more than once, so that a copy may be left when it has been answered.
         self._is_repeated = False
 
+    @property
+    def is_settled(self) -> bool:
+        """Whether the other is known to have the latest message, so that its answer was heard."""
+        return self._latest is None
+
     def say(self, message: list[Any]) -> None:
-        """Sends a message; `hear` tries again if it cannot. Raises InvalidSpec for what cannot travel."""
+        """Sends a message, in place of one not known to be read; `hear` tries again if it cannot. Raises InvalidSpec for other types."""
+        again = self._is_unclear or self._latest is not None
         self._latest = message
         try:
-            self._mailboxes.send(self._outgoing, message, again=self._is_unclear)
+            self._mailboxes.send(self._outgoing, message, again=again)
         except InvalidSpec:
             raise
         except PsError as error:
@@ -324,6 +372,8 @@ class _SharedVariables:
         self._pending: dict[str, Array] = {}
         self._calls: list[FormulaCall] = []
         self._num_blocks = 0
+        # Where in the step the next reduction is: blocks with reductions that have ended, and reductions since then or in the present one.
+        self._num_ended = self._num_reduced = 0
 
     def declare(self, name: str, value: Array, *, beside: str | None) -> Cell:
         """Returns the cell of a new variable: on the device `beside`, else on the one with the fewest bytes so far."""
@@ -343,6 +393,15 @@ class _SharedVariables:
         """The step of the variables, where all workers make each step together; _NO_STEP elsewhere, and before there are variables."""
         is_common = self._declared and self._values is not None and not self._session.policy.reads_latest
         return self._session.local_step if is_common else _NO_STEP
+
+    @property
+    def place(self) -> tuple[int, int]:
+        """Where in the step the next reduction is: in which block, or between which, and its number there."""
+        return 2 * self._num_ended + bool(self._num_blocks), self._num_reduced
+
+    def has_reduced(self) -> None:
+        """Counts a reduction that has succeeded."""
+        self._num_reduced += 1
 
     def is_passed(self) -> bool:
         """Whether another worker has made the writes of the present step, or more, so that what came before them is over."""
@@ -398,9 +457,13 @@ class _SharedVariables:
     def together(self) -> Iterator[None]:
         """Sends what was written in the block when it ends; if it fails, nothing was written."""
         self._num_blocks += 1
+        if self._num_blocks == 1:
+            num_before, step_before, self._num_reduced = self._num_reduced, self.step, 0
         try:
             yield
         except BaseException:
+            if self._num_blocks == 1:
+                self._num_reduced = num_before  # the call may be made again, as in a program that is started again
             if self._num_blocks == 1 and (self._pending or self._calls):
                 self._pending, self._calls = {}, []
                 self._undo()
@@ -408,6 +471,11 @@ class _SharedVariables:
         else:
             if self._num_blocks == 1 and (self._pending or self._calls):
                 self._send()
+            if self._num_blocks == 1 and _NO_STEP < step_before < self.step:
+                self._num_ended = self._num_reduced = 0
+            elif self._num_blocks == 1:
+                self._num_ended += bool(self._num_reduced)
+                self._num_reduced = 0 if self._num_reduced else num_before
         finally:
             self._num_blocks -= 1
 
@@ -536,6 +604,25 @@ def _behind(what: str, worker: int, step: int, *, of: int, at: int) -> Unavailab
         f"{what}: worker {worker} is at step {step}, worker {of} at {at}: they would reduce values of different steps; "
         f"start the program of worker {worker} again"
     )
+
+
+def _check_all(values: Sequence[Any]) -> None:
+    for value in values:
+        check(value)
+
+
+def _unlike(what: str) -> ValueError:
+    return ValueError(f"{what}; all workers must make the same calls in the same order")
+
+
+def _at(place: Sequence[int]) -> str:
+    block, reduction, part = place
+    return f"{'call' if block % 2 else 'outside, before call'} {block // 2 + 1} of the step, reduction {reduction + 1}, part {part}"
+
+
+def _error_in(message: Sequence[Any]) -> Exception:
+    """Returns the error of which `_failed` made this."""
+    return _ERRORS[int(message[0]) - 1](_text_of(message[1]))
 
 
 def _failed(error: Exception) -> list[Any]:

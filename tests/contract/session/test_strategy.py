@@ -9,6 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+import worker_client
+from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, ShapeMismatch, Unavailable
 from tests.support.clusters import Shape, Start
 from worker_client import IndexedSlices, Session, UpdateFormula, async_policy
@@ -459,3 +461,93 @@ def test_after_a_step_that_failed_a_second_try_writes_once(start: Start, monkeyp
             v.assign_add(1.0)
         assert float(v.read_value()) == 2.0
         assert float(v.assign_add(1.0)) == 3.0 == float(session.read()["v"])
+
+
+def test_after_a_follower_has_given_up_the_next_reductions_are_of_the_same_call(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("worker_client.strategy.workers._GRACE_S", 0.0)
+    cluster, has_given_up = start(Shape(total_num_replicas=2, replicas_to_aggregate=2)), threading.Event()
+
+    def part(index: int) -> list[Any]:
+        with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
+
+            def reduced(value: float, timeout_s: float = 20.0) -> Any:
+                hints = CollectiveHints(timeout_seconds=timeout_s)
+                try:
+                    values = PerReplica({index: np.full(2, value)})
+                    return strategy.extended.reduce_to("SUM", values, strategy.extended.parameter_devices[0], hints).tolist()
+                except DeadlineExceeded:
+                    return "given up"
+
+            found = [reduced(1.0)]
+            if index:
+                found.append(reduced(10.0, 0.2))
+                has_given_up.set()
+            else:
+                assert has_given_up.wait(30)
+                found.append(reduced(10.0))
+            return [*found, *(reduced(value) for value in (100.0, 1000.0, 5.0))]
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(part, range(2))
+    # What worker 1 has given up may have been read before it took it back; nothing else differs.
+    assert second == [[2, 2], "given up", [200, 200], [2000, 2000], [10, 10]]
+    assert first in (second, [[2, 2], [20, 20], *second[2:]])
+
+
+def test_what_one_worker_cannot_send_fails_alike_in_all_and_the_next_reduction_works(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        device, found = strategy.extended.parameter_devices[0], []
+        for worker in range(NUM_WORKERS):
+            dtype = np.int16 if session.worker_index == worker else np.int32
+            with pytest.raises(InvalidSpec, match="int16 cannot travel"):
+                strategy.extended.reduce_to("SUM", PerReplica(dict.fromkeys(_numbered(strategy).values, np.zeros(2, dtype))), device)
+            found.append(strategy.extended.reduce_to("SUM", _numbered(strategy), device).tolist())
+        with pytest.raises(InvalidSpec, match="beyond"):  # the result, not what is contributed
+            strategy.extended.reduce_to("SUM", PerReplica(dict.fromkeys(_numbered(strategy).values, np.int64(1 << 52))), device)
+        return found, strategy.extended.reduce_to("SUM", _numbered(strategy), device).tolist()
+
+    assert together(part) == [([[15, 15]] * 3, [15, 15])] * 3
+
+
+def test_a_program_started_again_within_a_step_never_reduces_with_another_part_of_it() -> None:
+    cluster = InProcessCluster(num_ps=1, total_num_replicas=2, replicas_to_aggregate=2)
+
+    def strategy_in(session: Session) -> tuple[ParameterServerStrategy, Variable]:
+        strategy = ParameterServerStrategy(session=session)
+        with strategy.scope():
+            return strategy, Variable(0.0, name="v")
+
+    def run(strategy: ParameterServerStrategy, v: Variable, *, ends: bool = False) -> list[float]:
+        seen: list[float] = []
+
+        def merged(strategy: ParameterServerStrategy) -> None:
+            for value in (1.0, 1000.0):
+                values = PerReplica(dict.fromkeys(_numbered(strategy).values, np.float64(value)))
+                seen.append(float(strategy.extended.reduce_to("SUM", values, v, CollectiveHints(timeout_seconds=20))))
+                if ends:
+                    raise KeyError("ends")
+            v.assign(seen[-1])
+
+        strategy.run(lambda: _context().merge_call(merged))
+        return seen
+
+    def part(index: int) -> tuple[str, list[float], float]:
+        if index:
+            strategy, v = strategy_in(worker_client.local(cluster, worker_index=index))
+            with pytest.raises(KeyError):
+                run(strategy, v, ends=True)
+            strategy.close()
+        with worker_client.local(cluster, worker_index=index, takeover=bool(index)) as session:
+            strategy, v = strategy_in(session)
+            with pytest.raises(ValueError, match="started again") as raised:
+                run(strategy, v)
+            # Made again, the call is the same in both.
+            seen = run(strategy, v)
+            strategy.close()
+            return str(raised.value), seen, float(v.read_value())
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(part, range(2))
+    assert first == second
+    assert "worker 1 is at call 1 of the step, reduction 1, part 1, worker 0 at call 1 of the step, reduction 2, part 1" in first[0]
+    assert first[1:] == ([2.0, 2000.0], 2000.0)
