@@ -2,14 +2,21 @@
 
 The coordinator's program has the queue. It hands each worker one closure at a time and waits for the outcome, over mailboxes on the
 parameter servers. What may have been lost with a server is sent again; a worker that is gone has its closure run by another one.
+
+A coordinator calls each worker by a run of its own and the number of the closure that it is to wait for, 0 for a worker that has not
+answered yet. All that follows names the run, so that nothing of an earlier coordinator is taken for this one's. The call is sent again
+until it is answered; a worker that waits looks for calls every few seconds, and changes to the run that called it last.
 """
 
 import logging
+import secrets
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, Self
+
+import numpy as np
 
 from ps_protocol.errors import AccumulatorNotFound, Cancelled, DeadlineExceeded, InvalidSpec, PsError
 from ps_protocol.model.variables import check_name
@@ -39,6 +46,8 @@ _AGAIN_S = 3.0
 # A server that does not answer is given up for so long.
 _SERVER_S = 5.0
 _PAUSE_S = 0.2
+# How long a worker that waits for a closure looks for the call of another coordinator.
+_LOOK_S = 0.2
 _CLOSING_S = 5.0
 
 _Worker = tuple[int, int]  # index and incarnation
@@ -232,6 +241,7 @@ class ClusterCoordinator:
     def __init__(self, target: Session | Observer, *, name: str = "main") -> None:
         check_name(name)
         self._target, self._name = target, name
+        self._run = secrets.randbits(48)  # exact in a message of floats
         self._own: int | None = target.worker_index if isinstance(target, Session) else None
         self._queue = _Queue()
         self._num_datasets = 0
@@ -300,6 +310,7 @@ class ClusterCoordinator:
             try:
                 # For workers whose place the chief had given up, and which have taken it again since it was asked last.
                 self._mail.mark(_closings(self._name))
+                self._mail.mark(_closing(self._name, self._run))
             except PsError as error:
                 log.warning("coordinator: workers that have just come may not hear that it is closed: %s", error)
         self._mail.close()
@@ -330,13 +341,14 @@ class ClusterCoordinator:
         """Hands a worker one closure after the other."""
         try:
             number = 0
-            if self._exchanged(worker, number, None) is not None:
-                while (job := self._queue.take(worker)) is not None:
-                    number += 1
-                    outcome = self._exchanged(worker, number, job.message)
-                    assert outcome is not None
-                    self._queue.finish(worker, unpack_outcome(outcome))
-            self._mail.send(_job(self._name, worker, number + 1), pack_call(Call(function="", kwargs={})), again=True)
+            if self._exchanged(worker, number, None) is None:
+                return
+            while (job := self._queue.take(worker)) is not None:
+                number += 1
+                outcome = self._exchanged(worker, number, job.message)
+                assert outcome is not None
+                self._queue.finish(worker, unpack_outcome(outcome))
+            self._mail.send(_job(self._name, self._run, worker, number + 1), pack_call(Call(function="", kwargs={})), again=True)
         except _Gone:
             self._queue.put_back(worker)
         except PsError as error:
@@ -348,28 +360,43 @@ class ClusterCoordinator:
 
         Without a closure, waits until the worker serves; None: the coordinator was closed before.
         """
-        name = _job(self._name, worker, number)
-        is_first, sent_at = True, 0.0
-        while True:
+        job, reply = _job(self._name, self._run, worker, number), _reply(self._name, self._run, worker, number)
+        num_sent, sent_at, is_answered = 0, 0.0, False
+        try:
+            while True:
+                try:
+                    if not num_sent or time.monotonic() >= sent_at + _AGAIN_S:
+                        is_again, num_sent = num_sent > 0, num_sent + 1
+                        if message is None or is_again:
+                            self._mail.send(_calling(self._name, worker), [np.array([self._run, number], np.int64)], again=True)
+                        if message is not None:
+                            self._mail.send(job, message, again=is_again)
+                        sent_at = time.monotonic()
+                    answer = self._mail.receive(reply, _SLICE_S)
+                    is_answered = True
+                    return answer
+                except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
+                    pass  # the latter: it is just being sent again
+                except PsError as error:
+                    log.debug("coordinator: worker %d, closure %d: %s", worker[0], number, error)
+                    self._mail.renew()
+                    sent_at = 0.0
+                    time.sleep(_PAUSE_S)
+                if not self._queue.is_live(worker):
+                    raise _Gone
+                if self._is_closing.is_set() and message is None:
+                    return None
+        finally:
+            # What was sent once and answered was taken; of the rest a copy may be there that nobody will take.
+            if message is None or num_sent > 1 or not is_answered:
+                self._discard(_calling(self._name, worker), *([] if message is None else [job]))
+
+    def _discard(self, *names: str) -> None:
+        for name in names:
             try:
-                if message is not None and (is_first or time.monotonic() >= sent_at + _AGAIN_S):
-                    was_first, is_first = is_first, False
-                    self._mail.send(name, message, again=not was_first)
-                    sent_at = time.monotonic()
-                reply = self._mail.receive(_reply(self._name, worker, number), _SLICE_S)
-            except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
-                pass  # the latter: it is just being sent again
+                self._mail.discard(name)
             except PsError as error:
-                log.debug("coordinator: worker %d, closure %d: %s", worker[0], number, error)
-                self._mail.renew()
-                sent_at = 0.0
-                time.sleep(_PAUSE_S)
-            else:
-                return reply
-            if not self._queue.is_live(worker):
-                raise _Gone
-            if self._is_closing.is_set() and message is None:
-                return None
+                log.debug("coordinator: %s stays on its server: %s", name, error)
 
 
 def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name: str = "main") -> int:
@@ -432,37 +459,104 @@ class _NoFunction(Exception):
 def _served(session: Session, mail: Mailboxes, here: _Here, name: str, num_closings: int) -> tuple[int, bool]:
     """Serves as the present incarnation; returns how many have run, and whether that is all."""
     worker = _identity(session)
-    number, answer = 0, pack_outcome(Outcome())
-    is_sent_again, sent_at = False, float("-inf")
+    place, num_run, looked_at = _Place(mail, name, worker), 0, time.monotonic()
     while True:
         try:
-            if time.monotonic() >= sent_at + _AGAIN_S:
-                is_again = sent_at > float("-inf")
-                mail.send(_reply(name, worker, number), answer, again=is_again)
-                is_sent_again, sent_at = is_sent_again or is_again, time.monotonic()
-                if is_again and mail.num_marks(_closings(name)) > num_closings:
-                    return number, True
-            call = unpack_call(mail.receive(_job(name, worker, number + 1), _SLICE_S))
+            if time.monotonic() >= looked_at + _AGAIN_S:
+                looked_at = time.monotonic()
+                if place.is_closed(num_closings):
+                    return num_run, True
+            place.look()
+            call = place.received()
         except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
             if session.is_finished:
-                return number, True
+                return num_run, True
         except PsError as error:
             log.debug("closures: %s", error)
             if session.is_finished:
-                return number, True
+                return num_run, True
             mail.renew()
-            sent_at = min(sent_at, time.monotonic() - _AGAIN_S)
+            place.send_again()
             time.sleep(_PAUSE_S)
         else:
-            if is_sent_again:
-                mail.discard(_reply(name, worker, number))
-            if not call.function:
-                return number, True
-            number += 1
-            answer = here.answer(call)
-            is_sent_again, sent_at = False, float("-inf")
+            if session.is_finished if call is None else not call.function:
+                return num_run, True
+            if call is not None:
+                num_run += 1
+                place.answered(here.answer(call))
         if _identity(session) != worker:
-            return number, False
+            return num_run, False
+
+
+class _Place:
+    """The run of the coordinator that has called a worker, its last closure's number, and the answer, which is sent again."""
+
+    def __init__(self, mail: Mailboxes, name: str, worker: _Worker) -> None:
+        self._mail, self._name, self._worker = mail, name, worker
+        self._run: int | None = None
+        self._number = 0
+        self._answer: list[Any] | None = None
+        self._num_sent, self._sent_at, self._looked_at = 0, 0.0, float("-inf")
+
+    def is_closed(self, num_closings: int) -> bool:
+        """Whether the coordinator is closed; where none has called, whether more than `num_closings` of its name are."""
+        # A worker that has just left one run may hear late that this is closed, and must not leave the next one for it.
+        if self._run is not None:
+            return self._mail.num_marks(_closing(self._name, self._run)) > 0
+        return self._mail.num_marks(_closings(self._name)) > num_closings
+
+    def look(self) -> None:
+        """Sends the answer if it is time to, and looks whether a coordinator calls. Raises what the mailboxes raise."""
+        if self._answer is not None and (not self._num_sent or time.monotonic() >= self._sent_at + _AGAIN_S):
+            self._num_sent, self._sent_at = self._num_sent + 1, time.monotonic()
+            self._mail.send(self._reply(), self._answer, again=self._num_sent > 1)
+        if self._run is not None and time.monotonic() < self._looked_at + _AGAIN_S:
+            return
+        self._looked_at = time.monotonic()
+        try:
+            ((run, number),) = self._mail.receive(_calling(self._name, self._worker), _SLICE_S if self._run is None else _LOOK_S)
+        except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
+            return
+        except (TypeError, ValueError):
+            log.debug("closures: a coordinator's call cannot be read; it will be sent again")
+            return
+        # A call that crossed with the answer to it is of this run, and of no later closure.
+        if run != self._run or number > self._number + 1:
+            self._forget_answer()
+            if self._run is not None:
+                self._mail.discard(_job(self._name, self._run, self._worker, self._number + 1))
+            self._run, self._number = int(run), max(0, int(number) - 1)
+            if not number:
+                self.answered(pack_outcome(Outcome()), number=0)
+
+    def received(self) -> Call | None:
+        """Returns the next closure; None: no coordinator has called. Raises what the mailboxes raise."""
+        if self._run is None:
+            return None
+        if self._answer is not None and not self._num_sent:
+            self.look()
+        call = unpack_call(self._mail.receive(_job(self._name, self._run, self._worker, self._number + 1), _SLICE_S))
+        self._forget_answer()
+        return call
+
+    def answered(self, answer: list[Any], *, number: int | None = None) -> None:
+        """Takes the answer to the closure that has come; it is sent until the next one comes."""
+        self._number = self._number + 1 if number is None else number
+        self._answer, self._num_sent = answer, 0
+        self._looked_at = time.monotonic()  # who has just had a closure has a coordinator
+
+    def send_again(self) -> None:
+        """Has the answer sent again now: it may be lost."""
+        self._sent_at = float("-inf")
+
+    def _forget_answer(self) -> None:
+        if self._answer is not None and self._num_sent > 1:
+            self._mail.discard(self._reply())
+        self._answer = None
+
+    def _reply(self) -> str:
+        assert self._run is not None
+        return _reply(self._name, self._run, self._worker, self._number)
 
 
 def _name_of(fn: object, what: str) -> str:
@@ -476,14 +570,22 @@ def _closings(name: str) -> str:
     return f"coordinator/{name}/closings"
 
 
+def _closing(name: str, run: int) -> str:
+    return f"coordinator/{name}/run {run}/closing"
+
+
 def _identity(session: Session) -> _Worker:
     participant = session.membership.participant
     return participant.index, participant.incarnation
 
 
-def _job(name: str, worker: _Worker, number: int) -> str:
-    return f"coordinator/{name}/closure {number} for worker {worker[0]} incarnation {worker[1]}"
+def _calling(name: str, worker: _Worker) -> str:
+    return f"coordinator/{name}/call of worker {worker[0]} incarnation {worker[1]}"
 
 
-def _reply(name: str, worker: _Worker, number: int) -> str:
-    return f"coordinator/{name}/outcome {number} of worker {worker[0]} incarnation {worker[1]}"
+def _job(name: str, run: int, worker: _Worker, number: int) -> str:
+    return f"coordinator/{name}/run {run}/closure {number} for worker {worker[0]} incarnation {worker[1]}"
+
+
+def _reply(name: str, run: int, worker: _Worker, number: int) -> str:
+    return f"coordinator/{name}/run {run}/outcome {number} of worker {worker[0]} incarnation {worker[1]}"

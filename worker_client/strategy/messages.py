@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import InvalidSpec, MalformedMessage
 from ps_protocol.model.variables import Array
 from worker_client.model.declarations import IndexedSlices
 
@@ -60,9 +60,15 @@ def _check(array: Array) -> None:
 
 
 def unpack(receive: Callable[[str], Array]) -> list[Any]:
-    """Returns the values whose vectors `receive(name)` gives; it is asked for the head, and then for each that has something."""
+    """Returns the values whose vectors `receive(name)` gives; it is asked for the head, and then for each that has something.
+
+    Raises MalformedMessage for a head that cannot be read.
+    """
     numbers = iter(receive(HEAD).tolist())
-    plans = [_planned(numbers) for _ in range(int(next(numbers)))]
+    try:
+        plans = [_planned(numbers) for _ in range(int(next(numbers)))]
+    except (IndexError, StopIteration, ValueError, OverflowError):
+        raise MalformedMessage("the head of a message cannot be read: its parts are not of one message") from None
     contents: dict[str, Array] = {}
     taken: dict[str, int] = {}
 
@@ -76,6 +82,8 @@ def unpack(receive: Callable[[str], Array]) -> list[Any]:
             contents[name] = receive(name)
         begin = taken.get(name, 0)
         taken[name] = begin + size
+        if size < 0 or begin + size > contents[name].size:
+            raise MalformedMessage("a message has less than its head says: its parts are not of one message")
         return contents[name][begin : begin + size].astype(dtype).reshape(shape)
 
     return [get(arrays[0]) if not is_rows else IndexedSlices(get(arrays[0]), get(arrays[1]), whole) for is_rows, whole, arrays in plans]
@@ -83,7 +91,7 @@ def unpack(receive: Callable[[str], Array]) -> list[Any]:
 
 def _planned(numbers: Iterator[float]) -> tuple[bool, tuple[int, ...] | None, list[tuple[np.dtype[Any], tuple[int, ...]]]]:
     def whole_number() -> int:
-        return int(next(numbers))
+        return int(next(numbers, math.nan))
 
     def array() -> tuple[np.dtype[Any], tuple[int, ...]]:
         dtype = _TYPES[whole_number()]

@@ -1,7 +1,7 @@
 """Rule 81: closures are scheduled in one program and run in any worker, at least once; errors are told once, and values count once."""
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, ShuttingDown, Unavailable
-from ps_protocol.roles.chief import ParticipantKind
 from tests.support.clusters import AnyCluster, Shape, Start
 from worker_client import IndexedSlices, sgd
 from worker_client.strategy import ClusterCoordinator, RemoteValue, serve
@@ -255,13 +254,16 @@ def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_told(sta
 
 
 def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=1))
+    cluster, serves, receive = start(Shape(num_ps=2, total_num_replicas=1)), threading.Event(), Mailboxes.receive
+
+    def receive_and_tell(mailboxes: Mailboxes, name: str, timeout_s: float) -> list[Any]:
+        serves.set()
+        return receive(mailboxes, name, timeout_s)
+
+    monkeypatch.setattr(Mailboxes, "receive", receive_and_tell)
     with serving(cluster, num_workers=1) as counts:
         observer, asked = cluster.observer(), threading.Event()
-        (worker,) = [one for one in observer.status().participants if one.kind is ParticipantKind.WORKER]
-        mailboxes = Mailboxes(observer)
-        mailboxes.receive(f"coordinator/main/outcome 0 of worker 0 incarnation {worker.incarnation}", 20.0)  # it serves
-        mailboxes.close()
+        assert serves.wait(30)
 
         def status() -> None:
             asked.set()
@@ -271,3 +273,69 @@ def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(start: 
         with ClusterCoordinator(observer):
             assert asked.wait(30)
     assert counts == [0]
+
+
+def test_a_coordinator_takes_nothing_of_an_earlier_one_and_a_worker_serves_one_after_the_other(start: Start) -> None:
+    cluster, counts, may_go_on = start(Shape(total_num_replicas=1)), list[int](), threading.Event()
+    functions: Functions = {**FUNCTIONS, "slow": lambda: may_go_on.wait(30) and "of slow"}
+    with cluster.session(0) as session, ThreadPoolExecutor(1) as pool:
+
+        def work() -> None:
+            while sum(counts) < 3:
+                counts.append(serve(session, functions))
+
+        rounds = pool.submit(work)
+        with ClusterCoordinator(cluster.observer()) as coordinator:
+            value = coordinator.schedule("slow")
+            # The closure is sent again before it is answered.
+            with pytest.raises(DeadlineExceeded):
+                coordinator.join(4)
+            may_go_on.set()
+            assert value.fetch(30) == "of slow"
+        for number in (2, 3):
+            with ClusterCoordinator(cluster.observer()) as coordinator:
+                assert coordinator.schedule("square", (number,)).fetch(30) == number**2
+        rounds.result(30)
+    assert sum(counts) == 3
+
+
+def test_rule_81_a_coordinator_that_was_killed_and_is_started_again_has_its_closures_run_by_the_workers_that_serve(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=1))
+    with serving(cluster, num_workers=1):
+        killed = ClusterCoordinator(cluster.observer())
+        assert killed.schedule("square", (2,)).fetch(30) == 4
+        # Without another closure, and not being closed, it says nothing more.
+        with ClusterCoordinator(cluster.observer()) as coordinator:
+            assert coordinator.schedule("square", (3,)).fetch(30) == 9
+    killed.close()
+
+
+def test_a_closure_that_was_sent_again_does_not_stay_on_the_servers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster, may_go_on, left = start(Shape(total_num_replicas=1)), threading.Event(), set[str]()
+    send, receive, discard, sent_again = Mailboxes.send, Mailboxes.receive, Mailboxes.discard, threading.Event()
+
+    def note_sent(mailboxes: Mailboxes, name: str, values: Sequence[Any], *, again: bool = False) -> None:
+        send(mailboxes, name, values, again=again)
+        left.add(name)
+        if again and "closure 1 " in name:
+            sent_again.set()
+
+    def note_received(mailboxes: Mailboxes, name: str, timeout_s: float) -> list[Any]:
+        message = receive(mailboxes, name, timeout_s)
+        left.discard(name)
+        return message
+
+    def note_discarded(mailboxes: Mailboxes, name: str) -> None:
+        discard(mailboxes, name)
+        left.discard(name)
+
+    monkeypatch.setattr(Mailboxes, "send", note_sent)
+    monkeypatch.setattr(Mailboxes, "receive", note_received)
+    monkeypatch.setattr(Mailboxes, "discard", note_discarded)
+    with serving(cluster, {"slow": lambda: may_go_on.wait(30)}, num_workers=1):
+        with ClusterCoordinator(cluster.observer()) as coordinator:
+            value = coordinator.schedule("slow")
+            assert sent_again.wait(30)
+            may_go_on.set()
+            assert value.fetch(30)
+    assert not {name for name in left if "closure" in name}

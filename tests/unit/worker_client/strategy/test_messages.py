@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import InvalidSpec, MalformedMessage
 from worker_client import IndexedSlices
 from worker_client.strategy.messages import pack, unpack
 
@@ -46,3 +46,9 @@ def test_what_cannot_travel_exactly_is_refused() -> None:
         pack([np.zeros(2, np.complex128)])
     with pytest.raises(InvalidSpec, match=r"beyond 2\^53"):
         pack([np.array([1 << 60])])
+
+
+@pytest.mark.parametrize("head", [[], [1.0], [1.0, 0.0, 99.0, 0.0], [1.0, 0.0, 1.0, 2.0, 3.0], [float("nan")], [float("inf")]])
+def test_a_head_that_is_not_one_messages_is_told(head: list[float]) -> None:
+    with pytest.raises(MalformedMessage, match="the head of a message cannot be read"):
+        unpack(lambda _: np.array(head))
