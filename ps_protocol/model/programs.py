@@ -43,6 +43,8 @@ _OF_FLOATS: Mapping[_Function, _Function] = {
 
 # Each takes a block of memory of every thread.
 MAX_SCRATCH = 16
+# With each element, in all passes together: what several sums need is computed for each of them.
+MAX_OPERATIONS = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,7 @@ class Program:
     """A compiled formula. `arrays`: the names of its arrays, in the order in which they are given; all others are numbers.
 
     Arrays of one call have one length and element type. Those `in_place` are changed where they are. Thread-safe: it holds no values.
-    Raises InvalidSpec for a formula that needs more than MAX_SCRATCH blocks at once.
+    Raises InvalidSpec for a formula that needs more than MAX_SCRATCH blocks at once, or MAX_OPERATIONS.
     """
 
     def __init__(self, formula: Formula, *, arrays: Sequence[str], in_place: Sequence[str]) -> None:
@@ -152,6 +154,12 @@ class Program:
         self.num_scratch = max(code.num_scratch for code in (*self._measures, self._code))
         if self.num_scratch > MAX_SCRATCH:
             raise InvalidSpec(f"formula: it needs {self.num_scratch} values at once, {MAX_SCRATCH} at most; use what is computed sooner")
+        num_operations = sum(code.num_operations for code in (*self._measures, self._code)) + len(totals)
+        if num_operations > MAX_OPERATIONS:
+            raise InvalidSpec(
+                f"formula: it makes {num_operations} operations with each element in {self._num_passes + 1} passes, "
+                f"{MAX_OPERATIONS} at most; nest fewer sums and norms, or compute less in them"
+            )
 
     @property
     def num_passes(self) -> int:

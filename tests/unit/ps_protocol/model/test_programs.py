@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import Formula, parse_formula
-from ps_protocol.model.programs import MAX_SCRATCH, Program
+from ps_protocol.model.programs import MAX_OPERATIONS, MAX_SCRATCH, Program
 from tests.unit.ps_protocol.model.test_expressions import DTYPES, FLOATS, FORMULAS, NAMES
 
 ARRAYS = ("v", "g", "s")
@@ -113,3 +113,13 @@ def test_a_formula_that_needs_too_much_memory_is_refused() -> None:
 
 def test_names_of_the_tests_are_those_of_the_formulas() -> None:
     assert set(ARRAYS) | {"lr"} == set(NAMES)
+
+
+def test_a_formula_that_computes_the_same_again_for_each_of_many_nested_norms_is_refused() -> None:
+    def text(num_norms: int) -> str:
+        value = f"e = {'exp(' * 35}v{')' * 35}"
+        return "\n".join([value, *(f"a = norm(e * {'a' if index else 'v'})" for index in range(num_norms)), "v = v + a"])
+
+    assert Program(_parsed(text(20)), arrays=ARRAYS, in_place=()).num_passes == 20
+    with pytest.raises(InvalidSpec, match=rf"operations with each element in 51 passes, {MAX_OPERATIONS} at most; nest fewer sums"):
+        Program(_parsed(text(50)), arrays=ARRAYS, in_place=())
