@@ -40,7 +40,7 @@ class Scene:
         text = "\n".join(lines)
         (self.url,) = set(re.findall(r"its page, in a browser: (\S+)", text))
         self.workers = {int(index): int(pid) for index, pid in re.findall(r"\[worker (\d)\] pid (\d+)", text)}
-        (address,) = set(re.findall(r"lockstep status --chief unix:(\S+?),", text))
+        (address,) = set(re.findall(r"lockstep status --chief unix:(\S+)", text))
         self.directory = Path(address).parent
         words = dict(line.split() for line in (self.directory / "tokens").read_text().splitlines())
         self.admin_url = f"{self.url.partition('#')[0]}#token={words['admin']}"

@@ -127,7 +127,7 @@ with lockstep.connect() as session, ParameterServerStrategy(2, session=session) 
     assert one is same and isinstance(each, PerReplica) and list(each.values.values()) == list(own) and sorted(nested) == ["x"]
     to_first = lambda strategy, value: strategy.extended.reduce_to("SUM", value, strategy.extended.parameter_devices[0])
     merged = strategy.run(lambda: get_replica_context().merge_call(to_first, (replica() + 0.0,)))
-    assert float(merged) == 15
+    assert [float(value) for value in strategy.experimental_local_results(merged)] == [15, 15]
     total = strategy.run(lambda: get_replica_context().all_reduce("SUM", {"a": 1.0}))
     assert [float(a) for a in strategy.experimental_local_results(total["a"])][0] == 6
     strategy.run(lambda: optimizer.apply_gradients([(np.ones(2), other)], reduce_op="MEAN"))
