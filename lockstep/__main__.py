@@ -71,80 +71,38 @@ def _parser(command: str) -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="lockstep", description="A parameter server for any training loop.")
     parser.add_argument("--version", action="version", version=f"lockstep-ps {__version__}", help="show the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (words, module, add_arguments, run) in _COMMANDS.items():
+    for name, (words, module) in COMMANDS.items():
         subparser = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
         if name == command:
-            functions = import_module(module)
-            getattr(functions, add_arguments)(subparser)
-            subparser.set_defaults(run=getattr(functions, run))
+            functions = import_module(f"lockstep.cli.{module}")
+            getattr(functions, f"add_{name}_arguments")(subparser)
+            subparser.set_defaults(run=getattr(functions, f"run_{name}"))
     for name, (_, words) in ROLES.items():
         commands.add_parser(name, help=words, add_help=False)
     return parser
 
 
-# Words for the help, and the module with its two functions: what adds the arguments, what runs it. Only the module of the subcommand that
-# is wanted is imported: a health check runs every two seconds.
-_COMMANDS: dict[str, tuple[str, str, str, str]] = {
-    "demo": ("train on handwritten digits with a cluster on this machine, and watch it", "lockstep.cli.demo", "add_arguments", "run"),
-    "up": ("start a cluster on this machine, with your program as its workers", "lockstep.cli.up", "add_arguments", "run"),
-    "status": (
-        "show a cluster's step, workers and parameter servers, and what it waits for",
-        *("lockstep.cli.inspect", "add_status_arguments", "run_status"),
-    ),
-    "why": (
-        "say why a cluster waits: the step, what is missing, who was last seen when, what happens next",
-        *("lockstep.cli.inspect", "add_why_arguments", "run_why"),
-    ),
-    "top": ("show a cluster live: its wait, speed, steps, workers and servers", "lockstep.cli.top", "add_arguments", "run"),
-    "ls": ("list the clusters that run on this machine", "lockstep.cli.local", "add_ls_arguments", "run_ls"),
-    "page": ("print the address of a cluster's page for a browser", "lockstep.cli.local", "add_page_arguments", "run_page"),
-    "policy": (
-        "show how a cluster coordinates its workers, or change it between two steps",
-        *("lockstep.cli.change", "add_policy_arguments", "run_policy"),
-    ),
-    "set": (
-        "change the learning rate or another number of a running cluster's optimizer",
-        *("lockstep.cli.change", "add_set_arguments", "run_set"),
-    ),
-    "plan": (
-        "say how many backup workers pay off, from measured or assumed computing times",
-        "lockstep.cli.plan",
-        "add_plan_arguments",
-        "run_plan",
-    ),
-    "finish": (
-        "end training: every worker is released, and the processes end",
-        *("lockstep.cli.inspect", "add_finish_arguments", "run_finish"),
-    ),
-    "checkpoint": (
-        "have a running cluster save a checkpoint; list, verify or export those of a directory",
-        *("lockstep.cli.checkpoint", "add_checkpoint_arguments", "run_checkpoint"),
-    ),
-    "certs": ("make certificates and tokens for the processes of a cluster", "lockstep.cli.certs", "add_arguments", "run"),
-    "trace": (
-        "record a few seconds of a cluster's steps as a trace for Perfetto or chrome://tracing",
-        *("lockstep.cli.trace", "add_trace_arguments", "run_trace"),
-    ),
-    "doctor": (
-        "check whether this machine, its files and its network are fit for a cluster, and say what to do",
-        *("lockstep.cli.doctor", "add_doctor_arguments", "run_doctor"),
-    ),
-    "tensorboard": (
-        "write event files for TensorBoard while a cluster trains: metrics, steps per second, staleness",
-        *("lockstep.cli.tensorboard", "add_tensorboard_arguments", "run_tensorboard"),
-    ),
-    "health": (
-        "ask a parameter server or chief whether it is alive, or ready",
-        "lockstep.cli.health",
-        "add_health_arguments",
-        "run_health",
-    ),
-    "audit": (
-        "check what a cluster has written with --history, and compute its values again",
-        "lockstep.cli.audit",
-        "add_arguments",
-        "run",
-    ),
+# Words for the help, and the module of `lockstep.cli` with the two functions, named as `add_why_arguments` and `run_why` are. Only the
+# module of the wanted subcommand is imported: a health check runs every two seconds.
+COMMANDS: dict[str, tuple[str, str]] = {
+    "demo": ("train on handwritten digits with a cluster on this machine, and watch it", "clusters.demo"),
+    "up": ("start a cluster on this machine, with your program as its workers", "clusters.up"),
+    "status": ("show a cluster's step, workers and parameter servers, and what it waits for", "watch.status"),
+    "why": ("say why a cluster waits: the step, what is missing, who was last seen when, what happens next", "watch.status"),
+    "top": ("show a cluster live: its wait, speed, steps, workers and servers", "watch.top"),
+    "ls": ("list the clusters that run on this machine", "watch.local"),
+    "page": ("print the address of a cluster's page for a browser", "watch.local"),
+    "policy": ("show how a cluster coordinates its workers, or change it between two steps", "clusters.change"),
+    "set": ("change the learning rate or another number of a running cluster's optimizer", "clusters.change"),
+    "plan": ("say how many backup workers pay off, from measured or assumed computing times", "advice.plan"),
+    "finish": ("end training: every worker is released, and the processes end", "clusters.change"),
+    "checkpoint": ("have a running cluster save a checkpoint; list, verify or export those of a directory", "files.checkpoint"),
+    "certs": ("make certificates and tokens for the processes of a cluster", "files.certs"),
+    "trace": ("record a few seconds of a cluster's steps as a trace for Perfetto or chrome://tracing", "watch.recordings"),
+    "doctor": ("check whether this machine, its files and its network are fit for a cluster, and say what to do", "advice.doctor"),
+    "tensorboard": ("write event files for TensorBoard while a cluster trains: metrics, steps per second, staleness", "watch.recordings"),
+    "health": ("ask a parameter server or chief whether it is alive, or ready", "watch.health"),
+    "audit": ("check what a cluster has written with --history, and compute its values again", "files.audit"),
 }
 
 

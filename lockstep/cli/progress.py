@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import TextIO
 
-from lockstep.cli.text import bytes_text, duration_text
+from lockstep.cli.formatting import bytes_text, duration_text
 
 # Nothing is said of what is over sooner.
 _QUIET_S = 2.0

@@ -6,7 +6,7 @@ import statistics
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-from lockstep.cli.text import table
+from lockstep.cli.formatting import table
 from tests.support.repository import ROOT
 
 RUNS = ROOT / "lockstep-runs" / "chaos"

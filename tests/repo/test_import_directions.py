@@ -91,8 +91,9 @@ PURE = (
     "worker_client.strategy.messages",
     "lockstep.planning",
     "lockstep.timeline",
-    "lockstep.cli.text",
-    "lockstep.cli.screen",
+    "lockstep.cli.formatting",
+    "lockstep.cli.watch.text",
+    "lockstep.cli.watch.screen",
 )
 # The only layers of one role that another may import, and who may.
 ROLES = ("ps_server", "chief", "worker_client")

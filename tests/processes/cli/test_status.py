@@ -135,15 +135,15 @@ def test_a_signal_to_the_command_reaches_the_role(tmp_path: Path) -> None:
 
 
 def test_every_command_explains_itself() -> None:
-    from lockstep.__main__ import _COMMANDS
+    from lockstep.__main__ import COMMANDS
 
     overview = lockstep("--help")
     assert overview.returncode == 0
-    for name, (_, module, add_arguments, run) in _COMMANDS.items():
+    for name, (_, module) in COMMANDS.items():
         assert re.search(rf"^    {name}\s", overview.stdout, re.MULTILINE)
-        parser, functions = argparse.ArgumentParser(), import_module(module)
-        getattr(functions, add_arguments)(parser)
-        assert callable(getattr(functions, run))
+        parser, functions = argparse.ArgumentParser(), import_module(f"lockstep.cli.{module}")
+        getattr(functions, f"add_{name}_arguments")(parser)
+        assert callable(getattr(functions, f"run_{name}"))
         assert "default" in parser.format_help() or name in ("status", "why", "finish", "health", "audit", "ls", "page", "top")
     assert lockstep_here("--version").stdout.startswith("lockstep-ps")
     assert lockstep_here("nonsense").returncode == 2

@@ -6,7 +6,7 @@ import dataclasses
 import pytest
 
 from chief.config import parse_config
-from lockstep.cli.change import change_of
+from lockstep.cli.clusters.change import change_of
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import LaunchFailed
 from lockstep.launcher.watch import needs_of

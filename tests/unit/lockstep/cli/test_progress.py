@@ -2,8 +2,8 @@
 
 import io
 
+from lockstep.cli.formatting import bytes_text
 from lockstep.cli.progress import Progress
-from lockstep.cli.text import bytes_text
 
 
 class Terminal(io.StringIO):

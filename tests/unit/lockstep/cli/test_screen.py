@@ -8,7 +8,7 @@ import pytest
 
 from chief.page.feed import snapshot
 from chief.page.recorder import Look
-from lockstep.cli.screen import frame, sparkline
+from lockstep.cli.watch.screen import frame, sparkline
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
 from ps_protocol.roles.shard import PushId
 from tests.support.cluster_status import cluster_status, server_status, worker_status

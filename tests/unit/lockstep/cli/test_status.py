@@ -5,7 +5,8 @@ import json
 
 import pytest
 
-from lockstep.cli.text import as_json, as_text, bytes_text, duration_text, printable
+from lockstep.cli.formatting import bytes_text, duration_text, printable
+from lockstep.cli.watch.text import as_json, as_text
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
 from ps_protocol.roles.shard import PushId, ShardReport
 from tests.support.cluster_status import cluster_status, server_status, worker_status

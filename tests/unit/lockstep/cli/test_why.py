@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from lockstep.cli.text import as_text, loss_text, why_text
+from lockstep.cli.watch.text import as_text, loss_text, why_text
 from ps_protocol.roles.chief import CheckpointStatus, ClusterState, DataStatus
 from ps_protocol.roles.shard import ShardReport
 from tests.support.cluster_status import cluster_status, server_status, worker_status

@@ -2,7 +2,7 @@
 
 import pytest
 
-from lockstep.cli.plan import plan_text
+from lockstep.cli.advice.plan import plan_text
 from lockstep.planning.latencies import Constant, LogNormal, Measured, WithStragglers
 from lockstep.planning.plan import Plan, Question, make_plan
 from lockstep.planning.simulation import Costs

@@ -23,7 +23,7 @@ _DRY_STEPS = 5
 _POLL_S = 1.0
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_up_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `up`."""
     parser.usage = "lockstep up --ps N --workers M [options] -- python train.py …"
     parser.epilog = (
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_up(arguments: argparse.Namespace) -> int:
     """Runs the cluster to its end and returns the exit code."""
     try:
         command = _command(arguments.command)

@@ -1,21 +1,31 @@
-"""`lockstep trace`: looks at a running cluster for some seconds and writes a trace. Knows its arguments, time and a file; no format."""
+"""`lockstep trace` and `tensorboard`: look at a running cluster again and again, and write what they see to files. No file format."""
 
 import argparse
 import json
+import os
 import sys
 import time
 from pathlib import Path
 from typing import TextIO
 
-from lockstep.cli.access import CommandFailed, add_arguments, chief_of
+import worker_client
+from lockstep.cli.access import CommandFailed, add_arguments, chief_and_access_of, chief_of
+from lockstep.tensorboard import TensorBoardWriter
 from lockstep.timeline import Timeline
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.roles.chief import Chief, ClusterStatus
+from ps_protocol.process import options
+from ps_protocol.process.options import Given
+from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus
 
-# As many as a chief keeps, and how often it is asked: before they are half gone.
+# As many entries as a chief keeps, and how often `trace` asks: before they are half gone.
 _NUM_ENTRIES = 256
 _LONGEST_S, _SHORTEST_S = 0.5, 0.02
 _MOST_S = 600.0
+
+_TENSORBOARD_PERIOD_S = 1.0
+_TENSORBOARD_TIMEOUT_S = 60.0
+_BEFORE = (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
+_OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -67,3 +77,35 @@ def _look(chief: Chief, timeline: Timeline, *, seconds: float, is_quiet: bool) -
             return status
         step_s = sum(entry.duration_s for entry in status.ledger) / len(status.ledger) if status.ledger else _LONGEST_S
         time.sleep(min(left_s, max(_SHORTEST_S, min(_LONGEST_S, step_s * _NUM_ENTRIES / 2))))
+
+
+def add_tensorboard_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `tensorboard`."""
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory for the event file; made if need be")
+    add_arguments(parser)
+
+
+def run_tensorboard(arguments: argparse.Namespace) -> int:
+    """Writes until training ends and returns the exit code."""
+    with chief_and_access_of(arguments) as (chief, access):
+        address, security = chief.address, access.security  # a chief that is not there is reported at once, an observer waits for it
+    cluster = Given(vars(arguments), os.environ)[options.CALLED_CLUSTER]
+    try:
+        writer = TensorBoardWriter(arguments.directory)
+    except OSError as error:
+        raise CommandFailed(f"cannot write to {arguments.directory}: {error.strerror}; choose another directory", exit_code=2) from error
+    print(f"writing {writer.path} until training ends; look at it with: tensorboard --logdir {arguments.directory}", flush=True)
+    with worker_client.observe(address, cluster=cluster, security=security, timeout_s=_TENSORBOARD_TIMEOUT_S) as observer:
+        _record(observer, writer)
+    return 0
+
+
+def _record(observer: worker_client.Observer, writer: TensorBoardWriter) -> None:
+    """Has the writer record about every second, and once more when training has ended."""
+    while (state := observer.status().state) in _BEFORE:
+        time.sleep(_TENSORBOARD_PERIOD_S)
+    while state is not ClusterState.FAILED:
+        state = writer.record(observer).state
+        if state in _OVER:
+            return
+        time.sleep(_TENSORBOARD_PERIOD_S)

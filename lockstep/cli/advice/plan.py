@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TextIO
 
 from lockstep.cli.access import add_arguments, chief_of
-from lockstep.cli.text import duration_text, table
+from lockstep.cli.formatting import duration_text, table
 from lockstep.planning.latencies import Latency, Measured, WithStragglers, latency_of, numbers_of
 from lockstep.planning.plan import Plan, Question, make_plan
 from lockstep.planning.simulation import Costs

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Iterator
 
 from lockstep.cli.access import CommandFailed
-from lockstep.cli.text import printable
+from lockstep.cli.formatting import printable
 from lockstep.doctor import link
 from lockstep.doctor.findings import Finding, as_dict, is_fit, lines, summary
 from lockstep.doctor.machine import machine_findings

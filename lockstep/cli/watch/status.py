@@ -1,4 +1,4 @@
-"""`lockstep status`, `why` and `finish`: ask the chief, print its answer. Knows the terminal; decides nothing."""
+"""`lockstep status` and `why`: ask the chief, print its answer. Knows the terminal; decides nothing."""
 
 import argparse
 import json
@@ -6,7 +6,7 @@ import sys
 import threading
 
 from lockstep.cli.access import ChiefAbsent, add_arguments, chief_of
-from lockstep.cli.text import as_json, as_text, why_text
+from lockstep.cli.watch.text import as_json, as_text, why_text
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.spec import Placement
 from ps_protocol.roles.chief import ClusterStatus
@@ -22,13 +22,6 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ledger", type=int, default=0, metavar="N", help="also show what the last N steps were made of")
     parser.add_argument("--placement", action="store_true", help="also show on which parameter server each variable lies")
     parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C or the chief's end")
-
-
-def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `finish`."""
-    add_arguments(parser)
-    parser.add_argument("--reason", default="asked for by `lockstep finish`", help="reason to show in status and logs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_status(arguments: argparse.Namespace) -> int:
@@ -51,15 +44,6 @@ def run_status(arguments: argparse.Namespace) -> int:
             raise
         print("the chief has ended", file=sys.stderr)
         return absent.exit_code
-
-
-def run_finish(arguments: argparse.Namespace) -> int:
-    """Ends training and returns the exit code."""
-    with chief_of(arguments) as chief:
-        step = chief.finish(reason=arguments.reason)
-    words = f"training is finished at step {step}; the processes end as their workers leave"
-    print(json.dumps({"step": step, "reason": arguments.reason}) if arguments.json else words)
-    return 0
 
 
 def _show(status: ClusterStatus, placement: Placement | None, arguments: argparse.Namespace) -> None:

@@ -1,4 +1,4 @@
-"""`lockstep policy` and `lockstep set`: change a running cluster between two steps. Knows the terminal and the chief; decides nothing."""
+"""`lockstep policy`, `set` and `finish`: change a running cluster between two steps, or end it. Knows the terminal; decides nothing."""
 
 import argparse
 import json
@@ -9,7 +9,8 @@ from collections.abc import Callable, Sequence
 from typing import TypeAlias
 
 from lockstep.cli.access import add_arguments, chief_of
-from lockstep.cli.text import plain, policy_text
+from lockstep.cli.formatting import plain
+from lockstep.cli.watch.text import policy_text
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import KINDS, PolicyName
@@ -36,6 +37,13 @@ def add_set_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("changes", nargs="+", metavar="NAME=VALUE", help="learning_rate or another number of the optimizer")
     parser.add_argument("--variable", default="", metavar="NAME", help="change this variable's own optimizer (default: the model's)")
     _add_timeout(parser)
+
+
+def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `finish`."""
+    add_arguments(parser)
+    parser.add_argument("--reason", default="asked for by `lockstep finish`", help="reason to show in status and logs")
+    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def run_policy(arguments: argparse.Namespace) -> int:
@@ -68,6 +76,15 @@ def run_set(arguments: argparse.Namespace) -> int:
         return words, {"changes": arguments.changes, "step": reply.step, "version": reply.version}
 
     return _run(arguments, change)
+
+
+def run_finish(arguments: argparse.Namespace) -> int:
+    """Ends training and returns the exit code."""
+    with chief_of(arguments) as chief:
+        step = chief.finish(reason=arguments.reason)
+    words = f"training is finished at step {step}; the processes end as their workers leave"
+    print(json.dumps({"step": step, "reason": arguments.reason}) if arguments.json else words)
+    return 0
 
 
 def change_of(words: Sequence[str], *, variable: str = "") -> HyperparameterChange:

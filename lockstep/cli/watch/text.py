@@ -1,10 +1,10 @@
 """What a chief's status says, in words: tables and JSON, what is kept and what came back, why a cluster waits. Pure: knows no terminal."""
 
 import dataclasses
-import enum
 import json
 from collections.abc import Iterator, Sequence
 
+from lockstep.cli.formatting import bytes_text, duration_text, plain, printable, printable_lines, table
 from ps_protocol.model.spec import PlacedSlice, Placement
 from ps_protocol.roles.chief import (
     CheckpointStatus,
@@ -107,35 +107,6 @@ def as_text(status: ClusterStatus, *, placement: Placement | None = None) -> str
     if status.ledger:
         parts.append(_ledger(status.ledger))
     return "\n\n".join(part for part in parts if part)
-
-
-def table(rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> str:
-    """Lays out rows, the first of them the heading; columns are aligned right but for those in `left`."""
-    widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
-    lines = (
-        "  ".join(
-            cell.ljust(width) if column in left else cell.rjust(width) for column, (cell, width) in enumerate(zip(row, widths, strict=True))
-        )
-        for row in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
-
-
-def bytes_text(count: int) -> str:
-    """Says a number of bytes in the unit that suits it."""
-    size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
-    while size >= 1024 and len(units) > 1:
-        size, units = size / 1024, units[1:]
-    return f"{size:.0f} B" if units[0] == "B" else f"{size:.1f} {units[0]}"
-
-
-def duration_text(seconds: float) -> str:
-    """Says a duration in the unit that suits it."""
-    if seconds < 0.9995:
-        return f"{seconds * 1000:.{1 if seconds < 0.01 else 0}f} ms"
-    if seconds < 120:
-        return f"{seconds:.1f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
 def policy_text(status: ClusterStatus) -> str:
@@ -242,26 +213,6 @@ def _ledger(entries: Sequence[LedgerEntry]) -> str:
     return table(rows, left=(6,))
 
 
-def printable(text: str) -> str:
-    """Returns text that came over the network without what could move a terminal's cursor."""
-    return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
-
-
-def plain(value: object) -> object:
-    """Returns a value for JSON: a dataclass or a named tuple by its fields, enums in lower case."""
-    if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        value = dataclasses.asdict(value)
-    if isinstance(value, enum.Enum):
-        return value.name.lower()
-    if isinstance(value, dict):
-        return {key: plain(item) for key, item in value.items()}
-    if isinstance(value, tuple) and (names := getattr(value, "_fields", ())):
-        return {name: plain(item) for name, item in zip(names, value, strict=True)}
-    if isinstance(value, list | tuple):
-        return [plain(item) for item in value]
-    return value
-
-
 # Why a cluster stands where it stands, for a person: the step, what is missing, who was seen when, what happens next.
 
 
@@ -288,11 +239,6 @@ def why_text(status: ClusterStatus) -> str:
     lines += [f"next: {_next(status)}"]
     loss = loss_text(status)
     return printable_lines([*lines, loss] if loss else lines)
-
-
-def printable_lines(lines: list[str]) -> str:
-    """Returns the lines without what could move a terminal's cursor."""
-    return "\n".join(printable(line) for line in lines)
 
 
 def _situation(status: ClusterStatus) -> str:

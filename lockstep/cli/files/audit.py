@@ -18,7 +18,7 @@ _MAX_SHOWN = 20
 _EXIT_PROBLEMS, _EXIT_USAGE = 1, 2
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the subcommand."""
     parser.add_argument("directory", metavar="DIR", help="directory that was given to --history")
     parser.add_argument(
@@ -58,7 +58,7 @@ def _recompute(facts: Facts) -> Recomputed:
         return recompute(facts, on_step=partial(progress.advance, 1, total=total))
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_audit(arguments: argparse.Namespace) -> int:
     """Returns 0 if all promises were kept, 1 if not, 2 if no history can be read."""
     started = time.monotonic()
     try:

@@ -7,7 +7,7 @@ from lockstep.certs import create
 from lockstep.cli.access import CommandFailed
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_certs_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `certs`."""
     parser.add_argument("action", choices=("create",), help="make an authority, and certificates, keys and tokens for all roles")
     parser.add_argument(
@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=int, default=365, metavar="N", help="days that the certificates are valid (default 365)")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_certs(arguments: argparse.Namespace) -> int:
     """Makes the files and returns the exit code."""
     directory: Path = arguments.directory
     try:

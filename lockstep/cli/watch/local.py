@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from lockstep.cli.access import CommandFailed
-from lockstep.cli.text import duration_text, printable, table
+from lockstep.cli.formatting import duration_text, printable, table
 from lockstep.launcher.registry import LocalEntry, local_clusters
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import token_of

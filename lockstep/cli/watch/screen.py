@@ -5,7 +5,7 @@ import textwrap
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from lockstep.cli.text import bytes_text, duration_text, printable, table
+from lockstep.cli.formatting import bytes_text, duration_text, printable, table
 
 Point = tuple[float, int, float | None]
 

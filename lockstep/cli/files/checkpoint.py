@@ -13,8 +13,8 @@ from pathlib import Path
 
 from lockstep.checkpoint_export import export
 from lockstep.cli.access import CommandFailed, add_arguments, chief_of
+from lockstep.cli.formatting import bytes_text, table
 from lockstep.cli.progress import shown
-from lockstep.cli.text import bytes_text, table
 from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, DataLoss, DeadlineExceeded, InvalidSpec

@@ -19,7 +19,7 @@ from chief.page.recorder import Look, Recorder
 from chief.page.reports import MetricsReader
 from lockstep.cli.access import ChiefAbsent, chief_and_access_of
 from lockstep.cli.access import add_arguments as add_access_arguments
-from lockstep.cli.screen import frame
+from lockstep.cli.watch.screen import frame
 from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import ClusterState, ClusterStatus
 from ps_protocol.rpc.chief import GrpcChief
@@ -30,13 +30,13 @@ _HOME, _REST_OF_LINE, _REST = "\x1b[H", "\x1b[K", "\x1b[J"
 _KEYS_TO_LEAVE = b"qQ\x03\x04"
 
 
-def add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_top_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `top`."""
     add_access_arguments(parser)
     parser.add_argument("--once", action="store_true", help="print it once, after two looks, and end; so it does without a terminal")
 
 
-def run(arguments: argparse.Namespace) -> int:
+def run_top(arguments: argparse.Namespace) -> int:
     """Shows the cluster until the reader has enough, and returns the exit code."""
     with chief_and_access_of(arguments) as (chief, access):
         metrics = MetricsReader(access, cluster="")
