@@ -83,7 +83,7 @@ def socket_dir() -> Iterator[Path]:
 
 def _has_children() -> bool:
     try:
-        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # takes nothing from whoever waits for them
+        os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # the test that waits for them still gets their status
     except ChildProcessError:
         return False
     return True

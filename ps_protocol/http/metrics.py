@@ -14,7 +14,7 @@ from ps_protocol.roles.shard import MetricCell
 PATH = "/metrics"
 _DISTRIBUTION, _METADATA = "lockstep_ps-", ".dist-info"
 MAX_NAMES, MAX_NAME_CHARACTERS = 100, 128
-# Whoever asks more often gets the same answer again: many scrapers cost no more than one.
+# Within this time every scraper gets the same answer: many of them cost no more than one.
 _SAME_FOR_S = 0.5
 
 

@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.lossy`: a training over TCP in whatever network this process was put into, and the values it must end with."""
+"""`python -m tests.chaos.lossy`: a training over TCP in the network namespace of this process, and the values it must end with."""
 
 import tempfile
 from contextlib import ExitStack

@@ -64,7 +64,7 @@ def test_a_chief_that_wakes_after_it_was_replaced_ends_without_harm(start: Start
 
 
 def test_a_second_chief_without_takeover_gives_up_while_the_first_is_heard(start: Started) -> None:
-    """F12: a mistake of whoever started it."""
+    """F12: it was started by mistake."""
     cluster = start(Plan(num_steps=ENDLESS))
     cluster.await_step(5)
     first = cluster.processes["chief"]

@@ -21,7 +21,7 @@ def check_equal(what: str, got: object, want: object) -> None:
 def check_close(what: str, got: Any, want: Any, *, dtype: str) -> None:
     """Raises Mismatch unless both have one shape and the same values, within the tolerance of the element type."""
     there, recorded = np.asarray(got, np.float64), np.asarray(want, np.float64)
-    # An array without elements is recorded as [], whatever its other extents.
+    # An array without elements is recorded as [], without its other extents.
     if recorded.size == there.size == 0:
         return
     check_equal(f"{what}: shape", there.shape, recorded.shape)

@@ -87,7 +87,7 @@ class _Workers:
         self._stack.close()
 
     def play(self, number: int) -> None:
-        """Has all workers play a case. Raises Mismatch, and whatever else fails in one."""
+        """Has all workers play a case. Raises Mismatch, or the error of the first worker that failed."""
         played: list[Future[None]] = [Future() for _ in self._jobs]
         for jobs, done in zip(self._jobs, played, strict=True):
             jobs.put((number, done))

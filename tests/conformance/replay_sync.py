@@ -97,7 +97,7 @@ def replay_sync_replicas(case: Case, *, cluster: Cluster) -> None:
         workers = [_Worker(index, cluster, case) for index in range(case["total_num_replicas"])]
         for worker in workers:
             stack.callback(worker.close)
-        # Whoever is blocked is let go by the end of training.
+        # The end of training releases workers that are blocked.
         stack.callback(chief.finish, reason="the case is over")
         for worker in workers:
             worker.joined.result(SETTLE_TIMEOUT_S)

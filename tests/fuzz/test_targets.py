@@ -1,4 +1,4 @@
-"""Claims about whatever bytes come from a network or a disk: the fuzzing targets hold, without the fuzzer, over damaged examples."""
+"""Arbitrary bytes from a network or a disk: the fuzzing targets hold, without the fuzzer, over damaged examples."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Rules for every file: nothing runs what somebody sent, nothing is unfinished, the first line says why. One test a rule."""
+"""Rules for every file: no received data is run as code, nothing is unfinished, the first line says why. One test a rule."""
 
 import ast
 import io
@@ -12,9 +12,9 @@ from tests.support.repository import ROOT
 
 FORBIDDEN_MODULES = {"pickle", "cPickle", "dill", "cloudpickle", "marshal", "shelve", "joblib", "jsonpickle"}
 FORBIDDEN_CALLS = {"eval", "exec", "compile", "__import__", "yaml.load", "yaml.unsafe_load", "np.load", "numpy.load", "os.system"}
-# Whatever text has none of these breaks no rule about them, and need not be parsed.
+# A text without any of these breaks no rule about them, and is not parsed.
 SUSPICIOUS = re.compile(r"pickle|dill|marshal|shelve|joblib|(?<![\w.])(eval|exec|compile|__import__)\(|\.(unsafe_)?load\(|os\.system|shell")
-# Underscores that belong to others, and why they are read: nobody offers the same in public.
+# Underscores of other libraries that are read, because they offer the same nowhere in public.
 FOREIGN_UNDERSCORES = {
     ("", "_replace"): "what named tuples have in public, by their documentation",
     ("", "_exit"): "what `os` has in public, by its documentation",
@@ -41,7 +41,7 @@ def _at(path: Path, line: int) -> str:
     return f"{path.relative_to(ROOT)}:{line}"
 
 
-def test_nothing_runs_what_somebody_sent() -> None:
+def test_no_received_data_is_run_as_code() -> None:
     wrong = []
     for path in [*FILES, *OTHER_FILES]:
         if not SUSPICIOUS.search(path.read_text(encoding="utf-8")):
@@ -76,7 +76,7 @@ def test_first_line_says_what_the_file_owns() -> None:
 
 
 def test_import_has_no_effect() -> None:
-    """Handlers, threads, files and sockets belong to whoever runs a program, not to whoever imports a module."""
+    """Handlers, threads, files and sockets belong to a program that runs, and importing a module must not make any."""
     effects = {"logging.basicConfig", "logging.config.dictConfig", "signal.signal", "os.environ.setdefault", "np.seterr", "open", "print"}
     wrong = [
         f"{_at(path, node.lineno)} {ast.unparse(node)}"

@@ -44,7 +44,7 @@ from tests.simulation.world import World
 
 
 class ChiefNode:
-    """One chief. `takes_over`: whoever started it knows the chief before it dead."""
+    """One chief. `takes_over`: it was started with --takeover, because the chief before it is known to be dead."""
 
     def __init__(
         self,

@@ -1,4 +1,4 @@
-"""A simulated cluster: its processes, whoever starts them again, and what befalls them. Raises BrokenPromise; decides nothing else."""
+"""A simulated cluster: its processes, how they are started again, and their faults. Raises BrokenPromise; decides nothing else."""
 
 from collections.abc import Callable
 from dataclasses import replace

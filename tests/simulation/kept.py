@@ -1,4 +1,4 @@
-"""Scenarios that have found something once, shrunk, with what it was; they stay what they are, whatever becomes of seeds. Knows a file."""
+"""Scenarios that have found something once, shrunk, with what it was; they stay when the meaning of seeds changes. Knows a file."""
 
 import json
 from collections.abc import Iterator, Mapping

@@ -47,7 +47,7 @@ def _counts_repeated_commits(patch: pytest.MonkeyPatch) -> None:
 
 
 def _applies_repeated_steps(patch: pytest.MonkeyPatch) -> None:
-    """A step that comes again is applied again, from whatever is staged then."""
+    """A step that comes again is applied again, from what is staged then."""
 
     def is_repeated(self: ShardModel, request: Any) -> bool:
         return False

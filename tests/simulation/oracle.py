@@ -329,7 +329,7 @@ class Oracle:
         return any(era[0] == self._last_life or tag in self._whole_before for tag, (era, _) in self.committed.items())
 
     def is_lost(self, life: int) -> bool:
-        """Whether a life of the cluster has ended with nothing saved: who has its model may end with it, whatever becomes whole later."""
+        """Whether a life of the cluster has ended with nothing saved: a worker that has its model may end with it in any case."""
         return life != self._last_life and not self._whole_before
 
     def committed_checkpoint(self, tag: str, era: Era, step: int, done: Set[int]) -> None:

@@ -67,7 +67,7 @@ class World:
             self.now = max(self.now, until)
 
     def note(self, text: str) -> None:
-        """Keeps a line for whoever reads a failure."""
+        """Keeps a line that is printed with a failure."""
         self.log.append(f"{self.now:9.4f} {text}")
 
     def chance(self, probability: float) -> bool:

@@ -86,7 +86,7 @@ class Nemesis:
         return wanted if method in _PASSED_ON or not callable(wanted) else lambda *given, **named: self._call(method, given, named)
 
     def release_all(self) -> None:
-        """Sends whatever is held back still."""
+        """Sends what is still held back."""
         for held in self._take(len(self._held)):
             _without_effect_on_us(held)
 

@@ -19,7 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
-# A tool of tests: it ends by itself, whatever it is told.
+# A tool of tests: it always ends by itself.
 MAX_CONNECTIONS, MAX_SECONDS = 64, 120.0
 _CHUNK_BYTES = 64 << 10
 _PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"

@@ -123,7 +123,7 @@ class RecoveryDriver(Driver):
         self.notes += [order for order in taken if isinstance(order, messages.Note)]
         for order in taken:
             if isinstance(order, messages.AdoptShards | messages.RestoreShards):
-                # As the shell does: whatever is under way for an earlier epoch is given up.
+                # As the shell does: work for an earlier epoch is given up.
                 self.to_apply = [work for work in self.to_apply if work.fence.epoch >= order.fence.epoch]
                 self.to_prepare = [work for work in self.to_prepare if work.fence.epoch >= order.fence.epoch]
                 self.to_configure = [work for work in self.to_configure if work.fence.epoch >= order.fence.epoch]

@@ -52,7 +52,7 @@ class RollingCluster:
     def roll_back(self) -> None:
         """Brings the cluster back to its first values, in a new epoch."""
         inner = InProcessCluster(num_ps=2, **self._sizes)  # type: ignore[arg-type]
-        # Whoever gives the values back has been worker 0 of the new cluster, so the real one is its next incarnation.
+        # The worker that restores the values is worker 0 of the new cluster, so the real one is its next incarnation.
         link = ChiefLink(inner.chief, LocalTransport(inner.shards.__getitem__, timeout_s=5.0))
         self._restore(Session(link, link.register(kind=ParticipantKind.WORKER, index=0, takeover=False)))
         self.rise()

@@ -122,7 +122,7 @@ def _run(work: dict[str, Any], *, transport: str) -> list[dict[str, Any]]:
 def look(pid: int) -> dict[str, int]:
     """Returns what a process has, in bytes: at most so far and now, of the latter what is shared, its share by proportion; and descriptors.
 
-    The peak counts every page that it has mapped once, whoever else has it mapped.
+    The peak counts every page that it has mapped once, also pages that other processes share.
     """
     directory = Path(f"/proc/{pid}")
     return {

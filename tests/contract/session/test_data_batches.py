@@ -119,7 +119,7 @@ def test_after_a_rollback_ranges_are_done_again() -> None:
 
 
 def test_contribution_from_a_range_of_before_a_rollback_is_not_counted() -> None:
-    """Another call finds out first: the variables are then of the checkpoint, but the samples go to whoever asks next."""
+    """Another call finds out first: the variables are then of the checkpoint, but the samples go to the next worker that asks."""
     cluster = RollingCluster(join)
     with cluster.session() as session:
         outcomes = []

@@ -1,6 +1,6 @@
 """Where a cluster refuses gradients that are not finite: who gives one is told, nobody else hears of it, and a right one then counts.
 
-Sessions look before they push, whatever carries their calls; servers look at what comes to them over a wire, whoever sent it.
+Sessions check before they push, over every transport. Servers check everything that arrives over a wire.
 """
 
 from dataclasses import replace

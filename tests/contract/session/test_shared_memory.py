@@ -132,7 +132,7 @@ def test_arrays_of_a_step_that_was_given_up_are_read_only_until_it_is_over(opene
     ],
     ids=["async", "ssp", "fifo"],
 )
-def test_who_keeps_his_arrays_trains_on_under_another_policy(opened: Opening, socket_dir: Path, changed: PolicySpec, call: str) -> None:
+def test_kept_arrays_train_on_under_another_policy(opened: Opening, socket_dir: Path, changed: PolicySpec, call: str) -> None:
     session = opened(Shape(num_ps=2))
     kept = session.gradient_buffers()
     views = {name: array.reshape(-1) for name, array in kept.items()}

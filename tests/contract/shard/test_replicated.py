@@ -58,7 +58,7 @@ class Moody(ForwardingShard):
     def _be_moody(self) -> None:
         if self.hangs:
             self.is_hanging.set()
-            assert self.closed.wait(20), "nobody has broken the call"
+            assert self.closed.wait(20), "the call was not broken off"
             raise Cancelled("the client was closed")
         if self.failure is not None:
             raise self.failure

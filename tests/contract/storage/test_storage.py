@@ -1,4 +1,4 @@
-"""Claims about every place for checkpoints: a directory, and whatever fsspec reaches (here its memory and its local files)."""
+"""Claims about every place for checkpoints: a directory, and every place that fsspec reaches (here its memory and its local files)."""
 
 import itertools
 from collections import Counter
@@ -210,7 +210,7 @@ def test_damaged_checkpoint_is_skipped_saying_why(storage: CheckpointStorage, ki
 
 
 @pytest.mark.parametrize("position", [0, 9, -1], ids=["length", "header", "value"])
-def test_flipped_bit_is_found_by_whoever_reads_the_file(storage: CheckpointStorage, position: int) -> None:
+def test_flipped_bit_is_found_when_the_file_is_read(storage: CheckpointStorage, position: int) -> None:
     checkpoint = save(storage, step=5)
     content = content_of(storage, checkpoint.tag, checkpoint.files[1])
     content[position] ^= 1

@@ -91,7 +91,7 @@ def test_killed_chief_is_restarted_and_a_signal_ends_all(tmp_path: Path, unread:
 
 
 @OUTPUTS
-def test_what_was_dropped_is_counted_for_whom_reads_later_and_the_reason_is_kept(tmp_path: Path, unread: MakeUnread) -> None:
+def test_a_late_reader_sees_how_many_lines_were_dropped_and_the_reason_of_the_end(tmp_path: Path, unread: MakeUnread) -> None:
     with unread() as output, up(tmp_path, "--workers", "1", worker=TALKATIVE, output=output) as process:
         log = tmp_path / "run" / "logs" / "worker-0.log"
         wait_until(lambda: last_step(log) >= 80, timeout_s=30.0, what="more is said than is kept")

@@ -51,7 +51,7 @@ def test_workers_that_stop_by_themselves_end_the_training(tmp_path: Path) -> Non
 def test_a_training_whose_checkpoints_could_never_be_written_ends_with_1_and_says_why(tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     arguments = ("--workers", "1", "--max-steps", "30", "--checkpoint-dir", str(place))
-    # A directory that cannot be written to, whoever runs the test: there is a file where the files of ps 0 belong.
+    # A directory that not even root can write to: there is a file where the files of ps 0 belong.
     broken = f"import pathlib, shutil\nshutil.rmtree({str(place)!r})\npathlib.Path({str(place)!r}).write_text('')\n{TRAIN}"
     code, out = run_up(*arguments, worker=broken, run_dir=tmp_path / "run")
     assert code == 1, out

@@ -116,7 +116,7 @@ def train(compose: Compose) -> None:
     say(f"step {before['global_step']}, checkpoint {before['checkpoint']['tag']}: killing ps1")
     run("docker", "kill", victim)
     wait_for("the end of ps1", lambda: not json.loads(run("docker", "inspect", victim))[0]["State"]["Running"] or None)
-    # Whoever kills a container by hand has Docker take that for its wish; only a process that dies is started again.
+    # Docker restarts a process that dies by itself, but not a container that was killed by command.
     run("docker", "start", victim)
     say("ps1 is started again")
     after = wait_for("the rollback", lambda: status if (status := status_of(chief)) and status["num_rollbacks"] else None)

@@ -1,4 +1,4 @@
-"""Whole clusters of real processes that ask who calls: tokens nobody notices, TLS with certificates, and every command reaching them."""
+"""Whole clusters of real processes with authentication: tokens of the launcher, TLS with certificates, and every command against them."""
 
 import contextlib
 import os
@@ -110,7 +110,7 @@ def test_worker_without_its_proofs_is_refused_at_once(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("network", [[], ["--tcp"]], ids=["unix", "tcp"])
-def test_cluster_of_the_launcher_has_tokens_that_nobody_need_know_of(tmp_path: Path, network: list[str]) -> None:
+def test_cluster_of_the_launcher_has_tokens_without_any_option(tmp_path: Path, network: list[str]) -> None:
     # The shell speaks of another cluster; that must not matter.
     shell = {"LOCKSTEP_TLS_CA": "/nowhere", "LOCKSTEP_TOKEN": "of another cluster"}
     with up("--workers", "1", *network, worker=TRAIN, run_dir=tmp_path / "run", **shell) as process:

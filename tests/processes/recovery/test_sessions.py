@@ -78,7 +78,7 @@ class KilledCluster:
                 for array in gradients.values():
                     array[...] = 1
                 while not self._stopped.wait(0.002):
-                    # Whatever was rolled back, the variables are those of the step.
+                    # Also after a rollback the variables are those of the step.
                     for value in session.read().values():
                         np.testing.assert_array_equal(value, np.full_like(value, -session.local_step))
                     self.outcomes.append(session.step(gradients, timeout_s=40).outcome)

@@ -22,7 +22,7 @@ METHODS = [
     for service in file.services_by_name.values()
     for method in service.methods
 ]
-NO_MESSAGE = b"\xff"  # answered at once, with an error, by whoever looks at it
+NO_MESSAGE = b"\xff"  # cannot be decoded, so the answer is an error at once
 ANSWERED_WITHIN = {"Push", "Read"}  # the stream goes on
 
 

@@ -1,4 +1,4 @@
-"""The policy and the learning rate of a living cluster change while workers train: no step is lost, nobody is stuck, everybody is told."""
+"""The policy and the learning rate change while workers train: no step is lost, no worker is stuck, and each of them learns of it."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

@@ -28,7 +28,7 @@ Messages = Iterator[bytes]
 
 
 class Answering(grpc.GenericRpcHandler):
-    """Answers each call, of whatever method, with what `answer` makes of its requests."""
+    """Answers each call of every method with what `answer` makes of its requests."""
 
     def __init__(self, answer: Callable[[Messages], Iterator[bytes]]) -> None:
         self._answer = answer

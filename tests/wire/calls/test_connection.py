@@ -60,7 +60,7 @@ def echo(request: bytes, context: grpc.ServicerContext) -> bytes:
 
 @contextlib.contextmanager
 def listening(answer: bytes | None) -> Iterator[str]:
-    """A listener that speaks no gRPC: it sends `answer` to whoever connects and hangs up; None: it never says anything."""
+    """A listener that speaks no gRPC: it sends `answer` on each connection and closes it; None: it never sends anything."""
     held = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
 

@@ -1,4 +1,4 @@
-"""Claims about how grpcio is told to work: only while it is loaded, only what it knows, and not where somebody has said otherwise."""
+"""Claims about how grpcio is told to work: only while it is loaded, only what it knows, and not where the environment says otherwise."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def test_server_reads_its_flags_before_grpc_is_loaded_so_that_it_can_choose(modu
 
 
 @pytest.mark.parametrize("environment", [{SWITCH: "0"}, {"GRPC_EXPERIMENTS": "event_engine_client"}, {"GRPC_EXPERIMENTS": OFF}])
-def test_what_somebody_has_said_stands(environment: dict[str, str]) -> None:
+def test_what_the_environment_says_stays(environment: dict[str, str]) -> None:
     assert settings(environment) == {}
 
 
@@ -71,7 +71,7 @@ def test_library_that_does_not_know_the_switches_is_told_nothing(tmp_path: Path)
 
 
 @pytest.mark.parametrize("first", ["worker_client", "chief.serving.server", "ps_server.server", "lockstep.__main__\nimport grpc"])
-def test_whatever_is_imported_first_has_it_and_leaves_nothing_behind(first: str) -> None:
+def test_each_module_as_the_first_import_has_it_and_leaves_nothing_behind(first: str) -> None:
     assert report(f"import {first}") == ("_Loader []", "")
 
 

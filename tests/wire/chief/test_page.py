@@ -26,7 +26,7 @@ ACTION = {"X-Lockstep-Action": "1", "Content-Type": "application/json"}
 
 
 class Reader:
-    """Somebody who asks a chief's page."""
+    """A browser, as far as a chief's page sees it."""
 
     def __init__(self, url: str, *, token: str = "") -> None:
         self.url, self._headers = url, {"Authorization": f"Bearer {token}"} if token else {}

@@ -56,7 +56,7 @@ class Scene:
         self.place, self._stack = place, stack
         self.servers = Servers(num_ps, place, stack)
         self.chief, self.client = self.start_chief(**options)
-        # Whoever registers before the chief has found out that it follows another one must register again.
+        # A worker that registers before the chief has found out that it follows another one must register again.
         wait_until(lambda: self.status().state in _OPEN, timeout_s=20, what="the chief has the servers")
         self.worker = self.join()
 
@@ -95,7 +95,7 @@ class Scene:
 
     def _is_reachable(self) -> bool:
         try:
-            # While a checkpoint is looked for, whoever waits is sent away once more: it has calls without retries.
+            # While a checkpoint is looked for, calls that wait are refused once more, and this client does not retry.
             return self.client.status().state not in (ClusterState.CONNECTING, ClusterState.RECOVERING)
         except Unavailable:
             return False

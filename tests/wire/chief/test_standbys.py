@@ -375,7 +375,7 @@ def test_a_standby_beside_an_empty_primary_is_believed_only_if_something_vouches
 
 
 @pytest.mark.parametrize(("is_trained", "restarted"), [(False, PRIMARY), (True, PRIMARY), (True, STANDBY)])
-def test_a_restarted_replica_learns_from_the_other_one_whom_earlier_chiefs_have_admitted(
+def test_a_restarted_replica_learns_from_the_other_one_which_workers_earlier_chiefs_have_admitted(
     pair: Pair, is_trained: bool, restarted: int
 ) -> None:
     earlier, later = b"1" * KEY_BYTES, b"2" * KEY_BYTES

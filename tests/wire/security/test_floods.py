@@ -92,7 +92,7 @@ def test_as_many_may_come_in_vain_as_time_allows() -> None:
 
 
 @pytest.mark.parametrize(("number", "for_calls", "seconds"), [(1.0, 0.0, 1.25), (Turnstile.CUT, 0.0, 4.25), (1.0, 1.0, 16.25)])
-def test_nobody_waits_for_long_however_often_he_comes(number: float, for_calls: float, seconds: float) -> None:
+def test_the_wait_of_an_address_is_bounded_however_often_it_connects(number: float, for_calls: float, seconds: float) -> None:
     turnstile = Turnstile()
     for _ in range(1_000):
         turnstile.count(HERE, number, 0.0, for_calls=for_calls)

@@ -1,4 +1,4 @@
-"""Claims about data sockets that somebody misuses: strangers that want a server's descriptors, and servers that send a caller elsewhere."""
+"""Misuse of data sockets: strangers that want a server's descriptors, and servers that send a caller elsewhere."""
 
 import contextlib
 import resource

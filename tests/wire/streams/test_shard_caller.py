@@ -1,4 +1,4 @@
-"""Claims about the fast way of steps to one server: nobody waits for it, each step is reported once, and what breaks it ends no other."""
+"""Claims about the fast way of steps to one server: it blocks no caller, each step is reported once, and an error ends no other."""
 
 import contextlib
 import queue

@@ -1,4 +1,4 @@
-"""Training data leased in ranges: each is in exactly one applied contribution of its pass, whoever dies, the chief too."""
+"""Training data leased in ranges: each is in exactly one applied contribution of its pass, also when workers or the chief die."""
 
 from collections import Counter
 from dataclasses import replace
@@ -19,9 +19,6 @@ from ps_protocol.roles.shard import PushId
 from tests.support.chief_driver import Worker
 from tests.support.examples import examples
 from tests.support.recovery_driver import RecoveryDriver
-
-# Training data leased in ranges: each is in exactly one applied contribution of its pass, whoever dies. Numbers only.
-
 
 SIX = DataSpec(name="train", num_samples=60, range_size=10)
 MOVES = ("lease", "count", "apply", "drop", "refuse", "save", "restore")

@@ -77,7 +77,7 @@ def test_a_worker_that_waits_without_having_contributed_is_told_apart() -> None:
     assert words(driver) == "step 0 has 1 of 2 contributions; worker 1 waits for a token but has not pushed for step 0; it must push first"
 
 
-def test_whoever_waits_before_it_has_pushed_is_told_so_itself() -> None:
+def test_a_worker_that_waits_before_it_has_pushed_is_told_so() -> None:
     driver = Driver(total_num_replicas=1, lease_s=1e9)
     (worker,) = driver.train(0)
     for max_wait_s in (0.0, 2.0):

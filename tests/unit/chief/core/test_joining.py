@@ -218,7 +218,7 @@ def test_nobody_is_taken_in_before_the_chief_knows_who_was_here_and_then_nobody_
     assert registration.participant.incarnation > workers[0].participant.incarnation
 
 
-def test_whoever_comes_before_the_parameter_servers_are_found_is_told_what_for_it_waits() -> None:
+def test_a_worker_that_arrives_before_the_parameter_servers_are_found_learns_what_it_waits_for() -> None:
     fresh = RecoveryDriver(total_num_replicas=2, checkpoints=None, begin=False)
     fresh.send(messages.ShardUnreachable(shard=1, why="connection refused"))
     call, gone = arrival(fresh, 0), arrival(fresh, 1)
@@ -243,7 +243,7 @@ def test_nobody_is_taken_in_before_all_servers_know_the_chief() -> None:
     assert isinstance(fresh.answers[call], Registration)
 
 
-def test_whoever_comes_before_a_checkpoint_is_found_is_numbered_above_all_that_the_checkpoint_knows() -> None:
+def test_a_worker_that_arrives_before_a_checkpoint_is_found_is_numbered_above_all_in_the_checkpoint() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
@@ -261,7 +261,7 @@ def test_whoever_comes_before_a_checkpoint_is_found_is_numbered_above_all_that_t
     assert registration.participant.incarnation == (1 << 20) + 1
 
 
-def test_a_chief_that_takes_a_higher_number_later_disowns_whom_it_took_in_before() -> None:
+def test_a_chief_that_takes_a_higher_number_later_refuses_workers_that_it_admitted_before() -> None:
     """The newest checkpoint is damaged, and the older one is of a chief with a higher number than this one has by then."""
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)

@@ -63,7 +63,7 @@ def test_workers_go_on_as_who_they_were_and_the_steps_are_done_again() -> None:
     assert driver.step == 7
 
 
-def test_whoever_blocks_when_a_server_is_lost_is_told_of_the_new_epoch() -> None:
+def test_a_worker_that_waits_when_a_server_is_lost_learns_of_the_new_epoch() -> None:
     driver = RecoveryDriver(total_num_replicas=2)
     first, _ = driver.train(0, 1)
     call = first.ask(commit=first.next_commit())

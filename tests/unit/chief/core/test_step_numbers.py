@@ -14,7 +14,7 @@ def rate(value: float, group: str = "") -> tuple[StepHyperparameter, ...]:
 
 
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
-def test_the_lowest_worker_s_numbers_are_used_whoever_came_first(order: tuple[int, int]) -> None:
+def test_the_numbers_of_the_worker_with_the_lowest_index_are_used_in_either_order(order: tuple[int, int]) -> None:
     driver = Driver(total_num_replicas=2)
     workers = driver.train(0, 1)
     driver.applies_at_once = False

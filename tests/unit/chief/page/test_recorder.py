@@ -139,7 +139,7 @@ def test_a_worker_that_contributes_in_vain_is_named() -> None:
     assert hint(look).startswith("None of the latest contributions of worker 1 counted")
 
 
-def test_nobody_is_named_where_that_would_be_unjust() -> None:
+def test_no_worker_is_called_slow_where_others_cannot_be_compared_with_it() -> None:
     scene = Scene()
     assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(*[0, 1] * 50))) == ""
     assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(1, 1, 1))) == "", "too few steps"

@@ -100,7 +100,7 @@ def test_what_fails_on_the_fast_way_is_done_by_the_other_one(error: Exception) -
     assert [[request.step for request in link.applied] for link in links] == [[0, 1], [0, 1]]
 
 
-def test_shard_that_hangs_on_the_fast_way_holds_up_nobody_for_whom_another_has_failed() -> None:
+def test_a_shard_that_hangs_does_not_delay_the_error_of_another_shard() -> None:
     hanging = FakeCaller()
     hanging.may_go.clear()
     links = steps_with(hanging, FakeCaller(error=Unavailable("gone")))

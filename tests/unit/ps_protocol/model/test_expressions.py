@@ -206,7 +206,7 @@ REFUSED = [
 
 
 @pytest.mark.parametrize(("text", "words"), REFUSED, ids=[text[:30] or "empty" for text, _ in REFUSED])
-def test_whatever_is_no_formula_is_refused_before_it_runs(text: str, words: str) -> None:
+def test_a_text_that_is_no_formula_is_refused_before_it_runs(text: str, words: str) -> None:
     if text == "(" * 150 + "v" + ")" * 150:  # parentheses alone are no depth
         assert parse_formula(text, variable="v", others=()).writes == ("v",)
         return

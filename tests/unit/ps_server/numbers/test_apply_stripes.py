@@ -1,4 +1,4 @@
-"""An apply that several threads share: to the last bit what one thread makes, whatever the step, and whoever does how much of it."""
+"""An apply that several threads share: the same bits as from one thread, for every kind of step and every division of the work."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -86,7 +86,7 @@ def test_system_may_take_the_pages_of_a_copy_that_is_written() -> None:
     assert memories.lend(like, purpose="the next") is memory
 
 
-def test_memory_that_is_kept_goes_to_whoever_needs_it(storage: WatchedStorage) -> None:
+def test_memory_that_is_kept_is_released_when_it_is_needed(storage: WatchedStorage) -> None:
     # Values twice, two slots, and two contributions or a copy.
     training = _training(storage, memory_limit_bytes=9 * _MIB)
     for tag in ("one", "two", "three"):

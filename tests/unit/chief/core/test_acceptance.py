@@ -1,4 +1,4 @@
-"""What is told to be accepted stays so when the chief dies, and costs nothing where the step is applied anyway. No process, no clock."""
+"""An accepted contribution stays so when the chief dies, and costs no record where the step is applied anyway. No process, no clock."""
 
 from typing import Any
 
@@ -24,7 +24,7 @@ def records(driver: RecoveryDriver) -> list[messages.KeepRecord]:
     return [order for order in driver.orders if isinstance(order, messages.KeepRecord)]
 
 
-def test_who_was_told_accepted_is_in_the_step_though_others_are_quicker_at_the_next_chief() -> None:
+def test_an_accepted_contribution_is_in_the_step_though_others_are_quicker_at_the_next_chief() -> None:
     driver, workers = backed_up()
     first = workers[2].next_push()
     assert workers[2].commit(push_id=first).outcome is ACCEPTED
@@ -38,7 +38,7 @@ def test_who_was_told_accepted_is_in_the_step_though_others_are_quicker_at_the_n
     assert (again.outcome, again.first_outcome, again.applied_step) == (DUPLICATE, ACCEPTED, 0)
 
 
-def test_nothing_is_told_before_a_server_keeps_it_and_one_record_is_enough_for_all_who_wait() -> None:
+def test_accepted_is_answered_once_a_server_has_a_record_and_one_record_serves_all_that_wait() -> None:
     driver, workers = backed_up(replicas_to_aggregate=3)
     driver.is_manual = True
     calls = [worker.send_commit() for worker in workers[:2]]
@@ -51,7 +51,7 @@ def test_nothing_is_told_before_a_server_keeps_it_and_one_record_is_enough_for_a
     assert driver.shards[1].record_version < driver.shards[0].record_version == record.version + 1
 
 
-def test_a_contribution_that_completes_its_step_costs_no_record_and_is_told_when_it_is_applied() -> None:
+def test_a_contribution_that_completes_its_step_needs_no_record_and_is_accepted_when_it_is_applied() -> None:
     driver, workers = backed_up(replicas_to_aggregate=1)
     driver.applies_at_once, driver.is_manual = False, True
     call = workers[0].send_commit()
@@ -69,7 +69,7 @@ def test_a_worker_that_gives_several_contributions_to_a_step_is_not_kept_waiting
     assert driver.now == before
 
 
-def test_a_step_whose_token_tells_of_its_contribution_costs_no_record() -> None:
+def test_a_contribution_that_is_answered_with_the_next_token_needs_no_record() -> None:
     driver, workers = backed_up(replicas_to_aggregate=3)
     driver.is_manual = True
     calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
@@ -78,7 +78,7 @@ def test_a_step_whose_token_tells_of_its_contribution_costs_no_record() -> None:
     assert all(reply.result is TokenResult.TOKEN and reply.commit is not None for reply in replies)
 
 
-def test_whoever_waits_for_a_token_in_vain_is_not_told_what_is_not_sure() -> None:
+def test_a_wait_for_a_token_that_ends_without_one_reports_no_unrecorded_contribution() -> None:
     _, workers = backed_up()
     commit = workers[0].next_commit()
     reply = workers[0].answer(workers[0].ask(commit=commit, max_wait_s=0.0))
@@ -90,7 +90,7 @@ def test_whoever_waits_for_a_token_in_vain_is_not_told_what_is_not_sure() -> Non
     assert (told.outcome, told.first_outcome) == (DUPLICATE, ACCEPTED)
 
 
-def test_who_repeats_a_commit_is_told_no_sooner() -> None:
+def test_a_repeated_commit_is_answered_no_sooner() -> None:
     driver, workers = backed_up()
     driver.is_manual = True
     push = workers[0].next_push()
@@ -101,7 +101,7 @@ def test_who_repeats_a_commit_is_told_no_sooner() -> None:
     assert [driver.answers[call].outcome for call in calls] == [ACCEPTED, DUPLICATE]
 
 
-def test_a_record_that_does_not_come_through_is_said_and_the_caller_asks_again() -> None:
+def test_a_record_that_fails_is_an_error_and_the_caller_asks_again() -> None:
     driver, workers = backed_up()
     driver.is_manual = True
     call = workers[0].send_commit()
@@ -114,7 +114,7 @@ def test_a_record_that_does_not_come_through_is_said_and_the_caller_asks_again()
     assert workers[0].commit(0, push_id=workers[0].next_push(), staged=False).outcome is PushOutcome.STALE
 
 
-def test_a_rollback_refuses_whoever_waits_to_be_told() -> None:
+def test_a_rollback_refuses_commits_that_wait_for_their_record() -> None:
     driver = RecoveryDriver(total_num_replicas=2)
     workers = driver.train(0, 1)
     driver.is_manual = True
@@ -123,7 +123,7 @@ def test_a_rollback_refuses_whoever_waits_to_be_told() -> None:
     assert isinstance(driver.answers[call], EpochMismatch)
 
 
-def test_the_end_of_training_leaves_nobody_waiting_to_be_told() -> None:
+def test_the_end_of_training_answers_every_commit_that_waits() -> None:
     driver, workers = backed_up()
     driver.is_manual = True
     call = workers[0].send_commit()
@@ -132,7 +132,7 @@ def test_the_end_of_training_leaves_nobody_waiting_to_be_told() -> None:
 
 
 @pytest.mark.parametrize("policy", [PolicySpec(name=PolicyName.ASYNC), PolicySpec(name=PolicyName.SSP, staleness=2)], ids=str)
-def test_contributions_that_are_steps_by_themselves_are_told_when_they_are_applied(policy: PolicySpec) -> None:
+def test_contributions_that_are_steps_by_themselves_are_accepted_when_they_are_applied(policy: PolicySpec) -> None:
     driver = RecoveryDriver(total_num_replicas=2, checkpoints=None, policy=policy)
     workers = driver.train(0, 1)
     driver.applies_at_once = False
@@ -144,7 +144,7 @@ def test_contributions_that_are_steps_by_themselves_are_told_when_they_are_appli
     assert workers[0].commit(0, push_id=driver.applied[-1].contributors[0]).first_outcome is ACCEPTED
 
 
-def test_a_fifo_token_that_is_given_at_once_waits_until_what_it_tells_is_sure() -> None:
+def test_a_fifo_token_waits_for_the_record_of_the_contribution_that_it_reports() -> None:
     driver = RecoveryDriver(total_num_replicas=2, checkpoints=None, policy=PolicySpec(tokens=TokenMode.FIFO))
     workers = driver.train(0, 1)
     driver.is_manual = True
