@@ -10,17 +10,17 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from chief.core import messages as ev
-from chief.core.answers import RecordVersions
-from chief.core.checkpoints import Checkpoints
-from chief.core.data import DataLeases
-from chief.core.ledger import Ledger, StepTotals
-from chief.core.members import Member, Membership, MemberState, gone_error, superseded_error
-from chief.core.model import ModelCalls, ModelRegistry
-from chief.core.parameter_servers import ShardTable
+from chief.core.cluster.checkpoints import Checkpoints
+from chief.core.cluster.data import DataLeases
+from chief.core.cluster.ledger import Ledger, StepTotals
+from chief.core.cluster.members import Member, Membership, MemberState, gone_error, superseded_error
+from chief.core.cluster.model import ModelCalls, ModelRegistry
+from chief.core.cluster.parameter_servers import ShardTable
+from chief.core.cluster.settings import Settings
+from chief.core.epoch.answers import RecordVersions
+from chief.core.epoch.training import Parts, Start, Training
 from chief.core.recovery import Recovery
 from chief.core.report import Situation, cluster_status, explain
-from chief.core.settings import Settings
-from chief.core.training import Parts, Start, Training
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting, slice_s
 from chief.core.wording import listed, printable, seconds
 from chief.options import CoordinationConfig

@@ -2,7 +2,7 @@
 
 from typing import Protocol
 
-from chief.core.members import Member
+from chief.core.cluster.members import Member
 from ps_protocol.errors import PsError
 from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.chief import End, Participant

@@ -9,9 +9,10 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Protocol
 
-from chief.core.checkpoints import HeldStep
+from chief.core.cluster.checkpoints import HeldStep
+from chief.core.cluster.members import newest_pushes
+from chief.core.epoch.training import Parts, Start, Training
 from chief.core.host import Host
-from chief.core.members import newest_pushes
 from chief.core.messages import (
     AdoptShards,
     CheckpointFound,
@@ -24,7 +25,6 @@ from chief.core.messages import (
     ShardsFound,
     ShardsRestored,
 )
-from chief.core.training import Parts, Start, Training
 from chief.core.wording import listed, printable, seconds
 from chief.options import RESTORE_LATEST, RESTORE_NONE, CoordinationConfig
 from chief.policies.base import Counted, Policy

@@ -3,9 +3,9 @@
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from chief.core.members import Member, MemberState
+from chief.core.cluster.members import Member, MemberState
+from chief.core.epoch.training import Parts, Training
 from chief.core.recovery import Recovery
-from chief.core.training import Parts, Training
 from chief.core.wording import lease_end, listed, seconds
 from chief.policies.base import Policy
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind

@@ -6,7 +6,7 @@ What concerns one worker or one parameter server has its index as a label, for t
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from chief.core.ledger import StepTotals
+from chief.core.cluster.ledger import StepTotals
 from ps_protocol.process.exposition import NO_LABELS, Family, counter, gauge, labels, summary
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ServerStatus
 

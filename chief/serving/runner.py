@@ -15,8 +15,8 @@ from functools import partial
 from typing import Any, cast
 
 from chief.core import messages as ev
+from chief.core.cluster.ledger import StepTotals
 from chief.core.coordinator import Coordinator
-from chief.core.ledger import StepTotals
 from chief.options import CoordinationConfig
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import ShardLink

@@ -168,6 +168,18 @@ def test_layers_import_only_inwards(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
+def test_what_outlives_an_epoch_does_not_know_the_epoch() -> None:
+    inner = ("chief.core.epoch", "chief.core.recovery", "chief.core.coordinator", "chief.core.report")
+    wrong = [
+        _where(path, imported)
+        for path in source_files("chief")
+        if module_name(path).startswith("chief.core.cluster")
+        for imported in imports(path)
+        if imported.module.startswith(inner)
+    ]
+    assert not wrong, "\n".join(wrong)
+
+
 def test_roles_meet_only_in_ps_protocol() -> None:
     others = {role: {*PACKAGES, "benchmarks", "tests"} - {role, "ps_protocol"} for role in ("ps_protocol", *ROLES)}
     wrong = [

@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 
-from chief.core.answers import Answers
-from chief.core.checkpoints import Checkpoints
-from chief.core.data import DataLeases
-from chief.core.members import Membership, PushOutcomes
-from chief.core.training import Training
+from chief.core.cluster.checkpoints import Checkpoints
+from chief.core.cluster.data import DataLeases
+from chief.core.cluster.members import Membership, PushOutcomes
+from chief.core.epoch.answers import Answers
+from chief.core.epoch.training import Training
 from chief.policies.fifo import FifoTokens
 from chief.policies.free import FreePolicy
 from chief.policies.queue import QueuePolicy

@@ -4,8 +4,8 @@ import itertools
 from typing import Any
 
 from chief.core import messages as ev
-from chief.core.answers import LINGER_S
 from chief.core.coordinator import Coordinator
+from chief.core.epoch.answers import LINGER_S
 from chief.core.messages import ShardsFound
 from chief.options import CoordinationConfig
 from ps_protocol.errors import PsError

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import lockstep
-from chief.core.ledger import StepTotals
+from chief.core.cluster.ledger import StepTotals
 from chief.serving.metrics import cluster_families
 from lockstep.in_process import InProcessCluster
 from lockstep.tensorboard import TensorBoardWriter

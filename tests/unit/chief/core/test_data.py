@@ -8,8 +8,8 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
-from chief.core.answers import _MAX_UNKEPT
-from chief.core.data import DataLeases, nth_range
+from chief.core.cluster.data import DataLeases, nth_range
+from chief.core.epoch.answers import _MAX_UNKEPT
 from chief.options import CheckpointConfig
 from ps_protocol.errors import DataMismatch
 from ps_protocol.model.data import DataSpec
@@ -148,7 +148,7 @@ def test_a_range_that_a_worker_names_twice_is_given_back_once() -> None:
 
 
 def test_one_worker_cannot_lease_passes_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chief.core.data.MAX_LEASED", 10)
+    monkeypatch.setattr("chief.core.cluster.data.MAX_LEASED", 10)
     leases, endless = DataLeases(), DataSpec(name="endless", num_samples=3, range_size=1, num_epochs=0)
     granted = [leases.lease(0, 1, endless, max_ranges=4, request_id=number) for number in range(5)]
     assert [len(ranges) for ranges in granted] == [4, 4, 2, 0, 0]
@@ -157,7 +157,7 @@ def test_one_worker_cannot_lease_passes_without_end(monkeypatch: pytest.MonkeyPa
 
 
 def test_one_worker_cannot_say_that_it_holds_ranges_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("chief.core.data.MAX_LEASED", 10)
+    monkeypatch.setattr("chief.core.cluster.data.MAX_LEASED", 10)
     leases, data = DataLeases(), DataSpec(name="train", num_samples=100, range_size=1)
     leases.lease(1, 1, data, max_ranges=2, request_id=1)
     leases.hold(0, 1, range(100))

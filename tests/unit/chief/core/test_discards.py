@@ -1,6 +1,6 @@
 """What shards are told to drop: single contributions, and whole incarnations; bounded, and never what is still to be applied."""
 
-from chief.core.training import Discards
+from chief.core.epoch.training import Discards
 from chief.policies.base import Counted
 from ps_protocol.roles.shard import PushId
 

@@ -1,4 +1,4 @@
-from chief.core.ledger import Ledger
+from chief.core.cluster.ledger import Ledger
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.shard import PushId
 

@@ -2,7 +2,7 @@ from collections.abc import Callable
 
 import pytest
 
-from chief.core.members import Member, Membership, MemberState
+from chief.core.cluster.members import Member, Membership, MemberState
 from chief.core.waiting import Timers
 from chief.options import CoordinationConfig
 from ps_protocol.errors import (

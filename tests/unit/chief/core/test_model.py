@@ -1,6 +1,6 @@
 import pytest
 
-from chief.core.model import ModelRegistry
+from chief.core.cluster.model import ModelRegistry
 from ps_protocol.errors import ModelMismatch, NotInitializer
 from ps_protocol.roles.chief import ModelState
 from tests.support.chief_driver import MODEL, model_of

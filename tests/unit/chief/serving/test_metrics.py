@@ -2,7 +2,7 @@
 
 import re
 
-from chief.core.ledger import StepTotals
+from chief.core.cluster.ledger import StepTotals
 from chief.serving.metrics import MAX_INDEXED, cluster_families
 from ps_protocol.process.exposition import exposition
 from ps_protocol.roles.chief import CheckpointStatus, ClusterState, ClusterStatus, DataStatus

@@ -7,9 +7,9 @@ A step that has all its contributions is being applied anyway; for one that lack
 from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from chief.core.data import DataLeases
+from chief.core.cluster.data import DataLeases
+from chief.core.epoch.step_numbers import ContributedNumbers
 from chief.core.messages import Answer, KeepRecord, RecordKept
-from chief.core.step_numbers import ContributedNumbers
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting
 from chief.policies.base import Policy
 from ps_protocol.errors import PsError, Unavailable

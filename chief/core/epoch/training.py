@@ -8,12 +8,16 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from chief.core.answers import Answers, RecordVersions, revised
-from chief.core.checkpoints import Checkpoints, HeldStep
-from chief.core.data import DataLeases
+from chief.core.cluster.checkpoints import Checkpoints, HeldStep
+from chief.core.cluster.data import DataLeases
+from chief.core.cluster.ledger import Ledger
+from chief.core.cluster.members import Member, Membership, merged_pushes, quorum
+from chief.core.cluster.model import ModelRegistry
+from chief.core.cluster.parameter_servers import ShardTable
+from chief.core.cluster.settings import Change, ForShards, Settings
+from chief.core.epoch.answers import Answers, RecordVersions, revised
+from chief.core.epoch.step_numbers import ContributedNumbers, Numbers
 from chief.core.host import Host
-from chief.core.ledger import Ledger
-from chief.core.members import Member, Membership, merged_pushes, quorum
 from chief.core.messages import (
     Answer,
     ApplyStep,
@@ -30,10 +34,6 @@ from chief.core.messages import (
     StepCopied,
     StepPrepared,
 )
-from chief.core.model import ModelRegistry
-from chief.core.parameter_servers import ShardTable
-from chief.core.settings import Change, ForShards, Settings
-from chief.core.step_numbers import ContributedNumbers, Numbers
 from chief.core.waiting import Blocked, Outbox, Timers, Waiting, slice_s
 from chief.core.wording import listed, printable
 from chief.policies.base import Counted, Grant, Policy, Verdict

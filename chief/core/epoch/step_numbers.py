@@ -5,7 +5,7 @@ A step has one set of them, that of the contribution with the lowest push id tha
 
 from collections.abc import Mapping, Sequence
 
-from chief.core.model import ModelRegistry
+from chief.core.cluster.model import ModelRegistry
 from chief.core.waiting import Outbox
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import StepHyperparameter

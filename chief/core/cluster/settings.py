@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 
-from chief.core.model import ModelRegistry
+from chief.core.cluster.model import ModelRegistry
 from chief.core.waiting import Blocked, Outbox, Waiting, slice_s
 from chief.core.wording import optimizers_words
 from chief.options import CoordinationConfig

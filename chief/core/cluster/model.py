@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from chief.core.cluster.members import Membership
+from chief.core.cluster.parameter_servers import ShardTable, held_bytes
 from chief.core.host import Host
-from chief.core.members import Membership
-from chief.core.parameter_servers import ShardTable, held_bytes
 from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
 from chief.options import CoordinationConfig
 from chief.policies.factory import check_model
