@@ -29,7 +29,7 @@ from ps_server.threads import ApplyThreads
 
 if TYPE_CHECKING:
     from ps_protocol.http.server import HttpServer
-    from ps_protocol.process.exposition import Family
+    from ps_protocol.metrics.exposition import Family
 
 # Since when no chief has been heard, and when that is to be said.
 
@@ -202,8 +202,8 @@ class ParameterServer:
 
     def _metrics_server(self) -> "HttpServer":
         # Only where it is wanted: it imports OpenSSL.
-        from ps_protocol.http.metrics import MetricsPage
         from ps_protocol.http.server import HttpServer
+        from ps_protocol.metrics.page import MetricsPage
 
         config, page = self._config, MetricsPage(self._families, role=self._name)
         return HttpServer(
@@ -215,7 +215,7 @@ class ParameterServer:
         )
 
     def _families(self) -> "Iterator[Family]":
-        from ps_server.serving.metrics import shard_families
+        from ps_protocol.metrics.server import shard_families
 
         shard = self._shard
         num_applied, apply_s = shard.applied()

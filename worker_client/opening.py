@@ -5,14 +5,14 @@ import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.history import VARIABLE as HISTORY_VARIABLE
 from ps_protocol.process.history import HistoryWriter
-from ps_protocol.process.options import MAX_STEPS, OTEL, Given, security_of
+from ps_protocol.process.options import ALLOW_INSECURE_NETWORK, MAX_STEPS, METRICS, OTEL, Given, security_of
 from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.roles.chief import Chief, ParticipantKind, Registration
 from ps_protocol.roles.shard import Shard
@@ -25,6 +25,9 @@ from worker_client.model.wire_format import WireFormat, wire_format
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session
 from worker_client.session.spans import StepSpans, check_spans
+
+if TYPE_CHECKING:
+    from worker_client.session.exporting import WorkerMetrics
 
 TIMEOUT_S = 60.0
 # Nothing in a process is unreachable, so this bounds only what is repeated because a step moved on meanwhile.
@@ -55,6 +58,7 @@ def connect(
     wire: str | WireFormat | None = None,
     security: Security | None = None,
     otel: bool | None = None,
+    metrics: str | None = None,
 ) -> Session:
     """Registers with the chief and returns a session; use it as a context manager, so that the cluster knows when this worker leaves.
 
@@ -77,6 +81,9 @@ def connect(
     `otel`: makes OpenTelemetry spans of steps and of what they consist of; the extra `otel` has the API, and the program sets up an SDK.
     None: LOCKSTEP_OTEL, else False.
 
+    `metrics`: where this worker serves `/metrics` for Prometheus over HTTP, "host:port"; port 0: any free one, which the log names. None:
+    LOCKSTEP_METRICS, else not at all.
+
     Raises InvalidSpec, Unavailable, WrongCluster, WrongRole, WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull; Unauthenticated and
     PermissionDenied where a cluster asks for tokens or certificates.
     """
@@ -94,12 +101,14 @@ def connect(
         access=access,
         history=HistoryWriter(directory, role="worker") if directory else None,
     )
-    has_spans = otel if otel is not None else Given({}, os.environ)[OTEL]
+    given = Given({}, os.environ)
+    has_spans = otel if otel is not None else given[OTEL]
     if has_spans:
         check_spans()
+    exported = _metrics(metrics if metrics is not None else given[METRICS], given, way)
     link, registration = _enter(way, target, kind=ParticipantKind.WORKER, takeover=takeover)
     spans = StepSpans(worker=registration.participant.index, cluster=way.cluster) if has_spans else None
-    return Session(link, registration, spans=spans)
+    return Session(link, registration, spans=spans, metrics=exported)
 
 
 def observe(
@@ -123,6 +132,19 @@ def observe(
         cluster=target.cluster, timeout_s=_checked_timeout(timeout_s), transport="grpc", wire=_wire(wire), access=access, history=None
     )
     return Observer(*_enter(way, target, kind=ParticipantKind.OBSERVER, takeover=False))
+
+
+def _metrics(address: str, given: Given, way: GrpcTransport) -> "WorkerMetrics | None":
+    if not address:
+        return None
+    # Only where it is wanted: it imports OpenSSL.
+    from worker_client.session.exporting import WorkerMetrics
+
+    may_be_open = given[ALLOW_INSECURE_NETWORK]
+    try:
+        return WorkerMetrics(address, cluster=way.cluster, security=way.access.security, allow_insecure_network=may_be_open)
+    except InvalidSpec as error:
+        raise InvalidSpec(f"metrics: {error.message}") from None
 
 
 def access_of(security: Security | None, environment: Mapping[str, str], *, role: CallerRole) -> Access:

@@ -12,7 +12,7 @@ from typing import Any
 from chief.core import messages as ev
 from chief.core.cluster.checkpoints import Checkpoints
 from chief.core.cluster.data import DataLeases
-from chief.core.cluster.ledger import Ledger, StepTotals
+from chief.core.cluster.ledger import Ledger
 from chief.core.cluster.members import Member, Membership, MemberState, gone_error, superseded_error
 from chief.core.cluster.model import ModelCalls, ModelRegistry
 from chief.core.cluster.parameter_servers import ShardTable
@@ -53,6 +53,7 @@ from ps_protocol.roles.chief import (
     RegisterRequest,
     Registration,
     SaveCheckpointRequest,
+    StepTotals,
 )
 
 Instructions = list[ev.Instruction]
@@ -435,7 +436,7 @@ class Coordinator:
         if not self.is_finished:
             self.refuse_if_failed()
             member = self._members.check(request.participant, now=now)
-            member.transport = _transport(request.transports)
+            member.transport, member.traffic = _transport(request.transports), request.traffic
             self._members.renew(member, now=now)
         elif (member := self._members.look_up(request.participant)).is_live:
             self._members.renew(member, now=now)

@@ -18,24 +18,24 @@ from ps_protocol.roles.chief import (
 )
 
 WORKER_COLUMNS = (
-    *(
-        "kind",
-        "index",
-        "host",
-        "pid",
-        "state",
-        "phase",
-        "per_s",
-        "share_last",
-        "accepted",
-        "stale",
-        "late",
-        "seen_ago_s",
-        "failure",
-        "transport",
-    ),
+    "kind",
+    "index",
+    "host",
+    "pid",
+    "state",
+    "phase",
+    "per_s",
+    "share_last",
+    "accepted",
+    "stale",
+    "late",
+    "seen_ago_s",
+    "failure",
+    "transport",
+    "sent_bytes",
+    "received_bytes",
 )
-STEP_COLUMNS = ("step", "compute_s", "wait_s", "apply_s", "last", "contributions", "stale", "late")
+STEP_COLUMNS = ("step", "read_s", "compute_s", "wait_s", "apply_s", "last", "contributions", "stale", "late")
 # A worker that completes so many of the latest steps is the one that the others wait for.
 _SLOW_SHARE, _LEAST_STEPS = 0.6, 20
 _MAX_ROWS = 2_000
@@ -87,7 +87,7 @@ def snapshot(look: Look) -> dict[str, Any]:
         "workers": {"columns": WORKER_COLUMNS, "rows": [_worker(one, look) for one in participants]},
         "num_participants": len(status.participants),
         "servers": [_server(one) for one in status.shards],
-        "steps": {"columns": STEP_COLUMNS, "rows": [_step(entry) for entry in reversed(status.ledger)]},
+        "steps": {"columns": STEP_COLUMNS, "rows": [_step(entry, look) for entry in reversed(status.ledger)]},
     }
 
 
@@ -176,6 +176,8 @@ def _worker(one: ParticipantStatus, look: Look) -> list[Any]:
         _number(one.seen_ago_s),
         one.failure[:_MAX_TEXT],
         one.transport,
+        one.traffic.sent_bytes if one.traffic else None,
+        one.traffic.received_bytes if one.traffic else None,
     ]
 
 
@@ -212,11 +214,14 @@ def _server(one: ServerStatus) -> dict[str, Any]:
     }
 
 
-def _step(entry: LedgerEntry) -> list[Any]:
-    compute_s = entry.duration_s - entry.wait_duration_s - entry.apply_duration_s
+def _step(entry: LedgerEntry, look: Look) -> list[Any]:
+    before_first_s = max(0.0, entry.duration_s - entry.wait_duration_s - entry.apply_duration_s)
+    # The chief sees no reads. The worker whose contribution came first says how long they take it in the mean.
+    read_s = min(before_first_s, look.read_s.get(_first(entry), 0.0))
     return [
         entry.step,
-        _number(max(0.0, compute_s)),
+        _number(read_s),
+        _number(before_first_s - read_s),
         _number(entry.wait_duration_s),
         _number(entry.apply_duration_s),
         entry.last_worker,
@@ -224,6 +229,12 @@ def _step(entry: LedgerEntry) -> list[Any]:
         entry.num_stale,
         entry.num_late,
     ]
+
+
+def _first(entry: LedgerEntry) -> int:
+    """Returns the worker whose contribution came first; the last one where no arrivals are known."""
+    arrivals = zip(entry.arrivals_us, entry.contributors, strict=False)
+    return min(((at, push.worker) for at, push in arrivals), default=(0, entry.last_worker))[1]
 
 
 def _checkpoint(one: CheckpointStatus | None) -> dict[str, Any] | None:

@@ -3,6 +3,7 @@
 A look takes the chief's lock for as long as a status does, and no step waits for anything else of this.
 """
 
+import contextlib
 import logging
 import threading
 import time
@@ -13,8 +14,10 @@ from typing import Any, Protocol
 
 from chief.page.history import History, Point
 from ps_protocol.errors import PsError
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, Request
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, Request, WorkerTraffic
 from ps_protocol.roles.shard import MetricCell
+from ps_protocol.rpc.channel import Access
+from ps_protocol.rpc.shard import GrpcShard
 
 log = logging.getLogger("lockstep.page")
 
@@ -25,6 +28,7 @@ _NUM_LOOKS = 10
 # Metrics are read less often where that takes long: this part of the time at most.
 _MOST_OF_TIME = 1 / 20
 _MAX_INTERVAL_S = 60.0
+_NOTHING = WorkerTraffic()
 
 
 class Cluster(Protocol):
@@ -44,7 +48,8 @@ class Cluster(Protocol):
 class Look:
     """The cluster at one moment, and what follows from the looks before it.
 
-    `steps_per_s` None: not known yet. `contributions_per_s` is by worker. `num_last`: of the latest steps, how many each worker completed.
+    `steps_per_s` None: not known yet. By worker: `contributions_per_s`, `read_s` (how long it takes to read the variables, in the mean),
+    `num_last` (how many of the latest steps it completed).
     """
 
     number: int
@@ -53,7 +58,18 @@ class Look:
     status: ClusterStatus
     steps_per_s: float | None
     contributions_per_s: Mapping[int, float]
+    read_s: Mapping[int, float]
     num_last: Mapping[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class _Counts:
+    """What grows, at one moment: the step, and by worker its contributions that counted and what it has read."""
+
+    at: float
+    step: int
+    accepted: Mapping[int, int]
+    traffic: Mapping[int, WorkerTraffic]
 
 
 class Recorder:
@@ -73,7 +89,7 @@ class Recorder:
         self._cluster, self._read_metrics, self._clock, self._wall = cluster, read_metrics, clock, wall
         self._lock = threading.Lock()
         self._history = History()
-        self._looks: deque[tuple[float, int, dict[int, int]]] = deque(maxlen=_NUM_LOOKS)
+        self._looks: deque[_Counts] = deque(maxlen=_NUM_LOOKS)
         self._last: Look | None = None
         self._cells: Sequence[MetricCell] = ()
         self._ending = threading.Event()
@@ -123,15 +139,17 @@ class Recorder:
     def _look_locked(self, last: Look | None, now: float) -> Look:
         status = self._cluster.status(max_ledger_entries=NUM_STEPS)
         wall = self._wall()
-        accepted = {one.index: one.num_accepted for one in status.participants if one.kind is ParticipantKind.WORKER}
-        if self._looks and status.global_step < self._looks[-1][1]:
+        workers = [one for one in status.participants if one.kind is ParticipantKind.WORKER]
+        accepted = {one.index: one.num_accepted for one in workers}
+        traffic = {one.index: one.traffic for one in workers if one.traffic is not None}
+        if self._looks and status.global_step < self._looks[-1].step:
             self._looks.clear()
-        if not self._looks or now - self._looks[-1][0] >= _INTERVAL_S / 2:
-            self._looks.append((now, status.global_step, accepted))
+        if not self._looks or now - self._looks[-1].at >= _INTERVAL_S / 2:
+            self._looks.append(_Counts(now, status.global_step, accepted, traffic))
             if status.state is ClusterState.TRAINING:
                 self._history.add_step(status.global_step, at=wall)
-        then, step, before = self._looks[0]
-        passed_s = now - then
+        then = self._looks[0]
+        before, passed_s = then.accepted, now - then.at
         is_known = passed_s >= _INTERVAL_S / 2
         rates = {index: (number - before[index]) / passed_s for index, number in accepted.items() if index in before} if is_known else {}
         return Look(
@@ -139,8 +157,9 @@ class Recorder:
             at=now,
             wall=wall,
             status=status,
-            steps_per_s=(status.global_step - step) / passed_s if is_known else None,
+            steps_per_s=(status.global_step - then.step) / passed_s if is_known else None,
             contributions_per_s=rates,
+            read_s={index: _read_s(then.traffic.get(index, _NOTHING), one) for index, one in traffic.items() if one.num_reads},
             num_last=Counter(entry.last_worker for entry in status.ledger),
         )
 
@@ -166,3 +185,38 @@ class Recorder:
                 log.exception("the page cannot read metrics any more")
                 return
             pause_s = min(_MAX_INTERVAL_S, max(_INTERVAL_S, (self._clock() - began) / _MOST_OF_TIME))
+
+
+def _read_s(before: WorkerTraffic, now: WorkerTraffic) -> float:
+    """Returns how long a read took in the mean, between two reports; if nothing was read since, or the worker began again, of all."""
+    if now.num_reads <= before.num_reads or now.reading_s < before.reading_s:
+        before = _NOTHING
+    return (now.reading_s - before.reading_s) / (now.num_reads - before.num_reads)
+
+
+class MetricsReader:
+    """Reads what workers have reported, where it is kept: at the first parameter server. For one thread."""
+
+    def __init__(self, access: Access, *, cluster: str) -> None:
+        self._access, self._cluster = access, cluster
+        self._shard: GrpcShard | None = None
+
+    def read(self, status: ClusterStatus) -> Sequence[MetricCell]:
+        """Returns the metrics. Raises PsError."""
+        first = status.shards[0]
+        if self._shard is None or self._shard.address != first.address:
+            self.close()
+            self._shard = GrpcShard(first.address, index=0, cluster=self._cluster, access=self._access)
+        try:
+            return self._shard.read_metrics(epoch=status.epoch)
+        except PsError:
+            # Another process may be there next time.
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Closes the connection."""
+        shard, self._shard = self._shard, None
+        if shard is not None:
+            with contextlib.suppress(PsError):
+                shard.close()

@@ -11,8 +11,7 @@ from typing import TypeVar
 from chief.page import actions
 from chief.page.feed import course, snapshot
 from chief.page.journal import Journal
-from chief.page.recorder import Cluster, Recorder
-from chief.page.reports import MetricsReader
+from chief.page.recorder import Cluster, MetricsReader, Recorder
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
 from ps_protocol.roles.shard import MetricCell

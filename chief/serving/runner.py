@@ -15,7 +15,6 @@ from functools import partial
 from typing import Any, cast
 
 from chief.core import messages as ev
-from chief.core.cluster.ledger import StepTotals
 from chief.core.coordinator import Coordinator
 from chief.options import CoordinationConfig
 from chief.shards.checkpoint_store import CheckpointStore
@@ -24,7 +23,7 @@ from chief.shards.side import ShardSide
 from ps_protocol.errors import PsError
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import History
-from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, FinishTrainingRequest, Request
+from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, FinishTrainingRequest, Request, StepTotals
 from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.rpc.status import defect
 

@@ -11,7 +11,6 @@ from functools import partial
 from chief.config import ChiefConfig
 from chief.page.journal import Journal
 from chief.page.site import Page
-from chief.serving.metrics import cluster_families
 from chief.serving.runner import Runner
 from chief.serving.service import SERVICE, ChiefService, chief_service_handler
 from chief.shards.checkpoint_store import CheckpointStore
@@ -19,9 +18,11 @@ from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicatedLink
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.http.metrics import MetricsPage, reported_families
 from ps_protocol.http.server import HttpServer
-from ps_protocol.process.exposition import Family
+from ps_protocol.metrics.cluster import cluster_families
+from ps_protocol.metrics.exposition import Family
+from ps_protocol.metrics.page import MetricsPage
+from ps_protocol.metrics.server import reported_families
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce, page_beside
 from ps_protocol.roles.chief import ClusterState

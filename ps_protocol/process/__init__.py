@@ -2,7 +2,7 @@
 
 `options` is the table of all flags and variables. `waiting` has conditions, retries and deadlines, `listening` addresses to listen at,
 `descriptors` the sockets that gRPC has, `history` the records for `lockstep audit`, `failpoints` faults that tests want, `logs` a role's
-log and warnings that strangers can cause, `exposition` numbers in Prometheus' text format, `event_file` the files that TensorBoard reads,
+log and warnings that strangers can cause, `event_file` the files that TensorBoard reads,
 `output` text that perhaps nobody reads, `allocator` the C library's memory, `collector` Python's garbage, `tf_config` the environment that
 cluster engines give.
 """

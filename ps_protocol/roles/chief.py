@@ -272,11 +272,29 @@ class RegisterRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class WorkerTraffic:
+    """What a worker has exchanged with the parameter servers since it came, by its own count. Through shared memory no bytes move.
+
+    `received_bytes`: as they lie in its memory. `reading_s`: how long it took to read variables, `num_reads` times.
+    """
+
+    sent_bytes: int = 0
+    received_bytes: int = 0
+    num_reads: int = 0
+    reading_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not self.reading_s >= 0.0:
+            raise InvalidSpec(f"reading: got {self.reading_s:g} s, want 0 or more")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRequest:
     """A participant is alive. Answered with whether training has ended, and how. `transports`: how its gradients and variables travel."""
 
     participant: Participant
     transports: tuple[str, ...] = ()
+    traffic: WorkerTraffic | None = None
     answer: ClassVar[type[End]] = End
     awaited: ClassVar[str] = "the lease to be renewed"
 
@@ -421,7 +439,7 @@ class ClusterState(enum.Enum):
 class ParticipantStatus:
     """One participant as the chief knows it; `state` is "live", "lapsed" or "left".
 
-    `transport`: how its gradients and variables travel, as it has said; empty: it has not yet.
+    `transport` and `traffic`: how its gradients and variables travel, and how much has, as it has said; empty and None: it has not yet.
     """
 
     kind: ParticipantKind
@@ -437,6 +455,19 @@ class ParticipantStatus:
     is_waiting: bool
     failure: str
     transport: str = ""
+    traffic: WorkerTraffic | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepTotals:
+    """All steps that this chief has had applied, also those that a rollback took back: how many, and how long they took together.
+
+    `apply_s`: the part of that between the last contribution and the end of the apply.
+    """
+
+    num_steps: int = 0
+    duration_s: float = 0.0
+    apply_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -560,9 +591,9 @@ class Chief(Protocol):
         """Takes a participant in. Raises WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull."""
         return self.call(request)
 
-    def heartbeat(self, participant: Participant, *, transports: tuple[str, ...] = ()) -> End:
+    def heartbeat(self, participant: Participant, *, transports: tuple[str, ...] = (), traffic: WorkerTraffic | None = None) -> End:
         """Renews the lease; tells whether training has ended, and how."""
-        return self.call(HeartbeatRequest(participant=participant, transports=transports))
+        return self.call(HeartbeatRequest(participant=participant, transports=transports, traffic=traffic))
 
     def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
         """Ends the lease."""

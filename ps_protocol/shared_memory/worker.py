@@ -280,6 +280,11 @@ class SharedMemoryShard:
         return self._link.is_open
 
     @property
+    def arena_bytes(self) -> int:
+        """Size of one copy of the dense variables, or of their gradients, in the memory that is shared."""
+        return self._nbytes
+
+    @property
     def unshared(self) -> GrpcShard:
         """The shard that everything travels to then."""
         return self._shard

@@ -155,12 +155,26 @@ class RegisterWorkerResponse(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., lease: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., shard_addresses: _Optional[_Iterable[str]] = ..., global_step: _Optional[int] = ..., may_contribute: bool = ..., chief_incarnation: _Optional[int] = ..., standby_addresses: _Optional[_Iterable[str]] = ..., shards_version: _Optional[int] = ..., rejects_nonfinite: bool = ...) -> None: ...
 
 class HeartbeatRequest(_message.Message):
-    __slots__ = ("participant", "transports")
+    __slots__ = ("participant", "transports", "traffic")
     PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
     TRANSPORTS_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     participant: Participant
     transports: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ...) -> None: ...
+    traffic: WorkerTraffic
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., transports: _Optional[_Iterable[str]] = ..., traffic: _Optional[_Union[WorkerTraffic, _Mapping]] = ...) -> None: ...
+
+class WorkerTraffic(_message.Message):
+    __slots__ = ("sent_bytes", "received_bytes", "num_reads", "reading")
+    SENT_BYTES_FIELD_NUMBER: _ClassVar[int]
+    RECEIVED_BYTES_FIELD_NUMBER: _ClassVar[int]
+    NUM_READS_FIELD_NUMBER: _ClassVar[int]
+    READING_FIELD_NUMBER: _ClassVar[int]
+    sent_bytes: int
+    received_bytes: int
+    num_reads: int
+    reading: _duration_pb2.Duration
+    def __init__(self, sent_bytes: _Optional[int] = ..., received_bytes: _Optional[int] = ..., num_reads: _Optional[int] = ..., reading: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
 
 class HeartbeatResponse(_message.Message):
     __slots__ = ("end",)
@@ -395,7 +409,7 @@ class GetClusterStatusRequest(_message.Message):
     def __init__(self, max_ledger_entries: _Optional[int] = ...) -> None: ...
 
 class ParticipantStatus(_message.Message):
-    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport")
+    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport", "traffic")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -409,6 +423,7 @@ class ParticipantStatus(_message.Message):
     IS_WAITING_FIELD_NUMBER: _ClassVar[int]
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
+    TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     kind: ParticipantKind
     index: int
     incarnation: int
@@ -422,7 +437,8 @@ class ParticipantStatus(_message.Message):
     is_waiting: bool
     failure: str
     transport: str
-    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ..., transport: _Optional[str] = ...) -> None: ...
+    traffic: WorkerTraffic
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ..., transport: _Optional[str] = ..., traffic: _Optional[_Union[WorkerTraffic, _Mapping]] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices", "standby", "standby_missing", "report")

@@ -243,6 +243,7 @@ PAIRS: tuple[Pair, ...] = (
     # The chief.
     Pair(value=chief.Participant, message=chief_service_pb2.Participant, write=step.write_participant, decode=step.decode_participant),
     Pair(value=chief.RegisterRequest, message=chief_service_pb2.RegisterWorkerRequest, check=special.check_register_request),
+    Pair(value=chief.WorkerTraffic, message=chief_service_pb2.WorkerTraffic),
     Pair(value=chief.HeartbeatRequest, message=chief_service_pb2.HeartbeatRequest),
     Pair(value=chief.DeregisterRequest, message=chief_service_pb2.DeregisterWorkerRequest),
     Pair(value=chief.RegisterModelRequest, message=chief_service_pb2.RegisterModelRequest),

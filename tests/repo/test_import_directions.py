@@ -12,7 +12,21 @@ from tests.support.repository import ROOT
 # Each package's folders and top-level modules, innermost first. A module imports from its own room and from the rooms before it.
 LAYERS: dict[str, tuple[str, ...]] = {
     "ps_protocol": (
-        *("errors", "v1", "model", "encodings", "roles", "wire", "security", "process", "http", "sockets", "rpc", "shared_memory"),
+        *(
+            "errors",
+            "v1",
+            "model",
+            "encodings",
+            "roles",
+            "wire",
+            "security",
+            "process",
+            "http",
+            "metrics",
+            "sockets",
+            "rpc",
+            "shared_memory",
+        ),
         "checkpoint",
     ),
     "ps_server": (

@@ -13,7 +13,7 @@ from typing import TypeVar
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, Unavailable, WorkerIndexTaken
 from ps_protocol.process import waiting
-from ps_protocol.roles.chief import Chief, End, Participant, ParticipantKind, RegisterRequest, Registration
+from ps_protocol.roles.chief import Chief, End, Participant, ParticipantKind, RegisterRequest, Registration, WorkerTraffic
 from worker_client.cluster.threads import run_bounded
 from worker_client.cluster.transport import Transport
 
@@ -112,9 +112,9 @@ class ChiefLink:
         self._away_since_s = None
         return answer
 
-    def beat(self, participant: Participant, *, transports: tuple[str, ...]) -> End:
+    def beat(self, participant: Participant, *, transports: tuple[str, ...], traffic: WorkerTraffic) -> End:
         """Makes one attempt to renew the lease, and returns whether training has ended; in a thread of its own."""
-        return self.ask_once(lambda chief: chief.heartbeat(participant, transports=transports))
+        return self.ask_once(lambda chief: chief.heartbeat(participant, transports=transports, traffic=traffic))
 
     def register(self, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:
         """Takes the caller into the cluster. Raises WorkerIndexTaken, unless the holder was a process of this machine and is gone."""

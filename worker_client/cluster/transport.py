@@ -38,6 +38,10 @@ class SharingShard(Shard, Protocol):
         """Whether it still does."""
 
     @property
+    def arena_bytes(self) -> int:
+        """Size of one copy of the dense variables, or of their gradients, in that memory."""
+
+    @property
     def unshared(self) -> Shard:
         """The same shard without shared memory."""
 

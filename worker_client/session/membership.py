@@ -11,6 +11,7 @@ from ps_protocol.process import waiting
 from ps_protocol.roles.chief import Chief, ClusterStatus, CommitResult, End, ModelReply, Participant, Registration
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.threads import run_bounded
+from worker_client.cluster.traffic import TrafficCount
 from worker_client.core.place import Place
 from worker_client.core.requests import Agree, AwaitRenewal, Beat, Count, Pause, Register, Renew, Status, run
 from worker_client.shards.shards import CLOSE_WAIT_S, Shards
@@ -203,6 +204,7 @@ class Membership:
         self.await_renewal = self._shared.await_renewal
         self._what = what
         self._renewal = renewal
+        self.traffic = TrafficCount()
         self._shards: Shards | None = None
         self._is_closed = False
         self._process_id = os.getpid()
@@ -241,7 +243,7 @@ class Membership:
             self._shards.close()
             self._shards = None
         if self._shards is None:
-            self._shards = Shards(self.link.transport, self.registration, ask_again=self._shared.ask_again)
+            self._shards = Shards(self.link.transport, self.registration, traffic=self.traffic, ask_again=self._shared.ask_again)
         return self._shards
 
     @property
@@ -288,7 +290,7 @@ class Membership:
 
     def _beat_once(self, request: Beat) -> End:
         # Each name once, however many servers there are.
-        return self.link.beat(request.participant, transports=tuple(sorted({*self.transports})))
+        return self.link.beat(request.participant, transports=tuple(sorted({*self.transports})), traffic=self.traffic.report())
 
     def _beat(self) -> None:
         """One heartbeat, in its own thread."""

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized
 from ps_protocol.model.data import DataRange, DataSpec
@@ -26,6 +26,10 @@ from worker_client.session.calls import WorkerCalls
 from worker_client.session.membership import Membership, failure_text
 from worker_client.session.spans import StepSpans
 from worker_client.session.training import Contribution, Training
+
+if TYPE_CHECKING:
+    from ps_protocol.metrics.exposition import Family
+    from worker_client.session.exporting import WorkerMetrics
 
 
 class DataBatches:
@@ -63,7 +67,9 @@ class Session:
     index) and TrainingFailed; all of them are PsError.
     """
 
-    def __init__(self, link: ChiefLink, registration: Registration, *, spans: StepSpans | None = None) -> None:
+    def __init__(
+        self, link: ChiefLink, registration: Registration, *, spans: StepSpans | None = None, metrics: "WorkerMetrics | None" = None
+    ) -> None:
         self._who = f"worker {registration.participant.index}"
         self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
         self._calls = WorkerCalls(self._member, spans)
@@ -71,6 +77,9 @@ class Session:
         self._batches: DataBatches | None = None
         self._numbers: GivenNumbers | None = None
         self._num_workers: tuple[PolicySpec, int] | None = None  # and the policy under which it is so many
+        self._metrics = metrics
+        if metrics is not None:
+            metrics.start(self._families, worker=self.worker_index)
 
     def __enter__(self) -> Self:
         return self
@@ -82,6 +91,11 @@ class Session:
     def membership(self) -> Membership:
         """The participant's place in the cluster, for what is built on it."""
         return self._member
+
+    @property
+    def metrics_url(self) -> str:
+        """Where this worker serves its metrics; empty: nowhere."""
+        return "" if self._metrics is None else self._metrics.url
 
     @property
     def worker_index(self) -> int:
@@ -437,7 +451,21 @@ class Session:
             self._numbers = GivenNumbers(model)
         return self._numbers.of(hyperparameters)
 
+    def _families(self) -> "Iterator[Family]":
+        from ps_protocol.metrics.worker import session_families
+
+        worker = self._worker
+        return session_families(
+            self._member.traffic.report(),
+            worker=self.worker_index,
+            step=worker.state.local_step,
+            num_pushes=worker.state.num_pushes,
+            num_rollbacks=worker.num_rollbacks,
+        )
+
     def _leave(self, failure: str) -> None:
+        if self._metrics is not None:
+            self._metrics.stop()
         self._calls.close()
         self._member.leave(failure)
 

@@ -3,6 +3,7 @@
 Once the participant's epoch is over, every call raises what servers raise then, and another training takes this one's place.
 """
 
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -65,7 +66,7 @@ class Training:
 
     def __init__(self, memories: Memories, *, member: Membership, state: WorkerState, who: str, gives_several: bool) -> None:
         self.memories = memories
-        self._member, self._state, self._who = member, state, who
+        self._member, self._state, self._who, self._traffic = member, state, who, member.traffic
         self._shards = shards = member.shards()
         self._timeout_s = member.link.transport.timeout_s
         self._layouts = memories.variables.layouts
@@ -112,10 +113,17 @@ class Training:
     def _fetch(self, request: ask.Fetch) -> None:
         variables, step, may_view = self._variables, request.step, request.may_view
         if variables.step != step or (variables.is_lent and not may_view):
+            began = time.perf_counter()
             variables.fetch(step, may_view=may_view)
+            self._traffic.num_reads += 1
+            self._traffic.reading_s += time.perf_counter() - began
 
     def _fetch_newest(self, request: ask.FetchNewest) -> int | None:
-        return self._variables.fetch_latest(is_aligned=request.is_aligned)
+        began = time.perf_counter()
+        step = self._variables.fetch_latest(is_aligned=request.is_aligned)
+        self._traffic.num_reads += 1
+        self._traffic.reading_s += time.perf_counter() - began
+        return step
 
     def _give(self, request: ask.Give) -> dict[str, Array]:
         if not request.is_copied:
@@ -127,7 +135,9 @@ class Training:
             raise
 
     def _read_rows(self, request: ask.ReadRows) -> Rows:
-        return self.reader.rows(request.name, request.indices, step=request.step, is_aligned=request.is_aligned)
+        rows = self.reader.rows(request.name, request.indices, step=request.step, is_aligned=request.is_aligned)
+        self._traffic.received_bytes += rows.values.nbytes
+        return rows
 
     # -- giving
 

@@ -18,6 +18,7 @@ from ps_protocol.process.history import note_contribution
 from ps_protocol.roles.chief import ModelReply, Participant, Registration
 from ps_protocol.roles.shard import Metric, MetricCell, PushHeader, PushId, PushResult, RowsRequest, Shard, ShardSpec
 from worker_client.cluster.threads import FanOut, run_bounded
+from worker_client.cluster.traffic import TrafficCount
 from worker_client.cluster.transport import SharingShard, Transport
 from worker_client.model.gradients import ShardPart
 from worker_client.model.memory import ModelMemory, with_tables
@@ -117,14 +118,21 @@ class Shards:
     """All shards, by index, to which it opens connections when it is made. Every call goes to all of them at once and repeats what ends as
     Unavailable, within the transport's `timeout_s`.
 
-    The errors of several shards end as the error of the first of them, after all calls have ended. `ask_again` tells where shards are that
-    have standbys. For one thread.
+    The errors of several shards end as the error of the first of them, after all calls have ended. `traffic` counts the bytes that travel.
+    `ask_again` tells where shards are that have standbys. For one thread.
     """
 
-    def __init__(self, transport: Transport, registration: Registration, *, ask_again: Callable[[int], Registration] | None = None) -> None:
+    def __init__(
+        self,
+        transport: Transport,
+        registration: Registration,
+        *,
+        traffic: TrafficCount,
+        ask_again: Callable[[int], Registration] | None = None,
+    ) -> None:
         self.participant = registration.participant
         self.epoch = registration.participant.era.epoch
-        self._transport = transport
+        self._transport, self._traffic = transport, traffic
         # Where the shards are, if they have standbys: then that changes, and `ask_again` tells where to.
         self._places = ShardPlaces(registration, ask_again=ask_again) if registration.shards_version and ask_again is not None else None
         self._addresses = registration.shard_addresses
@@ -297,6 +305,10 @@ class Shards:
         missing = [index for index in range(len(self)) if index not in results] if results else range(len(self))
         if missing:
             what, num_bytes = f"push to step {step}", [part.segments.nbytes for part in parts]
+            for index in missing:
+                sharing = self.memories.shards.get(index)
+                in_place = sharing.arena_bytes if sharing is not None and sharing.is_shared else 0
+                self._traffic.sent_bytes += max(0, num_bytes[index] - in_place)
             if len(parts) == 1:
                 # As `_one` does it, by a frame less: it is the way of every step.
                 subject, transfer_s = self._subject(0, what), num_bytes[0] / SLOWEST_BYTES_PER_S
@@ -416,8 +428,13 @@ class Shards:
                 with suppress(Unavailable):  # then tried again and again below
                     found[index] = read(index, self._shards[index], self._transport.timeout_s)
         far = [index for index in indices if index not in found] if found else indices
-        what = "read the newest variables" if step is None else f"read step {step}"
-        return found | self._call(what, read, far, num_bytes=[segments.nbytes for segments in into.segments]) if far else found
+        if not far:
+            return found
+        what, num_bytes = "read the newest variables" if step is None else f"read step {step}", [one.nbytes for one in into.segments]
+        for index in far:
+            if index not in self.memories.shards or not self.memories.shards[index].is_shared:
+                self._traffic.received_bytes += num_bytes[index]
+        return found | self._call(what, read, far, num_bytes=num_bytes)
 
 
 def _until_it_stands(read: Callable[[int, Shard, float], int]) -> Callable[[int, Shard, float], int]:

@@ -5,7 +5,7 @@ from array import array
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
-from ps_protocol.roles.chief import LedgerEntry, PushOutcome
+from ps_protocol.roles.chief import LedgerEntry, PushOutcome, StepTotals
 from ps_protocol.roles.shard import PushId
 
 
@@ -23,18 +23,6 @@ class _Record:
     num_late: int = 0
     # As it was reported last. Once the step is applied, only the two counts still change.
     reported: LedgerEntry | None = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class StepTotals:
-    """All steps that this chief has had applied, also those that a rollback took back: how many, and how long they took together.
-
-    `apply_s`: the part of that between the last contribution and the end of the apply.
-    """
-
-    num_steps: int = 0
-    duration_s: float = 0.0
-    apply_s: float = 0.0
 
 
 class Ledger:

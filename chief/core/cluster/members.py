@@ -25,7 +25,15 @@ from ps_protocol.errors import (
     WorkerIndexOutOfRange,
     WorkerIndexTaken,
 )
-from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, ParticipantStatus, PushOutcome, RegisterRequest
+from ps_protocol.roles.chief import (
+    CommitResult,
+    Participant,
+    ParticipantKind,
+    ParticipantStatus,
+    PushOutcome,
+    RegisterRequest,
+    WorkerTraffic,
+)
 from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, joined_keys, numbered, session_secret
 from ps_protocol.roles.shard import AppliedPush, PushId, WorkerPushes
 
@@ -115,8 +123,9 @@ class Member:
     state: MemberState = MemberState.LIVE
     ended_at: float = 0.0
     failure: str = ""
-    # How its gradients and variables travel, as it says.
+    # How its gradients and variables travel, and how much has, as it says.
     transport: str = ""
+    traffic: WorkerTraffic | None = None
     outcomes: PushOutcomes = field(default_factory=PushOutcomes)
     num_accepted: int = 0
     num_stale: int = 0
@@ -197,6 +206,7 @@ def status_of(member: Member, now: float, waiting: frozenset[int]) -> Participan
         is_waiting=member.kind is ParticipantKind.WORKER and member.index in waiting,
         failure=member.failure,
         transport=member.transport,
+        traffic=member.traffic,
     )
 
 

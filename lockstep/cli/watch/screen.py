@@ -108,12 +108,13 @@ def _steps(seen: Mapping[str, Any], width: int) -> list[str]:
     if not rows:
         return []
     room = max(10, width - _LABEL - 12)
-    times = [sum(row[1:4]) for row in rows]
+    times = [sum(row[1:5]) for row in rows]
     top = sorted(times)[int(_MOST * (len(times) - 1))]
     shown = times[-room:]
-    parts = [sum(row[column] for row in rows) for column in (1, 2, 3)]
+    parts = [sum(row[column] for row in rows) for column in (1, 2, 3, 4)]
     whole = sum(parts) or 1.0
-    shares = ", ".join(f"{word} {100 * part / whole:.0f} %" for word, part in zip(("computing", "waiting", "applying"), parts, strict=True))
+    words = ("reading", "computing", "waiting", "applying")
+    shares = ", ".join(f"{word} {100 * part / whole:.0f} %" for word, part in zip(words, parts, strict=True))
     bar = sparkline(shown, low=0.0, high=top)
     return [
         f"{'step times':<{_LABEL}} {duration_text(sorted(times)[len(times) // 2]):>10} {bar}"[:width],

@@ -15,8 +15,7 @@ from contextlib import contextmanager, suppress
 from typing import Any
 
 from chief.page.feed import snapshot
-from chief.page.recorder import Look, Recorder
-from chief.page.reports import MetricsReader
+from chief.page.recorder import Look, MetricsReader, Recorder
 from lockstep.cli.access import ChiefAbsent, chief_and_access_of
 from lockstep.cli.access import add_arguments as add_access_arguments
 from lockstep.cli.watch.screen import frame

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 
 import lockstep
-from chief.core.cluster.ledger import StepTotals
-from chief.serving.metrics import cluster_families
 from lockstep.in_process import InProcessCluster
 from lockstep.tensorboard import TensorBoardWriter
-from ps_protocol.process.exposition import exposition, gauge, labels, process_families
+from ps_protocol.metrics.cluster import cluster_families
+from ps_protocol.metrics.exposition import exposition, gauge, labels, process_families
+from ps_protocol.metrics.server import shard_families
+from ps_protocol.roles.chief import StepTotals
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
-from ps_server.serving.metrics import shard_families
 from tests.support.cluster_status import cluster_status, server_status, worker_status
 from tests.support.clusters import GrpcTestCluster, Shape
 

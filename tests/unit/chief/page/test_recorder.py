@@ -7,7 +7,7 @@ from chief.page.feed import eta_s, headline, hint, snapshot
 from chief.page.recorder import Look, Recorder
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, WorkerTraffic
 from ps_protocol.roles.shard import MetricCell, PushId
 from tests.support.cluster_status import cluster_status, server_status, worker_status
 
@@ -151,4 +151,33 @@ def test_no_worker_is_called_slow_where_others_cannot_be_compared_with_it() -> N
 def test_parts_of_a_step_add_up() -> None:
     look = Scene().look(step=200, ledger=entries(3), shards=(server_status(0),))
     (row,) = snapshot(look)["steps"]["rows"]
-    assert row[:5] == [0, 0.04, 0.05, 0.01, 3]
+    assert row[:6] == [0, 0.0, 0.04, 0.05, 0.01, 3]
+
+
+def read_parts(scene: Scene, traffic: WorkerTraffic | None) -> list[float]:
+    """Returns how long reading and computing took in a step to which worker 0 contributed first."""
+    workers = worker_status(0, traffic=traffic), worker_status(1)
+    scene.now += 1.0
+    scene.current = cluster_status(*workers, global_step=200, ledger=entries(0))
+    (row,) = snapshot(scene.recorder.look())["steps"]["rows"]
+    return row[1:3]  # type: ignore[no-any-return]
+
+
+def test_reading_is_the_mean_of_what_the_first_contributor_read_lately() -> None:
+    scene = Scene()
+    assert read_parts(scene, None) == [0.0, 0.04], "it has not said yet"
+    assert read_parts(scene, WorkerTraffic(num_reads=10, reading_s=0.1)) == [0.01, 0.03]
+    for _ in range(10):
+        read_parts(scene, WorkerTraffic(num_reads=10, reading_s=0.1))
+    assert read_parts(scene, WorkerTraffic(num_reads=20, reading_s=0.3)) == [0.02, 0.02], "of the latest looks"
+    assert read_parts(scene, WorkerTraffic(num_reads=2, reading_s=0.06)) == [0.03, 0.01], "another process has its place"
+    assert read_parts(scene, WorkerTraffic(num_reads=3, reading_s=3.0))[0] == 0.04, "no more than there was time for"
+
+
+def test_bytes_of_a_worker_are_shown() -> None:
+    scene = Scene()
+    scene.current = cluster_status(worker_status(0, traffic=WorkerTraffic(sent_bytes=7, received_bytes=9)), worker_status(1))
+    table = snapshot(scene.recorder.look())["workers"]
+    first, second = (dict(zip(table["columns"], row, strict=True)) for row in table["rows"])
+    assert (first["sent_bytes"], first["received_bytes"]) == (7, 9)
+    assert (second["sent_bytes"], second["received_bytes"]) == (None, None)

@@ -27,7 +27,7 @@ def steps(number: int) -> tuple[LedgerEntry, ...]:
 
 
 def look(status: ClusterStatus, **changes: Any) -> Mapping[str, Any]:
-    known = {"number": 1, "at": 0.0, "wall": 0.0, "steps_per_s": 12.5, "contributions_per_s": {0: 12.5}, "num_last": {0: 5}}
+    known = {"number": 1, "at": 0.0, "wall": 0.0, "steps_per_s": 12.5, "contributions_per_s": {0: 12.5}, "read_s": {}, "num_last": {0: 5}}
     return snapshot(Look(status=status, **{**known, **changes}))
 
 

@@ -23,7 +23,7 @@ class FakeChief:
     def close(self) -> None:
         self.is_closed = True
 
-    def heartbeat(self, _: Any, *, transports: tuple[str, ...] = ()) -> Any:
+    def heartbeat(self, _: Any, *, transports: tuple[str, ...] = (), traffic: Any = None) -> Any:
         if self.error is not None:
             raise self.error
         return self.name

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import LeaseExpired, Superseded
-from ps_protocol.roles.chief import End, Participant, ParticipantKind, RegisterRequest, Registration
+from ps_protocol.roles.chief import End, Participant, ParticipantKind, RegisterRequest, Registration, WorkerTraffic
 from tests.support.eras import era
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport
@@ -34,7 +34,7 @@ class StrictChief:
         self.incarnation, self.has_ended = self.incarnation + 1, False
         return replace(FIRST, participant=replace(FIRST.participant, incarnation=self.incarnation))
 
-    def heartbeat(self, participant: Participant, *, transports: tuple[str, ...] = ()) -> End:
+    def heartbeat(self, participant: Participant, *, transports: tuple[str, ...] = (), traffic: WorkerTraffic | None = None) -> End:
         if participant.incarnation < self.incarnation:
             raise Superseded(f"worker 0 (incarnation {participant.incarnation}) was replaced. End this process")
         if self.has_ended:
@@ -82,7 +82,7 @@ def test_heartbeat_goes_on_for_a_worker_that_has_come_back_by_itself(chief: Stri
     with pytest.raises(LeaseExpired):
         ask(member, member.participant)
 
-    def is_late(participant: Participant, *, transports: tuple[str, ...] = ()) -> End:
+    def is_late(participant: Participant, *, transports: tuple[str, ...] = (), traffic: WorkerTraffic | None = None) -> End:
         # The beat was under way in the name of the former incarnation.
         raise Superseded("worker 0 (incarnation 1) was replaced by incarnation 2. End this process")
 

@@ -3,11 +3,10 @@
 import math
 import re
 
-from ps_protocol.http.metrics import MAX_NAMES
-from ps_protocol.process.exposition import exposition
+from ps_protocol.metrics.exposition import exposition
+from ps_protocol.metrics.server import MAX_NAMES, shard_families
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
-from ps_server.serving.metrics import shard_families
 from tests.support.prometheus import Read, parsed, value
 from tests.support.repository import ROOT
 

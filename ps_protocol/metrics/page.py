@@ -1,19 +1,17 @@
-"""`/metrics`: the numbers of a role, and what workers have reported, in Prometheus' text format over HTTP. Knows families; no role."""
+"""`/metrics`: the families of a role in Prometheus' text format over HTTP. Knows no family by its name."""
 
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 
 from ps_protocol.http.messages import Request, Response, Route
-from ps_protocol.process.exposition import CONTENT_TYPE, Family, exposition, gauge, labels, process_families
-from ps_protocol.roles.shard import MetricCell
+from ps_protocol.metrics.exposition import CONTENT_TYPE, Family, exposition, process_families
 
 PATH = "/metrics"
 _DISTRIBUTION, _METADATA = "lockstep_ps-", ".dist-info"
-MAX_NAMES, MAX_NAME_CHARACTERS = 100, 128
 # Within this time every scraper gets the same answer: many of them cost no more than one.
 _SAME_FOR_S = 0.5
 
@@ -40,26 +38,6 @@ class MetricsPage:
                 self._answer = exposition([*process_families(role=self._role, version=self._version), *self._families()])
                 self._made_at = time.monotonic()
             return Response(body=self._answer, content_type=CONTENT_TYPE)
-
-
-def reported_families(cells: Iterable[MetricCell]) -> Iterator[Family]:
-    """Yields what workers have reported as metrics, of all workers together: a label for each of them would be too many series.
-
-    The name is a label: the first 100 names, of 128 characters at most.
-    """
-    sums: dict[str, tuple[float, float, int]] = {}
-    for cell in cells:
-        if cell.name in sums or (len(sums) < MAX_NAMES and len(cell.name) <= MAX_NAME_CHARACTERS):
-            total, weight, count = sums.get(cell.name, (0.0, 0.0, 0))
-            sums[cell.name] = total + cell.total, weight + cell.weight, count + cell.count
-    named = [labels(metric=name) for name in sums]
-    rows = [*zip(named, sums.values(), strict=True)]
-    # Reported numbers may be negative, and a rollback takes some back, so these are not counters.
-    yield gauge(
-        "lockstep_reported_sum", "Sum of a metric that workers reported, each times its weight", *((one, row[0]) for one, row in rows)
-    )
-    yield gauge("lockstep_reported_weight", "Sum of the weights of a metric's reports", *((one, row[1]) for one, row in rows))
-    yield gauge("lockstep_reported_reports", "How often a metric was reported", *((one, row[2]) for one, row in rows))
 
 
 def _installed_version() -> str:

@@ -3,7 +3,7 @@
 import math
 import time
 
-from ps_protocol.process.exposition import counter, exposition, gauge, labels, process_families, summary
+from ps_protocol.metrics.exposition import counter, exposition, gauge, labels, process_families, summary
 from tests.support.prometheus import parsed, value
 
 

@@ -2,10 +2,9 @@
 
 import re
 
-from chief.core.cluster.ledger import StepTotals
-from chief.serving.metrics import MAX_INDEXED, cluster_families
-from ps_protocol.process.exposition import exposition
-from ps_protocol.roles.chief import CheckpointStatus, ClusterState, ClusterStatus, DataStatus
+from ps_protocol.metrics.cluster import MAX_INDEXED, cluster_families
+from ps_protocol.metrics.exposition import exposition
+from ps_protocol.roles.chief import CheckpointStatus, ClusterState, ClusterStatus, DataStatus, StepTotals, WorkerTraffic
 from ps_protocol.roles.shard import ShardReport
 from tests.support.cluster_status import cluster_status, server_status, worker_status
 from tests.support.prometheus import Read, parsed, value
@@ -19,7 +18,7 @@ def exported(status: ClusterStatus) -> dict[str, Read]:
 
 
 FULL = cluster_status(
-    worker_status(0),
+    worker_status(0, traffic=WorkerTraffic(sent_bytes=7)),
     shards=(server_status(0, report=ShardReport(), standby="unix:/standby"),),
     checkpoint=CheckpointStatus(durability="interval", tag="step-40", step=40),
     data=DataStatus(name="digits", epoch=0, num_done=0, num_leased=0, num_ranges=1),

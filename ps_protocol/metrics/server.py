@@ -1,10 +1,11 @@
-"""What a parameter server exports for Prometheus: its report, and what workers have reported, as families. Opens no port."""
+"""What a parameter server exports: its report, and what workers have reported, as families."""
 
 from collections.abc import Iterable, Iterator
 
-from ps_protocol.http.metrics import reported_families
-from ps_protocol.process.exposition import NO_LABELS, Family, counter, gauge, summary
+from ps_protocol.metrics.exposition import NO_LABELS, Family, counter, gauge, labels, summary
 from ps_protocol.roles.shard import MetricCell, ShardStatus
+
+MAX_NAMES, MAX_NAME_CHARACTERS = 100, 128
 
 
 def shard_families(status: ShardStatus, *, num_applied: int, apply_s: float, cells: Iterable[MetricCell]) -> Iterator[Family]:
@@ -30,3 +31,23 @@ def shard_families(status: ShardStatus, *, num_applied: int, apply_s: float, cel
         words = "Time since the server last heard of its chief"
         yield gauge("lockstep_server_chief_silence_seconds", words, (NO_LABELS, status.chief_heard_ago_s))
     yield from reported_families(cells)
+
+
+def reported_families(cells: Iterable[MetricCell]) -> Iterator[Family]:
+    """Yields what workers have reported as metrics, of all workers together: a label for each of them would be too many series.
+
+    The name is a label: the first 100 names, of 128 characters at most.
+    """
+    sums: dict[str, tuple[float, float, int]] = {}
+    for cell in cells:
+        if cell.name in sums or (len(sums) < MAX_NAMES and len(cell.name) <= MAX_NAME_CHARACTERS):
+            total, weight, count = sums.get(cell.name, (0.0, 0.0, 0))
+            sums[cell.name] = total + cell.total, weight + cell.weight, count + cell.count
+    named = [labels(metric=name) for name in sums]
+    rows = [*zip(named, sums.values(), strict=True)]
+    # Reported numbers may be negative, and a rollback takes some back, so these are not counters.
+    yield gauge(
+        "lockstep_reported_sum", "Sum of a metric that workers reported, each times its weight", *((one, row[0]) for one, row in rows)
+    )
+    yield gauge("lockstep_reported_weight", "Sum of the weights of a metric's reports", *((one, row[1]) for one, row in rows))
+    yield gauge("lockstep_reported_reports", "How often a metric was reported", *((one, row[2]) for one, row in rows))

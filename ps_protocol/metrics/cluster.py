@@ -1,4 +1,4 @@
-"""What the chief exports for Prometheus: its cluster's status as families. Knows names and labels; asks nobody, opens no port.
+"""What the chief exports: the status of its cluster as families.
 
 What concerns one worker or one parameter server has its index as a label, for the first 1,000 of each.
 """
@@ -6,9 +6,8 @@ What concerns one worker or one parameter server has its index as a label, for t
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 
-from chief.core.cluster.ledger import StepTotals
-from ps_protocol.process.exposition import NO_LABELS, Family, counter, gauge, labels, summary
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ServerStatus
+from ps_protocol.metrics.exposition import NO_LABELS, Family, counter, gauge, labels, summary
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ServerStatus, StepTotals
 
 MAX_INDEXED = 1_000
 _NONE = NO_LABELS
@@ -94,6 +93,11 @@ def _workers(workers: Sequence[ParticipantStatus]) -> Iterator[Family]:
     yield gauge("lockstep_worker_waiting", "1 while the worker waits for a token", *waiting)
     silent = [(f"{{{name}}}", round(one.seen_ago_s, 3)) for name, one in named]
     yield gauge("lockstep_worker_silence_seconds", "Time since the chief last heard of the worker", *silent)
+    moved = [(f"{{{name}}}", one.traffic) for name, one in named if one.traffic is not None]
+    words = "Bytes of gradients that the worker has sent, as it said last; none through shared memory"
+    yield counter("lockstep_worker_sent_bytes_total", words, *((where, traffic.sent_bytes) for where, traffic in moved))
+    words = "Bytes of variables that the worker has received, as it said last; none through shared memory"
+    yield counter("lockstep_worker_received_bytes_total", words, *((where, traffic.received_bytes) for where, traffic in moved))
     counts = [(f'{{{name},outcome="{outcome}"}}', count(one)) for name, one in named for outcome, count in _OUTCOMES]
     yield counter("lockstep_worker_contributions_total", "Contributions of the worker by what became of them", *counts)
 
