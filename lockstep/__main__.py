@@ -10,6 +10,7 @@ from importlib import import_module
 from typing import NoReturn
 
 from lockstep import __version__
+from ps_protocol.process.options import Parser
 
 ROLES = {"server": ("ps_server", "run one parameter server"), "chief": ("chief", "run the chief")}
 
@@ -38,7 +39,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         exit_code = _exit_code_of(error)
         if exit_code is None:
             raise
-        print(f"lockstep {words[0]}: {getattr(error, 'message', error)}", file=sys.stderr)
+        name = f"lockstep {words[0]}" if words and words[0] in COMMANDS else "lockstep"
+        print(f"{name}: {getattr(error, 'message', error)}", file=sys.stderr)
         return exit_code
 
 
@@ -68,7 +70,7 @@ def _exit_code_of(error: Exception) -> int | None:
 
 
 def _parser(command: str) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lockstep", description="A parameter server for any training loop.")
+    parser = Parser(prog="lockstep", description="A parameter server for any training loop.")
     parser.add_argument("--version", action="version", version=f"lockstep-ps {__version__}", help="show the version")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
     for name, (words, module) in COMMANDS.items():

@@ -178,7 +178,7 @@ class ShardSide:
                 await asyncio.wait_for(self._work.shut_down(index, reason), within_s)
             except (Unavailable, Cancelled) as error:
                 # Usually the launcher that ends all processes has ended this one too.
-                log.info("parameter server is gone or unreachable, and was not told to end ps=%d cause=%s", index, error.message)
+                log.info("parameter server has ended already, or cannot be reached ps=%d cause=%s", index, error.message)
             except (TimeoutError, PsError) as error:
                 log.warning("parameter server could not be told to end; end it yourself ps=%d cause=%s", index, error or "no answer")
 

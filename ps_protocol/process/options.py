@@ -7,8 +7,10 @@ launcher passes on to its roles follow from the entry.
 import argparse
 import enum
 import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
@@ -136,18 +138,29 @@ class Given:
         return self._environment[option.variable].strip() if text is None else text
 
 
-class _Parser(argparse.ArgumentParser):
-    """Leaves the words of an error to the caller, which says them in one line."""
+class Parser(argparse.ArgumentParser):
+    """Raises InvalidSpec for what a program does not take, in one line, with the nearest flag for a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
+        """Raises instead of printing the usage and ending the process."""
         raise InvalidSpec(f"{message} (see --help)")
+
+    def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
+        """Parses all arguments: none may be unknown."""
+        known, unknown = super().parse_known_args(args, namespace)
+        if unknown:
+            # A subcommand's own parser comes here first, so its flags are suggested, not those of the whole command.
+            flags = re.findall(r"--[\w-]+", self.format_usage())
+            near = get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.7)
+            self.error(f"no such argument: {' '.join(unknown)}{f'; did you mean {near[0]}?' if near else ''}")
+        return known, []
 
 
 def read_options(
     program: Program, arguments: Sequence[str], *, environment: Mapping[str, str], prog: str, description: str, epilog: str | None = None
 ) -> Given:
     """Returns the options given to a role. Raises InvalidSpec for arguments that it doesn't take."""
-    parser = _Parser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+    parser = Parser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
     add_options(parser, options_of(program))
     return Given(vars(parser.parse_args(arguments)), environment)
 

@@ -81,7 +81,9 @@ def from_status(code: grpc.StatusCode, details: str, *, target: str, awaited: st
             f"{target}: waited for {awaited}, which did not come {limit}; raise the timeout, or see what it is busy with"
         )
     if code is grpc.StatusCode.CANCELLED:
-        return Cancelled(f"{target}: the call was cancelled while it waited for {awaited}: {details}")
+        # A server that ends cancels its calls, and gRPC says no more than that.
+        why = details if details not in ("", "CANCELLED") else "it is ending, or the caller gave up"
+        return Cancelled(f"{target}: the call was cancelled while it waited for {awaited}: {why}")
     if code is grpc.StatusCode.UNIMPLEMENTED:
         return Unimplemented(
             f"{target}: {details}: it is an older version, has another role, or is no Lockstep server; check the address and the versions"

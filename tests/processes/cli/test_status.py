@@ -134,6 +134,22 @@ def test_a_signal_to_the_command_reaches_the_role(tmp_path: Path) -> None:
         assert process.wait(5.0) == 0
 
 
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ("up --wokers 2 -- true", "lockstep up: no such argument: --wokers; did you mean --workers? (see --help)"),
+        ("status --frobnicate", "lockstep status: no such argument: --frobnicate (see --help)"),
+        ("chief --wokers 2", "chief: no such argument: --wokers 2; did you mean --workers? (see --help)"),
+        ("nonsense", "lockstep: argument COMMAND: invalid choice: 'nonsense'"),
+    ],
+)
+def test_a_misspelt_argument_is_named_in_one_line_with_the_nearest_one(words: str, says: str) -> None:
+    result = lockstep(*words.split())
+    assert (result.returncode, result.stdout) == (2, "")
+    assert result.stderr.startswith(says)
+    assert result.stderr.count("\n") == 1
+
+
 def test_every_command_explains_itself() -> None:
     from lockstep.__main__ import COMMANDS
 
