@@ -9,6 +9,7 @@ from typing import Any
 
 from ps_protocol.errors import PsError
 from ps_protocol.model.optimizers import StepHyperparameter
+from ps_protocol.model.user_state import UserState
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
     AgreedModel,
@@ -389,9 +390,9 @@ class Refuse:
 class ApplyStep:
     """Have all shards apply a step, and report StepApplied when all have, or ContributionsMissing. `contributors` are sorted.
 
-    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`: see
-    ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all. `hyperparameters`: what the
-    optimizers use in this step only.
+    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges` and
+    `user_states`: see ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
+    `hyperparameters`: what the optimizers use in this step only.
     """
 
     fence: Fence
@@ -403,6 +404,7 @@ class ApplyStep:
     ranges: tuple[int, ...] = ()
     without: tuple[tuple[PushId, ...], ...] = ()
     hyperparameters: tuple[StepHyperparameter, ...] = ()
+    user_states: tuple[UserState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

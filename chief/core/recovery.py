@@ -410,6 +410,7 @@ class Recovery:
         self._branch = Branch(epoch=self._members.epoch, base=checkpoint.age_order)
         self._members.remember(checkpoint.pushes)
         self._data.restart(checkpoint.data)
+        self._parts.states.restart(checkpoint.user_states)
         training = self._host.begin_training(Start(step=checkpoint.step, oldest_kept=checkpoint.step))
         self._checkpoints.restored(checkpoint, now)
         # A chief that came after this one could not tell otherwise which training data these values have.
@@ -627,8 +628,10 @@ class Recovery:
             self._members.stem_from(record.earlier)
         stage.pushes = newest_pushes(adoption.pushes for adoption in held)
         self._data.restart(None)
+        self._parts.states.restart(())
         if record is not None and record.epoch == self._members.epoch:
             self._take_data(stage, record, held)
+            self._take_states(record, held)
             if found.redo is None:
                 applied = {
                     PushId(worker=one.worker, incarnation=one.incarnation, sequence=push.sequence)
@@ -659,6 +662,11 @@ class Recovery:
         self._data.finish(done)
         awaited = frozenset({one.worker for one in stage.pushes} | {one.push_id.worker for one in record.chosen})
         stage.start = replace(stage.start, done=tuple(sorted(done)), is_data_kept=True, awaited=awaited)
+
+    def _take_states(self, record: ChiefRecord, held: Sequence[Adoption]) -> None:
+        """The states of workers' programs: those of the record, and what has changed with steps since."""
+        applies = sorted((one.last_apply for one in held if one.last_apply is not None), key=lambda request: request.step)
+        self._parts.states.resume(record.user_states, (state for request in applies for state in request.user_states))
 
     def _begin_where_they_are(self, stage: _TakingOver, now: float) -> None:
         """Training begins where the shards are, repeating an interrupted step. If the model is unknown, a worker must present it first."""
@@ -691,6 +699,8 @@ class Recovery:
         policy = new_policy(self._config)
         for one in stage.chosen:
             self._data.count(one.push_id, one.ranges)
+            if one.user_state:
+                self._parts.states.count(one.push_id, one.user_state)
         steps = {one.push_id: step if policy.has_common_steps else step + position for position, one in enumerate(stage.chosen)}
         self._members.remember(stage.pushes, chosen=steps)
         counted = tuple(Counted(push_id=one.push_id, step=one.step, weight=one.weight) for one in stage.chosen)

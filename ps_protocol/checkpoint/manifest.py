@@ -18,6 +18,7 @@ from ps_protocol.roles.shard import MAX_STEP, CheckpointFile, WorkerPushes
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.fields import require
+from ps_protocol.wire.step import decode_user_states
 
 FORMAT = "lockstep-checkpoint"
 FORMAT_VERSION = 1
@@ -131,6 +132,7 @@ def _encode_rest(checkpoint: Checkpoint, saved_at: str) -> pb.CheckpointManifest
         files=[codec.encode(file) for file in checkpoint.files],
         pushes=[codec.encode(pushes) for pushes in checkpoint.pushes],
         data=None if checkpoint.data is None else codec.encode(checkpoint.data),
+        user_states=[codec.encode(one) for one in checkpoint.user_states],
         saved_at=saved_at,
     )
 
@@ -148,6 +150,7 @@ def _decode(message: pb.CheckpointManifest) -> Checkpoint:
         files=codec.decode_each(CheckpointFile, message.files, field="files"),
         pushes=codec.decode_each(WorkerPushes, message.pushes, field="pushes"),
         data=codec.decode(DataProgress, message.data) if message.HasField("data") else None,
+        user_states=decode_user_states(message.user_states),
     )
 
 

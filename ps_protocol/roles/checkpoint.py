@@ -9,6 +9,7 @@ from ps_protocol.model.data import DataMarks, DataProgress
 from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
+from ps_protocol.model.user_state import UserState
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import CheckpointFile, PushId, WorkerPushes
 
@@ -28,7 +29,7 @@ class Durability(enum.Enum):
 class ChosenPush:
     """A contribution that is counted and not applied: computed from `step`, made from these ranges of the training data.
 
-    `hyperparameters`: what it has its step use.
+    `hyperparameters`: what it has its step use. `user_state`: that of its worker from it on; empty: it has not changed.
     """
 
     push_id: PushId
@@ -36,6 +37,7 @@ class ChosenPush:
     weight: float = 1.0
     ranges: tuple[int, ...] = ()
     hyperparameters: tuple[StepHyperparameter, ...] = ()
+    user_state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,7 +46,8 @@ class ChiefRecord:
 
     `rejects_nonfinite`: whether the shards refuse gradients that are not finite.
 
-    Of `epoch` (0: unknown) and the open `step`: what was `chosen` for that (a worker may know it) and the training data done.
+    Of `epoch` (0: unknown) and the open `step`: what was `chosen` for that (a worker may know it), the training data done and the states
+    of workers' programs.
     `earlier`: what the chief commanded by that made the checkpoint which the present life has begun with; NOBODY: none is known.
     """
 
@@ -59,6 +62,7 @@ class ChiefRecord:
     step: int = 0
     chosen: tuple[ChosenPush, ...] = ()
     data: DataMarks | None = None
+    user_states: tuple[UserState, ...] = ()
     earlier: Fence = NOBODY
 
 
@@ -76,6 +80,7 @@ class Checkpoint:
     files: tuple[CheckpointFile, ...]
     pushes: tuple[WorkerPushes, ...] = ()
     data: DataProgress | None = None
+    user_states: tuple[UserState, ...] = ()
 
     @property
     def num_bytes(self) -> int:

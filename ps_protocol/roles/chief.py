@@ -75,7 +75,10 @@ class ModelState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """The state of the model for the caller; `placement` is empty while ABSENT."""
+    """The state of the model for the caller; `placement` is empty while ABSENT.
+
+    `user_state`, with READY: that of the caller's index, as of its last contribution that counts; empty: there is none.
+    """
 
     state: ModelState
     placement: Placement
@@ -84,6 +87,7 @@ class ModelReply:
     global_step: int
     waiting_for: str = ""
     policy: PolicySpec = DEFAULT_POLICY
+    user_state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -115,7 +119,8 @@ class PushCommit:
     """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it.
 
     `ranges`: ids of the leased ranges of the training data that it was made from. `hyperparameters`: what the step that it becomes a part
-    of shall use, unless a contribution of a lower push id to that step has some too.
+    of shall use, unless a contribution of a lower push id to that step has some too. `user_state`: that of the worker from this
+    contribution on, as JSON; empty: it has not changed.
     """
 
     push_id: PushId
@@ -124,6 +129,7 @@ class PushCommit:
     is_applied: bool = False
     ranges: tuple[int, ...] = ()
     hyperparameters: tuple[StepHyperparameter, ...] = ()
+    user_state: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -140,6 +146,11 @@ class CommitResult:
     applied_step: int | None = None
     staleness: int = 0
     weight: float = 1.0
+
+    @property
+    def original_outcome(self) -> PushOutcome:
+        """The outcome that the push id had when it was counted or refused; DUPLICATE: that is no longer known."""
+        return self.first_outcome or self.outcome if self.outcome is PushOutcome.DUPLICATE else self.outcome
 
 
 class TokenResult(enum.Enum):

@@ -11,6 +11,7 @@ from ps_protocol.model.layout import Layout, Segments, check_disjoint
 from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
+from ps_protocol.model.user_state import UserState
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import Era, Fence
 
@@ -177,7 +178,8 @@ class ApplyRequest:
     be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
     this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`:
     contributors that this shard has said it does not have; here they count as contributions that have no gradient. `hyperparameters`: what
-    the optimizers use in this step only, in place of the settings.
+    the optimizers use in this step only, in place of the settings. `user_states`: those that change with this step, and those that changed
+    earlier and that no record has yet; they are kept as the ranges are.
     """
 
     fence: Fence
@@ -189,6 +191,7 @@ class ApplyRequest:
     ranges: tuple[int, ...] = ()
     without: tuple[PushId, ...] = ()
     hyperparameters: tuple[StepHyperparameter, ...] = ()
+    user_states: tuple[UserState, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,7 +255,7 @@ class RegisterModelRequest(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., joins_only: bool = ...) -> None: ...
 
 class RegisterModelResponse(_message.Message):
-    __slots__ = ("state", "placement", "attempt", "max_staged_per_worker", "global_step", "waiting_for", "policy")
+    __slots__ = ("state", "placement", "attempt", "max_staged_per_worker", "global_step", "waiting_for", "policy", "user_state")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -263,6 +263,7 @@ class RegisterModelResponse(_message.Message):
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
+    USER_STATE_FIELD_NUMBER: _ClassVar[int]
     state: ModelState
     placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
     attempt: int
@@ -270,7 +271,8 @@ class RegisterModelResponse(_message.Message):
     global_step: int
     waiting_for: str
     policy: PolicySpec
-    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., global_step: _Optional[int] = ..., waiting_for: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ...) -> None: ...
+    user_state: str
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., global_step: _Optional[int] = ..., waiting_for: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., user_state: _Optional[str] = ...) -> None: ...
 
 class CompleteInitializationRequest(_message.Message):
     __slots__ = ("participant", "attempt")
@@ -305,20 +307,22 @@ class GetModelResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ...) -> None: ...
 
 class PushCommit(_message.Message):
-    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "hyperparameters")
+    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "hyperparameters", "user_state")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     IS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    USER_STATE_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     step: int
     staged: bool
     is_applied: bool
     ranges: _containers.RepeatedScalarFieldContainer[int]
     hyperparameters: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.StepHyperparameter]
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ...) -> None: ...
+    user_state: str
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ..., user_state: _Optional[str] = ...) -> None: ...
 
 class CommitResult(_message.Message):
     __slots__ = ("outcome", "first_outcome", "global_step", "applied_step", "staleness", "weight")
@@ -643,7 +647,7 @@ class LeaseRangesResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[LeaseResult, str]] = ..., ranges: _Optional[_Iterable[_Union[DataRange, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class ChiefRecord(_message.Message):
-    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes", "earlier", "rejects_nonfinite")
+    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes", "earlier", "rejects_nonfinite", "user_states")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -658,6 +662,7 @@ class ChiefRecord(_message.Message):
     PASSES_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
+    USER_STATES_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     policy: PolicySpec
     settings_version: int
@@ -672,21 +677,24 @@ class ChiefRecord(_message.Message):
     passes: _containers.RepeatedCompositeFieldContainer[DataPass]
     earlier: _tensor_pb2.Fence
     rejects_nonfinite: bool
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ...) -> None: ...
+    user_states: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.UserState]
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ..., user_states: _Optional[_Iterable[_Union[_parameter_service_pb2.UserState, _Mapping]]] = ...) -> None: ...
 
 class ChosenPush(_message.Message):
-    __slots__ = ("push_id", "ranges", "step", "weight", "hyperparameters")
+    __slots__ = ("push_id", "ranges", "step", "weight", "hyperparameters", "user_state")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
     HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    USER_STATE_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     ranges: _containers.RepeatedScalarFieldContainer[int]
     step: int
     weight: float
     hyperparameters: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.StepHyperparameter]
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., ranges: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ...) -> None: ...
+    user_state: str
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., ranges: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ..., user_state: _Optional[str] = ...) -> None: ...
 
 class DataPass(_message.Message):
     __slots__ = ("epoch", "done")
@@ -697,7 +705,7 @@ class DataPass(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., done: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointManifest(_message.Message):
-    __slots__ = ("format", "format_version", "tag", "cluster", "fence", "step", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at")
+    __slots__ = ("format", "format_version", "tag", "cluster", "fence", "step", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at", "user_states")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -711,6 +719,7 @@ class CheckpointManifest(_message.Message):
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SAVED_AT_FIELD_NUMBER: _ClassVar[int]
+    USER_STATES_FIELD_NUMBER: _ClassVar[int]
     format: str
     format_version: int
     tag: str
@@ -724,7 +733,8 @@ class CheckpointManifest(_message.Message):
     pushes: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.WorkerPushes]
     data: DataProgress
     saved_at: str
-    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ...) -> None: ...
+    user_states: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.UserState]
+    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ..., user_states: _Optional[_Iterable[_Union[_parameter_service_pb2.UserState, _Mapping]]] = ...) -> None: ...
 
 class DataProgress(_message.Message):
     __slots__ = ("data", "epoch", "done")

@@ -18,6 +18,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparam
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
+from ps_protocol.model.user_state import UserState
 from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
 from ps_protocol.roles import accumulators, chief, fence, identity, shard
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
@@ -131,7 +132,7 @@ class RecordPacker:
 
     def pack(self, record: ChiefRecord) -> bytes:
         """Returns the record as bytes, as parameter servers keep it."""
-        lasting = replace(record, epoch=0, step=0, chosen=(), data=None)
+        lasting = replace(record, epoch=0, step=0, chosen=(), data=None, user_states=())
         # As a rule they are the same objects, and compared as such.
         if self._lasting is None or self._lasting[0] != lasting:
             self._lasting = lasting, special.encode_lasting(lasting, encode).SerializeToString(deterministic=True)
@@ -223,6 +224,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=shard.ShardStatus, message=parameter_service_pb2.GetShardStatusResponse),
     Pair(value=shard.AppliedPush, message=parameter_service_pb2.AppliedPush),
     Pair(value=shard.WorkerPushes, message=parameter_service_pb2.WorkerPushes),
+    Pair(value=UserState, message=parameter_service_pb2.UserState),
     Pair(value=shard.Adoption, message=parameter_service_pb2.AdoptShardResponse),
     Pair(
         value=shard.SaveRequest,

@@ -19,7 +19,7 @@ from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import MAX_STEP, SaveState, ShardSpec
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire.fields import decode_choice, decode_duration, decode_each, require
-from ps_protocol.wire.step import check_ranges, no_encoding
+from ps_protocol.wire.step import check_ranges, decode_user_states, no_encoding
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FOR_VARIABLES = [one.encoding for one in FORMATS.values() if one.is_for_variables]
@@ -213,6 +213,7 @@ def encode_of_step(record: ChiefRecord, encode: Encode) -> chief_service_pb2.Chi
         data=None if data is None else encode(data.data),
         data_epoch=0 if data is None else data.epoch,
         passes=[] if data is None else [chief_service_pb2.DataPass(epoch=number, done=done) for number, done in data.passes],
+        user_states=[encode(one) for one in record.user_states],
     )
 
 
@@ -236,6 +237,7 @@ def decode_record(message: chief_service_pb2.ChiefRecord, decode: Decode) -> Chi
         step=message.step,
         chosen=decode_each(message.chosen, lambda one: decode(ChosenPush, one), field="chosen"),
         data=_decode_marks(message, decode) if message.HasField("data") else None,
+        user_states=decode_user_states(message.user_states),
         earlier=decode(Fence, message.earlier),
     )
 

@@ -2,13 +2,14 @@
 
 import itertools
 import math
-from collections.abc import Sequence, Sized
+from collections.abc import Iterable, Sequence, Sized
 from typing import Any
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.updates import FormulaUpdate, check_amount, check_updates
+from ps_protocol.model.user_state import UserState, check_user_states
 from ps_protocol.model.variables import check_name
 from ps_protocol.roles.chief import (
     CommitResult,
@@ -194,6 +195,8 @@ def write_commit(commit: PushCommit, message: chief_service_pb2.PushCommit) -> N
     message.ranges.extend(commit.ranges)
     for one in commit.hyperparameters:
         message.hyperparameters.add(group=one.group, name=one.name, value=one.value)
+    if commit.user_state:
+        message.user_state = commit.user_state
 
 
 def decode_commit(message: chief_service_pb2.PushCommit) -> PushCommit:
@@ -207,6 +210,7 @@ def decode_commit(message: chief_service_pb2.PushCommit) -> PushCommit:
         is_applied=message.is_applied,
         ranges=tuple(message.ranges),
         hyperparameters=_decode_hyperparameters(message.hyperparameters) if message.hyperparameters else (),
+        user_state=message.user_state,
     )
 
 
@@ -214,6 +218,13 @@ def _decode_hyperparameters(messages: Sequence[tensor_pb2.StepHyperparameter]) -
     if len(messages) > MAX_STEP_HYPERPARAMETERS:
         raise LimitExceeded(f"hyperparameters: {len(messages)} for one step, {MAX_STEP_HYPERPARAMETERS} at most")
     return tuple(StepHyperparameter(group=one.group, name=one.name, value=one.value) for one in messages)
+
+
+def decode_user_states(messages: Iterable[parameter_service_pb2.UserState]) -> tuple[UserState, ...]:
+    """Decodes states of workers' programs. Raises LimitExceeded if they are too large."""
+    states = tuple(UserState(worker=one.worker, json=one.json) for one in messages)
+    check_user_states(states)
+    return states
 
 
 def write_commit_result(result: CommitResult, message: chief_service_pb2.CommitResult) -> None:
@@ -319,6 +330,8 @@ def write_apply_request(request: ApplyRequest, message: parameter_service_pb2.Ap
         write_push_id(push_id, message.without.add())
     for one in request.hyperparameters:
         message.hyperparameters.add(group=one.group, name=one.name, value=one.value)
+    for state in request.user_states:
+        message.user_states.add(worker=state.worker, json=state.json)
 
 
 def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRequest:
@@ -347,6 +360,7 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
         ranges=tuple(message.ranges),
         without=decode_each(message.without, decode_push_id, field="without"),
         hyperparameters=_decode_hyperparameters(message.hyperparameters) if message.hyperparameters else (),
+        user_states=decode_user_states(message.user_states) if message.user_states else (),
     )
 
 

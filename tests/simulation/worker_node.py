@@ -30,7 +30,6 @@ from ps_protocol.roles.chief import (
     Participant,
     ParticipantKind,
     PushCommit,
-    PushOutcome,
     RegisterRequest,
     Registration,
     TokenReply,
@@ -313,12 +312,11 @@ class WorkerNode:
     def _note_outcome(self, participant: Participant, commit: PushCommit, result: CommitResult) -> None:
         """As a session does."""
         if self._history is not None:
-            outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE and result.first_outcome else result.outcome
             note_outcome(
                 self._history,
                 commit.push_id,
                 epoch=participant.era.epoch,
-                outcome=outcome.name,
+                outcome=result.original_outcome.name,
                 step=commit.step,
                 applied_step=result.applied_step,
             )

@@ -17,6 +17,7 @@ from ps_protocol.model.data import DataProgress, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement, PlacementPolicy, place
+from ps_protocol.model.user_state import UserState
 from ps_protocol.model.variables import Array, DataType, Partition, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, tag_of
 from ps_protocol.roles.shard import AppliedPush, CheckpointFile, WorkerPushes
@@ -71,6 +72,7 @@ def checkpoint_of(files: Sequence[CheckpointFile], *, step: int, epoch: int = 1,
         files=tuple(files),
         pushes=(WorkerPushes(worker=2, incarnation=1 << 20 | 1, applied=(AppliedPush(sequence=7, step=step),)),),
         data=DataProgress(data=DataSpec(name="train", num_samples=10, range_size=3, shuffle_seed=1), epoch=1, done=(4, 6)),
+        user_states=(UserState(worker=1, json='{"best":0.5,"é":"\\n"}'),),
     )
 
 

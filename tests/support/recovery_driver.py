@@ -192,6 +192,7 @@ class RecoveryDriver(Driver):
                 discards=order.discards,
                 ranges=order.ranges,
                 hyperparameters=order.hyperparameters,
+                user_states=order.user_states,
             )
             shard.step = order.step + 1
 

@@ -60,9 +60,8 @@ class MetricReport:
 
 def push_of(result: CommitResult, *, step: int, is_finished: bool) -> Push:
     """Returns the outcome for the user: a commit that had to be sent twice has the outcome that it had the first time."""
-    outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE and result.first_outcome is not None else result.outcome
     return Push(
-        outcome=outcome,
+        outcome=result.original_outcome,
         step=step,
         global_step=result.global_step,
         applied_step=result.applied_step,

@@ -48,11 +48,10 @@ class OpenCommits:
 
     def answered(self, commit: PushCommit, result: CommitResult, *, global_step: int) -> None:
         """Notes what became of it, while `global_step` is open."""
-        outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
         sequence = commit.push_id.sequence
         for identity in commit.ranges:
             self._leased.pop(identity, None)
-        if outcome is not PushOutcome.ACCEPTED or result.applied_step is None:
+        if result.original_outcome is not PushOutcome.ACCEPTED or result.applied_step is None:
             self._commits.pop(sequence, None)
         else:
             self._applied_steps[sequence] = result.applied_step
@@ -169,12 +168,19 @@ class WorkerState:
         step: int,
         ranges: tuple[int, ...],
         hyperparameters: tuple[StepHyperparameter, ...] = (),
+        user_state: str = "",
     ) -> PushCommit:
         """Returns what the chief is asked to count, once all shards have said what they did with a contribution."""
         is_whole = PushResult.STALE not in results
         is_applied = is_whole and self.policy.applies_on_arrival
         return PushCommit(
-            push_id=push_id, step=step, staged=is_whole, is_applied=is_applied, ranges=ranges, hyperparameters=hyperparameters
+            push_id=push_id,
+            step=step,
+            staged=is_whole,
+            is_applied=is_applied,
+            ranges=ranges,
+            hyperparameters=hyperparameters,
+            user_state=user_state,
         )
 
     def counted(self, commit: PushCommit, result: CommitResult) -> None:
@@ -185,8 +191,7 @@ class WorkerState:
 
     def note_refusal(self, commit: PushCommit, result: CommitResult) -> None:
         """Remembers a contribution that no step takes, for the shards."""
-        outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
-        if outcome in (PushOutcome.STALE, PushOutcome.LATE):
+        if result.original_outcome in (PushOutcome.STALE, PushOutcome.LATE):
             self.refused.append(commit.push_id.sequence)
 
     # -- tokens
@@ -235,7 +240,7 @@ class WorkerState:
             is_mine = (commit.push_id.worker, commit.push_id.incarnation) == (self.participant.index, self.participant.incarnation)
             if is_mine and step < self.local_step and not self.reads_latest:
                 # The checkpoint may be of a step that has it, whose answer was on its way. One that nobody knows is not counted now.
-                return replace(commit, staged=False, is_applied=False, ranges=(), hyperparameters=())
+                return replace(commit, staged=False, is_applied=False, ranges=(), hyperparameters=(), user_state="")
         return self.rolled_back(step)
 
     def outcome_of(self, result: CommitResult, *, step: int) -> Push:

@@ -31,6 +31,7 @@ from ps_protocol.roles.chief import (
     ModelState,
     Participant,
     PushCommit,
+    PushOutcome,
     Registration,
     TokenReply,
     TokenResult,
@@ -65,6 +66,7 @@ from worker_client.core.requests import (
     Status,
 )
 from worker_client.core.state import WorkerState
+from worker_client.model.user_state import UserState
 
 Result = TypeVar("Result")
 
@@ -86,6 +88,8 @@ class Worker:
         self.who = f"worker {place.participant.index}"
         self.state = WorkerState(place.participant, step=place.registration.global_step, commits=place.commits)
         self.num_rollbacks = 0
+        # Of its program; whenever the worker takes another place, it is what the cluster has of it.
+        self.user_state = UserState()
         self.recovery_timeout_s: float | None = None
         self._begin_wait, self._timeout_s = begin_wait, timeout_s
         # Where its variables are from; another than `state` if coming back failed half-way, and None before there is a model.
@@ -177,6 +181,7 @@ class Worker:
         while True:
             reply: ModelReply = yield from self.place.ask(Agree(participant, model, wait, may_create), participant)
             if reply.state is ModelState.READY and reply.placement:
+                self.user_state.restore(reply.user_state)
                 return reply, has_created
             if reply.state is ModelState.INITIALIZE and reply.placement:
                 num_attempts += 1
@@ -403,7 +408,8 @@ class Worker:
         except BaseException:
             state.refused.append(push_id.sequence)
             raise
-        return state.pushed(push_id, results, step=step, ranges=ranges, hyperparameters=hyperparameters)
+        user_state = self.user_state.to_send()
+        return state.pushed(push_id, results, step=step, ranges=ranges, hyperparameters=hyperparameters, user_state=user_state)
 
     def _push_when_there_is_room(self, staged: Any, push_id: PushId, step: int, why: str) -> Asking[list[PushResult]]:
         """Without a policy that waits, earlier contributions may not be applied yet: a token comes when they are."""
@@ -428,8 +434,14 @@ class Worker:
         state.has_newest = False
         state.commits.sent(commit)
         result: CommitResult = yield from self.place.ask(Count(state.participant, commit), state.participant)
-        state.counted(commit, result)
+        self._counted(commit, result)
         return result
+
+    def _counted(self, commit: PushCommit, result: CommitResult) -> None:
+        """The chief has said what became of a contribution."""
+        self.state.counted(commit, result)
+        if commit.user_state and result.original_outcome is PushOutcome.ACCEPTED:
+            self.user_state.counted(commit.user_state)
 
     def _take_token(self, commit: PushCommit | None, timeout_s: float | None) -> Asking[CommitResult | None]:
         """Has the contribution counted, waits for a token, or the end, and moves on to it. Raises DeadlineExceeded.
@@ -450,7 +462,7 @@ class Worker:
                 reply: TokenReply = yield from place.ask(AwaitToken(participant, local_step, request_id, sent, wait), participant)
                 if sent is not None and reply.commit is not None:
                     result = reply.commit
-                    state.counted(sent, result)
+                    self._counted(sent, result)
                 if reply.result is not TokenResult.WAIT:
                     break
                 wait.explain(reply.waiting_for)

@@ -210,12 +210,11 @@ class WorkerCalls:
                     participant.index,
                 )
         if (history := self._member.link.transport.history) is not None:
-            outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE and result.first_outcome else result.outcome
             note_outcome(
                 history,
                 commit.push_id,
                 epoch=participant.era.epoch,
-                outcome=outcome.name,
+                outcome=result.original_outcome.name,
                 step=commit.step,
                 applied_step=result.applied_step,
             )

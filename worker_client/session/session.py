@@ -21,6 +21,7 @@ from worker_client.core.worker import Worker
 from worker_client.model.declarations import Placement, declare, placement_of
 from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
 from worker_client.model.numbers import GivenNumbers, Hyperparameters
+from worker_client.model.user_state import UserState
 from worker_client.session import changes
 from worker_client.session.calls import WorkerCalls
 from worker_client.session.membership import Membership, failure_text
@@ -138,6 +139,20 @@ class Session:
             return "failed"
         end = self._worker.state.end or self._member.place.end
         return end.name.lower() if end else None
+
+    @property
+    def user_state(self) -> UserState:
+        """State of this program's own, by name: it is saved in checkpoints with the step, and goes back with it. Makes no call.
+
+        What is set here belongs to the step of the next contribution that counts. Each worker index has a state of its own. A process that
+        joins finds what the last contribution of its index that counts had brought. After a rollback the mapping has the state of the
+        step that training goes on from, and what was set since is gone.
+
+        Values are None, bools, finite numbers, strings, bytes, NumPy arrays of numbers, and lists and dicts of these, together at most
+        64 KiB as JSON. Reading a value gives a copy: set the name again to change it. Raises NotInitialized before `create_or_join()`;
+        setting raises InvalidSpec and LimitExceeded.
+        """
+        return self._at_work().user_state
 
     @property
     def leases_data(self) -> bool:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 
 from chief.core.cluster.members import Membership
 from chief.core.cluster.parameter_servers import ShardTable, held_bytes
+from chief.core.cluster.user_states import UserStates
 from chief.core.host import Host
 from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
 from chief.options import CoordinationConfig
@@ -184,10 +185,11 @@ class ModelCalls:
         optimizers: Callable[[], tuple[tuple[OptimizerSpec, OptimizerSpec], ...]],
         members: Membership,
         servers: ShardTable,
+        states: UserStates,
         out: Outbox,
         waiting: Waiting,
     ) -> None:
-        self._optimizers = optimizers
+        self._optimizers, self._states = optimizers, states
         self._registry, self._host, self._config, self._members, self._servers = registry, host, config, members, servers
         self._out = out
         self._line = waiting.line(self._expire)
@@ -288,14 +290,20 @@ class ModelCalls:
         if ask.joins_only and registry.initializer is None and not registry.held:
             return None  # waits for another worker's; where shards hold values of the model there is nothing to initialise
         state = registry.join(participant.index, participant.incarnation, model)
-        return None if state is ModelState.WAIT else self._reply(state)
+        if state is ModelState.WAIT:
+            return None
+        if state is not ModelState.READY:
+            return self._reply(state)
+        # What is counted and not applied when training ends stays out of it.
+        user_state = self._states.applied_of(participant.index) if self._host.is_finished else self._states.latest_of(participant.index)
+        return self._reply(state, user_state=user_state)
 
     def _so_far(self, ask: _Ask, now: float) -> ModelReply | AgreedModel:
         return (
             self._agreed() if isinstance(ask, GetModelRequest) else self._reply(self._registry.state, waiting_for=self._host.explain(now))
         )
 
-    def _reply(self, state: ModelState, *, waiting_for: str = "") -> ModelReply:
+    def _reply(self, state: ModelState, *, waiting_for: str = "", user_state: str = "") -> ModelReply:
         return ModelReply(
             state=state,
             placement=self._registry.placement,
@@ -304,6 +312,7 @@ class ModelCalls:
             global_step=self._host.step,
             waiting_for=waiting_for,
             policy=self._config().policy,
+            user_state=user_state,
         )
 
     def _agreed(self) -> AgreedModel:

@@ -15,6 +15,7 @@ from chief.core.cluster.members import Member, Membership, merged_pushes, quorum
 from chief.core.cluster.model import ModelRegistry
 from chief.core.cluster.parameter_servers import ShardTable
 from chief.core.cluster.settings import Change, ForShards, Settings
+from chief.core.cluster.user_states import UserStates
 from chief.core.epoch.answers import Answers, RecordVersions, revised
 from chief.core.epoch.step_numbers import ContributedNumbers, Numbers
 from chief.core.host import Host
@@ -108,6 +109,7 @@ class Parts:
     members: Membership
     model: ModelRegistry
     data: DataLeases
+    states: UserStates
     servers: ShardTable
     ledger: Ledger
     settings: Settings
@@ -183,7 +185,7 @@ class Training:
         self._host = host
         self._out, self._members, self._model, self._data = parts.out, parts.members, parts.model, parts.data
         self._ledger, self._settings, self._checkpoints, self._servers = parts.ledger, parts.settings, parts.checkpoints, parts.servers
-        self._numbers = ContributedNumbers(parts.model, parts.out, dict(start.hyperparameters))
+        self._numbers, self._states = ContributedNumbers(parts.model, parts.out, dict(start.hyperparameters)), parts.states
         self._fence = parts.members.fence
         self._tag_suffix = start.tag_suffix
         self._under_way: UnderWay | None = None
@@ -217,6 +219,7 @@ class Training:
             versions=parts.versions,
             data=parts.data,
             numbers=self._numbers,
+            states=parts.states,
             policy=lambda: self._policy,
             record=host.record,
             is_finished=lambda: host.is_finished,
@@ -311,6 +314,7 @@ class Training:
             files=(),
             pushes=self.applied_pushes(extra=extra),
             data=self._data.progress(),
+            user_states=self._states.all(),
         )
 
     def applied_pushes(self, *, extra: Sequence[PushId] = ()) -> tuple[WorkerPushes, ...]:
@@ -459,7 +463,7 @@ class Training:
         self._policy.forget_wish(blocked.who)
 
     def _tell(self, call: int, value: Answer, commit: PushCommit | None, result: CommitResult | None, now: float) -> None:
-        if commit is not None and commit.is_applied and commit.ranges:
+        if commit is not None and commit.is_applied and (commit.ranges or commit.user_state):
             self._answers.tell_of_data(call, value, now=now)
         else:
             self._answers.tell(call, value, push_id=commit.push_id if commit is not None else None, commit=result, now=now)
@@ -513,6 +517,8 @@ class Training:
             raise NotInitialized(f"the variables have no values yet: {self._host.explain(now)}")
         if commit.hyperparameters:
             self._numbers.check(commit.hyperparameters, applies_on_arrival=policy.spec.applies_on_arrival)
+        if commit.user_state:
+            self._states.check(member.index, commit.user_state)
         open_step = policy.step
         is_complete, has_ranges = policy.is_complete, self._data.may_use(member.index, member.incarnation, commit.ranges)
         # Samples that others have, or had, would count twice: it comes from the time of an earlier chief.
@@ -533,6 +539,10 @@ class Training:
             self._turned_away.discard(member.index)
             if commit.hyperparameters:
                 self._numbers.count(push_id, commit.hyperparameters)
+            if commit.user_state:
+                self._states.count(push_id, commit.user_state)
+                if commit.is_applied:
+                    self._states.applied((push_id,))
         elif not policy.has_common_steps or ((not commit.staged or not has_ranges) and not is_complete):
             self._turned_away.add(member.index)  # it has met a change of policy, or of the chief
         if commit.ranges or self._data.starved:
@@ -704,6 +714,7 @@ class Training:
         if self._data.has_counted:
             self._answers.finished_ranges(self._data.applied(contributors))
         self._numbers.applied(step.contributors)
+        self._states.applied(step.contributors)
         self._answers.applied(contributors, is_held=is_held)
         if is_held:
             self.hold(HeldStep(step=self.step + 1, contributors=contributors, then=self._held_step_saved))
@@ -748,6 +759,7 @@ class Training:
                 ranges=self._answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,
                 without=without,
                 hyperparameters=self._numbers.of_step(step.contributors) if step.redo is None else step.redo.hyperparameters,
+                user_states=self._answers.states_of_step(step.contributors) if step.redo is None else step.redo.user_states,
             )
         )
 
@@ -771,6 +783,8 @@ class Training:
             if isinstance(told, ApplyStep):
                 told = replace(told, ranges=self._answers.ranges_of_step(step.contributors))
             self._answer_about_ranges(now)
+        if sum(self._states.uncount(push_id) for push_id in nowhere) and isinstance(told, ApplyStep):
+            told = replace(told, user_states=self._answers.states_of_step(step.contributors))
         self._have(told)
         return tuple(sorted({push_id for _, push_id in event.missing}))
 

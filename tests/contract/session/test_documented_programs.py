@@ -102,7 +102,9 @@ dw, ids, rows, mean, loss, accuracy, batch_size = np.ones(3), np.arange(2), np.o
     ("docs/reference/checkpoints.md", 0): CHECKPOINT,
     ("docs/reference/hooks.md", 0): SYNC_REPLICAS,
     ("docs/reference/hooks.md", 1): SYNC_REPLICAS,
-    ("docs/reference/api.md", 4): SESSION + "gradient = np.ones(3)\n"
+    ("docs/reference/api.md", 4): MODEL
+    + "batches = [1.0, 2.0]\ndef compute(variables, batch): return batch, {name: np.ones_like(one) for name, one in variables.items()}\n",
+    ("docs/reference/api.md", 5): SESSION + "gradient = np.ones(3)\n"
     "session.create_or_join({name: lockstep.Buffer(np.ones(3)) for name in ('w', 'slot')}, optimizer=lockstep.sgd(1.0),"
     " placement=lockstep.Placement(pins={'w': 0, 'slot': 0}))\n",
     ("docs/reference/strategy.md", 1): STRATEGY + "import lockstep\nfrom worker_client.strategy import Optimizer\n"

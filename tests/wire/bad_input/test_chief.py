@@ -39,6 +39,12 @@ def commit(step: int = 0, *, worker: int = 0, incarnation: int = 1, sequence: in
     return pb.ConverseRequest(commit=pb.CommitPushRequest(participant=participant(index, epoch=epoch), commit=counted))
 
 
+def with_state(num_bytes: int) -> Any:
+    request = commit()
+    request.commit.commit.user_state = "a" * num_bytes
+    return request
+
+
 def token(**fields: Any) -> pb.ConverseRequest:
     return pb.ConverseRequest(token=pb.DequeueTokenRequest(**fields))
 
@@ -111,6 +117,7 @@ BAD_INPUT = [
     ("52 step negative", "Converse", commit(-1), INVALID, "INVALID_SPEC", "local_step: got -1"),
     ("52 step too high", "Converse", commit(2**62 + 1), INVALID, "INVALID_SPEC", "local_step: got"),
     ("54 push id reused", "Converse", commit(1, sequence=1), INVALID, "PUSH_ID_REUSED", "push 0/1/1 was for step 0, now for step 1"),
+    ("user state too large", "Converse", with_state(65_537), FULL, "LIMIT_EXCEEDED", "user_state: 65537 bytes, 65536 at most"),
     ("push id of another", "Converse", commit(1, worker=1), INVALID, "INVALID_SPEC", "want worker 0, incarnation 1"),
     (
         "push sequence far ahead",

@@ -10,6 +10,7 @@ from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
+from ps_protocol.model.user_state import UserState
 from ps_protocol.model.variables import (
     Constraint,
     ConstraintKind,
@@ -176,6 +177,7 @@ VALUES: list[Any] = [
         weights=(0.5,),
         scales=(1.0, 0.25),
         discards=(shard.PushId(worker=1, incarnation=7, sequence=0), ID),
+        user_states=(UserState(worker=3, json='{"n":1}'),),
     ),
     shard.ShardSettings(
         fence=fence(1, 2),
@@ -216,7 +218,14 @@ VALUES: list[Any] = [
     chief.SettingsReply(version=2, step=7),
     *(
         chief.ModelReply(
-            state=state, placement=PLACEMENT, attempt=1, max_staged_per_worker=2, global_step=3, waiting_for="w", policy=POLICIES[1]
+            state=state,
+            placement=PLACEMENT,
+            attempt=1,
+            max_staged_per_worker=2,
+            global_step=3,
+            waiting_for="w",
+            policy=POLICIES[1],
+            user_state='{"n":1}',
         )
         for state in chief.ModelState
     ),
@@ -228,7 +237,7 @@ VALUES: list[Any] = [
         optimizers=((ADAM, dataclasses.replace(ADAM, learning_rate=PIECEWISE)),),
     ),
     chief.AgreedModel(state=chief.ModelState.ABSENT, model=None, placement=(), global_step=0),
-    dataclasses.replace(COMMIT, staged=False, is_applied=True),
+    dataclasses.replace(COMMIT, staged=False, is_applied=True, user_state='{"n":1}'),
     chief.CommitResult(outcome=chief.PushOutcome.ACCEPTED, global_step=5, applied_step=0, staleness=3, weight=0.25),
     COMMIT,
     RESULT,

@@ -7,8 +7,9 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
 from ps_protocol.model.data import DataProgress, DataSpec
+from ps_protocol.model.user_state import UserState
 from ps_protocol.roles import chief
-from ps_protocol.roles.checkpoint import ChiefRecord
+from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import PushCommit, RegisterRequest
 from ps_protocol.v1 import chief_service_pb2
 from ps_protocol.wire import codec
@@ -25,6 +26,10 @@ RECORD = ChiefRecord(
     num_rollbacks=2,
     last_rollback="ps 1 was restarted",
     rejects_nonfinite=True,
+    epoch=2,
+    step=7,
+    chosen=(ChosenPush(push_id=COMMIT.push_id, step=6, weight=0.5, ranges=(3,), user_state='{"n":2}'),),
+    user_states=(UserState(worker=0, json='{"n":1}'), UserState(worker=5, json="{}")),
     earlier=fence(4, 3, life=2**63 + 7),
 )
 OF_A_LIFE = dataclasses.replace(WORKER, era=era(1, life=2**64 - 1))

@@ -1,0 +1,124 @@
+"""State of the program's own: what was set belongs to the step of the next contribution that counts, and goes where that goes."""
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pytest
+
+import worker_client
+from ps_protocol.errors import InvalidSpec, LimitExceeded, NotInitialized
+from tests.support.clusters import AnyCluster, Shape, Start
+from tests.support.rolling import RollingCluster
+from worker_client import PushOutcome, Session
+
+ONES = {"w": np.ones(3)}
+POLICIES = [
+    None,
+    worker_client.ssp_policy(1),
+    worker_client.async_policy(),
+    worker_client.async_policy(use_locking=False),
+]
+
+
+def join(session: Session) -> Session:
+    session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
+    return session
+
+
+@pytest.mark.parametrize("policy", POLICIES, ids=str)
+def test_who_takes_a_worker_s_place_finds_what_its_last_contribution_had_brought(start: Start, policy: Any) -> None:
+    cluster = start(Shape(num_ps=2, total_num_replicas=1))
+    first = cluster.session(0)
+    if policy is not None:
+        first.set_policy(policy, timeout_s=20)
+    # Otherwise training would be finished when the first leaves.
+    with cluster.observer(), join(first):
+        state = first.user_state
+        assert dict(state) == {}
+        state["best"], state["sampler"] = 0.5, {"position": 3, "seed": np.arange(2)}
+        first.step(ONES, timeout_s=20)
+        first.step(ONES, timeout_s=20)
+        state["best"] = 0.25
+        del state["sampler"]
+        state["tag"] = b"\0\1"
+        first.step(ONES, timeout_s=20)
+        state["best"] = 0.125  # no contribution brings it
+        second = worker(cluster, first)
+        assert dict(join(second).user_state) == {"best": 0.25, "tag": b"\0\1"}
+        second.step(ONES, timeout_s=20)
+        assert dict(second.user_state) == {"best": 0.25, "tag": b"\0\1"}
+
+
+def worker(cluster: AnyCluster, former: Session) -> Session:
+    """Returns a session with the place of another that leaves as if it had failed."""
+    former.__exit__(ValueError, ValueError("lost"), None)
+    return cluster.session(former.worker_index)
+
+
+def test_each_worker_has_a_state_of_its_own(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=2))
+
+    def train(index: int) -> Any:
+        session = join(cluster.session(index))
+        for number in range(3):
+            session.user_state["n"] = 10 * index + number
+            session.step(ONES, timeout_s=20)
+        barrier.wait(20)
+        return dict(join(worker(cluster, session)).user_state)
+
+    barrier = threading.Barrier(2)
+    with ThreadPoolExecutor(2) as threads:
+        assert list(threads.map(train, range(2))) == [{"n": 2}, {"n": 12}]
+
+
+def test_a_contribution_that_is_dropped_takes_nothing_along_and_the_next_one_does(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=1))
+    first, second = (join(cluster.session(index)) for index in range(2))
+    first.step(ONES, timeout_s=20)
+    second.user_state["n"] = 1
+    assert second.push(ONES).outcome is PushOutcome.STALE
+    assert dict(join(worker(cluster, second)).user_state) == {}
+    first.user_state["n"] = 2
+    first.step(ONES, timeout_s=20)
+    assert dict(join(worker(cluster, first)).user_state) == {"n": 2}
+
+
+def test_after_a_rollback_the_state_is_that_of_the_step() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        state = session.user_state
+        state["n"] = 1
+        assert session.step(ONES, timeout_s=20).is_accepted
+        cluster.roll_back()
+        state["n"] = 2
+        assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ROLLED_BACK
+        assert dict(state) == {}
+        state["n"] = 3
+        assert session.step(ONES, timeout_s=20).is_accepted
+        assert dict(state) == {"n": 3}
+
+
+def test_under_another_chief_what_was_set_stays_set() -> None:
+    cluster = RollingCluster(join)
+    with cluster.session() as session:
+        session.user_state["n"] = 1
+        session.step(ONES, timeout_s=20)
+        session.user_state["n"] = 2
+        cluster.replace_chief()
+        assert session.step(ONES, timeout_s=20).is_accepted
+        assert dict(session.user_state) == {"n": 2}
+
+
+def test_what_cannot_be_kept_is_refused_at_the_line_that_sets_it(start: Start) -> None:
+    session = start(Shape(total_num_replicas=1)).session()
+    with pytest.raises(NotInitialized, match=r"call create_or_join\(\) first"):
+        session.user_state["n"] = 1
+    join(session)
+    for value in (float("nan"), {1}, {"a": object()}):
+        with pytest.raises(InvalidSpec, match=r"user_state\['n'\]"):
+            session.user_state["n"] = value
+    with pytest.raises(LimitExceeded, match=r"user_state\['n'\]: with its 80002 bytes the state has 80008 bytes as JSON, 65536 at most"):
+        session.user_state["n"] = "a" * 80000
+    assert session.step(ONES, timeout_s=20).is_accepted
