@@ -418,7 +418,7 @@ class Coordinator:
             may_contribute=is_worker and not self.is_finished and training.policy.may_contribute(member.index),
             chief_incarnation=self.chief_incarnation,
             standby_addresses=self._servers.standby_addresses,
-            shards_version=training.servers_version,
+            shards_version=self._servers.version_under(self.chief_incarnation),
             rejects_nonfinite=self._settings.config.reject_nonfinite,
         )
 

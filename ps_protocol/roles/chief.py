@@ -75,7 +75,7 @@ class ModelState(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
-    """The state of the model for the caller; `placement` is empty while ABSENT.
+    """The state of the model for the caller; `placement` is empty while ABSENT. `shards_version` is as in Registration.
 
     `user_state`, with READY: that of the caller's index, as of its last contribution that counts; empty: there is none.
     """
@@ -88,6 +88,7 @@ class ModelReply:
     waiting_for: str = ""
     policy: PolicySpec = DEFAULT_POLICY
     user_state: str = ""
+    shards_version: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

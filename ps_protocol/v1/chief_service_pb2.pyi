@@ -255,7 +255,7 @@ class RegisterModelRequest(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., joins_only: bool = ...) -> None: ...
 
 class RegisterModelResponse(_message.Message):
-    __slots__ = ("state", "placement", "attempt", "max_staged_per_worker", "global_step", "waiting_for", "policy", "user_state")
+    __slots__ = ("state", "placement", "attempt", "max_staged_per_worker", "global_step", "waiting_for", "policy", "user_state", "shards_version")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -264,6 +264,7 @@ class RegisterModelResponse(_message.Message):
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     USER_STATE_FIELD_NUMBER: _ClassVar[int]
+    SHARDS_VERSION_FIELD_NUMBER: _ClassVar[int]
     state: ModelState
     placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
     attempt: int
@@ -272,7 +273,8 @@ class RegisterModelResponse(_message.Message):
     waiting_for: str
     policy: PolicySpec
     user_state: str
-    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., global_step: _Optional[int] = ..., waiting_for: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., user_state: _Optional[str] = ...) -> None: ...
+    shards_version: int
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., global_step: _Optional[int] = ..., waiting_for: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., user_state: _Optional[str] = ..., shards_version: _Optional[int] = ...) -> None: ...
 
 class CompleteInitializationRequest(_message.Message):
     __slots__ = ("participant", "attempt")

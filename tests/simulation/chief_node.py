@@ -138,13 +138,13 @@ class ChiefNode:
                 self._told_step(era, value.step, to=who)
             self._told_step(era, value.global_step, to=who)
             if value.commit is not None:
-                self._oracle.told_commit(era, arguments[3].push_id, value.commit, by=self._life.name)
+                self._oracle.told_commit(era, arguments[3].push_id, value.commit, by=self._name)
                 self._leads_of(era).told(arguments[3].push_id, value.commit)
             if value.result is TokenResult.TOKEN:
                 self._oracle.told_token(era, arguments[0].index, arguments[0].incarnation, local_step=arguments[1], step=value.step)
                 self._check_lead(era, arguments[0].index, arguments[0].incarnation, value.step)
         elif isinstance(value, CommitResult):
-            self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value, by=self._life.name)
+            self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value, by=self._name)
             self._leads_of(era_of(arguments[0])).told(arguments[1].push_id, value)
             self._told_step(era_of(arguments[0]), value.global_step, to=who)
         elif isinstance(value, LeaseReply) and value.result is LeaseResult.EXHAUSTED and is_training:
@@ -152,6 +152,11 @@ class ChiefNode:
         elif isinstance(value, Registration) and is_training:
             self._told_step(era_of(value.participant), value.global_step, to=who)
             self._look_who_lives(era_of(value.participant))
+
+    @property
+    def _name(self) -> str:
+        """Which chief this is: one that is started again under a name is another, and counts anew."""
+        return f"{self._life.name} {self.coordinator.chief_incarnation}"
 
     def _told_step(self, era: Era, step: int, *, to: str) -> None:
         self._oracle.told_step(era, step, to=to, servers=[name for names in self._members.values() for name in names])

@@ -346,7 +346,6 @@ class WorkerNode:
         return reply
 
     def _create(self, request: ask.Create) -> Task:
-        yield from self._calls.hear()  # since the worker registered, servers may have been found
         reply, participant = request.reply, self._participant
         self._layouts = layouts(reply.placement, num_shards=self._num_shards)
         specs = [

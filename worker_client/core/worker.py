@@ -180,6 +180,11 @@ class Worker:
         has_created, num_attempts = False, 0
         while True:
             reply: ModelReply = yield from self.place.ask(Agree(participant, model, wait, may_create), participant)
+            if reply.state in (ModelState.READY, ModelState.INITIALIZE) and reply.shards_version != self.place.registration.shards_version:
+                # Other processes hold the shards than when the worker registered: while they are brought back, they may change.
+                yield HearShards(reply.shards_version)
+                if self.place.participant is not participant:
+                    raise EpochMismatch(f"{self.who} has registered again since it agreed on the model")
             if reply.state is ModelState.READY and reply.placement:
                 self.user_state.restore(reply.user_state)
                 return reply, has_created

@@ -123,7 +123,6 @@ class WorkerCalls:
         # Only now: a server that is away is the chief's affair, which has the words for it.
         shards = member.shards()
         memories = memories_of(model, request.reply, self._memories, num_shards=len(shards))
-        member.hear_of_shards()
         shards.share(memories.variables.layouts)
         is_shared = "shared_memory" in shards.transports
         if request.has_created and is_shared:

@@ -253,11 +253,13 @@ class Membership:
             return self._shards.transports
         return tuple(map(self.link.transport.name, range(len(self.registration.shard_addresses))))
 
-    def hear_of_shards(self, version: int | None = None) -> None:
-        """Asks the chief which servers hold the shards, if that may be others than is known here: not of `version` (None: in any case)."""
+    def hear_of_shards(self, version: int) -> None:
+        """Asks the chief which servers hold the shards, unless that is known of this version."""
         known = self.registration.shards_version
-        if self._shards is not None and known != version and (known or version):
-            self._shards.hear()
+        if known != version:
+            self._shared.ask_again(known)
+            if self._shards is not None:
+                self._shards.hear()
 
     def status(self, *, max_ledger_entries: int, timeout_s: float | None = None) -> ClusterStatus:
         """Returns the chief's report."""

@@ -185,7 +185,6 @@ class ReplicatedShard:
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Creates all variables at all replicas; False if they stood already."""
-        self._places.hear(self._places.version, is_urgent=True)  # since the caller registered, servers may have been found
         return any(self._at_all(lambda shard: shard.create_variables(spec, values, timeout_s=timeout_s)))
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:

@@ -313,6 +313,7 @@ class ModelCalls:
             waiting_for=waiting_for,
             policy=self._config().policy,
             user_state=user_state,
+            shards_version=self._servers.version_under(self._members.chief_incarnation),
         )
 
     def _agreed(self) -> AgreedModel:

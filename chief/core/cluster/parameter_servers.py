@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from chief.core.wording import listed, printable, seconds
 from ps_protocol.model.layout import Layout
 from ps_protocol.roles.chief import ServerStatus
+from ps_protocol.roles.fence import numbered
 from ps_protocol.roles.shard import ShardReport
 
 
@@ -60,6 +61,10 @@ class ShardTable:
         if (address, standby) != (record.address, record.standby) or not self.version:
             self.version += 1
         record.address, record.standby, record.standby_missing = address, standby, missing
+
+    def version_under(self, chief_incarnation: int) -> int:
+        """Grows when other processes hold the shards, also from one chief to the next; 0: the cluster was given no standbys."""
+        return numbered(chief_incarnation, self.version) if self.version else 0
 
     def miss_standby(self, index: int, *, why: str) -> None:
         """Says why a shard's standby does not go along."""

@@ -58,7 +58,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.fence import Fence, numbered
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, PushId, ShardSettings, ShardSpec, WorkerPushes
 
 # Contributions looked at to know what was applied lately: each worker's latest are among them.
@@ -296,11 +296,6 @@ class Training:
         """The shards whose lost replica is brought back after the next step."""
         return frozenset(self._replicas_due)
 
-    @property
-    def servers_version(self) -> int:
-        """Grows when other processes hold the shards, also from one chief to the next; 0: the cluster was given no standbys."""
-        return numbered(self._members.chief_incarnation, self._servers.version) if self._servers.version else 0
-
     def draft(self, *, tag: str, step: int, extra: tuple[PushId, ...]) -> Checkpoint:
         """Returns the checkpoint of a step, but for its files; `extra` is what the open step is made of, if that is saved."""
         return Checkpoint(
@@ -500,7 +495,7 @@ class Training:
             global_step=self._policy.step,
             reads_latest=self._policy.spec.reads_latest,
             settings_version=self._settings.version_that_holds,
-            shards_version=self.servers_version,
+            shards_version=self._servers.version_under(self._members.chief_incarnation),
             end=end,
         )
 

@@ -226,6 +226,7 @@ VALUES: list[Any] = [
             waiting_for="w",
             policy=POLICIES[1],
             user_state='{"n":1}',
+            shards_version=4,
         )
         for state in chief.ModelState
     ),

@@ -112,6 +112,42 @@ def test_a_step_is_staged_pushed_counted_with_the_wish_for_a_token_and_read(arou
     assert around.asked == ["Stage", "PushParts", "Expect", "AwaitToken", "FreeGradients", "Fetch"]
 
 
+@pytest.mark.parametrize(("version", "asked"), [(0, []), (5, ["HearShards"])])
+@pytest.mark.parametrize("is_first", [False, True])
+def test_a_worker_hears_which_servers_hold_the_shards_before_it_calls_one_if_they_have_changed_since_it_registered(
+    version: int, asked: list[str], is_first: bool
+) -> None:
+    around = Surroundings()
+    states = iter([ModelState.INITIALIZE, ModelState.READY] if is_first else [ModelState.READY])
+
+    def agree(_: ask.Agree) -> ModelReply:
+        return replace(READY, state=next(states), shards_version=version)
+
+    def hear(request: ask.HearShards) -> None:
+        assert request.version == version
+        around.place.registration = replace(around.place.registration, shards_version=version)
+
+    around.run(around.worker.join(MODEL, may_create=True, timeout_s=5.0), Agree=agree, HearShards=hear)
+    assert around.asked == ["Agree", *asked, *(["Create", "Complete", "Agree"] if is_first else []), "Open", "Arrived"]
+
+
+def test_a_worker_that_gets_another_place_while_it_hears_of_the_shards_joins_in_that_place(around: Surroundings) -> None:
+    around.move()
+    participants: list[Participant] = []
+
+    def agree(request: ask.Agree) -> ModelReply:
+        participants.append(request.participant)
+        return replace(READY, shards_version=5)
+
+    def hear(_: ask.HearShards) -> None:
+        participant = replace(ME, era=era(3))
+        around.place.registration = replace(FIRST, participant=participant, shards_version=5)
+
+    around.run(around.worker.check_place(), Agree=agree, HearShards=hear)
+    assert [one.era for one in participants] == [era(2), era(3)]
+    assert around.worker.state.participant.era == era(3)
+
+
 def test_a_push_is_counted_and_waits_for_nothing(around: Surroundings) -> None:
     assert around.run(around.worker.contribute("gradients", is_waited_for=False)).is_accepted
     assert around.asked == ["Stage", "PushParts", "Count"]
