@@ -111,15 +111,6 @@ def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) 
     return Finding(best=best, statuses=statuses, is_proven=best in alone or len(holders) in (0, len(statuses)))
 
 
-def distrusted(finding: Finding) -> Finding:
-    """Returns the finding if nothing can vouch for the one that holds a model: the shard is lost, as the empty one says.
-
-    Which chief, epoch and life there were last is known all the same: another chief must be above them, or that replica refuses it.
-    """
-    empty = next(replica for replica, status in finding.statuses.items() if status.step is None)
-    return Finding(best=empty, statuses={empty: replace(finding.statuses[empty], fence=finding.status().fence)})
-
-
 async def why_lost(replica: Replica, fence: Fence) -> str:
     """Returns why a replica that failed is lost: it does not answer for a while, or is another process; empty: it is there."""
     clock = asyncio.get_running_loop().time
@@ -268,6 +259,8 @@ class ReplicatedLink:
         self._obeying: set[Replica] = set()
         self._were_alone: set[Replica] = set()
         self._is_proven = True
+        # Processes whose model may be out of date: they count as empty, and drop it when they are adopted.
+        self._distrusted: set[int] = set()
         self._identity = self._told = 0
         self._num_states = 0  # that replicas have been told, all together
         # Held while replicas are taken in or emptied.
@@ -289,11 +282,13 @@ class ReplicatedLink:
         """Whether what was found at the start is the newest that there is of the shard, as far as its own replicas can tell."""
         return self._finding.is_proven if self._finding is not None else self._is_proven
 
-    def distrust(self) -> ShardStatus:
-        """No other replica can confirm what was found: counts the shard as lost."""
-        assert self._finding is not None
-        self._finding = distrusted(self._finding)
-        return self._note(self._finding.status())
+    def distrust(self) -> None:
+        """Nothing confirms that the model that was found is the newest: the shard counts as lost, and its next adoption drops it."""
+        if self._finding is None:
+            self._distrusted.update(one.process for one in self.members)
+        else:
+            self._distrusted.update(status.process_incarnation for status in self._finding.statuses.values())
+            self._finding = None
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
         """Returns who is there: the first that answers. Raises if one of them is not this shard."""
@@ -380,6 +375,8 @@ class ReplicatedLink:
     def _met(self, one: Replica, status: ShardStatus) -> ShardStatus:
         """Returns what a replica says, and whether it was counted on alone before it obeyed this chief: then it forgets that."""
         own = self.fence
+        if status.process_incarnation in self._distrusted:
+            status = replace(status, step=None)
         if (status.fence.life, status.fence.chief_incarnation) != (own.life, own.chief_incarnation):
             (self._were_alone.add if status.is_alone and status.step is not None else self._were_alone.discard)(one)
         return replace(status, is_alone=one in self._were_alone)
@@ -484,7 +481,8 @@ class ReplicatedLink:
 
     async def _adopt(self, one: Replica, timeout_s: float) -> tuple[ShardStatus, Adoption]:
         status = self._met(one, await one.link.status(timeout_s=timeout_s))
-        adoption = await self.join(one, timeout_s=timeout_s)
+        adoption = await self.join(one, timeout_s=timeout_s, forgets=status.process_incarnation in self._distrusted)
+        self._distrusted.discard(status.process_incarnation)
         one.process = status.process_incarnation
         return status, adoption
 
@@ -665,26 +663,18 @@ def replicated(links: Sequence[object]) -> dict[int, ReplicatedLink]:
     return {index: link for index, link in enumerate(links) if isinstance(link, ReplicatedLink)}
 
 
-def trusted(links: Sequence[object], statuses: Sequence[ShardStatus]) -> list[ShardStatus]:
-    """Returns what shards say, but that those count as lost for which nothing vouches.
+def distrust_unconfirmed(links: Sequence[object], statuses: Sequence[ShardStatus]) -> list[int]:
+    """Has the shards count as lost whose model may be out of date, and returns their indices: then they must be looked at again.
 
     A standby that holds a model while its other replica is empty may have been left behind long ago. It has not been if a shard that
-    cannot have been left behind holds a model too: whether they are at the same step is then looked at as ever.
+    cannot have been left behind holds a model too, and has no later settings: whether they are at the same step is then looked at as ever.
+    Where servers apply contributions as they arrive there is no such step, but standbys have been left out before those settings came.
     """
-    known, doubted = list(statuses), [link for link in replicated(links).values() if not link.is_proven]
-    if doubted and not any(status.step is not None for status in known if status.shard not in {link.index for link in doubted}):
-        for link in doubted:
-            log.warning("ps %d: one replica is empty, and the model of the other one may be out of date; it is not used", link.index)
-            known[link.index] = link.distrust()
-    return known
-
-
-def believed(links: Sequence[object], adoptions: Sequence[Adoption]) -> list[Adoption]:
-    """As `trusted`, of what shards say once a chief has them: another process may have a replica's place since they were looked at."""
-    doubted = {index for index, link in replicated(links).items() if not link.is_proven and adoptions[index].step is not None}
-    if not doubted or any(adoption.step is not None for index, adoption in enumerate(adoptions) if index not in doubted):
-        return [*adoptions]
-    for index in sorted(doubted):
-        log.warning("ps %d: one replica was restarted, and the model of the other one may be out of date; it is not used", index)
-    lost = {index: replace(adoptions[index], step=None, layout_hash="", last_apply=None, pushes=()) for index in doubted}
-    return [lost.get(index, adoption) for index, adoption in enumerate(adoptions)]
+    doubted = {index: link for index, link in replicated(links).items() if not link.is_proven and statuses[index].step is not None}
+    confirming = [status for index, status in enumerate(statuses) if index not in doubted and status.step is not None]
+    latest = max((status.settings_version for status in confirming), default=0)
+    lost = [index for index in doubted if not confirming or statuses[index].settings_version < latest]
+    for index in lost:
+        log.warning("ps %d: one replica is empty, and the model of the other one may be out of date; it is not used", index)
+        doubted[index].distrust()
+    return lost

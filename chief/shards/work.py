@@ -21,7 +21,7 @@ from chief.shards.requests import (
     save_failure,
     step_requests,
 )
-from chief.shards.standby import believed, trusted
+from chief.shards.standby import distrust_unconfirmed
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.process.history import History, note_rolled_back, note_step
 from ps_protocol.roles.fence import Fence
@@ -228,8 +228,8 @@ class ShardWork:
         start, is_said = self._calls.pace.now(), False
         before: list[ShardStatus] = []
         while True:
-            statuses = trusted(self._calls.links, await self._calls.at_all(self._calls.look_at))
-            if not are_of_one_time(before, statuses):
+            statuses = await self._calls.at_all(self._calls.look_at)
+            if distrust_unconfirmed(self._calls.links, statuses) or not are_of_one_time(before, statuses):
                 before = statuses
                 continue
             words = "" if is_takeover else self._living_chief(statuses)
@@ -247,14 +247,16 @@ class ShardWork:
     async def _adopt_all(self) -> None:
         """Puts all shards under this chief, and reports what they say: RecordFound, and ShardAdopted for each."""
         adopted = await self._calls.at_all(self._adopt)
-        adoptions = believed(self._calls.links, [adoption for _, adoption in adopted])
-        for event in record_found(adoptions):
+        # Another process may have a replica's place since they were looked at.
+        for index in distrust_unconfirmed(self._calls.links, [status for status, _ in adopted]):
+            adopted[index] = await self._adopt(index)
+        for event in record_found([adoption for _, adoption in adopted]):
             self._calls.report(event)
-        for index, ((process_incarnation, _), adoption) in enumerate(zip(adopted, adoptions, strict=True)):
-            self._report_adoption(index, process_incarnation, adoption)
+        for index, (status, adoption) in enumerate(adopted):
+            self._report_adoption(index, status, adoption)
 
-    def _report_adoption(self, index: int, process_incarnation: int, adoption: Adoption) -> None:
-        self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=process_incarnation, adoption=adoption))
+    def _report_adoption(self, index: int, status: ShardStatus, adoption: Adoption) -> None:
+        self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation, adoption=adoption))
 
     async def _keep_record(self, work: ev.KeepRecord) -> None:
         """Has shards keep a record, and reports RecordKept."""
@@ -440,7 +442,7 @@ class ShardWork:
                 return False
             await self._calls.pace.sleep(next(pauses))
 
-    async def _adopt(self, index: int) -> tuple[int, Adoption]:
+    async def _adopt(self, index: int) -> tuple[ShardStatus, Adoption]:
         calls, authority = self._calls, self._authority
         before, status = None, await calls.look_at(index)
         while before is None or before.process_incarnation != status.process_incarnation:
@@ -466,7 +468,7 @@ class ShardWork:
             authority.fence.epoch,
             adoption.step,
         )
-        return status.process_incarnation, adoption
+        return status, adoption
 
     async def _copied(self, index: int, request: SaveRequest) -> None:
         link = self._calls.links[index]
@@ -488,18 +490,18 @@ class ShardWork:
     async def _restored(self, index: int, request: RestoreRequest) -> int:
         """Returns the process that holds the values; one that is restarted meanwhile is brought back from the beginning."""
         while True:
-            process_incarnation, _ = await self._adopt(index)
+            adopted, _ = await self._adopt(index)
             failure: PsError | None = None
             try:
                 await self._restored_once(index, request)
             except PsError as error:
                 failure = error
             status = await self._calls.look_at(index)
-            if status.process_incarnation != process_incarnation:
+            if status.process_incarnation != adopted.process_incarnation:
                 continue
             if failure is not None:
                 raise self._named(index, failure)
-            return process_incarnation
+            return adopted.process_incarnation
 
     async def _restored_once(self, index: int, request: RestoreRequest) -> None:
         link = self._calls.links[index]

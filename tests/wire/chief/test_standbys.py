@@ -12,11 +12,10 @@ import pytest
 
 from chief.core import messages as rev
 from chief.shards.link import GrpcShardLink
-from chief.shards.standby import ReplicaReturn, ReplicatedLink, believed, trusted
+from chief.shards.standby import ReplicaReturn, ReplicatedLink, distrust_unconfirmed
 from ps_protocol import errors
 from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.shard import (
-    Adoption,
     ApplyRequest,
     PushId,
     PushResult,
@@ -340,10 +339,14 @@ def test_who_was_restarted_after_the_chief_had_looked_may_have_gone_on_alone_bef
         pair.restart(STANDBY)
         adoption = await repeated(lambda: link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5))
         assert (adoption.step, link.is_proven) == (0, False)
-        other = Adoption(step=0, layout_hash="", record=b"", record_version=0)
-        return [one.step for one in believed([link], [adoption])], [one.step for one in believed([link, None], [adoption, other])]
+        found = await link.status(timeout_s=5)
+        assert distrust_unconfirmed([link, None], [found, replace(found, shard=1)]) == [], "another shard confirms it"
+        assert distrust_unconfirmed([link], [found]) == [0]
+        return (await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)).step
 
-    assert pair.run(act, is_taken=False) == ([None], [0, 0])
+    assert pair.run(act, is_taken=False) is None
+    assert [pair.status(which).step for which in (PRIMARY, STANDBY)] == [None, None]
+    assert pair.reports[-1].standby == pair.addresses[STANDBY], "both hold the same: nothing"
 
 
 def test_a_replica_that_was_left_out_stays_out_when_the_chief_takes_the_shard_again(pair: Pair) -> None:
@@ -359,19 +362,41 @@ def test_a_replica_that_was_left_out_stays_out_when_the_chief_takes_the_shard_ag
     assert pair.reports[-1].standby == ""
 
 
-def test_a_standby_beside_an_empty_primary_is_believed_only_if_something_vouches_for_it(pair: Pair) -> None:
+@pytest.mark.parametrize("num_looks", [0, 1, 2])
+def test_a_standby_beside_an_empty_primary_is_not_believed_if_nothing_confirms_it_however_often_it_is_looked_at(
+    pair: Pair, num_looks: int
+) -> None:
     pair.create()
     pair.restart(PRIMARY)
 
     async def act(link: ReplicatedLink) -> Any:
         found = await link.status(timeout_s=5)
         assert (found.step, link.is_proven) == (0, False)
-        return [status.step for status in trusted([link], [found])], (await take_again(link)).step
+        assert distrust_unconfirmed([link], [found]) == [0]
+        for _ in range(num_looks):
+            again = await link.status(timeout_s=5)
+            assert (again.step, again.fence) == (None, found.fence), "the next chief is above what that one obeys"
+            assert distrust_unconfirmed([link], [again]) == []
+        return [(await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)).step for _ in range(2)]
 
-    async def take_again(link: ReplicatedLink) -> Any:
-        return await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)
+    assert pair.run(act, is_taken=False) == [None, None]
+    with pytest.raises(errors.NotInitialized):
+        pair.trainers[STANDBY].read(0)
 
-    assert pair.run(act, is_taken=False) == ([None], None)
+
+@pytest.mark.parametrize(("settings_version", "step"), [(0, 0), (1, None)])
+def test_a_shard_confirms_a_standby_only_if_that_has_heard_of_its_settings(pair: Pair, settings_version: int, step: int | None) -> None:
+    """A standby is left out when contributions are applied as they arrive; what the other shards have applied since has no common step."""
+    pair.create()
+    pair.restart(PRIMARY)
+
+    async def act(link: ReplicatedLink) -> Any:
+        found = await link.status(timeout_s=5)
+        confirming = replace(found, shard=1, settings_version=settings_version)
+        distrust_unconfirmed([link, None], [found, confirming])
+        return (await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)).step
+
+    assert pair.run(act, is_taken=False) == step
 
 
 @pytest.mark.parametrize(("is_trained", "restarted"), [(False, PRIMARY), (True, PRIMARY), (True, STANDBY)])
