@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help install demo test-fast test test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-torch bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
-  check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve fix-lint fix-format fix-protos fix-stubs
+  check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve fix-lint fix-format fix-protos fix-stubs fix-docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 26
@@ -136,7 +136,7 @@ bench-sparse: $(DEV)  ## a table of ten million rows: rows/s, bytes a step, memo
 
 check: check-lint check-format check-types check-protos check-stubs check-imports check-docs  ## all that can be checked without running it
 
-fix: fix-lint fix-format fix-protos fix-stubs  ## what of it can be mended by itself
+fix: fix-lint fix-format fix-protos fix-stubs fix-docs  ## what of it can be mended by itself
 
 check-lint: $(DEV)  ## ruff's rules
 	@$(BIN)/ruff check .
@@ -179,10 +179,14 @@ check-imports: $(DEV)  ## who may import whom
 # Material asks to try its successor on every run; the answer is no until that builds our pages.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-check-docs: $(DEV)  ## the documentation builds without a warning
+check-docs: $(DEV)  ## the documentation builds without a warning, and its tables of flags are those of the programs
+	@$(BIN)/python -m tests.repo.cli_reference
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && $(MKDOCS) build --quiet --strict --site-dir "$$out"
 
-docs: $(DEV)  ## the documentation as a site, in site/
+fix-docs: $(DEV)  ## … its tables of flags, made again
+	@$(BIN)/python -m tests.repo.cli_reference --write
+
+docs: fix-docs  ## the documentation as a site, in site/
 	@$(MKDOCS) build --quiet --strict && echo "open site/index.html"
 
 docs-serve: $(DEV)  ## … shown in a browser, and built again when a page changes

@@ -9,6 +9,7 @@ import sys
 from benchmarks.__main__ import SUITES
 
 COMMANDS = {
+    "lockstep": ["lockstep"],
     "server": ["ps_server"],
     "chief": ["chief"],
     **{name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "audit", "certs")},

@@ -22,6 +22,7 @@ _NUM_ENTRIES = 256
 _LONGEST_S, _SHORTEST_S = 0.5, 0.02
 _MOST_S = 600.0
 
+# How often a point is written; nothing is waited for meanwhile.
 _TENSORBOARD_PERIOD_S = 1.0
 _TENSORBOARD_TIMEOUT_S = 60.0
 _BEFORE = (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
@@ -76,6 +77,7 @@ def _look(chief: Chief, timeline: Timeline, *, seconds: float, is_quiet: bool) -
         if left_s <= 0:
             return status
         step_s = sum(entry.duration_s for entry in status.ledger) / len(status.ledger) if status.ledger else _LONGEST_S
+        # The chief answers at once whatever has happened, so this asks again before it has forgotten half of what it keeps.
         time.sleep(min(left_s, max(_SHORTEST_S, min(_LONGEST_S, step_s * _NUM_ENTRIES / 2))))
 
 
