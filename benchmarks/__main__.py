@@ -26,6 +26,7 @@ SUITES = {
     "straggler": ("suites.coordination.straggler", "late workers, with and without backup workers, beside what `lockstep plan` predicts"),
     "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),
     "scale_workers": ("suites.scale.workers", "1,000 workers that wait for one chief"),
+    "scale_page": ("suites.scale.page", "what the page and /metrics cost with 1,000 workers"),
     "scale_variables": ("suites.scale.variables", "the same bytes in 10,000 variables and in 10"),
     "scale_servers": ("suites.scale.servers", "64 parameter servers: start, step, status, end"),
     "peers": ("suites.step.peers", "the same work on TensorFlow, gloo and MXNet, by turns"),

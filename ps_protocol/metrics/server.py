@@ -46,8 +46,7 @@ def reported_families(cells: Iterable[MetricCell]) -> Iterator[Family]:
     named = [labels(metric=name) for name in sums]
     rows = [*zip(named, sums.values(), strict=True)]
     # Reported numbers may be negative, and a rollback takes some back, so these are not counters.
-    yield gauge(
-        "lockstep_reported_sum", "Sum of a metric that workers reported, each times its weight", *((one, row[0]) for one, row in rows)
-    )
+    words = "Sum of a metric that workers reported, each times its weight"
+    yield gauge("lockstep_reported_weighted_value", words, *((one, row[0]) for one, row in rows))
     yield gauge("lockstep_reported_weight", "Sum of the weights of a metric's reports", *((one, row[1]) for one, row in rows))
     yield gauge("lockstep_reported_reports", "How often a metric was reported", *((one, row[2]) for one, row in rows))

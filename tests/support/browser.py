@@ -65,6 +65,8 @@ class Browser:
     def resize(self, width: int, height: int, *, is_dark: bool = False) -> None:
         """Gives the tab this size, and the reader's wish for dark colours."""
         self.call("Emulation.setDeviceMetricsOverride", width=width, height=height, deviceScaleFactor=1, mobile=False)
+        # A picture of the whole page has no room for them, and would lack a strip at the right.
+        self.call("Emulation.setScrollbarsHidden", hidden=True)
         scheme = "dark" if is_dark else "light"
         self.call("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])
 

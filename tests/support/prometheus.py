@@ -32,6 +32,8 @@ def parsed(text: str) -> dict[str, Read]:
             _, _, typed, kind = line.split(" ")
             assert typed == name and kind in ("counter", "gauge", "summary"), line
             assert (kind == "counter") == name.endswith("_total"), f"{name}: counters, and only they, end in _total"
+            # promtool refuses these.
+            assert kind == "summary" or not name.endswith(("_sum", "_count", "_bucket")), f"{name}: only parts of a summary are named so"
             families[name] = Read(kind, words)
         else:
             _add(families[name], name, line)

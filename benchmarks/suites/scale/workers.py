@@ -48,11 +48,11 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         empty_bytes = rss_bytes(chief)
         with worker_client.connect(cluster.local.chief_address, worker_index=0) as session:
             session.create_or_join({"w": np.zeros(1, np.float32)}, optimizer=worker_client.sgd(0.1))
-            num_processes = _start_crowd(cluster, options)
+            num_processes = start_crowd(cluster, options)
             registered = cluster.processes.await_events("registered", num_processes, timeout_s=_TIMEOUT_S)
-            _await_blocked(cluster, session, num_workers=options.workers - 1)
+            await_blocked(cluster, session, num_workers=options.workers - 1)
             calm = _look(cluster, seconds=options.look)
-            rounds = [_round(cluster, session, number, options, num_processes) for number in range(1, options.rounds + 1)]
+            rounds = [one_round(cluster, session, number, options, num_processes) for number in range(1, options.rounds + 1)]
             rss, peak = rss_bytes(chief), peak_rss_bytes(chief)
             cluster.processes.release()
         end_s = cluster.processes.await_end()
@@ -91,7 +91,7 @@ def in_words(report: dict[str, Any]) -> str:
     )
 
 
-def _start_crowd(cluster: Cluster, options: argparse.Namespace) -> int:
+def start_crowd(cluster: Cluster, options: argparse.Namespace) -> int:
     """Starts the processes of all workers but the first, and returns how many these are."""
     bounds = np.linspace(1, options.workers, min(options.processes, options.workers - 1) + 1).astype(int).tolist()
     for number, (first, end) in enumerate(itertools.pairwise(bounds)):
@@ -106,9 +106,9 @@ def _start_crowd(cluster: Cluster, options: argparse.Namespace) -> int:
     return len(bounds) - 1
 
 
-def _round(cluster: Cluster, session: Session, number: int, options: argparse.Namespace, num_processes: int) -> dict[str, float]:
+def one_round(cluster: Cluster, session: Session, number: int, options: argparse.Namespace, num_processes: int) -> dict[str, float]:
     """One step; times are in seconds since the last contribution was begun, its push included."""
-    _await_blocked(cluster, session, num_workers=options.workers - 1)
+    await_blocked(cluster, session, num_workers=options.workers - 1)
     cluster.processes.pass_time(_QUIET_S)
     cpu_before, begin = cpu_s(cluster.local.chief), time.monotonic()
     push = session.push({"w": np.zeros(1, np.float32)})
@@ -120,7 +120,8 @@ def _round(cluster: Cluster, session: Session, number: int, options: argparse.Na
     return {"first": float(times[0]), "median": float(np.median(times)), "last": float(times[-1]), "chief_cpu": used_s}
 
 
-def _await_blocked(cluster: Cluster, session: Session, *, num_workers: int) -> None:
+def await_blocked(cluster: Cluster, session: Session, *, num_workers: int) -> None:
+    """Waits until so many workers block on a token."""
     for _ in cluster.processes.polls(timeout_s=_TIMEOUT_S, what=f"{num_workers} blocked workers"):
         if sum(one.is_waiting for one in session.status().participants) == num_workers:
             return

@@ -142,3 +142,11 @@ def test_a_page_is_measured_by_turns_with_none(capsys: pytest.CaptureFixture[str
     report = json.loads(capsys.readouterr().out)
     assert [row["kind"] for row in report["rows"]] == ["off", "on", "scraped"]
     assert all(row["step_ms"] > 0 and row["mean_ms"] > 0 and row["chief_cpu_ms"] > 0 for row in report["rows"])
+
+
+@pytest.mark.timeout(180)
+def test_page_and_metrics_are_measured_with_many_workers(capsys: pytest.CaptureFixture[str]) -> None:
+    assert benchmarks(["run", "scale_page", "--workers", "20", "--processes", "2", "--seconds", "1.5", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert [row["path"] for row in report["rows"]] == ["metrics", "api/cluster"]
+    assert all(row["bytes"] > 2000 and row["median_ms"] > 0 and len(row["times_ms"]) == 2 for row in report["rows"])

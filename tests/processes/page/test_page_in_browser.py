@@ -1,6 +1,7 @@
 """What a reader sees of the page, in a real browser during a real `lockstep up`."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import re
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.browser import MISSING, PROGRAM, Browser, opened
 from tests.support.commands import read_until, up
+from tests.support.running_chief import RunningChief, Worker, client_of, parameter_server
 from tests.support.waiting import wait_until
 
 # A cluster and a browser have to start on a machine that runs other tests, too.
@@ -139,6 +141,43 @@ def test_it_fits_a_phone_and_the_dark(scene: Scene, browser: Browser, width: int
     background = browser.evaluate("getComputedStyle(document.body).backgroundColor")
     (red, *_) = map(int, re.findall(r"\d+", background))
     assert (red < 60) == is_dark
+
+
+@pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
+def test_axe_core_finds_no_violation(scene: Scene, browser: Browser, is_dark: bool) -> None:
+    program = axe_core()
+    if program is None:
+        pytest.skip("axe-core-python is not installed; `make test` has it")
+    browser.resize(1280, 900, is_dark=is_dark)
+    browser.open(scene.admin_url)
+    browser.await_text("live", selector="#link")
+    wait_until(lambda: browser.evaluate("document.getElementById('actions').checkVisibility()"), timeout_s=40, what="the actions")
+    wait_until(lambda: browser.evaluate("document.querySelectorAll('#charts path.curve').length") >= 1, timeout_s=30, what="a curve")
+    browser.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
+    browser.evaluate(program.read_text(encoding="utf-8") + ";0")
+    violations = browser.evaluate(
+        "axe.run().then(found => found.violations.map(one => one.id + ': ' + one.nodes.map(node => node.html).join()))"
+    )
+    assert violations == []
+
+
+def axe_core() -> Path | None:
+    """Returns the file of axe-core, which checks pages for what keeps people from using them."""
+    found = importlib.util.find_spec("axe_core_python")
+    return Path(found.origin).with_name("axe.min.js") if found is not None and found.origin is not None else None
+
+
+def test_a_worker_whose_host_would_be_markup_is_shown_as_text(browser: Browser) -> None:
+    with (
+        parameter_server() as server,
+        RunningChief(server.address, page="127.0.0.1:0", total_num_replicas=1) as chief,
+        client_of(chief) as client,
+        Worker(client, 0, host=EVIL),
+    ):
+        browser.open(chief.page_url)
+        browser.await_text(EVIL, selector="#workers")
+        assert browser.evaluate("document.querySelectorAll('img').length") == 0
+        assert browser.evaluate("document.title") != "run"
 
 
 def test_it_goes_on_when_the_chief_is_restarted(own_scene: Scene, browser: Browser) -> None:

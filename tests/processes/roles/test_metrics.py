@@ -55,7 +55,7 @@ def test_chief_and_parameter_servers_answer_a_scraper_that_has_a_token(stack: Ex
     assert value(cluster, "lockstep_cluster_global_step") == 3 and value(cluster, "lockstep_worker_live", worker="0") == 1
     assert value(shard, "lockstep_server_step") == 3 and value(shard, "lockstep_server_pushes_total") == 3
     assert shard["lockstep_server_apply_duration_seconds"].samples["lockstep_server_apply_duration_seconds_count"][()] == 3
-    assert [*shard["lockstep_reported_sum"].samples["lockstep_reported_sum"].values()] == [3.0]
+    assert [*shard["lockstep_reported_weighted_value"].samples["lockstep_reported_weighted_value"].values()] == [3.0]
     for families in (cluster, shard):
         assert value(families, "process_cpu_seconds_total") > 0
 

@@ -238,9 +238,9 @@ def test_scraper_finds_the_cluster_and_what_workers_report_at_the_port_of_the_pa
 
         def is_there() -> bool:
             train(session, loss=0.5)
-            return "lockstep_reported_sum" in scraped()
+            return "lockstep_reported_weighted_value" in scraped()
 
         wait_until(is_there, timeout_s=20, what="the loss is exported")
         found = scraped()
-        mean = value(found, "lockstep_reported_sum", metric="loss") / value(found, "lockstep_reported_weight", metric="loss")
+        mean = value(found, "lockstep_reported_weighted_value", metric="loss") / value(found, "lockstep_reported_weight", metric="loss")
         assert mean == 0.5 and value(found, "lockstep_cluster_global_step") > 0

@@ -7,6 +7,7 @@ import socket
 import ssl
 import threading
 import time
+from collections import deque
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -307,6 +308,42 @@ def test_idle_connections_keep_nobody_from_being_answered() -> None:
             with contextlib.suppress(BlockingIOError):
                 connection.connect(("127.0.0.1", site.port))
         assert site.ask("/").status == 200
+
+
+@pytest.mark.timeout(120)
+def test_ten_thousand_connections_keep_nobody_from_being_answered() -> None:
+    with serving() as site, contextlib.ExitStack() as stack:
+        is_over = threading.Event()
+        num_connected = 0
+
+        def flood() -> None:
+            nonlocal num_connected
+            held: deque[socket.socket] = deque(maxlen=500)
+            while num_connected < 10_000 and not is_over.is_set():
+                connection = socket.socket()
+                connection.setblocking(False)
+                with contextlib.suppress(OSError):
+                    connection.connect(("127.0.0.1", site.port))
+                with contextlib.suppress(OSError):
+                    connection.send(b"GET / HTTP/1.1\r\n")
+                num_connected += 1
+                if len(held) == held.maxlen:
+                    held.popleft().close()
+                held.append(connection)
+            for connection in held:
+                connection.close()
+
+        attacker = threading.Thread(target=flood)
+        attacker.start()
+        stack.callback(attacker.join)
+        stack.callback(is_over.set)
+        num_threads, answered = threading.active_count(), 0
+        while attacker.is_alive() or not answered:
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                answered += site.ask("/").status == 200
+            assert threading.active_count() <= num_threads + 8
+        assert num_connected == 10_000
+        wait_until(lambda: site.ask("/").status == 200, timeout_s=20, what="an answer after the flood")
 
 
 def test_stop_closes_the_port_and_ends_the_thread(tmp_path: Path) -> None:

@@ -39,13 +39,14 @@ def test_report_is_exported() -> None:
 
 def test_metrics_of_all_workers_are_added_up() -> None:
     found = exported(cell("loss", 0, 1.5), cell("loss", 1, 2.5), cell("accuracy", 0, math.nan))
-    assert value(found, "lockstep_reported_sum", metric="loss") == 4.0 and value(found, "lockstep_reported_weight", metric="loss") == 4.0
+    assert value(found, "lockstep_reported_weighted_value", metric="loss") == 4.0
+    assert value(found, "lockstep_reported_weight", metric="loss") == 4.0
     assert value(found, "lockstep_reported_reports", metric="loss") == 2
-    assert math.isnan(value(found, "lockstep_reported_sum", metric="accuracy"))
+    assert math.isnan(value(found, "lockstep_reported_weighted_value", metric="accuracy"))
 
 
 def test_names_of_metrics_are_bounded_in_number_and_length() -> None:
     names = [f"name {number}" for number in range(1_000)]
     found = exported(cell("x" * 200, 0, 1.0), cell('"} 1\nforged', 0, 1.0), *(cell(name, 0, 1.0) for name in names))
-    assert len(found["lockstep_reported_sum"].samples["lockstep_reported_sum"]) == MAX_NAMES
-    assert all(len(labels[0][1]) <= 130 for labels in found["lockstep_reported_sum"].samples["lockstep_reported_sum"])
+    assert len(found["lockstep_reported_weighted_value"].samples["lockstep_reported_weighted_value"]) == MAX_NAMES
+    assert all(len(labels[0][1]) <= 130 for labels in found["lockstep_reported_weighted_value"].samples["lockstep_reported_weighted_value"])
