@@ -119,6 +119,8 @@ class Coordinator:
         self._out, self._timers = out, timers
         self._members, self._model, self._servers = self._parts.members, model, self._parts.servers
         self._failure = self._finish_reason = ""
+        # Whether the cluster cannot go on, and whether training is finished: asked for several times with every contribution.
+        self.is_failed = self.is_finished = False
         self._end = End.FINISHED  # once there is a reason
         # Set while a step is being applied that shall be the last one, with the calls that wait for that.
         self._pending_finish = ""
@@ -269,16 +271,6 @@ class Coordinator:
         return self._training.step
 
     @property
-    def is_failed(self) -> bool:
-        """Whether the cluster cannot go on."""
-        return bool(self._failure)
-
-    @property
-    def is_finished(self) -> bool:
-        """Whether training is finished."""
-        return bool(self._finish_reason)
-
-    @property
     def end(self) -> End:
         """Whether it is, and how it has ended."""
         return self._end if self._finish_reason else End.NOT_YET
@@ -318,7 +310,7 @@ class Coordinator:
 
     def worker(self, participant: Participant, what: str, now: float) -> Member:
         """Returns the live worker that calls. Raises InvalidSpec, TrainingFailed, EpochMismatch, Superseded or LeaseExpired."""
-        if participant.kind is ParticipantKind.WORKER:
+        if self.is_failed and participant.kind is ParticipantKind.WORKER:
             self.refuse_if_failed()
         return self._members.check_worker(participant, what, now=now)
 
@@ -508,7 +500,7 @@ class Coordinator:
 
     def finish(self, reason: str, now: float) -> None:
         """Training is finished: answers everyone who waits."""
-        self._finish_reason, self._pending_finish = reason, ""
+        self._finish_reason, self._pending_finish, self.is_finished = reason, "", bool(reason)
         self._finish_timer.clear()
         self._checkpoints.finish(now, is_idle=self._training.is_idle)
         self._recovery.give_up()
@@ -523,7 +515,7 @@ class Coordinator:
         """The cluster cannot continue: everyone who waits gets the reason."""
         if self.is_over:
             return
-        self._failure, self._pending_finish = reason, ""
+        self._failure, self._pending_finish, self.is_failed = reason, "", bool(reason)
         self._recovery.give_up()
         self._finish_timer.clear()
         error = TrainingFailed(reason)

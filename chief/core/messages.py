@@ -10,6 +10,7 @@ from typing import Any
 from ps_protocol.errors import PsError
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.user_state import UserState
+from ps_protocol.model.value import step_value
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
     AgreedModel,
@@ -155,7 +156,7 @@ class ReplicasBack:
     failures: tuple[tuple[int, str], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A caller's request; `call` None: it wants no answer."""
 
@@ -242,7 +243,7 @@ class ContributionsMissing:
     epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class StepApplied:
     """All shards have applied a step, in this epoch (None: whichever it is now)."""
 
@@ -370,7 +371,7 @@ class BringReplicasBack:
     settings: ShardSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class Reply:
     """Answer a caller."""
 
@@ -386,7 +387,7 @@ class Refuse:
     error: PsError
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class ApplyStep:
     """Have all shards apply a step, and report StepApplied when all have, or ContributionsMissing. `contributors` are sorted.
 
@@ -407,7 +408,7 @@ class ApplyStep:
     user_states: tuple[UserState, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class PrepareStep:
     """Have all shards say how large the mean of a step is, and report StepPrepared when all have; or ContributionsMissing.
 

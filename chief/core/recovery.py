@@ -212,7 +212,9 @@ class Recovery:
         self._settings, self._checkpoints, self._data, self._versions = parts.settings, parts.checkpoints, parts.data, parts.versions
         self._stage: _Begun | _Seeking | _Restoring | _TakingOver | None = None  # None: training goes on, or there was no look yet
         # Why shards are being brought back to a checkpoint or taken over from another chief, and what is done; empty: they are not.
-        self._why = self._plan = ""
+        # Why shards are being brought to one step; empty: they are not.
+        self.why = ""
+        self._plan = ""
         self._pause = parts.timers.timer(self._try_again)
         self._branch = Branch()
         self._num_rollbacks, self._last_rollback = 0, ""
@@ -221,11 +223,6 @@ class Recovery:
         self._step_found = 0
         # Which process each shard was when it was empty.
         self._empty: dict[int, int] = {}
-
-    @property
-    def why(self) -> str:
-        """Why shards are being brought to one step; empty: they are not."""
-        return self._why
 
     @property
     def plan(self) -> str:
@@ -249,7 +246,7 @@ class Recovery:
 
     def give_up(self) -> None:
         """Training is over: the values of the last step are in its checkpoint."""
-        self._why = ""
+        self.why = ""
 
     # -- the beginning
 
@@ -341,7 +338,7 @@ class Recovery:
         self._settings.begin_anew(is_again=is_again)
         self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
         self._servers.release_all()
-        self._why = self._plan = ""
+        self.why = self._plan = ""
         self._branch = Branch(epoch=self._members.epoch)
         self._stage = _Begun()
         self._out.add(self._adoption())
@@ -442,7 +439,7 @@ class Recovery:
     def _seek(self, search: Search) -> None:
         config = self._config.checkpoints
         assert config is not None
-        self._why, self._plan = search.why, "looking for the newest whole checkpoint"
+        self.why, self._plan = search.why, "looking for the newest whole checkpoint"
         search.only = "" if search.has_lost or config.restore in (RESTORE_LATEST, RESTORE_NONE) else config.restore
         self._stage = _Seeking(search=search)
         self._out.note(f"{search.why}; {self._plan}", kind=NoteKind.LOST if search.has_lost else NoteKind.OTHER, is_warning=search.has_lost)
@@ -498,7 +495,7 @@ class Recovery:
         self._refuse_participants()
         training = self._host.begin_training(Start(step=checkpoint.step))
         self._stage = _Restoring(search=search, checkpoint=checkpoint, manifest_sha256=manifest_sha256)
-        self._why, self._plan = search.why, f"then step {checkpoint.step} of checkpoint {checkpoint.tag}"
+        self.why, self._plan = search.why, f"then step {checkpoint.step} of checkpoint {checkpoint.tag}"
         self._out.note(f"bringing back step {checkpoint.step} of checkpoint {checkpoint.tag} under epoch {members.epoch}: {search.why}")
         self._out.add(
             RestoreShards(
@@ -570,7 +567,7 @@ class Recovery:
             self._secure(now)
 
     def _take_over(self, why: str, *, search: Search | None = None) -> None:
-        self._why, self._plan = why, "the parameter servers are asked where they are"
+        self.why, self._plan = why, "the parameter servers are asked where they are"
         self._stage = _TakingOver(search=search)
         self._out.add(self._adoption())
 
@@ -674,7 +671,7 @@ class Recovery:
         assert found is not None
         start = replace(stage.start, replicas_due=before.replicas_due)
         if self._model.model is None:
-            self._why = self._plan = ""  # waits for a worker that knows it; data is leased meanwhile
+            self.why = self._plan = ""  # waits for a worker that knows it; data is leased meanwhile
             self._host.begin_training(replace(start, step=before.step))
             return
         start = replace(
@@ -690,7 +687,7 @@ class Recovery:
         if redo is None:
             self._secure(now)
             return
-        self._why = self._why or "another chief was here before"
+        self.why = self.why or "another chief was here before"
         self._plan = f"step {redo.step} is repeated with its {len(redo.contributors)} contributions, since not all have applied it"
         training.redo(redo, now)
 
@@ -712,7 +709,7 @@ class Recovery:
         if not self._checkpoints.holds_steps:
             self._go_on(now)
             return
-        self._why = self._why or "another chief was here before"
+        self.why = self.why or "another chief was here before"
         self._plan = f"step {training.step} is saved before it is announced"
         training.hold(HeldStep(step=training.step, contributors=(), then=self._secured))
 
@@ -738,7 +735,7 @@ class Recovery:
 
     def _complete(self, now: float) -> None:
         training = self._host.training
-        self._stage, self._why, self._plan = None, "", ""
+        self._stage, self.why, self._plan = None, "", ""
         training.shards_ready()
         self._model.make_ready()
         self._parts.ledger.roll_back(training.step, now=now)

@@ -4,12 +4,13 @@ Strict tokens are here: a worker that waits goes on when the step is applied. Kn
 """
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from chief.policies.base import Counted, Grant, Verdict
 from ps_protocol.errors import StepAhead
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.value import step_value
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.shard import PushId
 
@@ -131,7 +132,8 @@ class SyncPolicy:
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:
         """Counts a contribution of the open step, until there are R, if its worker may give it."""
-        self._check_not_ahead(step)
+        if step > self.step:
+            raise _ahead(step, self.step)
         if step < self.step:
             return Verdict(outcome=PushOutcome.STALE, staleness=self.step - step)
         if self.is_complete or not self._tokens.spend(push_id.worker):
@@ -145,7 +147,8 @@ class SyncPolicy:
 
     def ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
         """Returns the step of a token, or None: the worker waits. Raises StepAhead."""
-        self._check_not_ahead(local_step)
+        if local_step > self.step:
+            raise _ahead(local_step, self.step)
         return self._tokens.ask(worker, local_step=local_step, request_id=request_id, is_open=not self.is_complete)
 
     def forget_wish(self, worker: int) -> None:
@@ -166,12 +169,12 @@ class SyncPolicy:
         """Returns the contributions of the open step, in order of their coming."""
         return [Counted(push_id=push_id, step=self.step) for push_id in self._contributors]
 
-    def _check_not_ahead(self, step: int) -> None:
-        if step > self.step:
-            raise StepAhead(f"local_step {step} is ahead of global_step {self.step}; read again")
+
+def _ahead(step: int, open_step: int) -> StepAhead:
+    return StepAhead(f"local_step {step} is ahead of global_step {open_step}; read again")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class _Wish:
     request_id: int
     may_take_extra: bool

@@ -24,6 +24,9 @@ class FloatEncoding(enum.Enum):
     INT8_BLOCKS = 3
     TOP_K = 4
 
+    # By identity, which every step needs: the hash of an enum is a function in Python.
+    __hash__ = object.__hash__
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Units:

@@ -17,6 +17,9 @@ class PolicyName(enum.Enum):
     SSP = 2
     ASYNC = 3
 
+    # By identity, which every step needs: the hash of an enum is a function in Python.
+    __hash__ = object.__hash__
+
 
 class TokenMode(enum.Enum):
     """STRICT: a token is always of the open step. FIFO: exactly the queue of tf.compat.v1.train.SyncReplicasOptimizer."""
@@ -97,22 +100,22 @@ class PolicySpec:
     @property
     def has_common_steps(self) -> bool:
         """Whether a step is the mean of several contributions; else each contribution is a step."""
-        return self.kind.has_common_steps
+        return KINDS[self.name].has_common_steps
 
     @property
     def needs_many_workers(self) -> bool:
         """Whether a step that needs R contributions needs as many workers, one contribution of each."""
-        return self.has_common_steps and self.tokens is TokenMode.STRICT
+        return self.tokens is TokenMode.STRICT and KINDS[self.name].has_common_steps
 
     @property
     def reads_latest(self) -> bool:
         """Whether a worker reads the newest variables there are, rather than exactly those of its local step."""
-        return not self.needs_many_workers
+        return not (self.tokens is TokenMode.STRICT and KINDS[self.name].has_common_steps)
 
     @property
     def accepts_stale(self) -> bool:
         """Whether shards take contributions of steps gone by."""
-        return not self.has_common_steps
+        return not KINDS[self.name].has_common_steps
 
     @property
     def applies_on_arrival(self) -> bool:

@@ -10,6 +10,7 @@ from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
+from ps_protocol.model.value import step_value
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, PushId, ShardReport
 
@@ -29,8 +30,11 @@ class ParticipantKind(enum.Enum):
     WORKER = 1
     OBSERVER = 2
 
+    # By identity, which every step needs: the hash of an enum is a function in Python.
+    __hash__ = object.__hash__
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@step_value(frozen=True, slots=True, kw_only=True)
 class Participant:
     """Who calls: given by registration. `secret` shows that it is the caller's; it is not a part of who that is."""
 
@@ -114,8 +118,11 @@ class PushOutcome(enum.Enum):
     LATE = 4
     ROLLED_BACK = 5
 
+    # By identity, which every step needs: the hash of an enum is a function in Python.
+    __hash__ = object.__hash__
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@step_value(frozen=True, slots=True, kw_only=True)
 class PushCommit:
     """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it.
 
@@ -133,7 +140,7 @@ class PushCommit:
     user_state: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class CommitResult:
     """The outcome; with DUPLICATE, `first_outcome` is the one that this push id had.
 
@@ -161,6 +168,9 @@ class TokenResult(enum.Enum):
     WAIT = 2
     FINISHED = 3
 
+    # By identity, which every step needs: the hash of an enum is a function in Python.
+    __hash__ = object.__hash__
+
 
 class End(enum.Enum):
     """Whether training has ended, and how: as planned (the last step, a client's wish, no worker left), or by a stop before that."""
@@ -169,11 +179,14 @@ class End(enum.Enum):
     FINISHED = 1
     INTERRUPTED = 2
 
+    # By identity, which every step needs: the hash of an enum is a function in Python.
+    __hash__ = object.__hash__
+
     def __bool__(self) -> bool:
         return self is not End.NOT_YET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class TokenReply:
     """With TOKEN its step, with FINISHED the last step and how training has `end`ed, with WAIT the open step and what it waits for.
 
@@ -352,7 +365,7 @@ class GetModelRequest:
     awaited: ClassVar[str] = "the model"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class CommitPushRequest:
     """A contribution is staged on all shards (or was found stale by one)."""
 
@@ -362,7 +375,7 @@ class CommitPushRequest:
     awaited: ClassVar[str] = "a contribution to be counted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class DequeueTokenRequest:
     """A worker waits for a token newer than that of `local_step`; `commit` is counted first. `request_id` grows with each token wanted."""
 

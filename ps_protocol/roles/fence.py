@@ -4,8 +4,9 @@ Only the codec takes eras and fences apart. Compare whole values, except to say 
 """
 
 import hashlib
-from dataclasses import dataclass
 from typing import NamedTuple
+
+from ps_protocol.model.value import step_value
 
 
 class Era(NamedTuple):
@@ -19,7 +20,7 @@ class Era(NamedTuple):
     epoch: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class Fence:
     """What a chief commands by: the era, and its own number among the chiefs of that life."""
 

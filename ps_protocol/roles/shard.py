@@ -12,6 +12,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.user_state import UserState
+from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import Era, Fence
 
@@ -71,7 +72,7 @@ class Metric:
     weight: float = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class PushHeader:
     """What a contribution is and belongs to. `step` is that of the variables that its gradients were computed from.
 
@@ -115,8 +116,11 @@ class PushResult(enum.Enum):
     # In a shard that applies on arrival.
     APPLIED = 4
 
+    # By identity, which every step needs: the hash of an enum is a function in Python.
+    __hash__ = object.__hash__
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+
+@step_value(frozen=True, slots=True, kw_only=True)
 class PushReply:
     """What became of a push, and the shard's step at that moment."""
 
@@ -169,7 +173,7 @@ class ShardSettings:
     rejects_nonfinite: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class ApplyRequest:
     """The step to apply and the contributions to average, sorted.
 
@@ -228,7 +232,7 @@ class Adoption:
     session_keys: tuple[bytes, ...] = field(default=(), repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class ApplyReply:
     """The shard's step now, and whether this very request had been carried out before."""
 
@@ -236,7 +240,7 @@ class ApplyReply:
     repeated_request: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
     """Which variables are wanted (`step` None: the latest), how they are to travel, and which step of them the reader has already.
 

@@ -115,16 +115,13 @@ class MemoryLink:
         self._arena_bytes = arena_bytes
         self._timeout_s = timeout_s
         self._sent: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._ended, self._over = threading.Event(), threading.Event()
+        # Whether the shard still shares, as far as is known here.
+        self.is_open = True
+        self._over = threading.Event()
         with translating(self.target, awaited="its memory", timeout_s=timeout_s):
             self._call: Any = connection.open_stream(METHOD, iter(self._sent.get, None))
         if not self._call.add_callback(self._end):
             self._end()
-
-    @property
-    def is_open(self) -> bool:
-        """Whether the shard still shares, as far as is known here."""
-        return not self._ended.is_set()
 
     def claim(self, claim: pb.MemoryClaim) -> tuple[SharedSegment, list[SharedSegment]]:
         """Returns the segment of the variables and the buffers. Raises MemoryNotShared, or what the shard raises."""
@@ -142,7 +139,7 @@ class MemoryLink:
 
     def close(self) -> None:
         """Ends the stream, and says so to the shard, which then gives the memory back at once. Takes 0.1 s at most. Idempotent."""
-        self._ended.set()
+        self.is_open = False
         self._sent.put(None)
         self._over.wait(_GOODBYE_S)
         self._call.cancel()
@@ -152,7 +149,7 @@ class MemoryLink:
         self._call.cancel()
 
     def _end(self) -> None:
-        self._ended.set()
+        self.is_open = False
         self._over.set()
         # Lets go of the thread by which gRPC sends.
         self._sent.put(None)

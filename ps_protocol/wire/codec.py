@@ -24,7 +24,7 @@ from ps_protocol.roles import accumulators, chief, fence, identity, shard
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special, step
-from ps_protocol.wire.fields import Coder, Pair, decode_max_wait, encode_duration, require
+from ps_protocol.wire.fields import Coder, Pair, decode_max_wait, encode_duration, require, write_max_wait
 
 Value = TypeVar("Value")
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -33,12 +33,14 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 # Typed as anything: the type of the message follows from that of the value, which no annotation can say.
 def encode(value: Any) -> Any:
     """Returns the message of a value."""
-    return _coder(type(value)).encode(value)
+    kind = type(value)
+    return (_CODERS.get(kind) or _coder(kind)).encode(value)
 
 
 def write(value: Any, message: Any) -> None:
     """Encodes a value into a message that is empty, as a field of another is."""
-    _coder(type(value)).write(value, message)
+    kind = type(value)
+    (_CODERS.get(kind) or _coder(kind)).write(value, message)
 
 
 def pack(value: Any) -> bytes:
@@ -66,7 +68,7 @@ def encode_some(value: Any) -> Any:
 
 def decode(value_type: type[Value], message: Message) -> Value:
     """Returns the value of a message, checked."""
-    value: Value = _coder(value_type).decode(message)
+    value: Value = (_CODERS.get(value_type) or _coder(value_type)).decode(message)
     return value
 
 
@@ -112,7 +114,7 @@ def pack_read_request(
     if payload is not None:
         message.payload.CopyFrom(payload)
     if max_wait_s:
-        message.max_wait.CopyFrom(encode_duration(max_wait_s))
+        write_max_wait(max_wait_s, message.max_wait)
     packed: bytes = message.SerializeToString()
     return packed
 
@@ -121,7 +123,8 @@ def unpack_read_request(data: bytes) -> tuple[shard.ReadRequest, float, paramete
     """Returns the checked request that bytes are, the seconds that its step may be waited for (at most 20), and the data socket to use."""
     message = decode_message(parameter_service_pb2.ReadRequest, data)
     payload = message.payload if message.HasField("payload") else None
-    return decode(shard.ReadRequest, message), decode_short_wait(message), payload
+    max_wait_s = decode_short_wait(message) if message.HasField("max_wait") else 0.0
+    return decode(shard.ReadRequest, message), max_wait_s, payload
 
 
 class RecordPacker:
@@ -216,7 +219,8 @@ PAIRS: tuple[Pair, ...] = (
         value=shard.ReadRequest,
         message=parameter_service_pb2.ReadRequest,
         filled=frozenset({"max_wait", "payload"}),
-        check=special.check_read_request,
+        write=step.write_read_request,
+        decode=step.decode_read_request,
     ),
     Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),
     Pair(value=shard.MetricCell, message=parameter_service_pb2.MetricCell),
@@ -307,12 +311,13 @@ PAIRS: tuple[Pair, ...] = (
 _BY_VALUE = {pair.value: pair for pair in PAIRS}
 
 
+# Made when first used: most processes use a few.
 _CODERS: dict[type, Coder] = {}
 
 
 def _coder(value_type: type) -> Coder:
     coder = _CODERS.get(value_type)
     if coder is None:
-        # Made when first used: most processes use a few. Two threads may both make one; either serves.
+        # Two threads may both make one; either serves.
         coder = _CODERS[value_type] = fields.compile_pair(_BY_VALUE[value_type], _coder)
     return coder

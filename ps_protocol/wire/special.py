@@ -4,7 +4,6 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ps_protocol.encodings.formats import FORMATS
 from ps_protocol.errors import InvalidSpec, LayoutMismatch, LimitExceeded, MalformedMessage
 from ps_protocol.model.data import DataMarks, DataSpec
 from ps_protocol.model.layout import Layout, VariableSlice
@@ -19,10 +18,9 @@ from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import MAX_STEP, SaveState, ShardSpec
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire.fields import decode_choice, decode_duration, decode_each, require
-from ps_protocol.wire.step import check_ranges, decode_user_states, no_encoding
+from ps_protocol.wire.step import check_ranges, decode_user_states
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-_FOR_VARIABLES = [one.encoding for one in FORMATS.values() if one.is_for_variables]
 _DATA_TYPES = {tensor_pb2.DataType.Value(f"DATA_TYPE_{data_type.name}") for data_type in DataType}
 
 Encode = Callable[[Any], Any]
@@ -67,12 +65,6 @@ def decode_shard_spec(message: parameter_service_pb2.ShardSpec, decode: Decode) 
         averages=decode(AverageSpec, message.averages) if message.HasField("averages") else None,
         clip=decode(ClipSpec, message.clip) if message.HasField("clip") else NO_CLIP,
     )
-
-
-def check_read_request(message: parameter_service_pb2.ReadRequest) -> None:
-    """Raises InvalidSpec if variables do not travel as the message wants."""
-    if all(message.encoding != one.value for one in _FOR_VARIABLES):
-        raise no_encoding(message.encoding, _FOR_VARIABLES, what="variables")
 
 
 def check_optimizer(message: tensor_pb2.OptimizerSpec) -> None:

@@ -1,13 +1,13 @@
 """One shard's part of a model: memory, contributions, rules and step; how a step is applied. Knows no lock, epoch, clock or wire."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError, SlotNotFound, StepGone, StepMismatch, StepNotReady
 from ps_protocol.model.layout import VariableSlice, aligned_bytes
 from ps_protocol.model.spec import AVERAGE_SLOT
 from ps_protocol.model.updates import FormulaUpdate
+from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import ApplyRequest, PushId, RowsRequest, ShardSettings, ShardSpec
@@ -85,7 +85,7 @@ SMALL_BYTES = 1 << 20
 _NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class StepWork:
     """What one apply reads and writes: the arenas, the rows, and the contributions that they come from."""
 

@@ -729,6 +729,9 @@ class FusedApply:
 
     def _share(self, tasks: Iterable[_Task], act: Callable[[_Task, int], int]) -> int:
         # Infinities and the like are the user's to see in the values and the count, not warnings in a server's log.
+        if self._num_threads == 1:
+            with np.errstate(all="ignore"):
+                return sum([act(task, 0) for task in tasks])
         return share(self._stripes, tasks, act, num_threads=self._num_threads, within=lambda: np.errstate(all="ignore"))
 
     def _parts(self, view: RunView) -> Iterable[slice]:

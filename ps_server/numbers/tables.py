@@ -15,6 +15,7 @@ import numpy as np
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, PsError, SlotNotFound, StepGone
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.spec import ClipSpec
+from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array, Initializer, InitializerKind, SparseMean
 from ps_server.numbers.memory import MemoryBudget
 from ps_server.optimizers.rule import UpdateRule
@@ -327,7 +328,7 @@ class Table:
 # All tables of a shard in one step: whose rows are merged, limited and applied.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class SparseStep:
     """What one step means for the tables: each contribution's gradients by table, their weights, and the factors of the tables' means."""
 

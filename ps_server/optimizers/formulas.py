@@ -63,6 +63,8 @@ class Formula:
     num_scratch: int = NUM_SCRATCH
     # What is measured of a whole variable first, one after the other.
     passes: tuple[Pass, ...] = ()
+    # Whether its constants are others at another step, with the same learning rate and powers.
+    uses_step: bool = True
 
 
 def _restore_sign(out: Array, size: Array) -> None:
@@ -97,7 +99,7 @@ def _sgd(spec: OptimizerSpec) -> Formula:
         np.multiply(gradient, constants[0], out=scratch[0])
         np.subtract(value, scratch[0], out=out)
 
-    return Formula(lambda rate, powers, step, of: (of(rate),), apply)
+    return Formula(lambda rate, powers, step, of: (of(rate),), apply, uses_step=False)
 
 
 def _momentum(spec: OptimizerSpec) -> Formula:
@@ -117,7 +119,7 @@ def _momentum(spec: OptimizerSpec) -> Formula:
             np.add(change, out, out=change)
         np.subtract(value, change, out=out)
 
-    return Formula(lambda rate, powers, step, of: (of(rate), of(momentum)), apply)
+    return Formula(lambda rate, powers, step, of: (of(rate), of(momentum)), apply, uses_step=False)
 
 
 def _adam(spec: OptimizerSpec) -> Formula:
@@ -180,7 +182,7 @@ def _rmsprop(spec: OptimizerSpec) -> Formula:
         np.add(moment, change, out=moment)
         np.subtract(value, moment, out=out)
 
-    return Formula(lambda rate, powers, step, of: (of(rate), of(1) - of(decay), of(momentum), of(epsilon)), apply)
+    return Formula(lambda rate, powers, step, of: (of(rate), of(1) - of(decay), of(momentum), of(epsilon)), apply, uses_step=False)
 
 
 def _adagrad(spec: OptimizerSpec) -> Formula:
@@ -198,7 +200,7 @@ def _adagrad(spec: OptimizerSpec) -> Formula:
         np.multiply(change, root, out=change)
         np.subtract(value, change, out=out)
 
-    return Formula(lambda rate, powers, step, of: (of(rate), of(1)), apply)
+    return Formula(lambda rate, powers, step, of: (of(rate), of(1)), apply, uses_step=False)
 
 
 def _adagrad_da(spec: OptimizerSpec) -> Formula:
@@ -255,7 +257,7 @@ def _adadelta(spec: OptimizerSpec) -> Formula:
         np.multiply(change, learning_rate, out=change)
         np.subtract(value, change, out=out)
 
-    return Formula(lambda rate, powers, step, of: (of(rate), of(decay), of(1) - of(decay), of(epsilon), of(1)), apply)
+    return Formula(lambda rate, powers, step, of: (of(rate), of(decay), of(1) - of(decay), of(epsilon), of(1)), apply, uses_step=False)
 
 
 def _decay_towards_square(average: Array, x: Array, rho: "np.floating[Any]", one_minus_rho: "np.floating[Any]", *, scratch: Array) -> None:
@@ -359,7 +361,7 @@ def _proximal_adagrad(spec: OptimizerSpec) -> Formula:
             np.add(rate, one, out=rate)
             np.divide(out, rate, out=out)
 
-    return Formula(lambda rate, powers, step, of: (of(rate), of(l1_strength), of(l2_strength), of(1)), apply)
+    return Formula(lambda rate, powers, step, of: (of(rate), of(l1_strength), of(l2_strength), of(1)), apply, uses_step=False)
 
 
 # Variables that take plain updates (statistics, counters): what is called gradient is the update there.
@@ -371,7 +373,7 @@ def _assign_mean(spec: OptimizerSpec) -> Formula:
     def apply(value: Array, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], constants: Scalars) -> None:
         np.copyto(out, gradient)
 
-    return Formula(lambda rate, powers, step, of: (), apply)
+    return Formula(lambda rate, powers, step, of: (), apply, uses_step=False)
 
 
 def _add(spec: OptimizerSpec) -> Formula:
@@ -380,7 +382,7 @@ def _add(spec: OptimizerSpec) -> Formula:
     def apply(value: Array, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], constants: Scalars) -> None:
         np.add(value, gradient, out=out)
 
-    return Formula(lambda rate, powers, step, of: (), apply)
+    return Formula(lambda rate, powers, step, of: (), apply, uses_step=False)
 
 
 def _moving_average(spec: OptimizerSpec) -> Formula:
@@ -392,7 +394,7 @@ def _moving_average(spec: OptimizerSpec) -> Formula:
         np.multiply(scratch[0], constants[0], out=scratch[0])
         np.subtract(value, scratch[0], out=out)
 
-    return Formula(lambda rate, powers, step, of: (of(1 - decay),), apply)
+    return Formula(lambda rate, powers, step, of: (of(1 - decay),), apply, uses_step=False)
 
 
 FORMULAS: dict[str, Callable[[OptimizerSpec], Formula]] = {

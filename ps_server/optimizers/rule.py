@@ -92,6 +92,10 @@ class _Moment:
         self._weight_decay, self._l2 = weight_decay, l2
         self.known: dict[np.dtype[Any], tuple[Scalars, np.floating[Any], np.floating[Any]]] = {}  # what `constants` has returned
 
+    def is_as(self, formula: Formula, *, rate: float, powers: tuple[float, ...]) -> bool:
+        """Whether all numbers of another step of the same specification are these."""
+        return formula is self.formula and not formula.uses_step and rate == self._rate and powers == self._powers
+
     def constants(self, dtype: np.dtype[Any]) -> tuple[Scalars, "np.floating[Any]", "np.floating[Any]"]:
         """Returns the formula's constants, lr * weight decay, and l2."""
         if dtype not in self.known:
@@ -182,7 +186,9 @@ class UpdateRule:
     def begin(self, step: int) -> None:
         """Makes the numbers of the step whose gradients are applied next. Repeated for the same step, it has no effect."""
         if self._begun != step:
-            self._moment = self._at(step)
+            rate = self._rate_of(step)
+            if not self._moment.is_as(self._formula, rate=rate, powers=self._powers):
+                self._moment = self._at(step)
             self._begun = step
 
     def use(self, numbers: Mapping[str, float]) -> None:
@@ -259,10 +265,12 @@ class UpdateRule:
     def _rate_at(self, step: int) -> float:
         return self._formula.rounded(learning_rate(self._spec.learning_rate, step=step))
 
-    def _at(self, step: int) -> _Moment:
+    def _rate_of(self, step: int) -> float:
         rate = self._rate if self._own_rate is None else self._own_rate
-        if rate is None:
-            rate = self._rate_at(step)
+        return self._rate_at(step) if rate is None else rate
+
+    def _at(self, step: int) -> _Moment:
+        rate = self._rate_of(step)
         return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=self._weight_decay, l2=self._l2)
 
 

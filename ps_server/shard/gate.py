@@ -374,7 +374,7 @@ class Fences:
 
     def check_caller(self, epoch: int) -> None:
         """Raises EpochMismatch, or what `check_running` raises."""
-        if epoch == self.fence.epoch and epoch and self._shutdown_reason is None and not self._damage:
+        if epoch == self.fence.era.epoch and epoch and self._shutdown_reason is None and not self._damage:
             return
         self.check_running()
         if not self.epoch:
@@ -395,6 +395,8 @@ class Fences:
 
     def check_chief_call(self, fence: Fence) -> None:
         """Notes the number of a chief that asks for something; raises Superseded, or what `check_caller` raises."""
+        if fence is self.fence and fence.era.epoch and self._shutdown_reason is None and not self._damage:
+            return  # as with every step but its first: all of what follows holds
         self.check_not_ending()
         # First: a superseded chief is to end, whatever has become of its epoch, and not to believe that its training has failed.
         self.check_chief(fence)

@@ -62,6 +62,8 @@ class OpenCommits:
         """Notes that a step is open: contributions to earlier ones are applied."""
         if not self._commits:
             return
+        if not self._applied_steps:
+            return
         for sequence in [sequence for sequence, step in self._applied_steps.items() if step < global_step]:
             self._commits.pop(sequence, None)
             del self._applied_steps[sequence]
@@ -125,12 +127,9 @@ class WorkerState:
     @policy.setter
     def policy(self, policy: PolicySpec) -> None:
         # Asked for several times a step.
-        self._policy, self.reads_latest = policy, policy.reads_latest
-
-    @property
-    def follows_reads(self) -> bool:
-        """Whether gradients belong to the step that was read, whatever the token: where each contribution is a step by itself."""
-        return self.policy.accepts_stale and not self.policy.applies_on_arrival
+        self._policy, self.reads_latest, self.applies_on_arrival = policy, policy.reads_latest, policy.applies_on_arrival
+        # Whether gradients belong to the step that was read, whatever the token: where each contribution is a step by itself.
+        self.follows_reads = policy.accepts_stale and not policy.applies_on_arrival
 
     def join(self, *, policy: PolicySpec, global_step: int, may_contribute: bool) -> bool:
         """Notes the agreed model; returns whether a token must come first: the open step takes nothing from this worker."""
@@ -172,7 +171,7 @@ class WorkerState:
     ) -> PushCommit:
         """Returns what the chief is asked to count, once all shards have said what they did with a contribution."""
         is_whole = PushResult.STALE not in results
-        is_applied = is_whole and self.policy.applies_on_arrival
+        is_applied = is_whole and self.applies_on_arrival
         return PushCommit(
             push_id=push_id,
             step=step,
@@ -218,7 +217,7 @@ class WorkerState:
         self.has_newest = True
         if self.is_finished:
             return
-        if self.policy.applies_on_arrival or step is None:
+        if self.applies_on_arrival or step is None:
             # Shards count arrivals, each its own; the chief's count is the step.
             self.local_step = max(self.local_step, self.global_step)
         elif self.follows_reads:

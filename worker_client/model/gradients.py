@@ -16,6 +16,7 @@ from ps_protocol.errors import DtypeMismatch, IncompletePush, IndexOutOfRange, I
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, are_finite, gradient_ranges, refuse_nonfinite
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.updates import VARIABLE, FormulaUpdate, check_fits
+from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array, DataType, VariableSpec, check_name
 from ps_protocol.roles.shard import Metric, SparsePart
 from worker_client.model.declarations import IndexedSlices, UpdateFormula
@@ -437,7 +438,7 @@ def _elements(memory: ModelMemory) -> Iterator[Array]:
 Metrics = Mapping[str, float | tuple[float, float]]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@step_value(frozen=True, slots=True, eq=False)
 class ShardPart:
     """One shard's part of a contribution: its bytes, and the header's words on them."""
 

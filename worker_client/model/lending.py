@@ -54,7 +54,7 @@ class GradientMemory:
         `may_lend`: the user does not write before it is over, so what lies in the memory lent to him can be sent from there.
         """
         lent = self._lent
-        if may_lend and lent is not None and lent.has_some_of(gradients) and self._on(self._give_kept) is lent:
+        if may_lend and lent is not None and (lent.is_own(gradients) or lent.has_some_of(gradients)) and self._on(self._give_kept) is lent:
             return lent
         return self._own if self._own.is_own(gradients) else self._on(self._give)
 
@@ -90,12 +90,12 @@ class GradientMemory:
         except TooManyPushes:
             # The shards say the same to a push, and who pushes knows what to wait for.
             return self._own
-        if not any(arena is not None for arena in arenas):
-            return self._own
         # The memory holds its arenas, so their ids stay theirs.
         key = tuple(map(id, arenas))
         staging = self._kept.get(key)
         if staging is None:
+            if not any(arena is not None for arena in arenas):
+                return self._own
             if len(self._kept) >= _MAX_KEPT:
                 del self._kept[next(key for key, kept in self._kept.items() if kept is not self._lent)]
             staging = self._kept[key] = Staging(self._model, self._own.memory.on(arenas))

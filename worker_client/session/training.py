@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 from ps_protocol.errors import StepGone
 from ps_protocol.model.spec import ModelSpec
+from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ModelReply
@@ -33,7 +34,7 @@ class Contribution(NamedTuple):
     metrics: Metrics | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@step_value(frozen=True, slots=True, eq=False)
 class _Staged:
     parts: Sequence[ShardPart]
     metrics: Mapping[str, Metric]

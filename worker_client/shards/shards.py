@@ -94,24 +94,29 @@ class SharedMemories:
         if not self.shards:
             return ()
         arenas: list[Array | None] = [None] * self._num_shards
+        has_some = False
         for index, shard in self.shards.items():
             if layouts[index].nbytes:
                 try:
-                    arenas[index] = shard.variables_view(epoch=self._epoch, step=step, layout_hash=layouts[index].hash)
+                    arenas[index] = arena = shard.variables_view(epoch=self._epoch, step=step, layout_hash=layouts[index].hash)
                 except Unavailable:
                     continue  # who reads it then tries again and again
-        return arenas if any(arena is not None for arena in arenas) else ()
+                has_some = has_some or arena is not None
+        return arenas if has_some else ()
 
     def gradients(self) -> Sequence[Array | None]:
         """Returns an arena of each shard to write gradients into, None from one that copies; nothing if all do. Raises TooManyPushes."""
-        return self._arenas({index: shard.gradient_memory() for index, shard in self.shards.items()})
+        arenas: list[Array | None] = [None] * self._num_shards if self.shards else []
+        for index, shard in self.shards.items():
+            arenas[index] = shard.gradient_memory()
+        return arenas
 
     def kept(self) -> Sequence[Array | None]:
         """Returns as `gradients` does arenas that are the same each time. Raises TooManyPushes while one of them is under way."""
-        return self._arenas({index: shard.kept_memory() for index, shard in self.shards.items()})
-
-    def _arenas(self, found: Mapping[int, Array | None]) -> Sequence[Array | None]:
-        return [found.get(index) for index in range(self._num_shards)] if found else ()
+        arenas: list[Array | None] = [None] * self._num_shards if self.shards else []
+        for index, shard in self.shards.items():
+            arenas[index] = shard.kept_memory()
+        return arenas
 
 
 class Shards:
@@ -231,7 +236,10 @@ class Shards:
 
         What the memory holds is then undefined.
         """
-        self._read(into, step, [index for index, segments in enumerate(into.segments) if segments.nbytes and not into.is_lent(index)])
+        held = into.arenas
+        missing = [index for index, segments in enumerate(into.segments) if segments.nbytes and held[index] is None]
+        if missing:
+            self._read(into, step, missing)
         into.unpack()
 
     def read_latest(self, into: ModelMemory, *, is_aligned: bool, held: Sequence[int | None] = ()) -> dict[int, int]:
@@ -302,8 +310,8 @@ class Shards:
             reply = shard.push_locally(header(index), parts[index].segments)
             if reply is not None:
                 results[index] = reply.result
-        missing = [index for index in range(len(self)) if index not in results] if results else range(len(self))
-        if missing:
+        if len(results) < len(parts):
+            missing = [index for index in range(len(parts)) if index not in results] if results else range(len(parts))
             what, num_bytes = f"push to step {step}", [part.segments.nbytes for part in parts]
             for index in missing:
                 sharing = self.memories.shards.get(index)
@@ -316,7 +324,7 @@ class Shards:
                     limit_s = self._transport.timeout_s + transfer_s
                     return [waiting.call(partial(push, 0, self._shards[0]), what=subject, timeout_s=limit_s, stop=self._closed)]
             results |= self._call(what, push, missing, num_bytes=num_bytes)
-        return [results[index] for index in range(len(self))]
+        return [results[index] for index in range(len(parts))]
 
     def read_slot(self, slot: str, into: ModelMemory, *, names: frozenset[str]) -> set[int]:
         """Fills the memory with one slot, as far as shards hold slices of the named variables, and returns their steps."""

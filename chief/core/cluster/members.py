@@ -360,7 +360,10 @@ class Membership:
         """As `check`, for what only workers do."""
         if participant.kind is not ParticipantKind.WORKER:
             raise InvalidSpec(f"an observer cannot {what}; register as a worker")
-        return self.check(participant, now=now)
+        member = self.look_up(participant)
+        if member.state is not MemberState.LIVE:
+            raise gone_error(member, now=now)
+        return member
 
     def check(self, participant: Participant, *, now: float) -> Member:
         """Returns the live member that calls. Raises EpochMismatch, Superseded or LeaseExpired."""

@@ -5,7 +5,7 @@ A step that has all its contributions is being applied anyway; for one that lack
 """
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from chief.core.cluster.data import DataLeases
 from chief.core.cluster.user_states import UserStates
@@ -15,6 +15,7 @@ from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting
 from chief.policies.base import Policy
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.user_state import UserState
+from ps_protocol.model.value import step_value
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply
 from ps_protocol.roles.fence import Fence
@@ -51,7 +52,7 @@ class RecordVersions:
         self.skip_to(min(epoch, _MAX_EPOCH) << _BITS_OF_AN_EPOCH)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class _Held:
     """An answer that tells of a contribution (None: of something else). `version`: the record that makes it true; None: only its step."""
 
@@ -60,7 +61,7 @@ class _Held:
     version: int | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class _Record:
     """A record on its way to the shards: the contributions that it names, and which ranges and states it has that no other has yet."""
 

@@ -42,6 +42,7 @@ from chief.policies.factory import new_policy
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
+from ps_protocol.model.value import step_value
 from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
@@ -118,7 +119,7 @@ class Parts:
     has_successors: bool
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class _TokenAsk:
     """A worker waits for a token; `commit` is what became of the commit of `push_id` that rode along."""
 
@@ -128,7 +129,7 @@ class _TokenAsk:
     push_id: PushId | None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@step_value(frozen=True, slots=True, kw_only=True)
 class _Step:
     """A step that is being applied. `redo`: as it was applied by some shards for an earlier chief."""
 
@@ -426,8 +427,9 @@ class Training:
         member = self._host.worker(request.participant, "take a token", now)
         self._host.refuse_if_recovering(now)
         self._check_step(request.local_step, now)
-        commit = self._commit(member, request.commit, now) if request.commit is not None else None
-        push_id = request.commit.push_id if request.commit is not None else None
+        commit, push_id = None, None
+        if request.commit is not None:
+            commit, push_id = self._commit(member, request.commit, now), request.commit.push_id
         self._members.renew(member, now=now)
         earlier = self._tokens.get(member.index)
         if earlier is not None:
@@ -439,13 +441,13 @@ class Training:
         step = self._ask(member.index, local_step=request.local_step, request_id=request.request_id)
         if step is not None:
             self._tell(call, self._token(step, commit), request.commit, commit, now)
-        elif not slice_s(request.max_wait_s):
+        elif not (wait_s := slice_s(request.max_wait_s)):
             self._policy.forget_wish(member.index)
             known = self._answers.if_certain(push_id, commit)
             self._out.reply(call, self._wait(known, self._host.explain(now, asking=member.index)))
         else:
             ask = _TokenAsk(commit=commit, local_step=request.local_step, request_id=request.request_id, push_id=push_id)
-            self._tokens.block(call, ask, until=now + slice_s(request.max_wait_s), who=member.index)
+            self._tokens.block(call, ask, until=now + wait_s, who=member.index)
 
     def _token_expired(self, blocked: Blocked[_TokenAsk], now: float) -> None:
         """A call has blocked as long as it may: its caller learns what it waits for."""
@@ -515,7 +517,7 @@ class Training:
         if commit.user_state:
             self._states.check(member.index, commit.user_state)
         open_step = policy.step
-        is_complete, has_ranges = policy.is_complete, self._data.may_use(member.index, member.incarnation, commit.ranges)
+        has_ranges = not commit.ranges or self._data.may_use(member.index, member.incarnation, commit.ranges)
         # Samples that others have, or had, would count twice: it comes from the time of an earlier chief.
         verdict = self._judge(commit) if has_ranges or commit.is_applied else Verdict(outcome=PushOutcome.LATE)
         result = CommitResult(
@@ -538,7 +540,7 @@ class Training:
                 self._states.count(push_id, commit.user_state)
                 if commit.is_applied:
                     self._states.applied((push_id,))
-        elif not policy.has_common_steps or ((not commit.staged or not has_ranges) and not is_complete):
+        elif not policy.has_common_steps or ((not commit.staged or not has_ranges) and not policy.is_complete):
             self._turned_away.add(member.index)  # it has met a change of policy, or of the chief
         if commit.ranges or self._data.starved:
             self._count_ranges(member, commit, verdict)

