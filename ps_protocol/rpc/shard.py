@@ -30,7 +30,7 @@ from ps_protocol.roles.shard import (
 )
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection
-from ps_protocol.rpc.client_stream import LongLivedStream, Streams
+from ps_protocol.rpc.client_stream import LongLivedStream, Stream, Streams
 from ps_protocol.rpc.payloads import Payloads, next_payload
 from ps_protocol.sockets.data_socket import DataSocket, Receive
 from ps_protocol.v1 import parameter_service_pb2 as pb
@@ -105,7 +105,7 @@ class VariablesStreams:
                     use.let_go_of_socket()
                     data_socket = None
                 payload = None if data_socket is None else next_payload(data_socket)
-                use.stream.send(pack_read_request(request, max_wait_s=MAX_WAIT_SLICE_S, payload=payload))
+                use.stream.request(pack_read_request(request, max_wait_s=MAX_WAIT_SLICE_S, payload=payload))
             use.asked = request
 
         self._streams.use(ask, timeout_s=timeout_s, awaited="nothing")
@@ -122,7 +122,7 @@ class VariablesStreams:
             writer = into()
             data_socket = self._payloads.socket_for(use, writer.nbytes)
             payload = None if data_socket is None else next_payload(data_socket)
-            use.stream.send(pack_read_request(request, payload=payload))
+            use.stream.request(pack_read_request(request, payload=payload))
             return self._answer(use, request, writer)
 
         found = self._streams.use(receive, timeout_s=timeout_s, awaited=awaited)
@@ -190,7 +190,20 @@ def _is_under_way(use: LongLivedStream, request: ReadRequest) -> bool:
     return asked == request
 
 
+def _exchange(stream: Stream, messages: Iterator[bytes], *, num_bytes: int) -> bytes:
+    """Sends a contribution and returns the answer. A small one leaves as a request, of which gRPC tells once, with its answer."""
+    if num_bytes > _SMALL_BYTES:
+        return stream.exchange(messages)
+    *before, last = messages
+    for message in before:
+        stream.send(message)
+    stream.request(last)
+    return stream.answer()
+
+
 SERVICE = "ps_protocol.v1.ParameterService"
+# A contribution whose messages are made all at once.
+_SMALL_BYTES = 64 << 10
 # Of a contribution whose bytes the server has taken; all else it answers as soon as it knows.
 _RECEIVED = (pb.PUSH_RESULT_STAGED, pb.PUSH_RESULT_APPLIED)
 # For calls that only look or note something down.
@@ -320,7 +333,7 @@ class GrpcShard:
             data_socket = self._payloads.socket_for(use, gradients.nbytes)
             if data_socket is None:
                 message.ClearField("payload")
-                received = use.stream.exchange(encode_stream(pb.PushRequest(header=message), gradients))
+                received = _exchange(use.stream, encode_stream(pb.PushRequest(header=message), gradients), num_bytes=gradients.nbytes)
             else:
                 received = self._exchange_by_socket(use, data_socket, message, gradients)
             answer = decode_message(pb.PushResponse, received)

@@ -364,10 +364,12 @@ class PushStream:
     ) -> None:
         self._peer, self._idle_streams, self._name = peer, idle_streams, name
         self._stream, self._socket = idle_streams.begin(context, name="Push"), StreamSocket(data_sockets)
-        self._flow: _Flow = _Contributions(shard, peer, self._stream, self._socket, idle_streams=idle_streams, name=name).flow()
+        self._thread = StreamThread(peer, server_name=name)
+        self._flow: _Flow = _Contributions(
+            shard, peer, self._stream, self._socket, idle_streams=idle_streams, answer=self._answer, name=name
+        ).flow()
         self._lock = threading.Lock()
         self._is_running = self._is_closed = False
-        self._thread = StreamThread(peer, server_name=name)
         self._go_on(None)
 
     def take(self, message: bytes) -> None:
@@ -396,6 +398,14 @@ class PushStream:
             pass
         self._peer.go_on()
 
+    def _answer(self, message: bytes) -> None:
+        """Sends an answer after which nothing is sent before the worker's next message."""
+        if self._thread.has_begun:
+            # The next message would be taken while the thread is still at this one.
+            self._peer.send(message)
+        else:
+            self._peer.answer(message)
+
     def _go_on(self, message: bytes | None) -> _Wish | None:
         """Lets the flow go on to its next wish; None if it is over. One thread at a time, but for `close`."""
         with self._lock:
@@ -414,12 +424,24 @@ class PushStream:
 
 
 class _Contributions:
-    """One stream of contributions. After one that is answered before it is whole, its frames are dropped until the next header."""
+    """One stream of contributions. After one that is answered before it is whole, its frames are dropped until the next header.
+
+    `answer` sends an answer after which nothing is sent before the next message.
+    """
 
     def __init__(
-        self, shard: Shard, peer: Peer, stream: Stream, data_socket: StreamSocket, *, idle_streams: IdleStreams, name: str
+        self,
+        shard: Shard,
+        peer: Peer,
+        stream: Stream,
+        data_socket: StreamSocket,
+        *,
+        idle_streams: IdleStreams,
+        answer: Callable[[bytes], None],
+        name: str,
     ) -> None:
         self._shard, self._peer, self._stream, self._idle_streams, self._name = shard, peer, stream, idle_streams, name
+        self._send_last = answer
         self._socket = data_socket
         self._is_dropping = self._has_ended = False
         # Begins the next contribution, and was read too early.
@@ -435,10 +457,13 @@ class _Contributions:
             if message is None:
                 return
             answer = yield from self._answer(message)
+            if self._ahead is not None:
+                if answer is not None:
+                    self._peer.send(answer)
+                continue
             if answer is not None:
-                self._peer.send(answer)
-            if self._ahead is None:
-                self._idle_streams.rest(self._stream, self._peer)
+                self._send_last(answer)
+            self._idle_streams.rest(self._stream, self._peer)
 
     def _answer(self, message: bytes) -> Generator[_Wish, bytes | None, bytes | None]:
         """Takes in the contribution that begins with `message`, or drops a frame of one that has its answer."""
@@ -458,7 +483,9 @@ class _Contributions:
                 reply = self._receive(value, header.header.payload, num_bytes=num_bytes)
             else:
                 reply = yield from self._take(value, frame, num_bytes=num_bytes)
-            return pb.PushResponse(push_id=push_id, reply=codec.encode(reply)).SerializeToString()
+            response = pb.PushResponse(push_id=push_id)
+            codec.write(reply, response.reply)
+            return response.SerializeToString()
         except PsError as error:
             failure = error.with_traceback(None)  # which would hold this frame, and with it the model
         except Exception:
@@ -624,8 +651,7 @@ class VariablesStream:
     def _send(self, wanted: ReadRequest, reading: Reading) -> None:
         header = pb.ReadHeader(step=reading.step)
         if reading.step == wanted.held_step:
-            self._peer.send(pb.ReadResponse(header=header).SerializeToString())
-            self._done()
+            self._end_with(pb.ReadResponse(header=header).SerializeToString())
             return
         header.num_bytes = num_bytes = reading.nbytes(wanted.encoding)
         if self._payload is not None and num_bytes:
@@ -635,9 +661,10 @@ class VariablesStream:
             return
         first = pb.ReadResponse(header=header).SerializeToString()
         if num_bytes <= SMALL_BYTES and self._peer.num_unsent < _MAX_UNSENT:
-            for message in content_messages(first, reading, wanted.encoding):
+            *before, last = content_messages(first, reading, wanted.encoding)
+            for message in before:
                 self._peer.send(message)
-            self._done()
+            self._end_with(last)
             return
         self._thread.do(partial(self._send_one_by_one, first, reading, wanted.encoding))
 
@@ -674,6 +701,11 @@ class VariablesStream:
     def _break_off(self, error: PsError) -> None:
         self._peer.send(pb.ReadResponse(header=pb.ReadHeader(error=encode_call_error(error))).SerializeToString())
         self._done()
+
+    def _end_with(self, message: bytes) -> None:
+        """Sends the last message of an answer, and asks for the next request by the same operation."""
+        self._peer.answer(message)
+        self._idle_streams.rest(self._stream, self._peer)
 
     def _done(self) -> None:
         self._idle_streams.rest(self._stream, self._peer)
