@@ -98,7 +98,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "set": ("change the learning rate or another number of a running cluster's optimizer", "clusters.change"),
     "plan": ("say how many backup workers pay off, from measured or assumed computing times", "advice.plan"),
     "finish": ("end training: every worker is released, and the processes end", "clusters.change"),
-    "checkpoint": ("have a running cluster save a checkpoint; list, verify or export those of a directory", "files.checkpoint"),
+    "checkpoint": ("have a running cluster save a checkpoint; list, verify, export or import those of a directory", "files.checkpoint"),
     "certs": ("make certificates and tokens for the processes of a cluster", "files.certs"),
     "trace": ("record a few seconds of a cluster's steps as a trace for Perfetto or chrome://tracing", "watch.recordings"),
     "doctor": ("check whether this machine, its files and its network are fit for a cluster, and say what to do", "advice.doctor"),

@@ -1,5 +1,6 @@
 """Whole variables out of a checkpoint, into one file that other programs read. Knows files and the format; no cluster."""
 
+import json
 import math
 import os
 import secrets
@@ -21,9 +22,12 @@ from ps_protocol.model.spec import Placement
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.checkpoint import Checkpoint
 
+# In the metadata of a file with slots: the checkpoint's manifest, and of each shard's file the metadata and the names of its tensors.
+ORIGIN = "lockstep"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Part:
+class Part:
     """What a tensor of a file belongs to: a variable, or (with `part`) one of its slots or its average."""
 
     piece: VariableSlice
@@ -47,18 +51,19 @@ def export(
 ) -> tuple[str, ...]:
     """Writes all variables of a checkpoint, each whole, to a file ending in .npz or .safetensors, and returns their names.
 
-    `has_slots`: also the optimizers' slots and the averages, as "w@velocity". In memory there is never more than one slice; a .npz takes
-    its size twice on the disk while it is written, and has bfloat16 as float32, which NumPy has a type for. An existing file is
-    replaced, once the new one is whole. `on_read`: is told of the checkpoint's bytes as they are read. Raises InvalidSpec, DataLoss if the
-    checkpoint is damaged, and OSError.
+    `has_slots`: also the optimizers' slots and the averages, as "w@velocity"; and in a .safetensors what it takes to make the checkpoint
+    again (`ORIGIN`). In memory there is never more than one slice; a .npz takes its size twice on the disk while it is written, and has
+    bfloat16 as float32, which NumPy has a type for. An existing file is replaced, once the new one is whole. `on_read`: is told of the
+    checkpoint's bytes as they are read. Raises InvalidSpec, DataLoss if the checkpoint is damaged, and OSError.
     """
     write = {".npz": _write_npz, ".safetensors": _write_safetensors}.get(path.suffix)
     if write is None:
         raise InvalidSpec(f"{path}: want a name that ends in .npz or .safetensors")
-    wholes = _wholes(storage, checkpoint, has_slots=has_slots)
+    wholes, origin = _wholes(storage, checkpoint, has_slots=has_slots)
     if not wholes:
         raise InvalidSpec(f"checkpoint {checkpoint.tag} has no variables")
-    with _joined(storage, checkpoint, wholes, directory=path.parent, on_read=on_read) as (joined, arrays):
+    about = {ORIGIN: json.dumps(origin)} if has_slots and write is _write_safetensors else {}
+    with _joined(storage, checkpoint, wholes, about=about, directory=path.parent, on_read=on_read) as (joined, arrays):
         write(joined, arrays, path)
     return tuple(wholes)
 
@@ -69,14 +74,15 @@ def _joined(
     checkpoint: Checkpoint,
     wholes: Mapping[str, TensorEntry],
     *,
+    about: Mapping[str, str],
     directory: Path,
     on_read: Callable[[int], None],
 ) -> Iterator[tuple[Path, Mapping[str, Array]]]:
     """Yields a temporary safetensors file of whole tensors, and each of them as an array that lies in the file."""
     shapes = [SavedTensor(name=name, array=np.broadcast_to(np.zeros((), whole.dtype), whole.shape)) for name, whole in wholes.items()]
-    about = {"tag": checkpoint.tag, "step": str(checkpoint.step), "cluster": checkpoint.cluster}
     # "pt": what libraries on top of PyTorch want to see before they take the tensors for a state_dict.
-    header, ordered = encode_header(shapes, {"format": "pt", **about})
+    known = {"format": "pt", "tag": checkpoint.tag, "step": str(checkpoint.step), "cluster": checkpoint.cluster}
+    header, ordered = encode_header(shapes, {**known, **about})
     with _temporary(directory / f"{checkpoint.tag}.joined") as path:
         path.write_bytes(header)
         os.truncate(path, len(header) + sum(tensor.array.nbytes for tensor in ordered))
@@ -86,7 +92,7 @@ def _joined(
             end = offset + tensor.array.nbytes
             arrays[tensor.name] = memory[offset:end].view(tensor.array.dtype).reshape(tensor.array.shape)
             offset = end
-        parts = _parts(checkpoint.placement)
+        parts = parts_of(checkpoint.placement)
         for file in checkpoint.files:
             with open_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard), on_read=on_read) as reader:
                 for entry in reader:
@@ -97,12 +103,14 @@ def _joined(
         yield path, arrays
 
 
-def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bool) -> dict[str, TensorEntry]:
-    """Returns each tensor to export by its name, of the shape that it has when all slices are joined."""
+def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bool) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
+    """Returns each tensor to export by its name, of the shape that it has when all slices are joined; and the checkpoint's `ORIGIN`."""
     wholes: dict[str, TensorEntry] = {}
-    parts = _parts(checkpoint.placement)
+    shards: list[dict[str, Any]] = []
+    parts = parts_of(checkpoint.placement)
     for file in checkpoint.files:
         with open_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard)) as reader:
+            shards.append({"metadata": dict(reader.metadata), "tensors": [entry.name for entry in reader.tensors]})
             for entry in reader.tensors:
                 part = parts(entry.name)
                 if part is None or (part.part and not has_slots):
@@ -114,18 +122,18 @@ def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bo
                 whole = TensorEntry(name=part.whole_name, code=entry.code, shape=shape, start=0, stop=stop)
                 if wholes.setdefault(part.whole_name, whole) != whole:
                     raise InvalidSpec(f"tensor {part.whole_name!r} has two types, or two variables have this name with its slots")
-    return wholes
+    return wholes, {"manifest": storage.manifest(checkpoint.tag).decode(), "shards": shards}
 
 
-def _parts(placement: Placement) -> Callable[[str], _Part | None]:
+def parts_of(placement: Placement) -> Callable[[str], Part | None]:
     """Returns a function from a tensor's name to what it is part of; None: no variable."""
     pieces = {tensor_name(placed.slice): placed.slice for placed in placement}
 
-    def part_of(name: str) -> _Part | None:
+    def part_of(name: str) -> Part | None:
         if name in pieces:
-            return _Part(piece=pieces[name], part="")
+            return Part(piece=pieces[name], part="")
         base, _, part = name.rpartition("@")
-        return _Part(piece=pieces[base], part=part) if base in pieces and part else None
+        return Part(piece=pieces[base], part=part) if base in pieces and part else None
 
     return part_of
 

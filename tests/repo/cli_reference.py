@@ -20,7 +20,7 @@ _BLOCK = re.compile(r"(<!-- made from --help: (\w+) -->\n).*?(<!-- end -->)", re
 _WIDTH = "100000"
 _CALLER = ("--chief", "--cluster", "--token-file", "--tls-ca", "--tls-cert", "--tls-key", "--tls-server-name")
 _ASKING = ("status", "why", "top", "policy", "set", "finish", "checkpoint ", "trace", "tensorboard", "health", "doctor")
-_ALONE = ("ls", "page", "checkpoint ls", "checkpoint verify", "checkpoint export", "plan", "audit", "certs")
+_ALONE = ("ls", "page", "checkpoint ls", "checkpoint verify", "checkpoint export", "checkpoint import", "plan", "audit", "certs")
 # Where more is said of a flag.
 _SEE = {
     "--policy": "[policies](../explanation/policies.md)",

@@ -14,7 +14,7 @@ COMMANDS = {
     "chief": ["chief"],
     **{name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "audit", "certs")},
     **{name: ["lockstep", name] for name in ("doctor", "trace", "tensorboard", "top", "ls", "page")},
-    **{f"checkpoint {name}": ["lockstep", "checkpoint", *name.split()] for name in ("", "ls", "verify", "export")},
+    **{f"checkpoint {name}": ["lockstep", "checkpoint", *name.split()] for name in ("", "ls", "verify", "export", "import")},
     **{f"run {name}": ["benchmarks", "run", name] for name in SUITES},
 }
 

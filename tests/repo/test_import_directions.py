@@ -64,6 +64,7 @@ LAYERS: dict[str, tuple[str, ...]] = {
         "launcher",
         "certs",
         "checkpoint_export",
+        "checkpoint_import",
         "in_process",
         "dry_run",
         "tensorboard",

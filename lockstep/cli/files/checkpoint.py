@@ -1,4 +1,4 @@
-"""`lockstep checkpoint`: have a cluster save one, and list, verify or export what there is. Knows the terminal, the chief and storages."""
+"""`lockstep checkpoint`: have a cluster save one, and list, verify, export or import them. Knows the terminal, the chief and storages."""
 
 import argparse
 import dataclasses
@@ -12,13 +12,14 @@ from functools import partial
 from pathlib import Path
 
 from lockstep.checkpoint_export import export
+from lockstep.checkpoint_import import import_checkpoint
 from lockstep.cli.access import CommandFailed, add_arguments, chief_of
 from lockstep.cli.formatting import bytes_text, table
 from lockstep.cli.progress import shown
 from ps_protocol.checkpoint.catalog import Found, Skipped, find_checkpoint, list_checkpoints, open_storage, verify_checkpoint
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import CheckpointNotFound, DataLoss, DeadlineExceeded, InvalidSpec
-from ps_protocol.process.options import CALLED_CLUSTER, CHECKPOINT_DIR, Given
+from ps_protocol.process.options import CALLED_CLUSTER, CHECKPOINT_DIR, RESTORE, Given
 from ps_protocol.roles.checkpoint import check_tag
 from ps_protocol.roles.chief import Chief
 
@@ -43,7 +44,16 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     exporting.add_argument("--tag", default="", metavar="TAG", help="which checkpoint (default: the newest)")
     exporting.add_argument("--slots", action="store_true", help="also the optimizers' slots and the moving averages")
     exporting.set_defaults(action=_export)
-    for action in (listing, verify, exporting):
+    importing = actions.add_parser(
+        "import",
+        help="make a checkpoint of a file that was exported with --slots",
+        description="Make a checkpoint of a file: the way back of `export --slots`.",
+    )
+    importing.add_argument("file", type=Path, metavar="FILE", help="file to read, its name ending in .safetensors")
+    importing.add_argument("--into", default="", metavar="TAG", help='take what FILE lacks from this checkpoint ("latest": the newest)')
+    importing.add_argument("--tag", default="", metavar="NAME", help='name of the new one (default: as before, or with "-imported")')
+    importing.set_defaults(action=_import)
+    for action in (listing, verify, exporting, importing):
         _add_place(action)
         action.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
 
@@ -163,6 +173,32 @@ def _export(arguments: argparse.Namespace) -> int:
     fields = {"file": str(arguments.file), "tag": found.checkpoint.tag, "step": found.checkpoint.step, "tensors": [*names]}
     words = f"{arguments.file}: {len(names)} tensors of {found.checkpoint.tag}, step {found.checkpoint.step}"
     print(json.dumps(fields) if arguments.json else words)
+    return 0
+
+
+def _import(arguments: argparse.Namespace) -> int:
+    storage, cluster, path = _storage_of(arguments), _cluster_of(arguments), arguments.file
+    if path.suffix != ".safetensors":
+        raise InvalidSpec(f"{path}: want a .safetensors that `lockstep checkpoint export --slots` has written")
+    into = None
+    if arguments.into:
+        wanted = None if arguments.into == RESTORE.default else check_tag(arguments.into)
+        into = find_checkpoint(storage, cluster=cluster, tag=wanted).checkpoint
+    with shown(f"importing {path}", is_bytes=True) as progress:
+        on_written = partial(progress.advance, total=path.stat().st_size)
+        tag = check_tag(arguments.tag) if arguments.tag else ""
+        found = import_checkpoint(path, storage, into=into, tag=tag, cluster=cluster, on_written=on_written)
+    tag, step = found.checkpoint.tag, found.checkpoint.step
+    newest = find_checkpoint(storage, cluster=found.checkpoint.cluster).checkpoint.tag
+    if arguments.json:
+        fields = {"file": str(path), "tag": tag, "step": step, "tensors": [*found.names], "unused": [*found.unused], "newest": newest}
+        print(json.dumps(fields))
+        return 0
+    print(f"{tag}: step {step}, {len(found.names)} tensors of {path}")
+    if found.unused:
+        print(f"not used, since the checkpoint has no such tensor: {', '.join(map(repr, found.unused))}", file=sys.stderr)
+    if newest != tag:
+        print(f"{newest} is newer: start the cluster with --restore {tag}", file=sys.stderr)
     return 0
 
 

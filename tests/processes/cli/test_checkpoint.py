@@ -12,6 +12,7 @@ from lockstep.__main__ import main
 from ps_protocol.checkpoint.catalog import find_checkpoint, verify_checkpoint
 from ps_protocol.checkpoint.storage import LocalStorage
 from tests.support.clusters import Shape
+from tests.support.commands import run_up
 from tests.support.real_cluster import RealCluster
 
 
@@ -41,6 +42,45 @@ def test_checkpoint_on_demand_has_the_values_of_its_step(cluster: RealCluster, p
             values = np.lib.format.read_array(member, allow_pickle=False)
         assert np.all(values == -step), "each step takes 1 away"
     assert [stored.is_whole for stored in place.stored()] == [True, True]
+
+
+TRAINING = """
+import numpy as np
+import lockstep
+
+with lockstep.connect() as session:
+    session.create_or_join(
+        {"w": np.ones((7, 3)), "v": lockstep.Variable(np.zeros(5, np.float32), optimizer=lockstep.momentum(0.1, 0.9)),
+         "rows": lockstep.EmbeddingTable((11, 2)), "mean": lockstep.Buffer(np.zeros(2), "mean")},
+        optimizer=lockstep.adam(lockstep.polynomial_decay(0.1, 20)), averages=lockstep.moving_average(0.9), split_bytes=64,
+    )
+    while not session.is_finished:
+        random = np.random.default_rng(session.local_step)
+        session.user_state["seen"] = session.user_state.get("seen", 0) + random.integers(9)
+        rows = lockstep.IndexedSlices(random.integers(11, size=3), random.normal(size=(3, 2)).astype(np.float32))
+        gradients = {"w": random.normal(size=(7, 3)), "v": random.normal(size=5).astype(np.float32), "rows": rows}
+        session.step(gradients, updates={"mean": random.normal(size=2)}, metrics={"loss": random.normal()})
+"""
+
+
+def train(place: Path, *, until: int, run_dir: Path) -> LocalStorage:
+    words = ("--ps", "2", "--workers", "1", "--max-steps", str(until), "--checkpoint-dir", str(place))
+    code, out = run_up(*words, worker=TRAINING, run_dir=run_dir)
+    assert code == 0, out
+    return LocalStorage(place)
+
+
+def test_a_training_goes_on_with_the_same_bits_from_what_was_exported_and_imported(tmp_path: Path) -> None:
+    place = train(tmp_path / "ckpt", until=4, run_dir=tmp_path / "first")
+    file, other = tmp_path / "all.safetensors", tmp_path / "other"
+    assert main(["checkpoint", "export", str(file), "--slots", "--checkpoint-dir", place.place]) == 0
+    assert main(["checkpoint", "import", str(file), "--checkpoint-dir", str(other)]) == 0
+    train(tmp_path / "ckpt", until=9, run_dir=tmp_path / "second")
+    train(other, until=9, run_dir=tmp_path / "third")
+    checkpoints = [find_checkpoint(one).checkpoint for one in (place, LocalStorage(other))]
+    assert [one.step for one in checkpoints] == [9, 9]
+    assert [one.sha256 for one in checkpoints[0].files] == [one.sha256 for one in checkpoints[1].files]
+    assert checkpoints[0].user_states == checkpoints[1].user_states != ()
 
 
 def test_checkpoint_before_there_is_a_model_is_refused_in_words(cluster: RealCluster, capsys: pytest.CaptureFixture[str]) -> None:

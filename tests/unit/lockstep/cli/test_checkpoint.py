@@ -2,7 +2,9 @@
 
 import json
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -150,3 +152,120 @@ def test_save_without_a_chief_says_what_to_give(capsys: pytest.CaptureFixture[st
     monkeypatch.delenv("LOCKSTEP_CHIEF", raising=False)
     assert main(["checkpoint"]) == 2
     assert "give --chief ADDRESS" in capsys.readouterr().err
+
+
+def contents_of(place: LocalStorage, tag: str) -> list[bytes]:
+    return [path.read_bytes() for path in sorted((Path(place.place) / tag).glob("*.safetensors"))]
+
+
+def manifest_of(place: LocalStorage, tag: str) -> dict[str, Any]:
+    fields: dict[str, Any] = json.loads((Path(place.place) / tag / "MANIFEST.json").read_text())
+    return {name: value for name, value in fields.items() if name not in ("saved_at", "sha256")}
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 5])
+def test_what_was_exported_with_slots_is_imported_as_the_same_bytes(place: LocalStorage, tmp_path: Path, num_shards: int) -> None:
+    before = save(place, step=3, num_shards=num_shards)
+    path, other = tmp_path / "model.safetensors", LocalStorage(tmp_path / "other")
+    assert run("export", str(path), "--slots", place=place) == 0
+    assert run("import", str(path), place=other) == 0
+    assert contents_of(other, before.tag) == contents_of(place, before.tag)
+    assert manifest_of(other, before.tag) == manifest_of(place, before.tag)
+    assert run("verify", place=other) == 0
+
+
+def rewritten(path: Path, change: Callable[[dict[str, Array]], object], *, keeps_metadata: bool = True) -> Path:
+    """The same file as another library writes it."""
+    from safetensors.numpy import save_file
+
+    arrays = {name: array.copy() for name, array in read_safetensors(path).items()}
+    change(arrays)
+    header = json.loads(path.read_bytes()[8 : 8 + int.from_bytes(path.read_bytes()[:8], "little")])
+    save_file(arrays, path, metadata=header["__metadata__"] if keeps_metadata else None)
+    return path
+
+
+def halve(arrays: dict[str, Array]) -> None:
+    arrays["layer/w"] /= 2
+
+
+def test_changed_values_are_imported_under_a_new_name_and_the_rest_stays(
+    place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(place, step=3)
+    path = tmp_path / "model.safetensors"
+    assert run("export", str(path), "--slots", place=place) == 0
+    rewritten(path, halve)
+    capsys.readouterr()
+    assert run("import", str(path), "--json", place=place) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["tag"], told["newest"], told["unused"]) == ("step-000000003-imported",) * 2 + ([],)
+    assert run("export", str(tmp_path / "again.safetensors"), "--slots", place=place) == 0
+    found = read_safetensors(tmp_path / "again.safetensors")
+    np.testing.assert_array_equal(found["layer/w"], values_of(VARIABLES[0], step=3) / 2)
+    np.testing.assert_array_equal(found["layer/w@velocity"], values_of(VARIABLES[0], step=3, part="velocity"))
+
+
+def test_a_file_without_slots_is_put_into_a_checkpoint(place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    save(place, step=3)
+    save(place, step=4)
+    path = tmp_path / "model.safetensors"
+    assert run("export", str(path), place=place) == 0
+
+    def only_one(arrays: dict[str, Array]) -> None:
+        halve(arrays)
+        for name in [name for name in arrays if name != "layer/w"]:
+            del arrays[name]
+        arrays["num_batches"] = np.array(3)
+
+    rewritten(path, only_one, keeps_metadata=False)
+    assert run("import", str(path), place=place) == 2
+    words = capsys.readouterr().err
+    assert "has values only" in words
+    assert "--into TAG puts them in place of those of a checkpoint" in words
+    assert run("import", str(path), "--into", "step-000000003", "--tag", "mine", place=place) == 0
+    words = capsys.readouterr().err
+    assert "not used, since the checkpoint has no such tensor: 'num_batches'" in words
+    assert "step-000000004 is newer: start the cluster with --restore mine" in words
+    assert run("export", str(tmp_path / "again.safetensors"), "--slots", "--tag", "mine", place=place) == 0
+    found = read_safetensors(tmp_path / "again.safetensors")
+    np.testing.assert_array_equal(found["layer/w"], values_of(VARIABLES[0], step=4) / 2)
+    np.testing.assert_array_equal(found["layer/w@velocity"], values_of(VARIABLES[0], step=3, part="velocity"))
+    np.testing.assert_array_equal(found[VARIABLES[1].name], values_of(VARIABLES[1], step=3))
+    assert run("verify", place=place) == 0
+
+
+def test_a_file_that_does_not_fit_is_refused_and_leaves_nothing(
+    place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(place, step=3)
+    path = tmp_path / "model.safetensors"
+
+    def refused(change: Callable[[dict[str, Array]], object], *words: str, options: tuple[str, ...] = (), code: int = 2) -> None:
+        assert run("export", str(path), "--slots", place=place) == 0
+        rewritten(path, change)
+        capsys.readouterr()
+        assert run("import", str(path), *options, place=place) == code
+        told = capsys.readouterr().err
+        assert all(word in told for word in words), told
+
+    refused(lambda arrays: arrays.pop("layer/w@velocity"), "tensors are missing that were exported: 'layer/w", "--into TAG takes them")
+    square = np.zeros((2, 2), np.float32)
+    refused(lambda arrays: arrays.update({"layer/w": square}), "tensor 'layer/w' is (2, 2) float32, the checkpoint's is")
+    refused(lambda arrays: arrays.update({"layer/w": arrays["layer/w"].astype(np.float16)}), "float16, the checkpoint's")
+
+    def only_another(arrays: dict[str, Array]) -> None:
+        arrays.clear()
+        arrays["x"] = np.zeros(3)
+
+    refused(only_another, "has no tensor of checkpoint step-000000003; it has 'x'", options=("--into", "latest"))
+    refused(halve, "checkpoint 'step-000000003' is there already; choose another name", options=("--tag", "step-000000003"))
+    refused(halve, "no complete checkpoint 'step-9'", options=("--into", "step-9"), code=1)
+    path.write_bytes(b"\x08" + b"\0" * 7 + b"{}      ")
+    assert run("import", str(path), place=place) == 2
+    path.write_bytes(b"\xff" * 64)
+    assert run("import", str(path), place=place) == 1
+    assert "not a valid safetensors file" in capsys.readouterr().err
+    assert run("import", str(tmp_path / "missing.safetensors"), place=place) == 1
+    assert run("import", str(tmp_path / "model.pt"), place=place) == 2
+    assert [path.name for path in Path(place.place).iterdir()] == ["step-000000003"]
