@@ -281,8 +281,7 @@ def parse_formula(
     if len(text) > MAX_TEXT:
         raise InvalidSpec(f"formula: {len(text)} characters, want <= {MAX_TEXT}")
     try:
-        # `;` stands between assignments, and a formula may be indented as a whole.
-        tree = ast.parse("\n".join(line.strip() for line in text.strip().splitlines()))
+        tree = _tree_of(text)
     except SyntaxError as error:
         raise _error(text, error.lineno or 1, (error.offset or 1) - 1, f"this cannot be read: {error.msg}") from None
     except (RecursionError, MemoryError):
@@ -290,6 +289,28 @@ def parse_formula(
     except ValueError as error:
         raise InvalidSpec(f"formula {_short(text)}: this cannot be read: {error}") from None
     return _Parser(text, variable=variable, others=others, writable=writable, step=step, bases=bases).formula(tree)
+
+
+def with_named_powers(text: str, *, step: str, named: Callable[[str], str]) -> str:
+    """Returns the text of a checked formula in which each power `name ** step` is the name `named(name)`."""
+    return ast.unparse(_Powers(step, named).visit(_tree_of(text)))
+
+
+def _tree_of(text: str) -> ast.Module:
+    # `;` stands between assignments, and a formula may be indented as a whole.
+    return ast.parse("\n".join(line.strip() for line in text.strip().splitlines()))
+
+
+class _Powers(ast.NodeTransformer):
+    def __init__(self, step: str, named: Callable[[str], str]) -> None:
+        self._step, self._named = step, named
+
+    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
+        match node:
+            case ast.BinOp(left=ast.Name(id=base), op=ast.Pow(), right=ast.Name(id=exponent)) if exponent == self._step:
+                return ast.Name(id=self._named(base))
+        self.generic_visit(node)
+        return node
 
 
 class _Parser:

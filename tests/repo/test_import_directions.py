@@ -104,6 +104,7 @@ PURE = (
     "worker_client.strategy.reduction",
     "worker_client.strategy.group",
     "worker_client.strategy.messages",
+    "worker_client.strategy.exchange",
     "lockstep.planning",
     "lockstep.timeline",
     "lockstep.cli.formatting",

@@ -1,15 +1,13 @@
 """Closures that any worker runs: scheduled in one program, run by functions that the workers' programs have registered. Knows no replica.
 
-The coordinator's program has the queue. It hands each worker one closure at a time and waits for the outcome, over mailboxes on the
-parameter servers. What may have been lost with a server is sent again; a worker that is gone has its closure run by another one.
+The coordinator's program has the queue. It hands each worker one closure at a time and waits for the outcome, over a link of mailboxes on
+the parameter servers. A worker that is gone has its closure run by another one.
 
-A coordinator calls each worker by a run of its own and the number of the closure that it is to wait for, 0 for a worker that has not
-answered yet. All that follows names the run, so that nothing of an earlier coordinator is taken for this one's. The call is sent again
-until it is answered; a worker that waits looks for calls every few seconds, and changes to the run that called it last.
+A coordinator first greets each worker, and goes on with one that answers: it serves. An outcome names the message that it answers, so that
+nothing of an earlier coordinator is taken for this one's. A worker that serves answers every coordinator of its name.
 """
 
 import logging
-import secrets
 import threading
 import time
 from collections import deque
@@ -18,7 +16,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from ps_protocol.errors import AccumulatorNotFound, Cancelled, DeadlineExceeded, InvalidSpec, PsError
+from ps_protocol.errors import Cancelled, InvalidSpec, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.model.variables import check_name
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ParticipantKind
@@ -34,20 +32,17 @@ from worker_client.strategy.closures import (
     unpack_call,
     unpack_outcome,
 )
+from worker_client.strategy.links import AGAIN_S, Link, new_sender
 from worker_client.strategy.mailboxes import Mailboxes
+from worker_client.strategy.messages import Message, Serial
 from worker_client.strategy.values import map_nested
 
 log = logging.getLogger("lockstep.worker")
 
 # How long one look for a message blocks, and how often the workers are looked at.
 _SLICE_S = 0.5
-# What has had no answer for so long is said again: a server that was started again has forgotten it.
-_AGAIN_S = 3.0
 # A server that does not answer is given up for so long.
 _SERVER_S = 5.0
-_PAUSE_S = 0.2
-# How long a worker that waits for a closure looks for the call of another coordinator.
-_LOOK_S = 0.2
 _CLOSING_S = 5.0
 
 _Worker = tuple[int, int]  # index and incarnation
@@ -100,6 +95,10 @@ class _Job:
 
 class _Gone(Exception):
     """The worker is no more, or is another process now."""
+
+
+class _GivenUp(Exception):
+    """The coordinator is being closed."""
 
 
 class _Queue:
@@ -241,7 +240,7 @@ class ClusterCoordinator:
     def __init__(self, target: Session | Observer, *, name: str = "main") -> None:
         check_name(name)
         self._target, self._name = target, name
-        self._run = secrets.randbits(48)  # exact in a message of floats
+        self._sender = new_sender()
         self._own: int | None = target.worker_index if isinstance(target, Session) else None
         self._queue = _Queue()
         self._num_datasets = 0
@@ -310,7 +309,7 @@ class ClusterCoordinator:
             try:
                 # For workers whose place the chief had given up, and which have taken it again since it was asked last.
                 self._mail.mark(_closings(self._name))
-                self._mail.mark(_closing(self._name, self._run))
+                self._mail.mark(_closing(self._name, self._sender.run))
             except PsError as error:
                 log.warning("coordinator: workers that have just come may not hear that it is closed: %s", error)
         self._mail.close()
@@ -339,64 +338,51 @@ class ClusterCoordinator:
 
     def _serve(self, worker: _Worker) -> None:
         """Hands a worker one closure after the other."""
+        link = Link(self._mail, outgoing=_closures(self._name, worker), incoming=_outcomes(self._name, worker))
         try:
-            number = 0
-            if self._exchanged(worker, number, None) is None:
+            if not self._is_served(worker, link):
                 return
             while (job := self._queue.take(worker)) is not None:
-                number += 1
-                outcome = self._exchanged(worker, number, job.message)
-                assert outcome is not None
-                self._queue.finish(worker, unpack_outcome(outcome))
-            self._mail.send(_job(self._name, self._run, worker, number + 1), pack_call(Call(function="", kwargs={})), again=True)
+                try:
+                    outcome = unpack_outcome(self._answered(worker, link, self._sender.message(job.message)))
+                except (InvalidSpec, LimitExceeded) as error:
+                    outcome = Outcome(error=f"it cannot be sent: {type(error).__name__}: {error.message}")
+                self._queue.finish(worker, outcome)
+            link.send(self._sender.message(pack_call(Call(function="", kwargs={}))))
         except _Gone:
             self._queue.put_back(worker)
+            link.discard()
         except PsError as error:
             log.warning("coordinator: worker %d is given up: %s", worker[0], error)
             self._queue.put_back(worker)
 
-    def _exchanged(self, worker: _Worker, number: int, message: list[Any] | None) -> list[Any] | None:
-        """Sends a closure and returns the answer to it. Raises _Gone if the worker is no more.
-
-        Without a closure, waits until the worker serves; None: the coordinator was closed before.
-        """
-        job, reply = _job(self._name, self._run, worker, number), _reply(self._name, self._run, worker, number)
-        num_sent, sent_at, is_answered = 0, 0.0, False
-        try:
-            while True:
-                try:
-                    if not num_sent or time.monotonic() >= sent_at + _AGAIN_S:
-                        is_again, num_sent = num_sent > 0, num_sent + 1
-                        if message is None or is_again:
-                            self._mail.send(_calling(self._name, worker), [np.array([self._run, number], np.int64)], again=True)
-                        if message is not None:
-                            self._mail.send(job, message, again=is_again)
-                        sent_at = time.monotonic()
-                    answer = self._mail.receive(reply, _SLICE_S)
-                    is_answered = True
-                    return answer
-                except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
-                    pass  # the latter: it is just being sent again
-                except PsError as error:
-                    log.debug("coordinator: worker %d, closure %d: %s", worker[0], number, error)
-                    self._mail.renew()
-                    sent_at = 0.0
-                    time.sleep(_PAUSE_S)
-                if not self._queue.is_live(worker):
-                    raise _Gone
-                if self._is_closing.is_set() and message is None:
-                    return None
-        finally:
-            # What was sent once and answered was taken; of the rest a copy may be there that nobody will take.
-            if message is None or num_sent > 1 or not is_answered:
-                self._discard(_calling(self._name, worker), *([] if message is None else [job]))
-
-    def _discard(self, *names: str) -> None:
-        for name in names:
+    def _is_served(self, worker: _Worker, link: Link) -> bool:
+        """Waits until the worker serves; False: the coordinator was closed before. Raises _Gone."""
+        while not self._is_closing.is_set():
             try:
-                self._mail.discard(name)
-            except PsError as error:
-                log.debug("coordinator: %s stays on its server: %s", name, error)
+                self._answered(worker, link, self._sender.message(()), until=self._is_closing)
+                return True
+            except _GivenUp:
+                link.discard()
+            except LimitExceeded as error:
+                log.debug("coordinator: worker %d: %s", worker[0], error)
+        return False
+
+    def _answered(self, worker: _Worker, link: Link, message: Message, *, until: threading.Event | None = None) -> Sequence[Any]:
+        """Sends a message and returns what answers it.
+
+        Raises _Gone if the worker is no more, InvalidSpec and LimitExceeded if the message cannot be sent, and _GivenUp at `until`.
+        """
+        link.send(message)
+        while True:
+            answer = link.receive(_SLICE_S)
+            if answer is not None and _answered_by(answer) == message.serial:
+                link.settle()
+                return answer.values[1:]
+            if not self._queue.is_live(worker):
+                raise _Gone
+            if until is not None and until.is_set():
+                raise _GivenUp
 
 
 def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name: str = "main") -> int:
@@ -413,7 +399,7 @@ def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name
     try:
         is_over, here = False, _Here(functions)
         while not is_over:
-            num_more, is_over = _served(session, mail, here, name, num_closings)
+            num_more, is_over = _Serving(session, mail, here, name=name, num_closings=num_closings).run()
             num_run += num_more
         return num_run
     finally:
@@ -456,107 +442,91 @@ class _NoFunction(Exception):
     """A closure names a function that there is not."""
 
 
-def _served(session: Session, mail: Mailboxes, here: _Here, name: str, num_closings: int) -> tuple[int, bool]:
-    """Serves as the present incarnation; returns how many have run, and whether that is all."""
-    worker = _identity(session)
-    place, num_run, looked_at = _Place(mail, name, worker), 0, time.monotonic()
-    while True:
-        try:
-            if time.monotonic() >= looked_at + _AGAIN_S:
-                looked_at = time.monotonic()
-                if place.is_closed(num_closings):
-                    return num_run, True
-            place.look()
-            call = place.received()
-        except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
-            if session.is_finished:
+class _Serving:
+    """Serves as one incarnation of a worker: answers each message of a coordinator once."""
+
+    def __init__(self, session: Session, mail: Mailboxes, here: _Here, *, name: str, num_closings: int) -> None:
+        self._session, self._mail, self._here, self._name, self._num_closings = session, mail, here, name, num_closings
+        self._worker = _identity(session)
+        self._sender = new_sender()
+        self._link = Link(mail, outgoing=_outcomes(name, self._worker), incoming=_closures(name, self._worker))
+        # The latest message that was answered.
+        self._latest: Serial | None = None
+
+    def run(self) -> tuple[int, bool]:
+        """Returns how many closures have run, and whether that is all: else the worker has another incarnation now."""
+        num_run, looked_at_s = 0, time.monotonic()
+        while _identity(self._session) == self._worker:
+            message = self._received()
+            if self._session.is_finished:
                 return num_run, True
+            if message is not None and not self._is_copy(message.serial):
+                try:
+                    call = self._begun(message)
+                except MalformedMessage as error:
+                    self._answer(pack_outcome(Outcome(error=error.message)))
+                    continue
+                if call is not None and not call.function:
+                    return num_run, True
+                num_run += call is not None
+                self._answer(pack_outcome(Outcome()) if call is None else self._here.answer(call))
+            elif time.monotonic() >= looked_at_s + AGAIN_S:
+                looked_at_s = time.monotonic()
+                if self._is_closed():
+                    return num_run, True
+        return num_run, False
+
+    def _received(self) -> Message | None:
+        try:
+            return self._link.receive(_SLICE_S)
+        except LimitExceeded as error:
+            # An outcome that was sent before, to a server that has been started again meanwhile.
+            self._answer(_unsent(error))
+            return None
+
+    def _begun(self, message: Message) -> Call | None:
+        """Takes in a coordinator's message: a closure, or a greeting."""
+        # A message of another coordinator does not say that the one before has got its outcome.
+        if self._latest is not None and self._latest.run == message.serial.run:
+            self._link.settle()
+        self._latest = message.serial
+        return unpack_call(message.values) if message.values else None
+
+    def _is_copy(self, serial: Serial) -> bool:
+        return self._latest is not None and serial.run == self._latest.run and serial.number <= self._latest.number
+
+    def _is_closed(self) -> bool:
+        """Whether the coordinator is closed; where none has sent anything, whether more of its name are than when this began."""
+        try:
+            # A worker that has just left one coordinator may hear late that it is closed, and must not leave the next one for it.
+            if self._latest is not None:
+                return self._mail.num_marks(_closing(self._name, self._latest.run)) > 0
+            return self._mail.num_marks(_closings(self._name)) > self._num_closings
         except PsError as error:
             log.debug("closures: %s", error)
-            if session.is_finished:
-                return num_run, True
-            mail.renew()
-            place.send_again()
-            time.sleep(_PAUSE_S)
-        else:
-            if session.is_finished if call is None else not call.function:
-                return num_run, True
-            if call is not None:
-                num_run += 1
-                place.answered(here.answer(call))
-        if _identity(session) != worker:
-            return num_run, False
+            return False
 
-
-class _Place:
-    """The run of the coordinator that has called a worker, its last closure's number, and the answer, which is sent again."""
-
-    def __init__(self, mail: Mailboxes, name: str, worker: _Worker) -> None:
-        self._mail, self._name, self._worker = mail, name, worker
-        self._run: int | None = None
-        self._number = 0
-        self._answer: list[Any] | None = None
-        self._num_sent, self._sent_at, self._looked_at = 0, 0.0, float("-inf")
-
-    def is_closed(self, num_closings: int) -> bool:
-        """Whether the coordinator is closed; where none has called, whether more than `num_closings` of its name are."""
-        # A worker that has just left one run may hear late that this is closed, and must not leave the next one for it.
-        if self._run is not None:
-            return self._mail.num_marks(_closing(self._name, self._run)) > 0
-        return self._mail.num_marks(_closings(self._name)) > num_closings
-
-    def look(self) -> None:
-        """Sends the answer if it is time to, and looks whether a coordinator calls. Raises what the mailboxes raise."""
-        if self._answer is not None and (not self._num_sent or time.monotonic() >= self._sent_at + _AGAIN_S):
-            self._num_sent, self._sent_at = self._num_sent + 1, time.monotonic()
-            self._mail.send(self._reply(), self._answer, again=self._num_sent > 1)
-        if self._run is not None and time.monotonic() < self._looked_at + _AGAIN_S:
-            return
-        self._looked_at = time.monotonic()
+    def _answer(self, outcome: list[Any]) -> None:
+        """Sends the outcome of the latest message, or why it cannot be sent."""
+        assert self._latest is not None
+        head = np.array([self._latest.run, self._latest.number], np.int64)
         try:
-            ((run, number),) = self._mail.receive(_calling(self._name, self._worker), _SLICE_S if self._run is None else _LOOK_S)
-        except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
-            return
-        except (TypeError, ValueError):
-            log.debug("closures: a coordinator's call cannot be read; it will be sent again")
-            return
-        # A call that crossed with the answer to it is of this run, and of no later closure.
-        if run != self._run or number > self._number + 1:
-            self._forget_answer()
-            if self._run is not None:
-                self._mail.discard(_job(self._name, self._run, self._worker, self._number + 1))
-            self._run, self._number = int(run), max(0, int(number) - 1)
-            if not number:
-                self.answered(pack_outcome(Outcome()), number=0)
+            self._link.send(self._sender.message([head, *outcome]))
+        except LimitExceeded as error:
+            self._link.send(self._sender.message([head, *_unsent(error)]))
 
-    def received(self) -> Call | None:
-        """Returns the next closure; None: no coordinator has called. Raises what the mailboxes raise."""
-        if self._run is None:
-            return None
-        if self._answer is not None and not self._num_sent:
-            self.look()
-        call = unpack_call(self._mail.receive(_job(self._name, self._run, self._worker, self._number + 1), _SLICE_S))
-        self._forget_answer()
-        return call
 
-    def answered(self, answer: list[Any], *, number: int | None = None) -> None:
-        """Takes the answer to the closure that has come; it is sent until the next one comes."""
-        self._number = self._number + 1 if number is None else number
-        self._answer, self._num_sent = answer, 0
-        self._looked_at = time.monotonic()  # who has just had a closure has a coordinator
+def _unsent(error: LimitExceeded) -> list[Any]:
+    return pack_outcome(Outcome(error=f"what the closure returned cannot be sent: {type(error).__name__}: {error.message}"))
 
-    def send_again(self) -> None:
-        """Has the answer sent again now: it may be lost."""
-        self._sent_at = float("-inf")
 
-    def _forget_answer(self) -> None:
-        if self._answer is not None and self._num_sent > 1:
-            self._mail.discard(self._reply())
-        self._answer = None
-
-    def _reply(self) -> str:
-        assert self._run is not None
-        return _reply(self._name, self._run, self._worker, self._number)
+def _answered_by(message: Message) -> Serial | None:
+    """Returns which message this one answers; None if it cannot be read."""
+    try:
+        run, number = (int(one) for one in message.values[0])
+    except (IndexError, TypeError, ValueError):
+        return None
+    return Serial(run, number)
 
 
 def _name_of(fn: object, what: str) -> str:
@@ -579,13 +549,9 @@ def _identity(session: Session) -> _Worker:
     return participant.index, participant.incarnation
 
 
-def _calling(name: str, worker: _Worker) -> str:
-    return f"coordinator/{name}/call of worker {worker[0]} incarnation {worker[1]}"
+def _closures(name: str, worker: _Worker) -> str:
+    return f"coordinator/{name}/closures for worker {worker[0]} incarnation {worker[1]}"
 
 
-def _job(name: str, run: int, worker: _Worker, number: int) -> str:
-    return f"coordinator/{name}/run {run}/closure {number} for worker {worker[0]} incarnation {worker[1]}"
-
-
-def _reply(name: str, run: int, worker: _Worker, number: int) -> str:
-    return f"coordinator/{name}/run {run}/outcome {number} of worker {worker[0]} incarnation {worker[1]}"
+def _outcomes(name: str, worker: _Worker) -> str:
+    return f"coordinator/{name}/outcomes of worker {worker[0]} incarnation {worker[1]}"

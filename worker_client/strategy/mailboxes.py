@@ -4,7 +4,6 @@ A message has a name that is used once, and which decides the parameter server t
 """
 
 import threading
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from ps_protocol.roles.accumulators import shard_of
 from worker_client.accumulators import Access, ConditionalAccumulator, open_access
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session
-from worker_client.strategy.messages import HEAD, pack, unpack
+from worker_client.strategy.messages import HEAD, Message, pack, unpack
 
 WIRE_DTYPES = ("float16", "float32", "float64")
 
@@ -31,9 +30,9 @@ class Mailboxes:
         self._lock = threading.Lock()
         self._accesses: dict[int, Access] = {}
 
-    def send(self, name: str, values: Sequence[Any], *, again: bool = False) -> None:
-        """Sends arrays and IndexedSlices. `again`: the message may have been sent before, in part or whole, and counts once."""
-        parts = pack(values)
+    def send(self, name: str, message: Message, *, again: bool = False) -> None:
+        """Sends a message. `again`: it, or another, may have been sent before, in part or whole, and goes away first."""
+        parts = pack(message)
         if again:
             self.discard(name)
         # The head comes last: who has it finds the rest.
@@ -41,8 +40,8 @@ class Mailboxes:
             with self._mailbox(name, part, parts[part].dtype) as mailbox:
                 mailbox.apply_grad(parts[part])
 
-    def receive(self, name: str, timeout_s: float) -> list[Any]:
-        """Returns the message once it is there, and removes it. Raises DeadlineExceeded."""
+    def receive(self, name: str, timeout_s: float) -> Message:
+        """Returns the message once it is there, and removes it. Raises DeadlineExceeded; MalformedMessage for parts of several messages."""
 
         def receive(part: str) -> Array:
             dtype = np.dtype(np.float64 if part == HEAD else part)

@@ -1,7 +1,9 @@
-"""Arrays and rows as a few vectors of floats, which accumulators can carry, and back. Knows no accumulator and no replica."""
+"""Numbered messages of arrays and rows, as a few vectors of floats, which accumulators can carry, and back. Knows no accumulator."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -15,13 +17,46 @@ _TYPES = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int
 _LARGEST_EXACT = 1 << 53
 # The vector that is read first.
 HEAD = "head"
+# A run and a number travel as bytes, which every type of float has exactly, after a 1 that says that this is one message.
+_SERIAL_BYTES = 6
+RUN_BITS = 8 * _SERIAL_BYTES
+_MARK_SIZE = 1 + 2 * _SERIAL_BYTES
 
 
-def pack(values: Sequence[Any]) -> dict[str, Array]:
-    """Returns the vectors of these arrays and IndexedSlices: by element type, after a head that says what they are.
+@dataclass(frozen=True, slots=True)
+class Serial:
+    """Which message it is: the run of the program that sent it, a random number, and how many it had sent with it."""
+
+    run: int
+    number: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Message:
+    """Arrays and IndexedSlices under a serial. What is sent again is the same message."""
+
+    serial: Serial
+    values: Sequence[Any]
+
+
+class Sender:
+    """Numbers what one run of a program sends. `run` is random, so that a program that was started again is told from the one before."""
+
+    def __init__(self, run: int) -> None:
+        self.run = run
+        self._numbers = itertools.count(1)
+
+    def message(self, values: Sequence[Any]) -> Message:
+        """Returns the run's next message."""
+        return Message(Serial(self.run, next(self._numbers)), values)
+
+
+def pack(message: Message) -> dict[str, Array]:
+    """Returns the vectors of a message: by element type, after a head that says what they are. Each begins with the serial.
 
     Raises InvalidSpec for element types that cannot travel, and for integers beyond 2^53.
     """
+    serial, values = _marked(message.serial), message.values
     head: list[float] = [len(values)]
     parts: dict[str, list[Array]] = {}
 
@@ -41,7 +76,8 @@ def pack(values: Sequence[Any]) -> dict[str, Array]:
         else:
             head.append(0)
             put(np.asarray(value))
-    return {HEAD: np.array(head, np.float64), **{name: np.concatenate(arrays) for name, arrays in parts.items()}}
+    parts = {HEAD: [np.array(head, np.float64)], **parts}
+    return {name: np.concatenate([serial.astype(arrays[0].dtype), *arrays]) for name, arrays in parts.items()}
 
 
 def check(value: Any) -> None:
@@ -59,16 +95,18 @@ def _check(array: Array) -> None:
         raise InvalidSpec(f"an array of {array.dtype} beyond 2^53 cannot travel between processes")
 
 
-def unpack(receive: Callable[[str], Array]) -> list[Any]:
-    """Returns the values whose vectors `receive(name)` gives; it is asked for the head, and then for each that has something.
+def unpack(receive: Callable[[str], Array]) -> Message:
+    """Returns the message whose vectors `receive(name)` gives; it is asked for the head, and then for each that has something.
 
-    Raises MalformedMessage for a head that cannot be read.
+    Raises MalformedMessage for a head that cannot be read, and for vectors of different messages.
     """
-    numbers = iter(receive(HEAD).tolist())
+    head = receive(HEAD)
+    mark, numbers = head[:_MARK_SIZE], iter(head[_MARK_SIZE:].tolist())
     try:
+        serial = _serial_in(mark.tolist())
         plans = [_planned(numbers) for _ in range(int(next(numbers)))]
     except (IndexError, StopIteration, ValueError, OverflowError):
-        raise MalformedMessage("the head of a message cannot be read: its parts are not of one message") from None
+        raise MalformedMessage("the head of a message cannot be read") from None
     contents: dict[str, Array] = {}
     taken: dict[str, int] = {}
 
@@ -79,14 +117,32 @@ def unpack(receive: Callable[[str], Array]) -> list[Any]:
             return np.zeros(shape, dtype)
         name = dtype.name if dtype.kind == "f" else "float64"
         if name not in contents:
-            contents[name] = receive(name)
+            part = receive(name)
+            if not np.array_equal(part[:_MARK_SIZE], mark):
+                raise MalformedMessage(f"a message's head and its {name} part are of different messages")
+            contents[name] = part[_MARK_SIZE:]
         begin = taken.get(name, 0)
         taken[name] = begin + size
         if size < 0 or begin + size > contents[name].size:
-            raise MalformedMessage("a message has less than its head says: its parts are not of one message")
+            raise MalformedMessage("a message has less than its head says")
         return contents[name][begin : begin + size].astype(dtype).reshape(shape)
 
-    return [get(arrays[0]) if not is_rows else IndexedSlices(get(arrays[0]), get(arrays[1]), whole) for is_rows, whole, arrays in plans]
+    def value(is_rows: bool, whole: tuple[int, ...] | None, arrays: Sequence[tuple[np.dtype[Any], tuple[int, ...]]]) -> Any:
+        return IndexedSlices(get(arrays[0]), get(arrays[1]), whole) if is_rows else get(arrays[0])
+
+    return Message(serial, [value(*plan) for plan in plans])
+
+
+def _marked(serial: Serial) -> Array:
+    """Returns a serial as bytes, after a 1: where two messages were added up, it is none."""
+    return np.frombuffer(b"\1" + b"".join(one.to_bytes(_SERIAL_BYTES, "big") for one in (serial.run, serial.number)), np.uint8)
+
+
+def _serial_in(mark: Sequence[float]) -> Serial:
+    if len(mark) < _MARK_SIZE or mark[0] != 1:
+        raise ValueError("two messages in one")
+    content = bytes(int(one) for one in mark[1:])
+    return Serial(int.from_bytes(content[:_SERIAL_BYTES], "big"), int.from_bytes(content[_SERIAL_BYTES:], "big"))
 
 
 def _planned(numbers: Iterator[float]) -> tuple[bool, tuple[int, ...] | None, list[tuple[np.dtype[Any], tuple[int, ...]]]]:

@@ -3,7 +3,6 @@
 The formulas are those of the parameter servers' optimizers, in their order of operations, so that both give the same bits.
 """
 
-import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -11,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, ShapeMismatch
+from ps_protocol.model.expressions import with_named_powers
 from ps_protocol.model.optimizers import GRADIENT, LEARNING_RATE, OPTIMIZERS, STEP, OptimizerSpec
 from worker_client.model.declarations import IndexedSlices
 from worker_client.strategy.reduction import ReduceOp, reduce_op_of
@@ -94,9 +94,7 @@ def _adadelta(spec: OptimizerSpec) -> _Rule:
 
 def _text(spec: OptimizerSpec) -> _Rule:
     """That of an optimizer whose formula is a text: its numbers are in double precision."""
-    text, bases = spec.text, spec.parsed.bases
-    for base in bases:
-        text = re.sub(rf"\b{base}\s*\*\*\s*{STEP}\b", _power(base), text)
+    text, bases = with_named_powers(spec.text, step=STEP, named=_power), spec.parsed.bases
 
     def numbers(of: _Number, rate: float, powers: Mapping[str, Any]) -> Numbers:
         raised = {_power(base): powers[base] for base in bases}

@@ -46,7 +46,7 @@ def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
     """Returns the sum or mean of what the replicas contributed, added in the order of their ids, as an array that cannot be written.
 
     Rows (IndexedSlices) are put one after the other; their mean divides the values by the number of replicas. Raises ValueError if only
-    some contribute rows, ShapeMismatch and DtypeMismatch with the replica whose array is another.
+    some contribute rows, ShapeMismatch and DtypeMismatch with the replica whose array is another, and DtypeMismatch for truth values.
     """
     in_order = [contributions[replica] for replica in sorted(contributions)]
     if any(isinstance(value, IndexedSlices) for value in in_order):
@@ -58,6 +58,8 @@ def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
         if array.dtype != arrays[0].dtype:
             raise DtypeMismatch(f"replica {replica} contributes {array.dtype}, another one {arrays[0].dtype}; cast with .astype()")
     dtype = arrays[0].dtype
+    if dtype == np.bool_:
+        raise DtypeMismatch("truth values have no sum or mean; cast with .astype(np.int64) to count them, or to a float for their share")
     # A sum of halves stops growing: 2048 + 1 is 2048.
     total = np.array(arrays[0], np.float32 if dtype == np.float16 else dtype)
     for array in arrays[1:]:

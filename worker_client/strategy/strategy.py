@@ -55,8 +55,8 @@ class ReplicaContext:
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Calls `merge_fn(strategy, *args, **kwargs)` once, across replicas, and returns this replica's part of the result.
 
-        Waits until all replicas are there. The arguments are those of all replicas, merged as `run()` merges what it returns. Raises what
-        `merge_fn` raises, and RuntimeError in all replicas if some do not come.
+        Waits until all replicas are there. The arguments are those of all replicas, merged as `run()` merges what it returns. If `merge_fn`
+        raises, or some replicas do not come, all replicas end here, and `run()` raises that error or RuntimeError: catch it there.
         """
         if self._call is not None:
             return self._call.merge(merge_fn, tuple(args), dict(kwargs or {}))

@@ -1,7 +1,8 @@
 """Rule 81: closures are scheduled in one program and run in any worker, at least once; errors are told once, and values count once."""
 
+import itertools
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from typing import Any
@@ -9,11 +10,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, ShuttingDown, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitExceeded, ShuttingDown, Unavailable
 from tests.support.clusters import AnyCluster, Shape, Start
 from worker_client import IndexedSlices, sgd
 from worker_client.strategy import ClusterCoordinator, RemoteValue, serve
 from worker_client.strategy.mailboxes import Mailboxes
+from worker_client.strategy.messages import Message
 
 NUM_WORKERS = 3
 Functions = dict[str, Callable[..., Any]]
@@ -98,6 +100,33 @@ def test_arrays_that_cannot_travel_are_refused_where_they_are_scheduled_and_as_r
             coordinator.schedule("gives", (number,))
             with pytest.raises(RuntimeError, match=rf"failed on worker .: InvalidSpec: what the closure returned: {words}.* cannot travel"):
                 coordinator.join(30)
+            coordinator.join(30)
+        assert coordinator.schedule("square", (3,)).fetch(30) == 9
+
+
+def test_what_is_over_a_servers_limits_is_the_closures_error_and_the_next_one_runs(
+    cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    send, num_refused = Mailboxes.send, itertools.count()
+
+    def send_small(mailboxes: Mailboxes, name: str, message: Message, *, again: bool = False) -> None:
+        if any(np.size(value) == 1000 for value in message.values):
+            next(num_refused)
+            raise LimitExceeded("ps 0: has no room for this")
+        if any(np.size(value) == 900 for value in message.values) and next(num_refused) < 2:
+            raise LimitExceeded("ps 0: has no room at the moment")
+        send(mailboxes, name, message, again=again)
+
+    monkeypatch.setattr(Mailboxes, "send", send_small)
+    monkeypatch.setattr("worker_client.strategy.links.LIMIT_S", 0.3)
+    with serving(cluster, {**FUNCTIONS, "zeros": np.zeros}), ClusterCoordinator(cluster.observer()) as coordinator:
+        # Others may fill a server for a moment.
+        assert coordinator.schedule("same", (np.zeros(900),)).fetch(30)[0][0].size == 900
+        coordinator.schedule("same", (np.zeros(1000),))
+        with pytest.raises(RuntimeError, match=r"'same' failed on worker .: it cannot be sent: LimitExceeded: ps 0: has no room for this"):
+            coordinator.join(30)
+        coordinator.schedule("zeros", (1000,))
+        with pytest.raises(RuntimeError, match=r"'zeros' failed on worker .: what the closure returned cannot be sent: LimitExceeded"):
             coordinator.join(30)
         assert coordinator.schedule("square", (3,)).fetch(30) == 9
 
@@ -256,7 +285,7 @@ def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_told(sta
 def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, serves, receive = start(Shape(num_ps=2, total_num_replicas=1)), threading.Event(), Mailboxes.receive
 
-    def receive_and_tell(mailboxes: Mailboxes, name: str, timeout_s: float) -> list[Any]:
+    def receive_and_tell(mailboxes: Mailboxes, name: str, timeout_s: float) -> Message:
         serves.set()
         return receive(mailboxes, name, timeout_s)
 
@@ -311,16 +340,18 @@ def test_rule_81_a_coordinator_that_was_killed_and_is_started_again_has_its_clos
 
 
 def test_a_closure_that_was_sent_again_does_not_stay_on_the_servers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, may_go_on, left = start(Shape(total_num_replicas=1)), threading.Event(), set[str]()
+    cluster, may_go_on, left, sent = start(Shape(total_num_replicas=1)), threading.Event(), set[str](), list[Message]()
     send, receive, discard, sent_again = Mailboxes.send, Mailboxes.receive, Mailboxes.discard, threading.Event()
 
-    def note_sent(mailboxes: Mailboxes, name: str, values: Sequence[Any], *, again: bool = False) -> None:
-        send(mailboxes, name, values, again=again)
+    def note_sent(mailboxes: Mailboxes, name: str, message: Message, *, again: bool = False) -> None:
+        send(mailboxes, name, message, again=again)
         left.add(name)
-        if again and "closure 1 " in name:
-            sent_again.set()
+        if "closures for" in name and message.values:
+            if message in sent:
+                sent_again.set()
+            sent.append(message)
 
-    def note_received(mailboxes: Mailboxes, name: str, timeout_s: float) -> list[Any]:
+    def note_received(mailboxes: Mailboxes, name: str, timeout_s: float) -> Message:
         message = receive(mailboxes, name, timeout_s)
         left.discard(name)
         return message
@@ -338,4 +369,4 @@ def test_a_closure_that_was_sent_again_does_not_stay_on_the_servers(start: Start
             assert sent_again.wait(30)
             may_go_on.set()
             assert value.fetch(30)
-    assert not {name for name in left if "closure" in name}
+    assert not {name for name in left if "closures for" in name}

@@ -17,6 +17,7 @@ from worker_client.strategy import Optimizer, ParameterServerStrategy, Variable,
 
 NUM_STEPS, NUM_WORKERS = 5, 3
 LION = "v = v - lr * (sign(b1 * m + (1 - b1) * g) + decay * v); m = b2 * m + (1 - b2) * g"
+POWERS = "m = b1 * m + (1 - b1) * g; v = v - lr * m / (1 - (b1) ** t) * ((1 - b2  **  (t)) / (2 - b2**t)) ** 2"
 OPTIMIZERS: dict[str, OptimizerSpec] = {
     "sgd": worker_client.sgd(0.1),
     "momentum": worker_client.momentum(0.1, 0.9),
@@ -31,6 +32,7 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "lion": worker_client.lion(0.01, weight_decay=0.1),
     "lamb": worker_client.lamb(0.1),
     "custom": worker_client.custom_optimizer(LION, 0.01, slots={"m": 0.0}, b1=0.9, b2=0.99, decay=0.01),
+    "custom with powers": worker_client.custom_optimizer(POWERS, 0.01, slots={"m": 0.0}, b1=0.9, b2=0.99),
 }
 
 

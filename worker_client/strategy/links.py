@@ -1,0 +1,106 @@
+"""Messages to and from one other participant, each sent until it is answered. Knows mailboxes and the clock; not what is said."""
+
+import logging
+import secrets
+import time
+
+from ps_protocol.errors import AccumulatorNotFound, Cancelled, DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, PsError
+from worker_client.strategy.mailboxes import Mailboxes
+from worker_client.strategy.messages import RUN_BITS, Message, Sender
+
+log = logging.getLogger("lockstep.worker")
+
+# What has had no answer for so long is sent again: a parameter server that was started again has forgotten it.
+AGAIN_S = 3.0
+# A server without room is tried again for so long.
+LIMIT_S = 3.0
+_PAUSE_S = 0.2
+# One call waits no longer: after 2 s it would speak for itself.
+_SLICE_S = 1.5
+
+
+def new_sender() -> Sender:
+    """Returns what numbers the messages of a program that begins."""
+    return Sender(secrets.randbits(RUN_BITS))
+
+
+class Link:
+    """A mailbox each way: `outgoing` and `incoming` are their names. The latest message is sent again until it is settled."""
+
+    def __init__(self, mailboxes: Mailboxes, *, outgoing: str, incoming: str) -> None:
+        self._mailboxes, self._outgoing, self._incoming = mailboxes, outgoing, incoming
+        self._latest: Message | None = None
+        self._sent_at_s = 0.0
+        # Whether something may lie where the next message goes: at first, that of a program before this one.
+        self._is_unclear = True
+        # Whether the latest message was sent more than once, so that a copy may be left when it is settled.
+        self._is_repeated = False
+
+    def send(self, message: Message) -> None:
+        """Sends a message, in place of one that is not settled; `receive` tries again if it cannot be sent now.
+
+        Raises InvalidSpec, and LimitExceeded after 3 s, for what cannot be sent: then there is no message.
+        """
+        self._is_repeated = self._latest is message
+        is_unclear = self._is_unclear or self._latest is not None
+        self._latest, self._sent_at_s = message, time.monotonic()
+        try:
+            self._put(message, is_unclear=is_unclear)
+        except (InvalidSpec, LimitExceeded):
+            self._latest, self._is_unclear = None, True
+            raise
+        except PsError as error:
+            self._fail(error)
+        else:
+            self._is_unclear = False
+
+    def receive(self, timeout_s: float) -> Message | None:
+        """Returns the next message; None if none has come in time. Raises what `send` does, which it may do meanwhile."""
+        end_s = time.monotonic() + timeout_s
+        while True:
+            if self._latest is not None and time.monotonic() >= self._sent_at_s + AGAIN_S:
+                self.send(self._latest)
+            try:
+                return self._mailboxes.receive(self._incoming, max(0.0, min(end_s - time.monotonic(), _SLICE_S)))
+            except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
+                pass  # the latter: it is just being sent again
+            except MalformedMessage as error:
+                log.debug("%s: the message is lost, and will be sent again: %s", self._incoming, error)
+            except PsError as error:
+                self._fail(error)
+            if time.monotonic() >= end_s:
+                return None
+
+    def settle(self) -> None:
+        """Takes note that the other has the latest message, and removes a copy that was sent for nothing."""
+        self._latest = None
+        if self._is_repeated:
+            self._is_repeated = False
+            self.discard()
+
+    def discard(self) -> None:
+        """Removes what lies there for the other."""
+        try:
+            self._mailboxes.discard(self._outgoing)
+        except PsError as error:
+            self._fail(error)
+
+    def _put(self, message: Message, *, is_unclear: bool) -> None:
+        end_s = time.monotonic() + LIMIT_S
+        while True:
+            try:
+                return self._mailboxes.send(self._outgoing, message, again=is_unclear)
+            except LimitExceeded:
+                if time.monotonic() >= end_s:
+                    raise
+            # Others' calls and gradients may fill a server for a moment.
+            is_unclear = True
+            time.sleep(_PAUSE_S)
+
+    def _fail(self, error: PsError) -> None:
+        log.debug("%s: %s", self._outgoing, error)
+        # What was sent may be lost, or may have come after all.
+        self._is_unclear = self._is_repeated = True
+        self._sent_at_s = float("-inf")
+        self._mailboxes.renew()
+        time.sleep(_PAUSE_S)

@@ -1,0 +1,233 @@
+"""Variables with one copy, on the parameter servers of a session: the session's model. Knows the session; no replica, no reduction."""
+
+import logging
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
+
+from ps_protocol.errors import InvalidSpec, LimitExceeded, PsError, Unavailable
+from ps_protocol.model.updates import check_amount
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import PushOutcome
+from worker_client.model.declarations import Buffer, Placement, UpdateFormula
+from worker_client.model.optimizers import sgd
+from worker_client.session.session import Session
+from worker_client.strategy.exchange import NO_STEP, Place
+from worker_client.strategy.group import Cell, FormulaCall
+from worker_client.strategy.reduction import frozen
+
+log = logging.getLogger("lockstep.worker")
+
+# A write waits for the other workers' parts of its step for so long.
+TIMEOUT_S = 60.0
+# Parameter servers compute formulas of no smaller elements.
+_LEAST_ITEMSIZE = 4
+_TOO_MUCH = (PushOutcome.LATE, PushOutcome.STALE)
+
+
+class SharedVariables:
+    """The variables with one copy: the session's model, of buffers. Every worker makes the same writes; one of them sends the values.
+
+    What has been written is read here at once, and reaches the parameter servers with everything else of its block. What a formula gives
+    is computed there, with the same step; here only if it is read or written before.
+    """
+
+    def __init__(
+        self, session: Session, devices: tuple[str, ...], *, writes: bool, stepping: Callable[[], AbstractContextManager[None]]
+    ) -> None:
+        self._session, self._devices, self._writes = session, devices, writes
+        # What the wait for the other workers' parts of a step is enclosed in.
+        self._stepping = stepping
+        self._declared: dict[str, tuple[Array, int]] = {}
+        self._values: dict[str, Array] | None = None
+        # Whether the values here may not be those on the parameter servers, since a write has failed.
+        self._is_stale = False
+        # Of the present block: values, and formulas that nothing here has needed the values of. No variable is in both, or in two formulas.
+        self._pending: dict[str, Array] = {}
+        self._calls: list[FormulaCall] = []
+        self._num_blocks = 0
+        self._has_written = False
+        # Where in the step the next reduction is: blocks with reductions that have ended, and reductions since then or in the present one.
+        self._num_ended = self._num_reduced = 0
+
+    def declare(self, name: str, value: Array, *, beside: str | None) -> Cell:
+        """Returns the cell of a new variable: on the device `beside`, else on the one with the fewest bytes so far."""
+        if self._values is not None:
+            raise RuntimeError(f'variable "{name}": the model has been created already; create all variables before the first is used')
+        if name in self._declared:
+            raise ValueError(f'variable "{name}" exists already; on parameter servers every variable needs a name of its own')
+        loads = [0] * len(self._devices)
+        for known, shard in self._declared.values():
+            loads[shard] += max(known.nbytes, 1)
+        shard = self._devices.index(beside) if beside is not None else loads.index(min(loads))
+        self._declared[name] = (value, shard)
+        return _SharedCell(self._devices[shard], read=lambda: self.read(name), write=lambda new: self.write(name, new))
+
+    def place(self, part: int) -> Place:
+        """Returns where in the program the next reduction's part is; the step only where all workers make each step together."""
+        step, is_in_call = self._step, self._num_blocks > 0
+        if step != NO_STEP:
+            return Place(step=step, call=2 * self._num_ended + is_in_call, reduction=self._num_reduced, part=part)
+        # A program that was started again does not count the calls that the others have made.
+        return Place(step=NO_STEP, call=int(is_in_call), reduction=self._num_reduced if is_in_call else 0, part=part)
+
+    def has_reduced(self) -> None:
+        """Counts a reduction that has succeeded."""
+        self._num_reduced += 1
+
+    def begin(self) -> None:
+        """Creates the model or joins it, if there is anything in it."""
+        if self._values is None:
+            pins = {name: shard for name, (_, shard) in self._declared.items()}
+            if self._declared:
+                buffers = {name: Buffer(value) for name, (value, _) in self._declared.items()}
+                self._session.create_or_join(buffers, optimizer=sgd(1.0), placement=Placement(pins=pins, split_bytes=0))
+            self._refresh()
+        elif self._is_stale:
+            self._refresh()
+
+    def read(self, name: str) -> Array:
+        """Returns a variable's value."""
+        self.begin()
+        if any(name in call.written for call in self._calls):
+            self._compute_here()
+        assert self._values is not None
+        return self._values[name]
+
+    def compute(self, call: FormulaCall) -> bool:
+        """Has the parameter server compute a formula when the block ends; False if it cannot."""
+        self.begin()
+        if not self._can_be_sent(call):
+            return False
+        with self.together():
+            self._calls.append(call)
+        return True
+
+    def write(self, name: str, value: Array) -> None:
+        """Sets a variable, here at once, and on its parameter server when the block ends."""
+        with self.together():
+            self.begin()
+            # Parameter servers compute formulas after they have set values.
+            if any(name in call.variables.values() for call in self._calls):
+                self._compute_here()
+            assert self._values is not None
+            self._values[name] = self._pending[name] = value
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """Sends what was written in the block when it ends; if it fails, nothing was written."""
+        self._num_blocks += 1
+        if self._num_blocks == 1:
+            num_before, step_before, self._num_reduced = self._num_reduced, self._step, 0
+        try:
+            yield
+        except BaseException:
+            if self._num_blocks == 1:
+                self._num_reduced = num_before  # the call may be made again, as in a program that is started again
+            if self._num_blocks == 1 and (self._pending or self._calls):
+                self._pending, self._calls = {}, []
+                self._undo()
+            raise
+        else:
+            if self._num_blocks == 1 and (self._pending or self._calls):
+                self._send()
+            if self._num_blocks == 1 and NO_STEP < step_before < self._step:
+                self._num_ended = self._num_reduced = 0
+            elif self._num_blocks == 1:
+                self._num_ended += bool(self._num_reduced)
+                self._num_reduced = 0 if self._num_reduced else num_before
+        finally:
+            self._num_blocks -= 1
+
+    @property
+    def _step(self) -> int:
+        """The step of the variables, where all workers make each step together; NO_STEP elsewhere, and before there are variables."""
+        is_common = self._declared and self._values is not None and not self._session.policy.reads_latest
+        return self._session.local_step if is_common else NO_STEP
+
+    def _can_be_sent(self, call: FormulaCall) -> bool:
+        """Whether a contribution can have this formula beside what there is already."""
+        names = list(call.variables.values())
+        value, shard = self._declared[call.variables["v"]]
+        others = [self._declared[name] for name in names]
+        is_alike = all((one.shape, one.dtype, where) == (value.shape, value.dtype, shard) for one, where in others)
+        arrays = [array for array in call.values.values() if not isinstance(array, float)]
+        is_given = len(arrays) <= len(call.written) and all((one.shape, one.dtype) == (value.shape, value.dtype) for one in arrays)
+        has_type = value.dtype.itemsize >= _LEAST_ITEMSIZE
+        is_free = not call.written & {*self._pending, *(name for one in self._calls for name in one.written)}
+        texts = [one.formula.text for one in (*self._calls, call)]
+        if not (is_alike and is_given and has_type and is_free and len(set(names)) == len(names)):
+            return False
+        try:
+            check_amount(texts)
+            _update_of(call)
+        except (LimitExceeded, InvalidSpec):
+            return False
+        return True
+
+    def _compute_here(self) -> None:
+        """Makes the values of all formulas of the block, so far, known here."""
+        calls, self._calls = self._calls, []
+        assert self._values is not None
+        for call in calls:
+            given = {name: self._values[variable] for name, variable in call.variables.items()}
+            for name, result in call.formula.compute({**given, **call.values}, in_double=True).items():
+                self._values[call.variables[name]] = self._pending[call.variables[name]] = frozen(result)
+
+    def _send(self) -> None:
+        written, calls = self._pending, self._calls
+        self._pending, self._calls = {}, []
+        updates = [*written.items(), *((call.variables["v"], _update_of(call)) for call in calls)]
+        is_first, self._has_written = not self._has_written, True
+        try:
+            with self._stepping():
+                push = self._session.step({}, updates=updates if self._writes else {}, timeout_s=TIMEOUT_S)
+        except BaseException:
+            self._undo()
+            raise
+        # A program that was lost may have made its part of the step before, and then this one, which made the same, is too much.
+        is_made = is_first and self._session.membership.participant.incarnation > 1 and push.outcome in _TOO_MUCH
+        if push.outcome is not PushOutcome.ACCEPTED and not is_made:
+            self._undo()
+            names = ", ".join(map(repr, sorted({*written, *(name for call in calls for name in call.written)})))
+            raise Unavailable(
+                f"not written: variables {names}: the contribution is {push.outcome.name}; the cluster went back to an earlier step, or "
+                "training is finished"
+            )
+        self._refresh()
+
+    def _undo(self) -> None:
+        """Takes the values of the parameter servers again, now or when one is next used: what was written here has not reached them."""
+        self._is_stale = self._values is not None
+        try:
+            self._refresh()
+        except PsError as error:
+            log.debug("the variables are read again when one is next used: %s", error)
+
+    def _refresh(self) -> None:
+        self._values = {name: frozen(value) for name, value in self._session.read().items()} if self._declared else {}
+        self._is_stale = False
+
+
+def _update_of(call: FormulaCall) -> UpdateFormula:
+    variables = {name: variable for name, variable in call.variables.items() if name != "v"}
+    return UpdateFormula(call.formula.text, **variables, **call.values)
+
+
+class _SharedCell:
+    """The one copy of a variable on a parameter server."""
+
+    def __init__(self, device: str, *, read: Callable[[], Array], write: Callable[[Array], None]) -> None:
+        self._device, self._read, self._write = device, read, write
+
+    @property
+    def device(self) -> str:
+        """The parameter server."""
+        return self._device
+
+    def read(self) -> Array:
+        """Returns the value; the array cannot be written."""
+        return self._read()
+
+    def write(self, value: Array) -> None:
+        """Replaces the value, in all workers."""
+        self._write(value)
