@@ -37,7 +37,7 @@ class PushId(NamedTuple):
 
 
 # In one error: facts have little room. Who asks again hears of the others.
-_MAX_NAMED = 20
+_MAX_NAMED = 100
 
 
 def named_contributions(push_ids: Sequence[PushId]) -> dict[str, str]:

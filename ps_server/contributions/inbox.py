@@ -46,10 +46,10 @@ PUSHES_KEPT = 16
 
 @dataclass(slots=True)
 class _Seen:
-    """What one worker's newest incarnation has pushed: step and result by sequence."""
+    """What one worker's newest incarnation has pushed: step and result by sequence. No step: one that it will not commit."""
 
     incarnation: int
-    outcomes: dict[int, tuple[int, PushResult]] = field(default_factory=dict)
+    outcomes: dict[int, tuple[int | None, PushResult]] = field(default_factory=dict)
 
 
 @dataclass(slots=True)
@@ -96,14 +96,18 @@ class PushIds:
             seen = _Seen(push_id.incarnation)
         _put_last(self._seen, push_id.worker, seen)
 
-    def outcome(self, push_id: PushId) -> tuple[int, PushResult] | None:
+    def outcome(self, push_id: PushId) -> tuple[int | None, PushResult] | None:
         """Returns step and result of a push, if it was seen; a sequence number that was passed over was not."""
         seen = self._seen.get(push_id.worker)
         if seen is None or push_id.incarnation != seen.incarnation:
             return None
         return seen.outcomes.get(push_id.sequence)
 
-    def remember(self, push_id: PushId, step: int, result: PushResult) -> None:
+    def refuse(self, push_id: PushId) -> None:
+        """Notes that a worker will not commit a push, which may arrive yet."""
+        self.remember(push_id, None, PushResult.STALE)
+
+    def remember(self, push_id: PushId, step: int | None, result: PushResult) -> None:
         """Notes what became of a push, unless another incarnation has come meanwhile."""
         seen = self._seen.get(push_id.worker)
         if seen is None or seen.incarnation != push_id.incarnation:
@@ -312,7 +316,7 @@ class Inbox:
                 f"local_step {step} is ahead of global_step {current_step}; read the variables again", facts={"step": str(current_step)}
             )
         self.push_ids.note_incarnation(push_id)
-        self._drop_refused(header)
+        self._drop_refused(header, current_step)
         if step < current_step and not self.accepts_any_step:
             contribution.outcome = self._stale(contribution, current_step)
             return contribution
@@ -446,13 +450,17 @@ class Inbox:
         self._shared.clear()
         self._staging.close()
 
-    def _drop_refused(self, header: PushHeader) -> None:
+    def _drop_refused(self, header: PushHeader, current_step: int) -> None:
         push_id = header.push_id
         for sequence in header.refused:
             refused = PushId(worker=push_id.worker, incarnation=push_id.incarnation, sequence=sequence)
             if refused in self._staged:
                 self._drop(self._staged[refused])
+            for contribution in [c for c in self._open if c.push_id == refused]:
+                self._answer(contribution, self._stale(contribution, current_step))
             self._shared.discard(refused)
+            # Its worker says so once, and a copy that arrives later would take a place for good.
+            self.push_ids.refuse(refused)
 
     def _repeated(self, push_id: PushId, step: int) -> PushResult | None:
         # A sequence number that was passed over is not a repetition: to call it one would claim that its gradients are here.
@@ -464,7 +472,8 @@ class Inbox:
         if first is None:
             return None
         first_step, first_result = first
-        check_same_step(push_id, first_step=first_step, step=step)
+        if first_step is not None:
+            check_same_step(push_id, first_step=first_step, step=step)
         self._num_duplicates += 1
         return PushResult.STALE if first_result is PushResult.STALE else PushResult.DUPLICATE
 
@@ -482,7 +491,18 @@ class Inbox:
         push_id = header.push_id
         in_flight = self._num_held[push_id.worker, push_id.incarnation] + self._shared.num_waiting(push_id, but=header.gradient_buffer)
         if in_flight >= self.max_staged_per_worker:
-            raise too_many_pushes(push_id.worker, in_flight=in_flight, limit=self.max_staged_per_worker)
+            error = too_many_pushes(push_id.worker, in_flight=in_flight, limit=self.max_staged_per_worker)
+            if held := self._held_of(push_id):
+                # Those that it will not commit it can name with its next push.
+                error.facts |= named_contributions(held)
+            raise error
+
+    def _held_of(self, push_id: PushId) -> list[PushId]:
+        """Returns what is held of the worker that pushes."""
+        everything = push_id._replace(sequence=0)
+        known = {one.push_id for one in (*self._staged.values(), *self._open) if _is_named(one.push_id, everything)}
+        shared = self._shared.waiting((push_id.worker, push_id.incarnation))
+        return sorted(known.union(push_id._replace(sequence=sequence) for sequence in shared))
 
     def _lend(self, contribution: Contribution, header: PushHeader) -> None:
         push_id = contribution.push_id

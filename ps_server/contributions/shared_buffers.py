@@ -80,6 +80,11 @@ class SharedBuffers:
         buffers = self._of.get((push_id.worker, push_id.incarnation), ())
         return sum(self._is_waiting(buffer) for index, buffer in enumerate(buffers) if index != but)
 
+    def waiting(self, key: tuple[int, int]) -> list[int]:
+        """Returns the sequences of what waits here of a worker's incarnation, the key."""
+        found = (buffer.whole() for buffer in self._of.get(key, ()))
+        return [whole[0] for whole in found if whole is not None and (self._accepts_any_step or whole[1] == self._open_step)]
+
     def add(self, buffers: Sequence[SharedBuffer]) -> None:
         """Adds buffers of one worker; their numbers go on from those that it has."""
         for buffer in buffers:

@@ -96,6 +96,7 @@ def scenario_of(seed: int) -> Scenario:
             *_total_losses(random.Random(f"total losses {seed}")),
             *_forgeries(random.Random(f"forgeries {seed}"), num_workers=num_workers),
             *_impostors(random.Random(f"impostors {seed}"), num_workers=num_workers),
+            *_hoarders(random.Random(f"hoarders {seed}"), num_workers=num_workers),
         ),
         data=_data(random.Random(f"data {seed}")),
         policy=_policy(random.Random(f"policy {seed}")),
@@ -111,9 +112,11 @@ def unlocked(scenario: Scenario) -> Scenario:
     """Returns the same with servers that apply contributions as they arrive; then no step is saved before it is told, and no norm is known.
 
     There is no training data: its ranges are not done with a step, so a checkpoint cannot say of all of them whether its values have them.
+    Nor can a worker keep places that it does not use.
     """
     durability = Durability.INTERVAL if scenario.durability is Durability.STEP else scenario.durability
-    return replace(scenario, policy=UNLOCKED, has_norms=False, data=None, durability=durability)
+    faults = tuple(fault for fault in scenario.faults if fault.kind != "hoard")
+    return replace(scenario, policy=UNLOCKED, has_norms=False, data=None, durability=durability, faults=faults)
 
 
 def _with_standbys(scenario: Scenario, chance: random.Random) -> Scenario:
@@ -205,6 +208,14 @@ def _impostors(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
     count = chance.choice((0,) * 8 + (1, 3))
     return tuple(
         Fault(at=chance.uniform(0.1, FAULTS_S), kind="impostor", target=(f"worker-{chance.randrange(num_workers)}",)) for _ in range(count)
+    )
+
+
+def _hoarders(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
+    """A worker gives more contributions than servers take, and commits none of them."""
+    count = chance.choice((0,) * 8 + (1, 2))
+    return tuple(
+        Fault(at=chance.uniform(0.1, FAULTS_S), kind="hoard", target=(f"worker-{chance.randrange(num_workers)}",)) for _ in range(count)
     )
 
 

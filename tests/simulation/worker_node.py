@@ -408,12 +408,11 @@ class WorkerNode:
         return results + [PushResult.STAGED] * (len(calls) - num_given)
 
     def _hoard(self, calls: list[tuple[PushHeader, Array]]) -> Task:
-        """Gives more contributions than any server may take. As with a push that has failed, the next one says that they are not wanted."""
+        """Gives more contributions than any server may take, commits none and says nothing of them."""
         worker = self._worker
         assert worker is not None
         for _ in range(_MANY):
             push_id = worker.state.number_push()
-            worker.state.refused.append(push_id.sequence)
             for index, (header, content) in enumerate(calls):
                 for error in (yield from self._calls.once_at(index, "push", (replace(header, push_id=push_id, refused=()), content))):
                     self._world.seen[f"hoarder told {type(error).__name__}"] += 1

@@ -27,10 +27,19 @@ class StagingShard:
         self.step = STEP
 
     def open(
-        self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP, gradient_buffer: int | None = None
+        self,
+        worker: int = 0,
+        *,
+        incarnation: int = 1,
+        sequence: int = 1,
+        step: int = STEP,
+        gradient_buffer: int | None = None,
+        refused: tuple[int, ...] = (),
     ) -> Contribution:
         push_id = PushId(worker=worker, incarnation=incarnation, sequence=sequence)
-        header = PushHeader(era=era(1), push_id=push_id, step=step, layout_hash=LAYOUT.hash, gradient_buffer=gradient_buffer)
+        header = PushHeader(
+            era=era(1), push_id=push_id, step=step, layout_hash=LAYOUT.hash, gradient_buffer=gradient_buffer, refused=refused
+        )
         return self.inbox.open(header, current_step=self.step)
 
     def fill(self, contribution: Contribution, value: int = 1) -> bool:
@@ -44,8 +53,17 @@ class StagingShard:
     def stage(self, contribution: Contribution) -> PushReply:
         return self.inbox.stage(contribution, current_step=self.step)
 
-    def push(self, worker: int = 0, *, incarnation: int = 1, sequence: int = 1, step: int = STEP, value: int = 1) -> PushResult:
-        contribution = self.open(worker, incarnation=incarnation, sequence=sequence, step=step)
+    def push(
+        self,
+        worker: int = 0,
+        *,
+        incarnation: int = 1,
+        sequence: int = 1,
+        step: int = STEP,
+        value: int = 1,
+        refused: tuple[int, ...] = (),
+    ) -> PushResult:
+        contribution = self.open(worker, incarnation=incarnation, sequence=sequence, step=step, refused=refused)
         self.fill(contribution, value)
         return self.stage(contribution).result
 

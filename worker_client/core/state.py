@@ -193,6 +193,15 @@ class WorkerState:
         if result.original_outcome in (PushOutcome.STALE, PushOutcome.LATE):
             self.refused.append(commit.push_id.sequence)
 
+    def refuse_uncommitted(self, held: Iterable[PushId]) -> bool:
+        """Remembers, of what a shard holds besides the last push, what will never be committed; returns whether anything is new."""
+        mine = self.participant.index, self.participant.incarnation
+        known = {commit.push_id.sequence for commit in self.commits.all()}.union(self.refused)
+        earlier = [one.sequence for one in held if (one.worker, one.incarnation) == mine and one.sequence < self.num_pushes]
+        unwanted = [sequence for sequence in earlier if sequence not in known]
+        self.refused += unwanted
+        return bool(unwanted)
+
     # -- tokens
 
     def granted(self, reply: TokenReply) -> bool:

@@ -36,7 +36,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushId, PushResult
+from ps_protocol.roles.shard import PushId, PushResult, contributions_named
 from worker_client.core.outcomes import Push as Outcome
 from worker_client.core.outcomes import push_of
 from worker_client.core.place import LOST, Place
@@ -71,6 +71,8 @@ from worker_client.model.user_state import UserState
 Result = TypeVar("Result")
 
 _TRY_AGAIN_S = 0.1
+# How often one push tells shards what they may drop to make room for it: each of them may have something else.
+_MAX_DROPS = 16
 # What a worker's own reading ends with besides: it has a token for its step, so a server that has come less far has begun anew.
 _LOST_OR_BEHIND = (*LOST, StepNotReady)
 
@@ -404,8 +406,7 @@ class Worker:
         push_id = state.number_push()
         try:
             try:
-                results: list[PushResult] = yield PushParts(staged, push_id, step, tuple(state.refused))
-                state.refused.clear()
+                results = yield from self._push_once(staged, push_id, step)
             except TooManyPushes as error:
                 if not state.policy.accepts_stale:
                     raise
@@ -416,6 +417,20 @@ class Worker:
         user_state = self.user_state.to_send()
         return state.pushed(push_id, results, step=step, ranges=ranges, hyperparameters=hyperparameters, user_state=user_state)
 
+    def _push_once(self, staged: Any, push_id: PushId, step: int) -> Asking[list[PushResult]]:
+        """Gives all shards their parts; one that is full of what was never committed drops that first. Raises TooManyPushes."""
+        state, num_tries = self.state, 0
+        while True:
+            try:
+                results: list[PushResult] = yield PushParts(staged, push_id, step, tuple(state.refused))
+            except TooManyPushes as error:
+                num_tries += 1
+                if num_tries > _MAX_DROPS or not state.refuse_uncommitted(contributions_named(error.facts)):
+                    raise
+            else:
+                state.refused.clear()
+                return results
+
     def _push_when_there_is_room(self, staged: Any, push_id: PushId, step: int, why: str) -> Asking[list[PushResult]]:
         """Without a policy that waits, earlier contributions may not be applied yet: a token comes when they are."""
         state, wait = self.state, self._begin_wait(f"{self.who} pushes to step {step}", self._timeout_s)
@@ -425,12 +440,9 @@ class Worker:
             if state.is_finished or not state.policy.accepts_stale:
                 return [PushResult.STALE]  # it will never be applied
             try:
-                results: list[PushResult] = yield PushParts(staged, push_id, step, tuple(state.refused))
+                return (yield from self._push_once(staged, push_id, step))
             except TooManyPushes as error:
                 why = error.message
-            else:
-                state.refused.clear()
-                return results
 
     # -- counting and waiting
 

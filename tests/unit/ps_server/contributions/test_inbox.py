@@ -18,7 +18,7 @@ from ps_protocol.errors import (
     Superseded,
     TooManyPushes,
 )
-from ps_protocol.roles.shard import PushReply, PushResult
+from ps_protocol.roles.shard import PushReply, PushResult, contributions_named
 from ps_server.contributions import inbox
 from ps_server.contributions.inbox import Contribution
 from tests.support.staging import NBYTES, STEP, StagingShard, push_id
@@ -169,10 +169,27 @@ def test_worker_has_a_limit_of_pushes_in_flight(shard: StagingShard) -> None:
     open_one = shard.open(3, sequence=2)
     with pytest.raises(TooManyPushes, match="worker 3: 2 pushes in flight, limit 2") as caught:
         shard.open(3, sequence=3)
-    assert caught.value.facts == {"worker": "3", "in_flight": "2", "limit": "2"}
+    assert {name: caught.value.facts[name] for name in ("worker", "in_flight", "limit")} == {"worker": "3", "in_flight": "2", "limit": "2"}
+    assert [(one.worker, one.sequence) for one in contributions_named(caught.value.facts)] == [(3, 1), (3, 2)]
     assert shard.push(4) is PushResult.STAGED
     shard.inbox.abandon(open_one)
     assert shard.push(3, sequence=3) is PushResult.STAGED
+
+
+def test_a_push_that_its_worker_has_refused_takes_no_place_when_it_arrives_late(shard: StagingShard) -> None:
+    shard.push(3, sequence=1)
+    assert shard.push(3, sequence=3, refused=(1, 2)) is PushResult.STAGED
+    assert shard.push(3, sequence=2) is PushResult.STALE
+    assert shard.push(3, sequence=1) is PushResult.STALE
+    assert shard.inbox.num_staged == 1
+
+
+def test_a_push_under_way_that_its_worker_has_refused_is_not_staged(shard: StagingShard) -> None:
+    under_way = shard.open(3, sequence=1)
+    assert shard.push(3, sequence=2, refused=(1,)) is PushResult.STAGED
+    assert not shard.fill(under_way)
+    assert shard.stage(under_way).result is PushResult.STALE
+    assert shard.inbox.num_staged == 1
 
 
 def test_what_an_older_incarnation_left_does_not_count_against_the_newer_one(shard: StagingShard) -> None:

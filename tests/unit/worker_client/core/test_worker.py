@@ -21,7 +21,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushResult
+from ps_protocol.roles.shard import PushId, PushResult, named_contributions
 from tests.support.eras import era
 from worker_client.core import requests as ask
 from worker_client.core.place import Place
@@ -167,6 +167,36 @@ def test_a_push_that_fails_is_told_to_the_shards_with_the_next(around: Surroundi
 
     around.run(around.worker.contribute("gradients", is_waited_for=False), PushParts=staged)
     assert [(push.push_id.sequence, push.refused) for push in pushes] == [(2, (1,))]
+
+
+def test_a_push_that_finds_a_shard_full_has_it_drop_what_was_never_committed(around: Surroundings) -> None:
+    held = [PushId(worker=0, incarnation=ME.incarnation, sequence=sequence) for sequence in (1, 2, 3)]
+    pushes: list[ask.PushParts] = []
+
+    def full_once(push: ask.PushParts) -> list[PushResult]:
+        pushes.append(push)
+        if push.push_id.sequence > 1 and not push.refused:
+            raise TooManyPushes("three are under way", facts=named_contributions(held))
+        return [PushResult.STAGED]
+
+    def lost(_: Any) -> CommitResult:
+        return CommitResult(outcome=PushOutcome.ACCEPTED, global_step=0, applied_step=0)
+
+    around.run(around.worker.contribute("gradients", is_waited_for=False), PushParts=full_once, Count=lost)
+    for _ in range(2):
+        around.worker.state.number_push()
+    around.run(around.worker.contribute("gradients", is_waited_for=False), PushParts=full_once, Count=lost)
+    assert [(push.push_id.sequence, push.refused) for push in pushes] == [(1, ()), (4, ()), (4, (2, 3))]
+
+
+def test_a_shard_that_names_what_is_not_there_is_not_asked_for_ever(around: Surroundings) -> None:
+    def full(push: ask.PushParts) -> Any:
+        held = [PushId(worker=0, incarnation=ME.incarnation, sequence=len(push.refused) + 1)]
+        raise TooManyPushes("it is full", facts=named_contributions(held))
+
+    around.worker.state.num_pushes = 1_000_000
+    with pytest.raises(TooManyPushes, match="it is full"):
+        around.run(around.worker.contribute("gradients", is_waited_for=False), PushParts=full)
 
 
 def test_an_interrupted_wait_protects_what_is_sent_from(around: Surroundings) -> None:
