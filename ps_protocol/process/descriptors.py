@@ -15,8 +15,8 @@ from typing import NamedTuple
 
 _DIRECTORY = "/proc/self/fd"
 _FAMILIES = (socket.AF_INET, socket.AF_INET6)
-# Python has no names for these. The last one is where the kernel says of a connection how many bytes have come.
-_SO_COOKIE, _TCP_MD5SIG_EXT, _BY_PREFIX, _AT_BYTES_RECEIVED = 57, 32, 1, 128
+# Python has no names for these. The last one is where the kernel says of a connection how many bytes have left, and how many have come.
+_SO_COOKIE, _TCP_MD5SIG_EXT, _BY_PREFIX, _AT_BYTES = 57, 32, 1, 120
 _LIBRARY, _NOWHERE = ctypes.CDLL(None), struct.pack("=H14x", socket.AF_UNSPEC)
 
 
@@ -34,6 +34,17 @@ class Network(NamedTuple):
 
 _MAPPED = bytes(10) + b"\xff\xff"
 EVERYWHERE = (Network(_MAPPED + bytes(4), 0), Network(bytes(16), 0))
+
+
+class Seen(NamedTuple):
+    """A connection: its number, which no other one ever gets, and how many bytes have come and have been sent. All 0 for anything else."""
+
+    number: int
+    num_received: int
+    num_sent: int
+
+
+_NO_CONNECTION = Seen(0, 0, 0)
 
 
 def network_of(host: str) -> Network:
@@ -56,24 +67,27 @@ def listening_at(port: int) -> list[int]:
     for descriptor in descriptors():
         with suppress(OSError), _socket_at(descriptor) as one:
             if one.family in _FAMILIES and one.getsockname()[1] == port and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
-                _bytes_received(one)
+                _bytes(one)
                 found.append(descriptor)
     return found
 
 
-def look(descriptor: int) -> tuple[int, int] | None:
-    """Returns a connection's number, which no other one ever gets, and how many bytes have come; (0, 0) for what is none; None: it is free.
+def look(descriptor: int) -> Seen | None:
+    """Returns what a descriptor is; None: it is free.
 
     It takes 3 us, and never lets another thread run: one that floods keep busy might not let this one run again for long.
     """
     try:
         one = socket.socket(fileno=descriptor)
     except OSError as error:
-        return None if error.errno == errno.EBADF else (0, 0)
+        return None if error.errno == errno.EBADF else _NO_CONNECTION
     try:
-        return (_number(one), _bytes_received(one)) if one.family in _FAMILIES else (0, 0)
+        if one.family not in _FAMILIES:
+            return _NO_CONNECTION
+        num_sent, num_received = _bytes(one)
+        return Seen(_number(one), num_received, num_sent)
     except OSError:
-        return 0, 0
+        return _NO_CONNECTION
     finally:
         one.detach()
 
@@ -136,8 +150,10 @@ def _number(connection: socket.socket) -> int:
     return int(number)
 
 
-def _bytes_received(connection: socket.socket) -> int:
-    about = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _AT_BYTES_RECEIVED + 8)
-    if len(about) < _AT_BYTES_RECEIVED + 8:
+def _bytes(connection: socket.socket) -> tuple[int, int]:
+    """Returns how many have left and were acknowledged, and how many have come."""
+    about = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _AT_BYTES + 16)
+    if len(about) < _AT_BYTES + 16:
         raise OSError("this kernel does not count them")
-    return int(struct.unpack_from("=Q", about, _AT_BYTES_RECEIVED)[0])
+    sent, received = struct.unpack_from("=QQ", about, _AT_BYTES)
+    return sent, received

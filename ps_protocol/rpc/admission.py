@@ -5,7 +5,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
 from typing import Any, TypeAlias
 
@@ -13,7 +13,7 @@ import grpc
 
 from ps_protocol.errors import LimitExceeded, MalformedMessage, PermissionDenied, PsError
 from ps_protocol.process.logs import SeldomWarning
-from ps_protocol.rpc.server_stream import Handler, Peer, never_waiting, stream_handler
+from ps_protocol.rpc.server_stream import CountedMessages, Handler, Peer, Received, never_waiting, stream_handler
 from ps_protocol.rpc.status import answering, ending_with, set_status
 from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security import tokens as credentials
@@ -287,15 +287,16 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
 
         return grpc.stream_stream_rpc_method_handler(never_waiting(refuse))
 
-    def _check(self, method: str, guest: CallerRole | None, was_expected: bool, context: grpc.ServicerContext) -> None:
-        """Lets the call in. Raises Unauthenticated, PermissionDenied, LimitExceeded."""
+    def _check(self, method: str, guest: CallerRole | None, was_expected: bool, context: grpc.ServicerContext) -> Received:
+        """Lets the call in, and returns what its messages count for. Raises Unauthenticated, PermissionDenied, LimitExceeded."""
         try:
             self._check_context(method, guest, context)
         except PsError:
             self._charge(context)
             raise
-        if self._strangers is not None:
-            self._strangers.admit(context.peer(), was_expected=was_expected)
+        if self._strangers is None:
+            return Received()
+        return self._strangers.admit(context.peer(), was_expected=was_expected)
 
     def _check_context(self, method: str, guest: CallerRole | None, context: grpc.ServicerContext) -> None:
         if self._checks_certificates:
@@ -342,20 +343,29 @@ def interceptors(security: Security, *, cluster: str, address: str, strangers: S
     return [AuthorizationInterceptor(cluster=cluster, tokens=tokens, checks_certificates=security.verify_clients, strangers=strangers)]
 
 
-def _guarded(serve: Callable[..., Any], check: Callable[[grpc.ServicerContext], None]) -> Callable[..., Any]:
+def _guarded(serve: Callable[..., Any], check: Callable[[grpc.ServicerContext], Received]) -> Callable[..., Any]:
     @functools.wraps(serve)
     def guarded(request: Any, context: grpc.ServicerContext, *rest: Any) -> Any:
         if not rest:
             with answering(context):
-                check(context)
-            return serve(request, context)
+                received = check(context)
+            return serve(_counted(request, received), context)
         # A handler that answers by calling back, for which ending the call by an exception means nothing.
         try:
-            check(context)
+            received = check(context)
         except PsError as error:
             set_status(context, error)
             rest[0](None)
             return None
-        return serve(request, context, *rest)
+        return serve(_counted(request, received), context, *rest)
 
     return guarded
+
+
+def _counted(request: Any, received: Received) -> Any:
+    """Returns a call's message, which has been counted, or its messages, which will be."""
+    if isinstance(request, Iterator):
+        return CountedMessages(request, received)
+    if isinstance(request, bytes):
+        received.num_bytes += len(request)
+    return request

@@ -50,6 +50,37 @@ def never_waiting(serve: Serve) -> Serve:
     return serve
 
 
+# How much of what a connection sends is messages: a connection's bound needs that, and gRPC does not say it.
+
+
+class Received:
+    """How many bytes of calls and messages have come on one connection, since `since`.
+
+    Each message adds to it, whatever thread takes it. What two threads add at the same moment may count once: budgets bear that.
+    """
+
+    __slots__ = ("num_bytes", "since")
+
+    def __init__(self, *, since: float = 0.0) -> None:
+        self.since, self.num_bytes = since, 0
+
+
+class CountedMessages(Iterator[bytes]):
+    """The messages of one call, which are counted as they are taken. `received`: what they count for."""
+
+    def __init__(self, messages: Iterator[bytes], received: Received) -> None:
+        self._messages, self.received = messages, received
+
+    def __next__(self) -> bytes:
+        message = next(self._messages)
+        self.received.num_bytes += len(message) + MESSAGE_BYTES
+        return message
+
+
+# A message's own frames, and what is sent on account of its answer: window updates, and TLS around each of them.
+MESSAGE_BYTES = 256
+
+
 # What serves a long-lived stream and what it sees of the caller: two interfaces.
 
 
@@ -263,8 +294,9 @@ def stream_handler(begin: Begin, *, server_name: str) -> "grpc.RpcMethodHandler[
     """
 
     def serve(requests: Iterator[bytes], context: grpc.ServicerContext, send_response: Callable[[bytes | None], None]) -> None:
+        received = requests.received if isinstance(requests, CountedMessages) else Received()
         try:
-            peer = _EventPeer(context, finish=lambda: send_response(None), server_name=server_name)
+            peer = _EventPeer(context, received, finish=lambda: send_response(None), server_name=server_name)
         except (ImportError, AttributeError):
             by_threads = ThreadedPeer(requests, context, server_name=server_name)
             threading.Thread(target=_serve_all, args=(by_threads, begin, send_response), name="stream", daemon=True).start()
@@ -288,10 +320,10 @@ def _nothing() -> None:
 class _EventPeer:
     """See Peer. Its callbacks run in the thread of the server that takes events; at most one message is read and one written at once."""
 
-    def __init__(self, context: grpc.ServicerContext, *, finish: Callable[[], None], server_name: str) -> None:
+    def __init__(self, context: grpc.ServicerContext, received: Received, *, finish: Callable[[], None], server_name: str) -> None:
         cygrpc: Any = importlib.import_module("grpc._cython.cygrpc")
         inner: Any = context
-        self._context, self._finish, self._server_name = context, finish, server_name
+        self._context, self._traffic, self._finish, self._server_name = context, received, finish, server_name
         self._receiving = (cygrpc.ReceiveMessageOperation(_NO_FLAGS),)
         self._begin_answer, self._answer = cygrpc.SendInitialMetadataOperation((), _NO_FLAGS), cygrpc.SendMessageOperation
         self._call, self._state = inner._rpc_event.call, inner._state
@@ -426,6 +458,7 @@ class _EventPeer:
                 else:
                     self.end()
             elif handler is not None and not self._is_ending and not self._is_over:
+                self._traffic.num_bytes += len(message) + MESSAGE_BYTES
                 handler.take(message)
                 self._receive()
         except PsError as error:

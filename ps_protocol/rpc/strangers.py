@@ -1,27 +1,50 @@
-"""Cuts connections of strangers that send more than it takes to be let in, and has their addresses wait. Knows connections; no method.
+"""Cuts connections that send more than their calls are, and has their addresses wait. Knows connections; no method.
 
 Any host that reaches a port can send to it without a token, and gRPC reads everything: most frames cost the sender nothing, and no option
 bounds them. So a thread looks at the connections that were made to the port, and at how much has come over each. A connection belongs to a
-stranger until a call on it is let in. This costs those who were let in nothing, and bounds whatever a stranger can think of.
+stranger until a call on it is let in. From then on, what comes is compared with its calls and their messages: the rest are frames that
+carry nothing. This costs a message an addition, and bounds whatever a stranger can think of.
 """
 
 import itertools
 import logging
+import os
+import select
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ps_protocol.process.descriptors import EVERYWHERE, Network, caller_at, cut, descriptors, listening_at, look, network_of, shut_out
+from ps_protocol.process.descriptors import (
+    EVERYWHERE,
+    Network,
+    Seen,
+    caller_at,
+    cut,
+    descriptors,
+    listening_at,
+    look,
+    network_of,
+    shut_out,
+)
 from ps_protocol.process.logs import SeldomWarning
 from ps_protocol.rpc.channel import MAX_MESSAGE_BYTES
+from ps_protocol.rpc.server_stream import Received
 
 log = logging.getLogger("lockstep.rpc")
 
 # What may come before a call is let in. TLS and headers take some KiB, and the messages that gRPC takes ahead of a call 128.
 BUDGET_BYTES, BUDGET_BYTES_A_S = 160 << 10, 8 << 10
+# Where others had to be cut: four connections that were made at once would else take four times as much, before the first one is judged.
+SUSPECT_BYTES = 24 << 10
 # A call that is refused, or that anybody may make, takes the server longer than its bytes, and so does each of its headers.
 CALL_BYTES, HEADER_BYTES = 1 << 10, 64
+# What may come on a connection that was let in beyond its calls and their messages: what the kernel holds until gRPC reads it, and messages
+# that have come in part (of tensors, each has 1 MiB), count as well. And at how much it is looked at more often. Then, what a call counts,
+# with its headers; and what frames around messages and window updates take at most, as parts of the messages and of what was sent.
+SURPLUS_BYTES, SURPLUS_BYTES_A_S, NOTABLE_BYTES = MAX_MESSAGE_BYTES + (1 << 20), 64 << 10, 4 << 20
+_LET_IN_BYTES, _A_MESSAGE, _AN_ANSWER = 4 << 10, 8, 64
 # gRPC takes the message of some calls before it says whose they are. Until it does, for so long at most, anybody's connection may be that
 # one; unless so many are waited for that they come from a stranger to whom everything is open.
 _EXPECTED_S, _MAX_EXPECTED = 10.0, 8
@@ -88,16 +111,52 @@ class Turnstile:
 class _Open:
     """An open descriptor. `peer`: what gRPC calls the other end of a connection that was made to the port; empty for anything else.
 
-    `spent_at`: when more had come than at the look before.
+    `spent_at`: when more had come than at the look before. `excused`: of one that was let in, how much may have come that is no message.
     """
 
     number: int
-    host: str = ""
+    network: Network = EVERYWHERE[0]
     peer: str = ""
     since: float = 0.0
     spent_at: float = 0.0
     spent: int = 0
     is_stranger: bool = False
+    excused: float = 0.0
+    excused_at: float = 0.0
+
+
+class _Bell:
+    """What a thread waits for, besides descriptors that become readable. Any thread may ring. Knows Linux."""
+
+    def __init__(self) -> None:
+        self._descriptor, self._lock = -1, threading.Lock()
+
+    def hang(self) -> None:
+        """Makes it ready; `take_down` undoes it."""
+        self._descriptor = os.eventfd(0, os.EFD_CLOEXEC | os.EFD_NONBLOCK)
+
+    def take_down(self) -> None:
+        """Lets go of it. Idempotent."""
+        with self._lock:
+            descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
+
+    def ring(self) -> None:
+        """Ends a wait."""
+        with self._lock:
+            if self._descriptor >= 0:
+                os.eventfd_write(self._descriptor, 1)
+
+    def wait(self, seconds: float, others: Iterable[int]) -> bool:
+        """Waits until it rings, until one of the others has something to read, or so long; returns whether there is something to read."""
+        poll = select.poll()
+        for descriptor in (self._descriptor, *others):
+            poll.register(descriptor, select.POLLIN)
+        ready = {descriptor for descriptor, _ in poll.poll(1000.0 * seconds)}
+        if self._descriptor in ready:
+            os.eventfd_read(self._descriptor)
+        return bool(ready - {self._descriptor})
 
 
 class StrangerGuard:
@@ -107,9 +166,9 @@ class StrangerGuard:
         self._port = 0
         self._listening: list[int] = []
         self._thread: threading.Thread | None = None
-        self._is_over, self._is_due = False, threading.Event()
+        self._is_over, self._bell = False, _Bell()
         # By peer. Any thread puts something in, and the guard's takes it out again.
-        self._admitted: dict[str, float] = {}
+        self._admitted: dict[str, Received] = {}
         self._charged: dict[str, int] = {}
         # When calls were let in whose peers are not known yet.
         self._expected: deque[float] = deque(maxlen=_MAX_EXPECTED + 1)
@@ -129,44 +188,51 @@ class StrangerGuard:
         """Begins to watch a port at which the process listens already; does nothing where connections cannot be looked at."""
         self._port, self._listening = port, listening_at(port)
         if self._listening:
+            self._bell.hang()
             self._thread = threading.Thread(target=self._run, name="strangers", daemon=True)
             self._thread.start()
 
     def stop(self) -> None:
         """Ends; to be called before the port is closed. Idempotent."""
         self._is_over = True
-        self._is_due.set()
         if self._thread is not None:
+            self._bell.ring()
             self._thread.join()
             self._thread = None
+            self._bell.take_down()
 
     def expect(self) -> None:
         """A call has been let in whose peer will be known when its message is there."""
         self._expected.append(time.monotonic())
 
-    def admit(self, peer: str, *, was_expected: bool = False) -> None:
-        """A call of this peer has been let in: its connection is no stranger's."""
+    def admit(self, peer: str, *, was_expected: bool = False) -> Received:
+        """A call of this peer has been let in: its connection is no stranger's. Returns what the call's messages count for."""
         if was_expected and self._expected:
             self._expected.popleft()
-        if peer not in self._admitted and self._thread is not None:
-            self._admitted[peer] = time.monotonic()
+        received = self._admitted.get(peer)
+        if received is None:
+            received = Received(since=time.monotonic())
+            if self._thread is not None:
+                received = self._admitted.setdefault(peer, received)
+        received.num_bytes += _LET_IN_BYTES
+        return received
 
     def charge(self, peer: str, *, num_headers: int) -> None:
         """A call of this peer was refused, or was one that anybody may make."""
         if self._thread is not None:
             self._charged[peer] = charged = self._charged.get(peer, 0) + CALL_BYTES + HEADER_BYTES * num_headers
             if charged > BUDGET_BYTES:
-                self._is_due.set()
+                self._bell.ring()
 
     def _run(self) -> None:
-        pause_s = 0.0
+        # What a new connection brings comes at once, and may take long to work off. So one ends a calm; but it may not be accepted yet.
+        is_calm, pause_s = False, 0.0
         while not self._is_over:
-            self._is_due.wait(pause_s)
-            self._is_due.clear()
+            is_news = self._bell.wait(pause_s, self._listening if is_calm else ())
             begin = time.monotonic()
-            is_busy = self._look(begin)
+            is_calm = not self._look(begin) and not is_news
             took_s = time.monotonic() - begin
-            pause_s = max(_BUSY_S if is_busy else _CALM_S, min(took_s / _SHARE, _CALM_S))
+            pause_s = max(_CALM_S if is_calm else _BUSY_S, min(took_s / _SHARE, _CALM_S))
 
     def _look(self, now: float) -> bool:
         """Looks at those descriptors that need it, and at some of the others; returns whether to come again soon."""
@@ -201,8 +267,11 @@ class StrangerGuard:
         return len(self._open) == num_before
 
     def _look_at(self, descriptor: int, now: float) -> None:
-        seen, known = look(descriptor), self._open.get(descriptor)
-        if known is not None and (seen is None or seen[0] != known.number):
+        known = self._open.get(descriptor)
+        received = self._admitted.get(known.peer) if known is not None else None
+        num_before = received.num_bytes if received is not None else 0
+        seen = look(descriptor)
+        if known is not None and (seen is None or seen.number != known.number):
             self._end(descriptor, self._open.pop(descriptor), now)
             self._lowest = min(self._lowest, descriptor)
             known = None
@@ -211,9 +280,11 @@ class StrangerGuard:
         if known is None:
             while self._lowest in self._open or self._lowest == descriptor:
                 self._lowest += 1
-            known = self._open[descriptor] = self._found(descriptor, seen[0], now)
+            known = self._open[descriptor] = self._found(descriptor, seen.number, now)
         if known.is_stranger:
-            self._judge(descriptor, known, num_bytes=seen[1], now=now)
+            self._judge(descriptor, known, num_bytes=seen.num_received, now=now)
+        elif received is not None:
+            self._compare(descriptor, known, (num_before, received.num_bytes), seen, now)
 
     def _found(self, descriptor: int, number: int, now: float) -> _Open:
         """Returns what is known of a descriptor that was not there before, or was another file's."""
@@ -226,7 +297,7 @@ class StrangerGuard:
             return _Open(number)
         peer = f"ipv6:%5B{host.replace('%', '%25')}%5D:{port}" if ":" in host else f"ipv4:{host}:{port}"
         self._strangers.add(peer)
-        one = self._young[descriptor] = _Open(number, host, peer, since=now, spent_at=now, is_stranger=True)
+        one = self._young[descriptor] = _Open(number, network_of(host), peer, since=now, spent_at=now, is_stranger=True)
         return one
 
     def _judge(self, descriptor: int, one: _Open, *, num_bytes: int, now: float) -> None:
@@ -234,19 +305,42 @@ class StrangerGuard:
         charged = self._charged.get(one.peer, 0)
         if one.peer in self._admitted:
             self._know(descriptor, one)
-            self._turnstile.count(network_of(one.host), -1.0, now)
+            self._turnstile.count(one.network, -1.0, now)
             return
         if num_bytes + charged != one.spent:
             one.spent, one.spent_at = num_bytes + charged, now
             self._young[descriptor] = one
-        budget = BUDGET_BYTES + BUDGET_BYTES_A_S * (now - one.since)
+        is_suspect = one.network in self._waiting or EVERYWHERE[0] in self._waiting
+        budget = (SUSPECT_BYTES if is_suspect else BUDGET_BYTES) + BUDGET_BYTES_A_S * (now - one.since)
         # In this order: a call may have been let in since the look began, and its bytes were counted.
         if one.spent > budget and one.spent > budget + self._expected_bytes(now) and cut(descriptor, number=one.number):
             self._know(descriptor, one)
-            self._turnstile.count(network_of(one.host), Turnstile.CUT, now, for_calls=charged / BUDGET_BYTES)
-            self._num_cut += 1
-            about = num_bytes >> 10, one.peer, self._num_cut
-            self._warning.warn("cut a connection that sent %d KiB, and no call that is let in peer=%s cut_so_far=%d", lambda: about)
+            self._turnstile.count(one.network, Turnstile.CUT, now, for_calls=charged / BUDGET_BYTES)
+            self._say_cut("no call that is let in", one, num_bytes, now)
+
+    def _compare(self, descriptor: int, one: _Open, received: tuple[int, int], seen: Seen, now: float) -> None:
+        """Cuts a connection that was let in if too much has come that is neither a call nor a message.
+
+        `received`: what calls and messages were worth before its bytes were looked at, and what they are now. Much may come in between.
+        """
+        most, least = (seen.num_received - num_bytes - num_bytes // _A_MESSAGE - seen.num_sent // _AN_ANSWER for num_bytes in received)
+        # As time goes by more is excused, but what was not used is not saved up.
+        excused = one.excused + SURPLUS_BYTES_A_S * (now - (one.excused_at or now))
+        one.excused, one.excused_at = min(excused, most), now
+        surplus = least - one.excused
+        if surplus > NOTABLE_BYTES:
+            one.spent_at, self._young[descriptor] = now, one
+        if surplus > SURPLUS_BYTES and cut(descriptor, number=one.number):
+            self._know(descriptor, one)
+            self._admitted.pop(one.peer, None)
+            self._turnstile.count(one.network, Turnstile.CUT, now, for_calls=Turnstile.MOST)
+            self._say_cut("few calls and messages", one, seen.num_received, now)
+
+    def _say_cut(self, what: str, one: _Open, num_bytes: int, now: float) -> None:
+        self._turn(now)
+        self._num_cut += 1
+        about = num_bytes >> 10, what, one.peer, self._num_cut
+        self._warning.warn("cut a connection that sent %d KiB, and %s peer=%s cut_so_far=%d", lambda: about)
 
     def _expected_bytes(self, now: float) -> int:
         """How much more anybody may send, since a call was let in whose connection is not known yet."""
@@ -266,7 +360,7 @@ class StrangerGuard:
         self._admitted.pop(one.peer, None)
         self._know(descriptor, one)
         if is_in_vain:
-            self._turnstile.count(network_of(one.host), 1.0, now)
+            self._turnstile.count(one.network, 1.0, now)
 
     def _turn(self, now: float) -> None:
         waiting = self._turnstile.waiting(now)
@@ -286,6 +380,6 @@ class StrangerGuard:
     def _forget_unseen(self) -> None:
         """Forgets who was let in before the last round, and was not seen in it."""
         seen = {one.peer for one in self._open.values()}
-        for peer, at in self._admitted.copy().items():
-            if peer not in seen and at < self._round_began_at:
+        for peer, received in self._admitted.copy().items():
+            if peer not in seen and received.since < self._round_began_at:
                 self._admitted.pop(peer, None)

@@ -1,6 +1,8 @@
 """What a stranger without a token sends to a port as fast as it goes, over several connections. Knows HTTP/2's frames; no role.
 
-    python -m tests.support.floods HOST:PORT KIND --connections 4 --seconds 4 [--tls]
+    python -m tests.support.floods HOST:PORT KIND --connections 4 --seconds 4 [--tls] [--let-in]
+
+With `--let-in`, each connection makes a call first that is answered: for parameter servers without tokens.
 
 It prints one JSON object at the end: how often it connected and was cut, and how many bytes went out.
 """
@@ -150,6 +152,8 @@ KINDS: dict[str, Kind] = {
     "garbage after the greeting": Kind(lambda: _noise(_GREETING), greeting=b""),
     "nothing": Kind(lambda: iter(()), greeting=b""),
 }
+# Frames without which no call can do, and which carry nothing: also a caller that was let in may send only so many.
+CONTROL_KINDS = ("priority", "window_update", "settings", "ping", "unknown frames", "rst_stream")
 # As slow as it gets, which only ports that expect something at once mind.
 SLOW_KINDS = {"silence": Kind(_silence, greeting=b"")}
 
@@ -157,8 +161,8 @@ SLOW_KINDS = {"silence": Kind(_silence, greeting=b"")}
 class Flood:
     """Connections of one kind to one port, each of which is made again at once when it is cut."""
 
-    def __init__(self, host: str, port: int, kind: Kind, *, tls: bool, until: float) -> None:
-        self._where, self._kind, self._until = (host, port), kind, until
+    def __init__(self, host: str, port: int, kind: Kind, *, tls: bool, until: float, is_let_in: bool = False) -> None:
+        self._where, self._kind, self._until, self._is_let_in = (host, port), kind, until, is_let_in
         self._tls = _tls() if tls else None
         self._lock = threading.Lock()
         self.num_connections = self.num_cut = self.num_bytes = 0
@@ -166,12 +170,16 @@ class Flood:
     def run(self) -> None:
         """One connection after the other; to be called by several threads."""
         while time.monotonic() < self._until:
-            try:
-                with self._connected() as connection:
-                    self._count(num_connections=1)
-                    self._pour(connection)
-            except (OSError, ssl.SSLError):
-                self._count(num_cut=1)
+            self.run_once()
+
+    def run_once(self) -> None:
+        """One connection, until it is cut."""
+        try:
+            with self._connected() as connection:
+                self._count(num_connections=1)
+                self._pour(connection)
+        except (OSError, ssl.SSLError):
+            self._count(num_cut=1)
 
     def _connected(self) -> socket.socket:
         connection = socket.create_connection(self._where, timeout=1.0)
@@ -180,8 +188,12 @@ class Flood:
         return connection
 
     def _pour(self, connection: socket.socket) -> None:
+        greeting = self._kind.greeting
+        if self._is_let_in:
+            _make_call(connection)
+            greeting = b""
         connection.setblocking(False)
-        for chunk in itertools.chain([self._kind.greeting], self._kind.chunks()):
+        for chunk in itertools.chain([greeting], self._kind.chunks()):
             view = memoryview(chunk)
             if time.monotonic() >= self._until:
                 return
@@ -202,6 +214,20 @@ class Flood:
         with self._lock:
             for name, number in more.items():
                 setattr(self, name, getattr(self, name) + number)
+
+
+def _make_call(connection: socket.socket) -> None:
+    """Asks for a parameter server's status, and returns when it has been answered."""
+    empty = _frame(_DATA, bytes(5), flags=_END_STREAM, stream=1)
+    connection.sendall(_GREETING + _frame(_SETTINGS, flags=1) + _request_frame(1, _STATUS) + empty)
+    with connection.makefile("rb") as answers:
+        while True:
+            header = answers.read(9)
+            if len(header) < 9:
+                raise ConnectionResetError
+            answers.read(int.from_bytes(header[:3]))
+            if header[3] == _HEADERS and header[4] & _END_STREAM:
+                return
 
 
 def _take(connection: socket.socket) -> None:
@@ -227,10 +253,11 @@ def main() -> None:
     parser.add_argument("--connections", type=int, default=4)
     parser.add_argument("--seconds", type=float, default=4.0)
     parser.add_argument("--tls", action="store_true")
+    parser.add_argument("--let-in", action="store_true")
     arguments = parser.parse_args()
     host, _, port = arguments.address.rpartition(":")
     until = time.monotonic() + min(arguments.seconds, MAX_SECONDS)
-    flood = Flood(host, int(port), (KINDS | SLOW_KINDS)[arguments.kind], tls=arguments.tls, until=until)
+    flood = Flood(host, int(port), (KINDS | SLOW_KINDS)[arguments.kind], tls=arguments.tls, until=until, is_let_in=arguments.let_in)
     threads = [threading.Thread(target=flood.run) for _ in range(min(arguments.connections, MAX_CONNECTIONS))]
     for thread in threads:
         thread.start()

@@ -4,7 +4,6 @@ import contextlib
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,8 +22,8 @@ from ps_protocol.security.options import Security
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.certificates import make
-from tests.support.floods import KINDS, Flood
-from tests.support.shards import open_server
+from tests.support.floods import CONTROL_KINDS, KINDS, Flood
+from tests.support.shards import Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
 from tests.support.whole_shard import WholeGrpcShard
 
@@ -65,14 +64,10 @@ def is_let_in(port: int, *, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def flood(kind: str, port: int, *, seconds: float, num_connections: int = 1) -> Flood:
-    one = Flood("127.0.0.1", port, KINDS[kind], tls=False, until=time.monotonic() + seconds)
-    threads = [threading.Thread(target=one.run) for _ in range(num_connections)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    return one
+def flood_until_cut(kind: str, port: int, *, is_let_in: bool = False) -> None:
+    one = Flood("127.0.0.1", port, KINDS[kind], tls=False, until=time.monotonic() + 30, is_let_in=is_let_in)
+    one.run_once()
+    assert one.num_cut
 
 
 # Who has to wait.
@@ -150,9 +145,12 @@ def test_connections_are_seen_counted_and_cut(family: socket.AddressFamily) -> N
             assert descriptors.caller_at(made.fileno(), port=port) == caller.getsockname()
             assert descriptors.caller_at(caller.fileno(), port=port) is None
             assert descriptors.caller_at(listening.fileno(), port=port) is None
-            number, before = descriptors.look(made.fileno()) or (0, 0)
+            number, before, num_sent = descriptors.look(made.fileno()) or (0, 0, 0)
             caller.sendall(bytes(1_000))
-            wait_until(lambda: descriptors.look(made.fileno()) == (number, before + 1_000), timeout_s=20, what="it is counted")
+            made.sendall(bytes(500))
+            caller.recv(500)
+            after = (number, before + 1_000, num_sent + 500)
+            wait_until(lambda: descriptors.look(made.fileno()) == after, timeout_s=20, what="it is counted")
             assert not descriptors.cut(made.fileno(), number=number + 1)
             assert descriptors.cut(made.fileno(), number=number)
             with pytest.raises(ConnectionError):
@@ -163,11 +161,11 @@ def test_connections_are_seen_counted_and_cut(family: socket.AddressFamily) -> N
 
 def test_descriptors_of_other_things_are_no_connections() -> None:
     with open("/dev/null", "rb") as file:
-        assert descriptors.look(file.fileno()) == (0, 0)
+        assert descriptors.look(file.fileno()) == (0, 0, 0)
     assert descriptors.look(1_000_000) is None
     with contextlib.ExitStack() as stack:
         for one in socket.socketpair():
-            assert descriptors.look(stack.enter_context(one).fileno()) == (0, 0)
+            assert descriptors.look(stack.enter_context(one).fileno()) == (0, 0, 0)
 
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
@@ -195,7 +193,7 @@ def test_connection_that_floods_is_cut_and_others_are_answered(kind: str, server
     """F36."""
     with contextlib.closing(WholeGrpcShard(server.address)) as shard:
         shard.status()
-        assert flood(kind, port_of(server), seconds=0.5).num_cut
+        flood_until_cut(kind, port_of(server))
         assert shard.status()
 
 
@@ -229,8 +227,21 @@ def test_address_that_comes_in_vain_too_often_waits_and_another_does_not(server:
         wait_until(lambda: is_let_in(port), timeout_s=30, what="it may come again")
 
 
-def test_caller_that_was_let_in_may_send_what_it_likes(server: ParameterServer) -> None:
-    """Also such frames, and calls that are nonsense: it is known by then who does so."""
+@pytest.mark.parametrize("kind", CONTROL_KINDS)
+def test_connection_that_was_let_in_and_then_sends_frames_that_carry_nothing_is_cut(
+    kind: str, server: ParameterServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """After 17 MiB; here after 1."""
+    monkeypatch.setattr(strangers, "SURPLUS_BYTES", 1 << 20)
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
+        shard.status()
+        flood_until_cut(kind, port_of(server), is_let_in=True)
+        assert shard.status()
+        wait_until(lambda: "and few calls and messages" in caplog.text, timeout_s=20, what="the guard says so")
+
+
+def test_caller_that_was_let_in_may_send_messages_without_end(server: ParameterServer) -> None:
+    """Also such as are nonsense: it is known by then who sends them."""
     with contextlib.closing(WholeGrpcShard(server.address)) as shard, DEFAULT_ACCESS.open_channel(server.address) as channel:
         shard.status()
         call: Any = channel.unary_unary(STATUS)
@@ -239,6 +250,22 @@ def test_caller_that_was_let_in_may_send_what_it_likes(server: ParameterServer) 
         for _ in range(5):
             with pytest.raises(grpc.RpcError, match="INVALID_ARGUMENT"):
                 call(bytes([0xFF]) * BUDGET_BYTES)
+
+
+def test_caller_whose_bytes_are_tensors_is_never_cut(
+    server: ParameterServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However much it gives and takes: 400 MiB each way, where 8 MiB of anything else are too many."""
+    monkeypatch.setattr(strangers, "SURPLUS_BYTES", 8 << 20)
+    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
+        trainer = Trainer(shard, layout_of(variable("w", (10 << 20,))))
+        trainer.create()
+        for step in range(10):
+            header = trainer.header(step=step)
+            trainer.push(header)
+            trainer.apply(header.push_id, step=step)
+            assert trainer.read(step + 1)[0] == step + 1
+    assert "cut" not in caplog.text
 
 
 def test_first_call_may_be_as_large_as_any(server: ParameterServer) -> None:
