@@ -122,7 +122,7 @@ def pass_losses(losses: Sequence[float], *, num_batches: int) -> list[float]:
     return [float(np.mean(losses[start : start + num_batches])) for start in range(0, len(losses), num_batches)]
 
 
-# The estimators. What they have in common is `_fit`, which knows no class of theirs.
+# The estimators. What they have in common is `_train`, which knows no class of theirs.
 
 
 try:
@@ -186,9 +186,7 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         float32, others in float64. Raises ValueError for data or parameters that cannot be trained with, what hooks raise, and in a
         cluster what its session raises, a PsError.
         """
-        features, given = validate_data(self, X, y, dtype=(np.float64, np.float32))
-        check_classification_targets(given)
-        known, labels = _encode(column_or_1d(given, warn=True), classes)
+        features, known, labels = self._examples(X, y, classes=classes, is_first=True)
         goes_on = self.warm_start and hasattr(self, "variables_")
         if goes_on and not np.array_equal(known, self.classes_):
             raise ValueError(
@@ -196,7 +194,10 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
                 "give all of them as classes=, or train a new estimator"
             )
         self.classes_: Array = known
-        return self._train(features, labels, hooks=hooks, goes_on=goes_on, num_passes=self.max_iter)
+        self._network = _train(
+            self, features, labels, num_outputs=len(known), head="classes", hooks=hooks, goes_on=goes_on, num_passes=self.max_iter
+        )
+        return self
 
     def partial_fit(self, X: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None = None) -> Self:
         """Goes through these examples once, from the variables that the last call ended with; returns this estimator.
@@ -207,14 +208,13 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         is_first = not hasattr(self, "variables_")
         if is_first and classes is None:
             raise ValueError("classes must be passed on the first call to partial_fit.")
-        features, given = validate_data(self, X, y, dtype=(np.float64, np.float32), reset=is_first)
-        check_classification_targets(given)
-        known, labels = _encode(column_or_1d(given, warn=True), classes if is_first else self.classes_)
+        features, known, labels = self._examples(X, y, classes=classes if is_first else self.classes_, is_first=is_first)
         if not is_first and classes is not None and not np.array_equal(np.unique(np.asarray(classes)), known):
             raise ValueError(f"classes: got {np.unique(np.asarray(classes))[:10].tolist()}, at first they were {known[:10].tolist()}")
         self.classes_ = known
         _refuse_target(self.target)
-        return self._train(features, labels, hooks=(), goes_on=not is_first, num_passes=1)
+        self._network = _train(self, features, labels, num_outputs=len(known), head="classes", hooks=(), goes_on=not is_first, num_passes=1)
+        return self
 
     def predict(self, X: npt.ArrayLike) -> Array:
         """Returns the most probable class of each example. Asks no cluster. Raises NotFittedError before `fit`."""
@@ -234,20 +234,11 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             logarithms: Array = np.log(self.predict_proba(X))
         return logarithms
 
-    def _train(self, features: Array, labels: Array, *, hooks: Iterable[SessionRunHook], goes_on: bool, num_passes: int) -> Self:
-        former = _former(self, goes_on)
-        self._network, trained = _fit(
-            _Parameters.of(self),
-            features,
-            labels,
-            num_outputs=len(self.classes_),
-            head="classes",
-            former=former,
-            hooks=hooks,
-            num_passes=num_passes,
-        )
-        _keep(self, trained, former)
-        return self
+    def _examples(self, X: npt.ArrayLike, y: npt.ArrayLike, *, classes: npt.ArrayLike | None, is_first: bool) -> tuple[Array, Array, Array]:
+        """Returns the features, the classes, and the number of each example's class."""
+        features, given = validate_data(self, X, y, dtype=(np.float64, np.float32), reset=is_first)
+        check_classification_targets(given)
+        return features, *_encode(column_or_1d(given, warn=True), classes)
 
 
 class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
@@ -286,13 +277,13 @@ class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         `hooks`, the types and the errors are those of `DNNClassifier.fit`.
         """
         goes_on = self.warm_start and hasattr(self, "variables_")
-        return self._train(X, y, hooks=hooks, goes_on=goes_on, is_first=True, num_passes=self.max_iter)
+        return self._fit(X, y, hooks=hooks, goes_on=goes_on, is_first=True, num_passes=self.max_iter)
 
     def partial_fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
         """Goes through these examples once, from the variables that the last call ended with; see `DNNClassifier.partial_fit`."""
         is_first = not hasattr(self, "variables_")
         _refuse_target(self.target)
-        return self._train(X, y, hooks=(), goes_on=not is_first, is_first=is_first, num_passes=1)
+        return self._fit(X, y, hooks=(), goes_on=not is_first, is_first=is_first, num_passes=1)
 
     def predict(self, X: npt.ArrayLike) -> Array:
         """Returns the number of each example, or (examples, outputs). Asks no cluster. Raises NotFittedError before `fit`."""
@@ -306,24 +297,15 @@ class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         tags.target_tags.multi_output = True
         return tags
 
-    def _train(
+    def _fit(
         self, X: npt.ArrayLike, y: npt.ArrayLike, *, hooks: Iterable[SessionRunHook], goes_on: bool, is_first: bool, num_passes: int
     ) -> Self:
         features, given = validate_data(self, X, y, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True, reset=is_first)
         targets = given.reshape(len(given), -1).astype(features.dtype)
-        former = _former(self, goes_on)
-        self._network, trained = _fit(
-            _Parameters.of(self),
-            features,
-            targets,
-            num_outputs=targets.shape[1],
-            head="numbers",
-            former=former,
-            hooks=hooks,
-            num_passes=num_passes,
+        self._network = _train(
+            self, features, targets, num_outputs=targets.shape[1], head="numbers", hooks=hooks, goes_on=goes_on, num_passes=num_passes
         )
         self._is_single = given.ndim == 1
-        _keep(self, trained, former)
         return self
 
 
@@ -385,18 +367,19 @@ class _Parameters:
         )
 
 
-def _fit(
-    parameters: _Parameters,
+def _train(
+    estimator: Any,
     features: Array,
     targets: Array,
     *,
     num_outputs: int,
     head: str,
-    former: _Former | None,
     hooks: Iterable[SessionRunHook],
+    goes_on: bool,
     num_passes: int,
-) -> tuple[Network, Trained]:
-    """Trains a network, from what former trainings have left if there were any. Raises ValueError if that is another network."""
+) -> Network:
+    """Trains an estimator's network and returns it; `goes_on`: from what former trainings left. ValueError: that is another network."""
+    parameters, former = _Parameters.of(estimator), _former(estimator, goes_on)
     dtype = features.dtype if former is None else np.dtype(former.network.dtype)
     network = Network(
         sizes=(features.shape[1], *parameters.hidden_units, num_outputs), activation=parameters.activation, dtype=dtype, head=head
@@ -419,7 +402,8 @@ def _fit(
         seed=parameters.seed,
         passes=range(begun, begun + num_passes),
     )
-    return network, trained
+    _keep(estimator, trained, former)
+    return network
 
 
 def _refuse_target(target: str | None) -> None:
