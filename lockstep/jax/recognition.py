@@ -184,9 +184,19 @@ class _Formula:
             raise _unknown(f"{name} is not a number but changes with the step")
         return self._add(self.numbers, name, float(value))
 
+    def all_numbers(self, cells: Cells, *names: str) -> list[str]:
+        """Returns what the formula calls these numbers of a part."""
+        return [self.number(cells, name) for name in names]
+
     def slot(self, name: str, first: float = 0.0) -> str:
         """Returns what the formula calls a slot."""
         return self._add(self.slots, name, first)
+
+    def average(self, name: str, decay: str, of: str = "u", *, first: float = 0.0) -> str:
+        """Adds a slot that is the moving average of a term, and returns what the formula calls it."""
+        slot = self.slot(name, first)
+        self.do(f"{slot} = {decay} * {slot} + (1 - {decay}) * {of}")
+        return slot
 
     def do(self, *lines: str) -> None:
         self.lines += lines
@@ -246,9 +256,8 @@ def _refuse_types(cells: Cells, *names: str) -> None:
 
 def _adam(formula: _Formula, cells: Cells) -> None:
     _refuse_types(cells, "mu_dtype")
-    b1, b2, eps = (formula.number(cells, name) for name in ("b1", "b2", "eps"))
-    mu, nu = formula.slot("mu"), formula.slot("nu")
-    formula.do(f"{mu} = {b1} * {mu} + (1 - {b1}) * u", f"{nu} = {b2} * {nu} + (1 - {b2}) * u * u")
+    b1, b2, eps = formula.all_numbers(cells, "b1", "b2", "eps")
+    mu, nu = formula.average("mu", b1), formula.average("nu", b2, "u * u")
     mean = f"{mu} / (1 - {b1} ** t)"
     if cells["nesterov"]:
         mean = f"({b1} * {mu} / (1 - {b1} ** t * {b1}) + (1 - {b1}) * u / (1 - {b1} ** t))"
@@ -261,45 +270,36 @@ def _plus_eps_root(formula: _Formula, cells: Cells) -> str:
 
 def _amsgrad(formula: _Formula, cells: Cells) -> None:
     _refuse_types(cells, "mu_dtype")
-    b1, b2, eps = (formula.number(cells, name) for name in ("b1", "b2", "eps"))
-    mu, nu, nu_max = formula.slot("mu"), formula.slot("nu"), formula.slot("nu_max")
+    b1, b2, eps = formula.all_numbers(cells, "b1", "b2", "eps")
+    mu, nu, nu_max = formula.average("mu", b1), formula.average("nu", b2, "u * u"), formula.slot("nu_max")
     mean = f"{mu} / (1 - {b1} ** t)" if cells.get("bias_correction_mu", True) else mu
     square = f"{nu} / (1 - {b2} ** t)" if cells.get("bias_correction_nu", True) else nu
     formula.do(
-        f"{mu} = {b1} * {mu} + (1 - {b1}) * u",
-        f"{nu} = {b2} * {nu} + (1 - {b2}) * u * u",
         f"{nu_max} = max({nu_max}, {square})",
         f"u = {mean} / (sqrt({nu_max}{_plus_eps_root(formula, cells)}) + {eps})",
     )
 
 
 def _belief(formula: _Formula, cells: Cells) -> None:
-    b1, b2, eps = (formula.number(cells, name) for name in ("b1", "b2", "eps"))
-    mu, nu = formula.slot("mu"), formula.slot("nu")
     if cells.get("nesterov"):
         raise _unknown("adabelief with nesterov is not known")
-    formula.do(
-        f"{mu} = {b1} * {mu} + (1 - {b1}) * u",
-        f"{nu} = {b2} * {nu} + (1 - {b2}) * (u - {mu}) * (u - {mu}){_plus_eps_root(formula, cells)}",
-        f"u = {mu} / (1 - {b1} ** t) / (sqrt({nu} / (1 - {b2} ** t)) + {eps})",
-    )
+    b1, b2, eps = formula.all_numbers(cells, "b1", "b2", "eps")
+    mu = formula.average("mu", b1)
+    nu = formula.average("nu", b2, f"(u - {mu}) * (u - {mu}){_plus_eps_root(formula, cells)}")
+    formula.do(f"u = {mu} / (1 - {b1} ** t) / (sqrt({nu} / (1 - {b2} ** t)) + {eps})")
 
 
 def _adamax(formula: _Formula, cells: Cells) -> None:
-    b1, b2, eps = (formula.number(cells, name) for name in ("b1", "b2", "eps"))
-    mu, nu = formula.slot("mu"), formula.slot("nu")
-    formula.do(
-        f"{mu} = {b1} * {mu} + (1 - {b1}) * u",
-        f"{nu} = max(abs(u) + {eps}, {b2} * {nu})",
-        f"u = {mu} / (1 - {b1} ** t) / {nu}",
-    )
+    b1, b2, eps = formula.all_numbers(cells, "b1", "b2", "eps")
+    mu, nu = formula.average("mu", b1), formula.slot("nu")
+    formula.do(f"{nu} = max(abs(u) + {eps}, {b2} * {nu})", f"u = {mu} / (1 - {b1} ** t) / {nu}")
 
 
 def _lion(formula: _Formula, cells: Cells) -> None:
     _refuse_types(cells, "mu_dtype")
     if cells.get("mode", "hard") != "hard":
         raise _unknown(f"lion with mode={cells['mode']!r} is not known")
-    b1, b2 = formula.number(cells, "b1"), formula.number(cells, "b2")
+    b1, b2 = formula.all_numbers(cells, "b1", "b2")
     mu = formula.slot("mu")
     formula.do(f"d = {b2} * {mu} + (1 - {b2}) * u", f"u = sign((1 - {b1}) * u + {b1} * {mu})", f"{mu} = d")
 
@@ -312,21 +312,19 @@ def _trace(formula: _Formula, cells: Cells) -> None:
 
 def _ema(formula: _Formula, cells: Cells) -> None:
     _refuse_types(cells, "accumulator_dtype")
-    decay, ema = formula.number(cells, "decay"), formula.slot("ema")
-    formula.do(f"{ema} = {decay} * {ema} + (1 - {decay}) * u", f"u = {ema} / (1 - {decay} ** t)" if cells["debias"] else f"u = {ema}")
+    decay = formula.number(cells, "decay")
+    ema = formula.average("ema", decay)
+    formula.do(f"u = {ema} / (1 - {decay} ** t)" if cells["debias"] else f"u = {ema}")
 
 
 def _rms(formula: _Formula, cells: Cells, *, centered: bool = False) -> None:
-    decay, eps = formula.number(cells, "decay"), formula.number(cells, "eps")
+    decay, eps = formula.all_numbers(cells, "decay", "eps")
     corrected = f" / (1 - {decay} ** t)" if cells.get("bias_correction") else ""
-    nu = formula.slot("nu", float(cells["initial_scale"]))
+    nu = formula.average("nu", decay, "u * u", first=float(cells["initial_scale"]))
     square = f"{nu}{corrected}"
     if centered:
-        mu = formula.slot("mu")
-        formula.do(f"{mu} = {decay} * {mu} + (1 - {decay}) * u")
-        mean = f"({mu}{corrected})"
+        mean = f"({formula.average('mu', decay)}{corrected})"
         square = f"{square} - {mean} * {mean}"
-    formula.do(f"{nu} = {decay} * {nu} + (1 - {decay}) * u * u")
     formula.do(f"u = u / sqrt({square} + {eps})" if cells.get("eps_in_sqrt", True) else f"u = u / (sqrt({square}) + {eps})")
 
 
@@ -340,10 +338,9 @@ def _rss(formula: _Formula, cells: Cells) -> None:
 
 
 def _adadelta(formula: _Formula, cells: Cells) -> None:
-    rho, eps = formula.number(cells, "rho"), formula.number(cells, "eps")
-    e_g, e_x = formula.slot("e_g"), formula.slot("e_x")
+    rho, eps = formula.all_numbers(cells, "rho", "eps")
+    e_g, e_x = formula.average("e_g", rho, "u * u"), formula.slot("e_x")
     formula.do(
-        f"{e_g} = {rho} * {e_g} + (1 - {rho}) * u * u",
         f"u = sqrt({e_x} + {eps}) / sqrt({e_g} + {eps}) * u",
         f"{e_x} = {rho} * {e_x} + (1 - {rho}) * u * u",
     )
@@ -357,7 +354,7 @@ def _decayed_weights(formula: _Formula, cells: Cells) -> None:
 def _trust_ratio(formula: _Formula, cells: Cells) -> None:
     if float(cells["min_norm"]):
         raise _unknown("a trust ratio with min_norm is not known")
-    factor, eps = formula.number(cells, "trust_coefficient"), formula.number(cells, "eps")
+    factor, eps = formula.all_numbers(cells, "trust_coefficient", "eps")
     formula.do(f"u = u * where(norm(v) > 0, where(norm(u) > 0, {factor} * norm(v) / (norm(u) + {eps}), 1), 1)")
 
 
