@@ -1,4 +1,4 @@
-"""Has adapters give a contribution again where the cluster came back to its very step. Knows sessions; no framework."""
+"""What adapters do around a contribution: give it again after a rollback, notice one that was added to. Knows sessions; no framework."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,14 +8,14 @@ from worker_client.core.outcomes import Push
 from worker_client.session.session import Session
 
 
-def step_until_counted(session: Session, gradients: Any, *, has_same_values: Callable[[], bool], **options: Any) -> Push:
-    """Does `session.step()`, again if a rollback took the contribution and the variables are those that it was computed from.
+def until_counted(session: Session, give: Callable[[], Push], *, has_same_values: Callable[[], bool]) -> Push:
+    """Calls `give`, again if a rollback took the contribution and the variables are those that it was computed from.
 
     A loop of a framework cannot compute a batch again, so the batch would be lost, although its gradients are right. With ranges of data
     (`session.batches()`) it is not repeated: they have gone back to the chief, and are computed again by the worker that gets them.
     """
     step = session.local_step
-    push = session.step(gradients, **options)
+    push = give()
     while (
         push.outcome is PushOutcome.ROLLED_BACK
         and session.local_step == step
@@ -23,5 +23,20 @@ def step_until_counted(session: Session, gradients: Any, *, has_same_values: Cal
         and not session.leases_data
         and has_same_values()
     ):
-        push = session.step(gradients, **options)
+        push = give()
     return push
+
+
+class AddedGradients:
+    """Notices gradients that were added to since they were contributed, as PyTorch does where zero_grad() is forgotten."""
+
+    FORGOTTEN = "the gradients of the last step are part of this one's: call {} before backward()"
+
+    def __init__(self) -> None:
+        self._last: tuple[Any, int] | None = None
+
+    def are_in(self, gradient: Any) -> bool:
+        """Whether the last contribution's first gradient is this object, and one operation has changed it since: the sum."""
+        known, version = self._last, getattr(gradient, "_version", None)
+        self._last = None if version is None else (gradient, version)
+        return known is not None and known[0] is gradient and version == known[1] + 1

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import worker_client
-from lockstep.contributing import step_until_counted
+from lockstep.contributing import until_counted
 from lockstep.errors import InvalidSpec, NotInitialized
 from lockstep.jax.proof import compare
 from lockstep.jax.recognition import Recognized, recognize
@@ -138,12 +138,10 @@ def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, ti
     num_rollbacks = session.num_rollbacks
     model.push = None
     try:
-        model.push = step_until_counted(
+        numbers = model.numbers(session.local_step)
+        model.push = until_counted(
             session,
-            arrays,
-            metrics=metrics,
-            hyperparameters=model.numbers(session.local_step),
-            timeout_s=timeout_s,
+            lambda: session.step(arrays, metrics=metrics, hyperparameters=numbers, timeout_s=timeout_s),
             has_same_values=lambda: model.has_values_of(session),
         )
     finally:

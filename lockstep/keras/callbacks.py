@@ -6,7 +6,7 @@ from typing import Any
 import keras
 
 import worker_client
-from lockstep.contributing import step_until_counted
+from lockstep.contributing import until_counted
 from lockstep.errors import InvalidSpec
 from lockstep.keras.variables import are_equal, check_floats, names_of, value_of
 from ps_protocol.model.variables import Array
@@ -68,7 +68,9 @@ class AverageUpdates(keras.callbacks.Callback):  # type: ignore[misc]
         if not self._session.is_finished:
             changes = {name: self._before[name] - value_of(variable) for name, variable in self._trained.items()}
             updates = {name: value_of(variable) for name, variable in self._averaged.items()}
-            step_until_counted(self._session, changes, updates=updates or None, has_same_values=self._has_same_values)
+            until_counted(
+                self._session, lambda: self._session.step(changes, updates=updates or None), has_same_values=self._has_same_values
+            )
         self._write(self._session.read())
         if self._session.is_finished:
             self.model.stop_training = True

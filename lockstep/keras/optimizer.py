@@ -7,7 +7,7 @@ from typing import Any
 import keras
 
 import worker_client
-from lockstep.contributing import step_until_counted
+from lockstep.contributing import AddedGradients, until_counted
 from lockstep.errors import InvalidSpec
 from lockstep.keras import formulas
 from lockstep.keras.variables import are_equal, check_floats, gradient_of, names_of, numbers_of, value_of
@@ -31,6 +31,7 @@ class _Training:
         self._values: Mapping[str, Array] = {}
         # The learning rate that the servers know, and whether some variables do not decay.
         self._rate, self._has_groups = 0.0, False
+        self._added, self._has_warned = AddedGradients(), False
 
     def join(self, variables: Sequence[Any], *, learning_rate: float) -> bool:
         """Creates the model with these variables' values, or takes those of the cluster. Returns whether they stayed as they were."""
@@ -54,6 +55,9 @@ class _Training:
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any] | None, *, scale: float | None, learning_rate: float) -> None:
         """Gives gradients, waits for the step, and writes the new values to the variables."""
+        if self._added.are_in(next((one for one in gradients if one is not None), None)) and not self._has_warned:
+            self._has_warned = True
+            log.warning(AddedGradients.FORGOTTEN.format("model.zero_grad()"))
         named: dict[str, Array | None] = dict.fromkeys(self._names.values())
         for variable, gradient in zip(self._variables if variables is None else variables, gradients, strict=True):
             name = self._names.get(id(variable))
@@ -64,7 +68,7 @@ class _Training:
                 named[name] = array if scale is None else array / array.dtype.type(scale)
         if not self.session.is_finished:
             numbers = self._numbers(learning_rate) if learning_rate != self._rate else None
-            step_until_counted(self.session, named, hyperparameters=numbers, has_same_values=self._has_same_values)
+            until_counted(self.session, lambda: self.session.step(named, hyperparameters=numbers), has_same_values=self._has_same_values)
         self._write(self.session.read())
 
     def _spec(self, learning_rate: float, is_decayed: bool) -> Any:

@@ -36,6 +36,8 @@ def numbers_of(what: str, tensor: Any) -> Array:
     try:
         return np.asarray(keras.ops.convert_to_numpy(tensor))
     except Exception as error:  # each backend has its own, and none of them says what to do
+        if getattr(getattr(tensor, "value", tensor), "is_meta", False):
+            raise InvalidSpec(f"{what} has no values (device meta); build the model on a device that has memory") from error
         raise InvalidSpec(
             f"{what}: the {keras.backend.backend()} backend has no numbers for it here ({type(error).__name__}), since it compiles the "
             "training step. Give compile() run_eagerly=True, or use lockstep.keras.AverageUpdates, which runs beside a compiled step"

@@ -36,6 +36,8 @@ class Table:
         self.read_rows: ReadRows | None = None
         self._gradients: list[tuple[Any, Any]] = []
 
+    # What torch.compile() cannot look into; as torch's own optimizers say it, without loading the compiler.
+    @torch._disable_dynamo  # type: ignore[untyped-decorator]  # PyTorch may not be installed where types are checked
     def rows(self, unique: "torch.Tensor") -> "torch.Tensor":
         """Returns these rows as a leaf of the graph; what the backward pass makes for it is a gradient of the table."""
         if self.read_rows is None:
@@ -97,7 +99,8 @@ class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed wh
         """Returns the rows, where each index is among them, and where the row for padding is (None: it is not)."""
         unique, positions = torch.unique(indices, return_inverse=True)
         if not unique.numel():
-            unique = unique.new_zeros(1)  # torch wants a row, though it uses none
+            # torch wants a row, though it uses none.
+            return torch.zeros(1, self.embedding_dim, dtype=self.table.dtype, device=indices.device, requires_grad=True), positions, None
         rows = self.table.rows(unique)
         padding = (unique == self.padding_idx).nonzero() if self.padding_idx is not None else None
         return rows, positions, int(padding[0]) if padding is not None and padding.numel() else None

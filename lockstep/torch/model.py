@@ -9,7 +9,7 @@ from torch import nn
 
 from lockstep.torch.embedding import Embedding, EmbeddingBag, Table
 from lockstep.torch.recognition import Recognized, recognize
-from lockstep.torch.tensors import FLOATS, Array, Copies, array_of
+from lockstep.torch.tensors import FLOATS, Array, Copies, array_of, copy_all, tensor_of
 from worker_client import Buffer, OptimizerSpec, Variable
 
 TABLES = "tables"
@@ -25,7 +25,7 @@ class Model:
         self, module: Any, optimizer: "torch.optim.Optimizer | OptimizerSpec", groups: list[dict[str, Any]], *, master: Any
     ) -> None:
         self._module = module if isinstance(module, nn.Module) else None
-        named = dict(module.named_parameters()) if self._module is not None else dict(module)
+        named = {plain_name(name): one for name, one in (module.named_parameters() if self._module is not None else module)}
         names = {id(parameter): name for name, parameter in reversed(named.items())}
         self.group_of: dict[str, int] = {}
         self.recognized: list[Recognized] = []
@@ -43,32 +43,46 @@ class Model:
                 self.group_of[name] = position
         # In the module's order, which all workers share.
         self.parameters = {name: named[name] for name in named if name in self.group_of}
-        self.shapes = {name: parameter.shape for name, parameter in self.parameters.items()}
+        self._shapes = [parameter.shape for parameter in self.parameters.values()]
         self.tables = self._find_tables()
-        self.buffers = self._find_buffers()
+        self._owners = self._find_buffers()
         self._master = master
         self.specs = [one.spec if position == 0 else one.spec.in_group(f"group {position}") for position, one in enumerate(self.recognized)]
-        is_on_gpu = any(parameter.is_cuda for parameter in self.parameters.values())
-        self.copies = Copies([*self.parameters, *self.buffers], is_on_gpu=is_on_gpu)
-        self.gradient_copies = Copies(list(self.parameters), is_on_gpu=is_on_gpu)
-        self._taken: dict[str, torch.Tensor] = {}
+        self._is_on_gpu = any(parameter.is_cuda for parameter in self.parameters.values())
+        self._gradient_copies = Copies(list(self.parameters), is_on_gpu=self._is_on_gpu)
+        self._begin_copies()
 
     def _find_tables(self) -> dict[str, Table]:
         if self._module is None:
             return {}
         found = ((name, part) for name, part in self._module.named_modules() if isinstance(part, (Embedding, EmbeddingBag)))
-        return {f"{name}.weight" if name else "weight": part.table for name, part in found}
+        return {plain_name(f"{name}.weight" if name else "weight"): part.table for name, part in found}
 
-    def _find_buffers(self) -> "dict[str, torch.Tensor]":
+    def _find_buffers(self) -> "dict[str, tuple[dict[str, Any], str]]":
+        """Returns where the modules keep their buffers: they may put other tensors there."""
         if self._module is None:
             return {}
         kept = self._module.state_dict(keep_vars=True)
-        return {name: buffer for name, buffer in self._module.named_buffers() if name in kept and not buffer.is_complex()}
+        found = {}
+        for name, buffer in self._module.named_buffers():
+            if name in kept and not buffer.is_complex():
+                path, _, key = name.rpartition(".")
+                found[plain_name(name)] = self._module.get_submodule(path)._buffers, key
+        return found
+
+    def _begin_copies(self) -> None:
+        self._copies = Copies([*self.parameters, *self._owners], is_on_gpu=self._is_on_gpu)
+        self._trained = [*self.parameters.values()]
+        # The kernels of normalizations change theirs without a word, so they are compared with what was taken.
+        self._taken = [buffer.clone() for buffer in self._buffers()]
+
+    def _buffers(self) -> "list[torch.Tensor]":
+        return [owner[key] for owner, key in self._owners.values()]
 
     def drop_buffers(self) -> None:
         """Leaves the buffers to each worker."""
-        self.buffers = {}
-        self.copies = Copies(list(self.parameters), is_on_gpu=any(one.is_cuda for one in self.parameters.values()))
+        self._owners = {}
+        self._begin_copies()
 
     # -- declaring
 
@@ -79,8 +93,8 @@ class Model:
             value = array_of(parameter if self._master is None else parameter.detach().to(self._master))
             position = self.group_of[name]
             found[name] = value if position == 0 else Variable(value, optimizer=self.specs[position])
-        for name, buffer in self.buffers.items():
-            found[name] = Buffer(self._statistics(buffer), "mean")
+        for name, buffer in zip(self._owners, self._buffers(), strict=True):
+            found[name] = Buffer(_statistics(buffer), "mean")
         for name, table in self.tables.items():
             own = table.declared.optimizer
             found[name] = table.declared if own is not None else replace(table.declared, optimizer=self.table_spec)
@@ -93,46 +107,61 @@ class Model:
         lazy = {"lazy": 1.0} if "lazy" in first.kind.hyperparameters else {}
         return replace(first, hyperparameters={**first.hyperparameters, **lazy}).in_group(TABLES)
 
-    def _statistics(self, buffer: "torch.Tensor") -> Array:
-        # Whole numbers and truth values travel as float64, in which those up to 2^53 are what they are.
-        return array_of(buffer) if buffer.dtype in FLOATS else array_of(buffer.to(torch.float64))
-
     # -- values, gradients and statistics
 
     def take(self, values: Mapping[str, Array]) -> None:
         """Copies the variables of a step into the parameters and buffers."""
-        self._refresh()
+        buffers = self._buffers()
         with torch.no_grad():
-            self.copies.out(values, {**self.parameters, **self.buffers})
-        # The kernels of normalizations change theirs without a word, so they are compared.
-        self._taken = {name: buffer.clone() for name, buffer in self.buffers.items()}
+            self._copies.out(values, self._trained + buffers)
+            copy_all(self._taken, buffers)
 
-    def _refresh(self) -> None:
-        """A buffer may have been given another tensor."""
-        if self._module is not None and self.buffers:
-            now = dict(self._module.named_buffers())
-            self.buffers = {name: now.get(name, buffer) for name, buffer in self.buffers.items()}
+    def has_values(self, values: Mapping[str, Array]) -> bool:
+        """Whether the parameters are those of these variables, so that a gradient of the ones is one of the others."""
+        pairs = ((parameter.detach(), tensor_of(values[name])) for name, parameter in self.parameters.items())
+        return all(torch.allclose(mine, value.to(mine), rtol=0.0, atol=0.0, equal_nan=True) for mine, value in pairs)
 
     def gradients(self) -> "dict[str, torch.Tensor]":
-        """Returns the gradients that there are, dense. Raises ValueError where one does not fit its parameter."""
-        found = {}
-        for name, parameter in self.parameters.items():
-            gradient = parameter.grad
-            if gradient is None:
-                continue
-            if gradient.layout is not torch.strided:
-                gradient = gradient.to_dense()
-            found[name] = gradient
+        """Returns the gradients that there are, dense. Raises ValueError where a parameter has another shape than it had."""
+        found = {name: gradient for name, parameter in self.parameters.items() if (gradient := parameter.grad) is not None}
+        for name in [name for name, gradient in found.items() if gradient.layout is not torch.strided]:
+            found[name] = found[name].to_dense()
+        if [parameter.shape for parameter in self._trained] != self._shapes:
+            self._refuse_shapes()
         return found
+
+    def _refuse_shapes(self) -> None:
+        for (name, parameter), shape in zip(self.parameters.items(), self._shapes, strict=True):
+            if parameter.shape != shape:
+                now, had = tuple(parameter.shape), tuple(shape)
+                raise ValueError(f"parameter {name!r} has shape {now} now, and had {had} when the optimizer was made")
+
+    def stage(self, gradients: "Mapping[str, torch.Tensor]", sink: dict[str, Any], *, scale: float) -> None:
+        """Writes the gradients, multiplied by `scale`, into the arrays of `sink`; where there is none, None takes the array's place."""
+        signs = [-scale if one.is_negated else scale for one in self.recognized]
+        is_same = all(sign == signs[0] for sign in signs)
+        with torch.no_grad():
+            self._gradient_copies.into(sink, gradients, scale=signs[0] if is_same else [signs[self.group_of[name]] for name in gradients])
+        if len(gradients) < len(self.parameters):
+            sink.update(dict.fromkeys(self.parameters.keys() - gradients.keys()))
 
     def updates(self, *, gives_counts: bool) -> dict[str, Array] | None:
         """Returns the statistics that have changed since the last step; those that are whole numbers only if `gives_counts`."""
-        self._refresh()
         found = {}
-        for name, buffer in self.buffers.items():
-            if (buffer.dtype in FLOATS or gives_counts) and not torch.equal(buffer, self._taken[name]):
-                found[name] = self._statistics(buffer)
+        for name, buffer, taken in zip(self._owners, self._buffers(), self._taken, strict=True):
+            if (buffer.dtype in FLOATS or gives_counts) and not torch.equal(buffer, taken):
+                found[name] = _statistics(buffer)
         return found or None
+
+
+def plain_name(name: str) -> str:
+    """Returns what a parameter is called in the model itself: torch.compile() puts a module of its own around it."""
+    return name.replace("_orig_mod.", "")
+
+
+def _statistics(buffer: "torch.Tensor") -> Array:
+    # Whole numbers and truth values travel as float64, in which those up to 2^53 are what they are.
+    return array_of(buffer) if buffer.dtype in FLOATS else array_of(buffer.to(torch.float64))
 
 
 def check_parameter(name: str, parameter: "torch.Tensor") -> None:

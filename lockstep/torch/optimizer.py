@@ -14,6 +14,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 import lockstep
+from lockstep.contributing import AddedGradients, until_counted
 from lockstep.torch import data
 from lockstep.torch.model import TABLES, Model
 from worker_client import OptimizerSpec, Push, Session
@@ -63,7 +64,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self._is_made = True
         self._sent: list[_Numbers] = [_Numbers(one.numbers(group)) for one, group in zip(self._model.recognized, groups, strict=True)]
         self._metrics: dict[str, Any] = {}
-        self._last_gradient: tuple[torch.Tensor, int] | None = None
+        self._added = AddedGradients()
         self._said: set[str] = set()
         self._followers: dict[int, _Follower] = {}
         self.last_push: Push | None = None
@@ -99,16 +100,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         if is_infinite:
             for table in self._model.tables.values():
                 table.forget()
-            push = session.skip()
+            give: Callable[[], Push] = session.skip
         else:
-            metrics, self._metrics = self._metrics, {}
-            push = session.step(
-                self._staged(scale),
-                updates=self._model.updates(gives_counts=session.worker_index == 0),
-                metrics=metrics or None,
-                hyperparameters=self._numbers(),
-            )
-        self.last_push = push
+            give = self._contribution(scale)
+        self.last_push = until_counted(session, give, has_same_values=lambda: self._model.has_values(session.views()))
         self.num_steps += 1
         if self._torch is not None:
             self._torch._opt_called = True  # what schedulers that were made with it look at
@@ -140,21 +135,22 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         while scheduler.last_epoch < self.global_step:
             scheduler.step()
 
-    def _staged(self, scale: float) -> dict[str, Any]:
-        model, gradients = self._model, self._model.gradients()
+    def _contribution(self, scale: float) -> Callable[[], Push]:
+        """Returns what gives this step's gradients, and the rest; it may be called again."""
+        session, model, gradients = self._session, self._model, self._model.gradients()
         self._check(gradients)
-        sink = self._session.gradient_buffers()
-        staged: dict[str, Any] = dict.fromkeys(model.parameters)
-        with torch.no_grad():
-            signs = [-scale if one.is_negated else scale for one in model.recognized]
-            if any(sign != 1.0 for sign in signs):
-                gradients = {name: gradient * signs[model.group_of[name]] for name, gradient in gradients.items()}
-            model.gradient_copies.into({name: sink[name] for name in model.parameters}, gradients)
-            for name in gradients:
-                staged[name] = sink[name]
-            for name, table in model.tables.items():
-                staged[name] = table.take(signs[0])
-        return staged
+        rows = {name: table.take(-scale if model.recognized[0].is_negated else scale) for name, table in model.tables.items()}
+        updates = model.updates(gives_counts=session.worker_index == 0)
+        metrics, self._metrics = self._metrics, {}
+        numbers = self._numbers()
+
+        def give() -> Push:
+            staged: dict[str, Any] = session.gradient_buffers()
+            model.stage(gradients, staged, scale=scale)
+            staged.update(rows)
+            return session.step(staged, updates=updates, metrics=metrics or None, hyperparameters=numbers)
+
+        return give
 
     def _amp(self) -> tuple[float, bool]:
         """What the gradients are to be multiplied with, and whether a GradScaler has found an infinite one."""
@@ -167,23 +163,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         return (1.0 if scale is None else 1.0 / float(scale)), bool(found)
 
     def _check(self, gradients: "Mapping[str, torch.Tensor]") -> None:
-        """Raises ValueError where a gradient does not fit, RuntimeError where there is none; says once what looks like a mistake."""
-        for name, gradient in gradients.items():
-            if gradient.shape != self._model.shapes[name]:
-                had = tuple(self._model.shapes[name])
-                raise ValueError(f"parameter {name!r} has shape {tuple(gradient.shape)} now, and had {had} when the optimizer was made")
+        """Raises RuntimeError where there is no gradient; says once what looks like a mistake."""
         if not gradients and not any(table.has_gradient for table in self._model.tables.values()):
             raise RuntimeError(
                 "no parameter has a gradient: call loss.backward() before step(), and make the optimizer after the model's last change. A"
                 " worker without a gradient calls optimizer.session.skip(), so that the others do not wait for it"
             )
-        first = next(iter(gradients.values()), None)
-        known, self._last_gradient = self._last_gradient, None
-        if first is None:
-            return
-        if known is not None and known[0] is first and first._version == known[1] + 1:
-            self._say("the gradients of the last step are part of this one's: call optimizer.zero_grad() before backward()")
-        self._last_gradient = first, first._version
+        if self._added.are_in(next(iter(gradients.values()), None)):
+            self._say(AddedGradients.FORGOTTEN.format("optimizer.zero_grad()"))
 
     def _numbers(self) -> dict[str, Any] | None:
         """The learning rates and hyper-parameters that a scheduler, or the program, has changed since the optimizer was made."""
@@ -212,7 +199,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients, those of tables too."""
-        self._last_gradient = None
         super().zero_grad(set_to_none)
         for table in self._model.tables.values():
             table.forget()

@@ -34,6 +34,12 @@ def tensor_of(array: Array) -> "torch.Tensor":
         return torch.from_numpy(array)
 
 
+def copy_all(targets: "list[torch.Tensor]", sources: "list[torch.Tensor]") -> None:
+    """Copies each of the sources into its target, in one call; there may be none."""
+    if targets:
+        torch._foreach_copy_(targets, sources)
+
+
 def _bfloat16() -> Any:
     import ml_dtypes
 
@@ -41,39 +47,49 @@ def _bfloat16() -> Any:
 
 
 class Copies:
-    """Copies between tensors and arrays of these names: `out` from the servers' memory, `into` it. `tensors` may lie on any device."""
+    """Copies between tensors and arrays of these names, in their order: `out` of the servers' memory, and `into` it.
+
+    The tensors may lie on any device. A copy is one call of torch for all of them.
+    """
 
     def __init__(self, names: Sequence[str], *, is_on_gpu: bool) -> None:
-        self._names = names
-        self._sets: list[tuple[list[Array], list[torch.Tensor]]] = []
+        self._names = tuple(names)
+        self._positions = {name: position for position, name in enumerate(self._names)}
+        # Arrays, kept so that no other array gets the id of one; their ids; the same memory as tensors.
+        self._sets: list[tuple[list[Array], list[int], list[torch.Tensor]]] = []
         # From and to a GPU by memory that it can reach by itself.
         self._is_pinned = is_on_gpu and torch.cuda.is_available()
         self._pinned: dict[str, torch.Tensor] = {}
 
-    def out(self, arrays: Mapping[str, Array], tensors: Mapping[str, "torch.Tensor"]) -> None:
-        """Writes what arrays hold into tensors, and rounds to their types."""
+    def out(self, arrays: Mapping[str, Array], tensors: "list[torch.Tensor]") -> None:
+        """Writes what the arrays hold into these tensors, one for each name, and rounds to their types."""
         sources = self._tensors_of(arrays)
-        if self._is_pinned:
+        if self._is_pinned and sources:
             pinned = [self._pin(name, source) for name, source in zip(self._names, sources, strict=True)]
             torch.cuda.synchronize()  # what was copied from there last has arrived
             torch._foreach_copy_(pinned, sources)
-            torch._foreach_copy_([tensors[name] for name in self._names], pinned, non_blocking=True)
+            torch._foreach_copy_(tensors, pinned, non_blocking=True)
             return
-        torch._foreach_copy_([tensors[name] for name in self._names], sources)
+        copy_all(tensors, sources)
 
-    def into(self, arrays: Mapping[str, Array], tensors: Mapping[str, "torch.Tensor"]) -> None:
-        """Writes those of the tensors that there are into the arrays of their names, and rounds to their types."""
-        sinks = dict(zip(self._names, self._tensors_of(arrays), strict=True))
-        targets = [sinks[name] for name in tensors]
-        sources = list(tensors.values())
-        if not sources:
+    def into(self, arrays: Mapping[str, Array], tensors: "Mapping[str, torch.Tensor]", *, scale: float | list[float] = 1.0) -> None:
+        """Writes those of the tensors that there are, in the order of the names, into their arrays, rounds, and multiplies by `scale`.
+
+        `scale`: a number, or one for each of these tensors.
+        """
+        if not tensors:
             return
+        sinks, sources = self._tensors_of(arrays), [*tensors.values()]
+        if len(sources) < len(sinks):
+            sinks = [sinks[self._positions[name]] for name in tensors]
         if self._is_pinned:
-            pinned = [self._pin(name, sinks[name]) for name in tensors]
+            pinned = [self._pin(name, sink) for name, sink in zip(tensors, sinks, strict=True)]
             torch._foreach_copy_(pinned, sources, non_blocking=True)
             torch.cuda.synchronize()
             sources = pinned
-        torch._foreach_copy_(targets, sources)
+        torch._foreach_copy_(sinks, sources)
+        if scale != 1.0:
+            torch._foreach_mul_(sinks, scale)
 
     def _pin(self, name: str, like: "torch.Tensor") -> "torch.Tensor":
         if name not in self._pinned:
@@ -81,10 +97,11 @@ class Copies:
         return self._pinned[name]
 
     def _tensors_of(self, arrays: Mapping[str, Array]) -> "list[torch.Tensor]":
-        given = [arrays[name] for name in self._names]
-        for known, tensors in self._sets:
-            if all(one is other for one, other in zip(known, given, strict=True)):
+        given = [*map(arrays.__getitem__, self._names)]
+        ids = [*map(id, given)]
+        for _, known, tensors in self._sets:
+            if known == ids:
                 return tensors
         made = [tensor_of(array) for array in given]
-        self._sets = [*self._sets[1 - _NUM_SETS :], (given, made)]
+        self._sets = [*self._sets[1 - _NUM_SETS :], (given, ids, made)]
         return made

@@ -19,9 +19,10 @@ FOREIGN_UNDERSCORES = {
     ("", "_replace"): "what named tuples have in public, by their documentation",
     ("", "_exit"): "what `os` has in public, by its documentation",
     ("ps_protocol/rpc/client_stream.py", "_channel"): "the channel that grpcio hides behind its own, for streams without a thread each",
-    ("lockstep/torch/optimizer.py", "_version"): "how often a tensor was written to, which PyTorch documents for autograd",
+    ("lockstep/torch/embedding.py", "_disable_dynamo"): "what keeps the compiler out, as in PyTorch's own optimizers, without loading it",
     ("lockstep/torch/optimizer.py", "_opt_called"): "what PyTorch's schedulers look at before they warn",
     ("lockstep/torch/tensors.py", "_foreach_copy_"): "a list of tensors copied in one call, as PyTorch's own optimizers do",
+    ("lockstep/torch/tensors.py", "_foreach_mul_"): "… and multiplied",
     ("ps_protocol/rpc/server_stream.py", "_rpc_event"): "the call that grpcio hides behind its context, for streams without a thread each",
 }
 # A name in backquotes: of a file, or of something in it, perhaps dotted, perhaps called.

@@ -3,7 +3,7 @@
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized
 from ps_protocol.model.data import DataRange, DataSpec
@@ -87,6 +87,9 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._leave(failure_text(error))
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError(f"the session of {self._who} belongs to one process: it cannot be copied or pickled; another process connects anew")
 
     @property
     def membership(self) -> Membership:

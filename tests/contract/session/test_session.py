@@ -1,5 +1,6 @@
 """One contract for sessions and observers, whatever carries their calls: objects in this process, or servers behind gRPC."""
 
+import copy
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -336,6 +337,14 @@ def test_finish_ends_the_wait_of_every_worker(start: Start) -> None:
     assert answers == [False]
     assert_equal(first.read(), VALUES)
     assert "enough" in second.status().reason
+
+
+@pytest.mark.parametrize("act", [copy.copy, copy.deepcopy], ids=lambda act: act.__name__)
+def test_a_session_stays_in_its_process(act: Callable[[object], object]) -> None:
+    with worker_client.local() as session:
+        with pytest.raises(TypeError, match="the session of worker 0 belongs to one process: it cannot be copied or pickled"):
+            act(session)
+        join(session).step(ONES)
 
 
 def test_observer_waits_for_a_model_and_reads_along(start: Start) -> None:

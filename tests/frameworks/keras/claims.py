@@ -3,8 +3,10 @@
 A process has one backend for ever, so `test_backends.py` starts this once for each.
 """
 
+import copy
 import json
 import logging
+import subprocess
 import sys
 import tempfile
 import traceback
@@ -286,6 +288,91 @@ def gradients_of_other_variables_are_refused() -> None:
         assert session.local_step == 1
 
 
+def a_forgotten_zero_grad_is_said_once() -> None:
+    if BACKEND != "torch":
+        return  # the others add to no gradient
+    said: list[str] = []
+    logger = logging.getLogger("lockstep.keras.optimizer")
+    logger.handle, handle = lambda record: said.append(record.getMessage()), logger.handle  # type: ignore[method-assign]
+    logging.disable(logging.NOTSET)
+    try:
+        with lockstep.local() as session:
+            model = _model()
+            optimizer = lockstep.keras.Optimizer(session, "sgd")
+            optimizer.build(model.trainable_variables)
+            for is_forgotten in (False, False, True, True):
+                if not is_forgotten:
+                    model.zero_grad()
+                keras.ops.mean(keras.ops.square(model(X) - keras.ops.convert_to_tensor(Y))).backward()
+                optimizer.apply([variable.value.grad for variable in model.trainable_variables], model.trainable_variables)
+                assert bool(said) == is_forgotten
+    finally:
+        logger.handle = handle  # type: ignore[method-assign]
+        logging.disable(logging.WARNING)
+    assert said == ["the gradients of the last step are part of this one's: call model.zero_grad() before backward()"]
+
+
+def a_model_without_values_is_refused() -> None:
+    if BACKEND != "torch":
+        return  # only torch has a device for that
+    with keras.device("meta"):
+        model = _model()
+    with lockstep.local() as session, _refused("has no values (device meta)"):
+        lockstep.keras.Optimizer(session, "sgd").build(model.trainable_variables)
+
+
+class _Batches(keras.utils.PyDataset):  # type: ignore[misc]
+    def __len__(self) -> int:
+        return 3
+
+    def __getitem__(self, index: int) -> Any:
+        part = slice(32 * index, 32 * (index + 1))
+        return X[part], Y[part]
+
+
+def workers_that_load_data_do_no_harm() -> None:
+    with lockstep.local() as session:
+        ours, alone = _model(), _model()
+        ours.compile(optimizer=lockstep.keras.Optimizer(session, optimizers.SGD(0.1)), loss="mse", **EAGER)
+        alone.compile(optimizer=optimizers.SGD(0.1), loss="mse")
+        for model in (ours, alone):
+            data = _Batches(workers=2, use_multiprocessing=True)
+            model.fit(data, epochs=2, shuffle=False, verbose=0)
+        assert session.local_step == 6
+        _agree(ours, alone)
+
+
+def a_session_cannot_be_given_to_another_process() -> None:
+    with lockstep.local() as session, _refused("belongs to one process: it cannot be copied or pickled", TypeError):
+        copy.deepcopy(session)  # as pickle does it
+
+
+FORK = """
+import os, warnings
+warnings.filterwarnings("ignore")
+import keras, numpy as np, lockstep.keras
+model = keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
+with lockstep.local() as session:
+    model.compile(optimizer=lockstep.keras.Optimizer(session, "sgd"), loss="mse", run_eagerly=keras.backend.backend() != "torch")
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    child = os.fork()
+    if not child:
+        try:
+            session.step(dict.fromkeys(session.views()))
+        except RuntimeError as error:
+            print("a fork must connect anew" in str(error), flush=True)
+        os._exit(0)
+    print(os.waitpid(child, 0)[1])
+    model.fit(np.ones((2, 2)), np.ones((2, 1)), verbose=0)
+    print(session.local_step)
+"""
+
+
+def a_forked_child_has_a_sentence_and_the_parent_goes_on() -> None:
+    ended = subprocess.run([sys.executable, "-c", FORK], capture_output=True, text=True, timeout=300, check=False)
+    assert (ended.returncode, ended.stdout.split()) == (0, ["True", "0", "2"]), ended.stdout + ended.stderr
+
+
 CLAIMS = (
     servers_train_as_each_optimizer_does,
     callbacks_may_set_the_learning_rate,
@@ -302,6 +389,11 @@ CLAIMS = (
     a_changed_model_on_one_worker_is_refused,
     what_servers_cannot_do_is_refused,
     gradients_of_other_variables_are_refused,
+    a_forgotten_zero_grad_is_said_once,
+    a_model_without_values_is_refused,
+    workers_that_load_data_do_no_harm,
+    a_session_cannot_be_given_to_another_process,
+    a_forked_child_has_a_sentence_and_the_parent_goes_on,
 )
 
 if __name__ == "__main__":

@@ -37,19 +37,29 @@ class Bag(nn.Module):  # type: ignore[misc, name-defined]
         return self.head(self.embedding(*given, **options))
 
 
-BAGS: dict[str, tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]] = {
-    "mean": ({}, (IDS,), {}),
-    "sum": ({"mode": "sum"}, (IDS,), {}),
-    "max": ({"mode": "max"}, (IDS,), {}),
-    "offsets": ({"mode": "sum"}, (FLAT, torch.tensor([0, 3, 3, 6])), {}),
-    "last offset": ({"include_last_offset": True}, (FLAT, torch.tensor([0, 3, 6, 8])), {}),
-    "weights": ({"mode": "sum"}, (IDS,), {"per_sample_weights": torch.linspace(-1, 1, 9).view(3, 3)}),
-    "padding": ({"padding_idx": 5}, (IDS,), {}),
-    "padding from the end": ({"padding_idx": -1, "mode": "max"}, (IDS,), {}),
-    "padding that is not there": ({"padding_idx": 7}, (IDS,), {}),
-    "scaled": ({"scale_grad_by_freq": True, "mode": "sum"}, (IDS,), {}),
-    "empty": ({"mode": "sum"}, (torch.empty(0, dtype=torch.int64), torch.tensor([0, 0])), {}),
+# What a bag is made of: its options, and what it is called with. Some bags are empty, some are all padding.
+FORMS: dict[str, tuple[dict[str, Any], tuple[Any, ...]]] = {
+    "rows": ({}, (IDS,)),
+    "offsets": ({}, (FLAT, torch.tensor([0, 3, 3, 6]))),
+    "last offset": ({"include_last_offset": True}, (FLAT, torch.tensor([0, 3, 3, 6, 8]))),
+    "int32": ({}, (FLAT.int(), torch.tensor([0, 6], dtype=torch.int32))),
+    "nothing": ({}, (torch.empty(0, dtype=torch.int64), torch.tensor([0, 0]))),
 }
+PADDINGS = {"": None, ", padding": 5, ", padding from the end": -1, ", padding that is not there": 7}
+Case = tuple[dict[str, Any], tuple[Any, ...], dict[str, Any]]
+BAGS: dict[str, Case] = {
+    f"{mode}, {form}{padding}": ({"mode": mode, "padding_idx": row, **options}, given, {})
+    for mode in ("sum", "mean", "max")
+    for form, (options, given) in FORMS.items()
+    for padding, row in PADDINGS.items()
+}
+BAGS |= {
+    f"weights, {form}{padding}": ({"mode": "sum", "padding_idx": row, **options}, given, {"per_sample_weights": weights})
+    for form, (options, given) in FORMS.items()
+    for padding, row in PADDINGS.items()
+    for weights in [torch.linspace(-1, 1, given[0].numel()).view(given[0].shape)]
+}
+BAGS |= {f"scaled {mode}": ({"scale_grad_by_freq": True, "mode": mode}, FORMS["rows"][1], {}) for mode in ("sum", "mean")}
 
 
 @pytest.mark.parametrize("case", BAGS)
@@ -57,8 +67,8 @@ def test_a_bag_trains_as_torch_s(session: Session, case: str) -> None:
     options, given, named = BAGS[case]
     mine = Bag(lt.EmbeddingBag(ROWS, WIDTH, _weight=FIRST.clone(), **options))
     theirs = Bag(nn.EmbeddingBag(ROWS, WIDTH, _weight=FIRST.clone(), **options))
-    ours = lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.1))
-    plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    ours = lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.01))
+    plain = torch.optim.SGD(theirs.parameters(), lr=0.01)
     for _ in range(4):
         outputs = []
         for model, optimizer in ((mine, ours), (theirs, plain)):
@@ -68,6 +78,18 @@ def test_a_bag_trains_as_torch_s(session: Session, case: str) -> None:
             optimizer.step()
         torch.testing.assert_close(*outputs, rtol=0, atol=1e-6)
     np.testing.assert_allclose(session.read_rows("embedding.weight"), theirs.embedding.weight.detach().numpy(), atol=1e-6)
+
+
+def test_weights_of_samples_may_be_trained(session: Session) -> None:
+    mine = Bag(lt.EmbeddingBag(ROWS, WIDTH, mode="sum", _weight=FIRST.clone()))
+    theirs = Bag(nn.EmbeddingBag(ROWS, WIDTH, mode="sum", _weight=FIRST.clone()))
+    lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.1))
+    gradients = []
+    for model in (mine, theirs):
+        weights = torch.linspace(-1, 1, IDS.numel()).view(IDS.shape).requires_grad_()
+        (model(IDS, per_sample_weights=weights) ** 2).sum().backward()
+        gradients.append(weights.grad)
+    torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
 
 
 @pytest.mark.parametrize("options", [{}, {"padding_idx": 3}, {"scale_grad_by_freq": True}], ids=str)
@@ -102,6 +124,17 @@ def test_adam_s_rows_are_lazy_and_a_scheduler_s_rate_is_theirs_too(session: Sess
                 optimizer.step()
                 optimizer.param_groups[0]["lr"] = 0.1 / (step + 2)
     np.testing.assert_allclose(session.read_rows("embedding.weight"), theirs.embedding.weight.detach().numpy(), atol=1e-5)
+
+
+def test_bags_without_any_row_change_no_row(session: Session) -> None:
+    model = Bag(lt.EmbeddingBag(ROWS, WIDTH, mode="sum", _weight=FIRST.clone()))
+    optimizer = lt.Optimizer(session, model, torch.optim.Adam(model.parameters(), lr=0.1))
+    for given in ((IDS,), FORMS["nothing"][1]):
+        before = session.read_rows("embedding.weight")
+        optimizer.zero_grad()
+        model(*given).sum().backward()
+        optimizer.step()
+    np.testing.assert_array_equal(session.read_rows("embedding.weight"), before)
 
 
 def test_rows_are_made_by_the_servers_and_a_table_may_have_an_optimizer_of_its_own(session: Session) -> None:

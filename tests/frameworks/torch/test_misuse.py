@@ -146,6 +146,18 @@ def test_a_parameter_that_was_given_another_shape_is_refused() -> None:
             optimizer.step()
 
 
+def test_a_model_that_goes_to_another_device_later_is_refused_and_may_come_back() -> None:
+    with lockstep.local() as session:
+        model, optimizer = made(session)
+        kept = copy.deepcopy(model).to("meta")
+        with pytest.raises(RuntimeError, match=r"no parameter has a gradient.*make the optimizer after the model's last change"):
+            kept(torch.ones(1, 2, device="meta")).sum().backward()
+            optimizer.step()
+        model.weight.grad, model.bias.grad = torch.ones(2, 2), torch.ones(2)
+        optimizer.step()
+        assert optimizer.global_step == 1
+
+
 def test_a_forgotten_zero_grad_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with lockstep.local() as session:
@@ -161,6 +173,15 @@ def test_a_forgotten_zero_grad_is_said_once(caplog: pytest.LogCaptureFixture) ->
             optimizer.step()
     said = [record.getMessage() for record in caplog.records]
     assert said == ["the gradients of the last step are part of this one's: call optimizer.zero_grad() before backward()"]
+
+
+@pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # PyTorch's own words, before the error
+def test_a_session_that_is_given_to_a_loaders_workers_is_refused() -> None:
+    with lockstep.local() as session:
+        loader = torch.utils.data.DataLoader([session], num_workers=1, multiprocessing_context="spawn")
+        with pytest.raises(TypeError, match="the session of worker 0 belongs to one process: it cannot be copied or pickled"):
+            next(iter(loader))
+    gc.collect()
 
 
 @pytest.mark.parametrize("act", [copy.deepcopy, torch.save], ids=lambda act: act.__name__)

@@ -13,7 +13,8 @@ nn = torch.nn
 
 import lockstep
 import lockstep.torch as lt
-from worker_client import Session
+from ps_protocol.roles.chief import PushOutcome
+from worker_client import Push, Session
 
 NUM_STEPS = 100
 OPTIMIZERS: list[tuple[str, dict[str, Any]]] = [
@@ -330,6 +331,34 @@ def test_metrics_go_with_the_next_step(session: Session) -> None:
         stepped(model, optimizer, step)
     metrics = session.read_metrics()
     assert (metrics["loss"].mean, metrics["loss"].count, metrics["accuracy"].mean) == (0.5, 2, 0.5)
+
+
+@pytest.mark.parametrize("is_the_same", [True, False])
+def test_a_batch_that_a_rollback_took_is_given_again_where_the_parameters_are_the_same(
+    session: Session, is_the_same: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mine, theirs = made(), made()
+    ours = lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.1))
+    plain = torch.optim.SGD(theirs.parameters(), lr=0.1)
+    step = session.step
+    taken: list[dict[str, Any]] = []
+
+    def rolled_back_once(gradients: Any, **options: Any) -> Push:
+        if taken:
+            return step(gradients, **options)
+        taken.append({name: array.copy() for name, array in gradients.items()})
+        for array in gradients.values():
+            array.fill(9.0)  # that server's memory is gone
+        if not is_the_same:
+            mine[0].bias.data += 1
+        return Push(outcome=PushOutcome.ROLLED_BACK, step=0, global_step=0)
+
+    monkeypatch.setattr(session, "step", rolled_back_once)
+    stepped(mine, ours, 0)
+    assert (ours.last_push is not None and ours.last_push.is_accepted) == is_the_same == (session.local_step == 1)
+    if is_the_same:
+        stepped(theirs, plain, 0)
+    assert distance(mine, theirs) < 1e-6
 
 
 def test_after_the_end_of_training_a_step_changes_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
