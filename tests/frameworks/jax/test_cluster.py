@@ -1,8 +1,7 @@
 """A JAX model on a cluster of real processes: what one process computes, also when processes are killed."""
 
-import subprocess
-import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,11 +9,11 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed: `make test-frameworks` has it")
 optax = pytest.importorskip("optax", reason="optax is not installed: `make test-frameworks` has it")
 
-from tests.support.commands import descendants, read_until, up
+from tests.support.trained_by_three import IN_THE_MIDDLE, alone, arrays_in, together
 
 # What the program is on one process, and on three workers with a third of each batch.
 MODEL = """
-import sys, time
+import sys
 import jax, jax.numpy as jnp, numpy as np, optax
 
 NUM_STEPS, BATCH = 20, 48
@@ -39,7 +38,8 @@ def batch(step):
     return x, np.sin(x.sum(axis=1, keepdims=True))
 
 def save(params):
-    np.savez(sys.argv[1], *jax.tree.leaves(params))
+    with open(sys.argv[1], "wb") as file:
+        np.savez(file, *jax.tree.leaves(params))
 """
 ALONE = (
     MODEL
@@ -54,6 +54,7 @@ save(params)
 )
 TOGETHER = (
     MODEL
+    + IN_THE_MIDDLE
     + """
 import lockstep
 import lockstep.jax as lj
@@ -64,9 +65,7 @@ with lockstep.connect() as session:
         part = slice(session.worker_index, None, 3)
         loss, gradients = loss_and_gradients(params, x[part], y[part])
         if session.local_step == 8 and session.worker_index == 0:
-            print("in the middle", flush=True)
-        if len(sys.argv) > 2:
-            time.sleep(0.1)
+            in_the_middle()
         params = lj.step(session, gradients)
     if session.worker_index == 0:
         save(params)
@@ -74,45 +73,24 @@ with lockstep.connect() as session:
 )
 
 
-def _arrays(path: Path) -> list[np.ndarray]:
-    with np.load(path) as file:
-        return [file[name] for name in file.files]
+RECOVERY = ("--checkpoint-steps", "5")
 
 
-def _together(tmp_path: Path, *, victim: str = "") -> list[np.ndarray]:
-    """The final parameters of three workers on two parameter servers, after a kill -9 of one process in the middle."""
-    options = ["--restart-workers", "3", "--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-steps", "5"] if victim else []
-    out, slow = tmp_path / "together.npz", ["slow"] if victim else []
-    arguments = ("--ps", "2", "--workers", "3", "--max-steps", "20", *options, "--", str(out), *slow)
-    with up(*arguments, worker=TOGETHER, run_dir=tmp_path / "run") as process:
-        if victim:
-            read_until(process, "in the middle")
-            for one in descendants(process):
-                if victim in one.cmdline() or (victim == "worker" and one.environ().get("LOCKSTEP_WORKER_INDEX") == "1"):
-                    one.kill()
-                    break
-            else:
-                raise AssertionError(f"no {victim} is running")
-        said, _ = process.communicate(timeout=150)
-    assert process.returncode == 0, said
-    return _arrays(out)
-
-
-@pytest.mark.timeout(240)
+@pytest.mark.timeout(300)
 def test_three_workers_with_a_third_of_each_batch_train_what_one_process_does(tmp_path: Path) -> None:
-    (tmp_path / "alone.py").write_text(ALONE, encoding="utf-8")
-    subprocess.run([sys.executable, str(tmp_path / "alone.py"), str(tmp_path / "alone.npz")], check=True, timeout=100)
-    for together, alone in zip(_together(tmp_path), _arrays(tmp_path / "alone.npz"), strict=True):
-        assert together.dtype == alone.dtype == np.float32
-        np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+    for found, of_one in zip(arrays_in(together(TOGETHER, tmp_path)), arrays_in(alone(ALONE, tmp_path)), strict=True):
+        assert found.dtype == of_one.dtype == np.float32
+        np.testing.assert_allclose(found, of_one, rtol=0, atol=1e-6)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return [one.tobytes() for one in arrays_in(together(TOGETHER, tmp_path_factory.mktemp("undisturbed")))]
 
 
 @pytest.mark.chaos
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("victim", ["worker", "ps_server", "chief"])
-def test_a_killed_process_leaves_the_bits_as_they_are(victim: str, tmp_path: Path) -> None:
-    (tmp_path / "undisturbed").mkdir()
-    (tmp_path / "killed").mkdir()
-    undisturbed, killed = _together(tmp_path / "undisturbed"), _together(tmp_path / "killed", victim=victim)
-    for one, other in zip(undisturbed, killed, strict=True):
-        assert one.tobytes() == other.tobytes()
+def test_a_killed_process_leaves_the_bits_as_they_are(victim: str, undisturbed: list[Any], tmp_path: Path) -> None:
+    killed = arrays_in(together(TOGETHER, tmp_path, victim=victim, recovery=RECOVERY))
+    assert [one.tobytes() for one in killed] == undisturbed

@@ -13,8 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.commands import descendants, read_until, up
+from tests.support.commands import up
 from tests.support.repository import ROOT
+from tests.support.trained_by_three import IN_THE_MIDDLE, alone, arrays_in, together
 
 if importlib.util.find_spec("keras") is None:  # not imported: its default backend may not be there
     pytest.skip("Keras is not installed: `make test-frameworks` has it", allow_module_level=True)
@@ -42,13 +43,13 @@ def _failures(backend: str) -> dict[str, str]:
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "failures.json"
         words = [sys.executable, "-m", "tests.frameworks.keras.claims", str(out)]
-        ended = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=400, check=False)
+        ended = subprocess.run(words, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=800, check=False)
         assert ended.returncode == 0, ended.stdout + ended.stderr
         failures: dict[str, str] = json.loads(out.read_text(encoding="utf-8"))
         return failures
 
 
-@pytest.mark.timeout(420)
+@pytest.mark.timeout(820)
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
 def test_claim_holds(backend: str, claim: str) -> None:
@@ -57,7 +58,7 @@ def test_claim_holds(backend: str, claim: str) -> None:
 
 
 MODEL = """
-import sys, time
+import sys
 import keras, numpy as np
 keras.utils.set_random_seed(3)
 x = np.random.default_rng(0).normal(size=(20 * 48, 6)).astype("float32")
@@ -65,7 +66,8 @@ y = np.sin(x.sum(axis=1, keepdims=True))
 model = keras.Sequential([keras.Input((6,)), keras.layers.Dense(16, activation="tanh"), keras.layers.Dense(1)])
 optimizer = keras.optimizers.AdamW(0.002, clipnorm=1.0)
 def save():
-    np.savez(sys.argv[1], *model.get_weights())
+    with open(sys.argv[1], "wb") as file:
+        np.savez(file, *model.get_weights())
 """
 ALONE = (
     MODEL
@@ -77,18 +79,18 @@ save()
 )
 TOGETHER = (
     MODEL
+    + IN_THE_MIDDLE
     + """
 import lockstep.keras
-class Slow(keras.callbacks.Callback):
+class Middle(keras.callbacks.Callback):
     def on_train_batch_end(self, batch, logs=None):
         if batch == 8 and session.worker_index == 0:
-            print("in the middle", flush=True)
-        time.sleep(0.1)
+            in_the_middle()
 with lockstep.connect() as session:
     model.compile(optimizer=lockstep.keras.Optimizer(session, optimizer), loss="mse", run_eagerly=keras.backend.backend() != "torch")
     model.optimizer.build(model.trainable_variables)
     start, part = session.local_step * 48, slice(session.worker_index, None, 3)
-    callbacks = [lockstep.keras.StopWhenFinished(session), *[Slow()] * (len(sys.argv) > 2)]
+    callbacks = [lockstep.keras.StopWhenFinished(session), Middle()]
     model.fit(x[start:][part], y[start:][part], batch_size=16, shuffle=False, verbose=0, callbacks=callbacks)
     if session.worker_index == 0:
         save()
@@ -96,40 +98,16 @@ with lockstep.connect() as session:
 )
 
 
-def _arrays(path: Path) -> list[np.ndarray]:
-    with np.load(path) as file:
-        return [file[name] for name in file.files]
+RECOVERY = ("--durability", "step")
 
 
-def _together(backend: str, tmp_path: Path, *, victim: str = "") -> list[np.ndarray]:
-    """The final weights of three workers on two parameter servers, after a kill -9 of one process in the middle."""
-    tmp_path.mkdir(exist_ok=True)
-    out, slow = tmp_path / "together.npz", ["slow"] if victim else []
-    options = ["--restart-workers", "3", "--checkpoint-dir", str(tmp_path / "checkpoints"), "--durability", "step"] if victim else []
-    arguments = ("--ps", "2", "--workers", "3", "--max-steps", "20", *options, "--", str(out), *slow)
-    with up(*arguments, worker=TOGETHER, run_dir=tmp_path / "run", KERAS_BACKEND=backend) as process:
-        if victim:
-            read_until(process, "in the middle")
-            for one in descendants(process):
-                if victim in one.cmdline() or (victim == "worker" and one.environ().get("LOCKSTEP_WORKER_INDEX") == "1"):
-                    one.kill()
-                    break
-            else:
-                raise AssertionError(f"no {victim} is running")
-        said, _ = process.communicate(timeout=300)
-    assert process.returncode == 0, said
-    return _arrays(out)
-
-
-@pytest.mark.timeout(400)
+@pytest.mark.timeout(500)
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
 def test_three_workers_with_a_third_of_each_batch_train_what_one_process_does(backend: str, tmp_path: Path) -> None:
     _installed(backend)
-    (tmp_path / "alone.py").write_text(ALONE, encoding="utf-8")
-    words = [sys.executable, str(tmp_path / "alone.py"), str(tmp_path / "alone.npz")]
-    subprocess.run(words, env={**os.environ, "KERAS_BACKEND": backend}, check=True, timeout=150)
-    for together, alone in zip(_together(backend, tmp_path), _arrays(tmp_path / "alone.npz"), strict=True):
-        np.testing.assert_allclose(together, alone, rtol=0, atol=1e-6)
+    of_one = arrays_in(alone(ALONE, tmp_path, KERAS_BACKEND=backend))
+    for found, value in zip(arrays_in(together(TOGETHER, tmp_path, KERAS_BACKEND=backend)), of_one, strict=True):
+        np.testing.assert_allclose(found, value, rtol=0, atol=1e-6)
 
 
 @pytest.mark.timeout(400)
@@ -147,11 +125,17 @@ def test_programs_of_the_tutorial_run_as_they_are_printed(backend: str, tmp_path
     assert said.count(" loss 0.") == 3, said
 
 
+@functools.cache
+def _undisturbed(backend: str) -> list[bytes]:
+    with tempfile.TemporaryDirectory() as directory:
+        return [one.tobytes() for one in arrays_in(together(TOGETHER, Path(directory), KERAS_BACKEND=backend))]
+
+
 @pytest.mark.chaos
-@pytest.mark.timeout(700)
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize("victim", ["worker", "ps_server", "chief"])
-def test_a_killed_process_leaves_the_bits_as_they_are(victim: str, tmp_path: Path) -> None:
-    _installed("torch")
-    undisturbed, killed = _together("torch", tmp_path / "undisturbed"), _together("torch", tmp_path / "killed", victim=victim)
-    for one, other in zip(undisturbed, killed, strict=True):
-        assert one.tobytes() == other.tobytes()
+@pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
+def test_a_killed_process_leaves_the_bits_as_they_are(backend: str, victim: str, tmp_path: Path) -> None:
+    _installed(backend)
+    killed = arrays_in(together(TOGETHER, tmp_path, victim=victim, recovery=RECOVERY, KERAS_BACKEND=backend))
+    assert [one.tobytes() for one in killed] == _undisturbed(backend)

@@ -1,7 +1,5 @@
 """A PyTorch model on a cluster of real processes: what one process computes, also when processes are killed."""
 
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -9,12 +7,12 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-frameworks` has it")
 
-from tests.support.commands import descendants, read_until, up
+from tests.support.commands import up
+from tests.support.trained_by_three import IN_THE_MIDDLE, alone, together
 
-NUM_STEPS = 20
 # What the program is on one process, and on three workers with a third of each batch.
 MODEL = """
-import sys, time
+import sys
 import numpy as np, torch
 from torch import nn
 torch.set_num_threads(1)
@@ -61,6 +59,7 @@ torch.save(model.state_dict(), sys.argv[1])
 )
 TOGETHER = (
     MODEL
+    + IN_THE_MIDDLE
     + """
 import lockstep, lockstep.torch as lt
 model = Net(lt.EmbeddingBag(ROWS, 4, mode="sum", _weight=rows.clone(), optimizer=lockstep.sgd(0.1)))
@@ -73,9 +72,7 @@ while not optimizer.is_finished:
     optimizer.zero_grad()
     nn.functional.mse_loss(model(ids, x), y).backward()
     if optimizer.global_step == 8 and optimizer.worker_index == 0:
-        print("in the middle", flush=True)
-    if len(sys.argv) > 2:
-        time.sleep(0.1)
+        in_the_middle()
     optimizer.step()
     optimizer.follow(scheduler)
 if optimizer.worker_index == 0:
@@ -84,47 +81,36 @@ if optimizer.worker_index == 0:
 )
 
 
-def together(tmp_path: Path, *, victim: str = "") -> dict[str, Any]:
-    """The final values of three workers on two parameter servers, after a kill -9 of one process in the middle."""
-    options = ["--restart-workers", "3", "--checkpoint-dir", str(tmp_path / "checkpoints"), "--checkpoint-steps", "5"] if victim else []
-    out, slow = tmp_path / "together.pt", ["slow"] if victim else []
-    arguments = ("--ps", "2", "--workers", "3", "--max-steps", str(NUM_STEPS), *options, "--", str(out), *slow)
-    with up(*arguments, worker=TOGETHER, run_dir=tmp_path / "run") as process:
-        if victim:
-            read_until(process, "in the middle")
-            for one in descendants(process):
-                if victim in one.cmdline() or (victim == "worker" and one.environ().get("LOCKSTEP_WORKER_INDEX") == "1"):
-                    one.kill()
-                    break
-            else:
-                raise AssertionError(f"no {victim} is running")
-        said, _ = process.communicate(timeout=200)
-    assert process.returncode == 0, said
-    values: dict[str, Any] = torch.load(out, weights_only=True)
-    return values
+RECOVERY = ("--checkpoint-steps", "5")
 
 
 @pytest.mark.timeout(300)
 def test_three_workers_with_a_third_of_each_batch_train_what_one_process_does(tmp_path: Path) -> None:
-    (tmp_path / "alone.py").write_text(ALONE, encoding="utf-8")
-    subprocess.run([sys.executable, str(tmp_path / "alone.py"), str(tmp_path / "alone.pt")], check=True, timeout=100)
-    alone, found = torch.load(tmp_path / "alone.pt", weights_only=True), together(tmp_path)
-    assert found.keys() == alone.keys()
-    for name, value in alone.items():
+    of_one, found = _load(alone(ALONE, tmp_path)), _load(together(TOGETHER, tmp_path))
+    assert found.keys() == of_one.keys()
+    for name, value in of_one.items():
         assert found[name].dtype is torch.float32
         torch.testing.assert_close(found[name], value, rtol=0, atol=1e-6, msg=name)
 
 
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    return _load(together(TOGETHER, tmp_path_factory.mktemp("undisturbed")))
+
+
 @pytest.mark.chaos
-@pytest.mark.timeout(500)
+@pytest.mark.timeout(700)
 @pytest.mark.parametrize("victim", ["worker", "ps_server", "chief"])
-def test_a_killed_process_leaves_the_bits_as_they_are(victim: str, tmp_path: Path) -> None:
-    (tmp_path / "undisturbed").mkdir()
-    (tmp_path / "killed").mkdir()
-    undisturbed, killed = together(tmp_path / "undisturbed"), together(tmp_path / "killed", victim=victim)
+def test_a_killed_process_leaves_the_bits_as_they_are(victim: str, undisturbed: dict[str, Any], tmp_path: Path) -> None:
+    killed = _load(together(TOGETHER, tmp_path, victim=victim, recovery=RECOVERY))
     assert undisturbed.keys() == killed.keys()
     for name, value in undisturbed.items():
         assert value.numpy().tobytes() == killed[name].numpy().tobytes(), name
+
+
+def _load(path: Path) -> dict[str, Any]:
+    values: dict[str, Any] = torch.load(path, weights_only=True)
+    return values
 
 
 BATCHES = """
