@@ -1,4 +1,4 @@
-"""A PyTorch training of one model: over DistributedDataParallel, lockstep.torch, or a session by hand. Runs in torch's environment.
+"""A PyTorch training of one model: over DistributedDataParallel, lockstep.torch, a session by hand, or alone. Runs in torch's environment.
 
 The first worker notes each step's time, and the CPU time of all processes of the training, once it is warm.
 """
@@ -19,7 +19,7 @@ from torch import nn
 
 WIDTHS = {"mlp-4.5MiB": (784, 1024, 360, 10), "mlp-64MiB": (2048, 4096, 2048)}
 MODELS = (*WIDTHS, "cnn-0.6MiB", "transformer-5M", "table-1M")
-KINDS = ("ddp", "lockstep", "by-hand")
+KINDS = ("alone", "ddp", "lockstep", "by-hand")
 BATCH = 32
 ROWS, ROW_LENGTH, NUM_IDS = 1_000_000, 16, 64
 
@@ -27,7 +27,8 @@ ROWS, ROW_LENGTH, NUM_IDS = 1_000_000, 16, 64
 def network(kind: str, name: str) -> tuple[Any, Any, Any]:
     """Returns a model, a batch, and what it is to give."""
     if name == "table-1M":
-        bag: Any = nn.EmbeddingBag(ROWS, ROW_LENGTH, mode="sum", sparse=True) if kind == "ddp" else _bag_on_servers()
+        is_here = kind in ("alone", "ddp")
+        bag: Any = nn.EmbeddingBag(ROWS, ROW_LENGTH, mode="sum", sparse=True) if is_here else _bag_on_servers()
         return nn.Sequential(bag, nn.Linear(ROW_LENGTH, 1)), torch.randint(ROWS, (BATCH, NUM_IDS)), torch.randn(BATCH, 1)
     if name in WIDTHS:
         widths = WIDTHS[name]
@@ -66,7 +67,9 @@ def main() -> None:
             times.append(time.perf_counter() - start)
     if is_first:
         cpu_s = (_cpu_s() - cpu_before) / options.steps
-        options.out.write_text(json.dumps({"step_ms": statistics.median(times) * 1e3, "cpu_ms": cpu_s * 1e3}))
+        num_rows = given.numel() if options.model.startswith("table") else 0
+        found = {"step_ms": statistics.median(times) * 1e3, "cpu_ms": cpu_s * 1e3, "rows": num_rows}
+        options.out.write_text(json.dumps(found))
 
 
 def _cpu_s() -> float:
@@ -87,10 +90,17 @@ def _bag_on_servers() -> Any:
 def _ddp(model: Any, given: Any, wanted: Any) -> tuple[Callable[[], None], bool]:
     torch.distributed.init_process_group("gloo")
     parallel = nn.parallel.DistributedDataParallel(model)
+    return _plain(parallel, _optimizers(model), given, wanted), torch.distributed.get_rank() == 0
+
+
+def _alone(model: Any, given: Any, wanted: Any) -> tuple[Callable[[], None], bool]:
+    return _plain(model, _optimizers(model), given, wanted), True
+
+
+def _optimizers(model: Any) -> list[Any]:
     tables = [one.weight for one in model if isinstance(one, nn.EmbeddingBag)] if isinstance(model, nn.Sequential) else []
     dense = [one for one in model.parameters() if all(one is not table for table in tables)]
-    optimizers = [torch.optim.AdamW(dense, lr=1e-4), *(torch.optim.SparseAdam([table], lr=1e-4) for table in tables)]
-    return _plain(parallel, optimizers, given, wanted), torch.distributed.get_rank() == 0
+    return [torch.optim.AdamW(dense, lr=1e-4), *(torch.optim.SparseAdam([table], lr=1e-4) for table in tables)]
 
 
 def _lockstep(model: Any, given: Any, wanted: Any) -> tuple[Callable[[], None], bool]:
@@ -112,7 +122,7 @@ def _plain(model: Any, optimizers: list[Any], given: Any, wanted: Any) -> Callab
 
 
 def _by_hand(model: Any, given: Any, wanted: Any) -> tuple[Callable[[], None], bool]:
-    """The same without the adapter: a session, and arrays in both directions."""
+    """The same without the adapter: a session, and arrays in both directions, as the first page shows it."""
     import lockstep
 
     session = lockstep.connect()
@@ -131,6 +141,7 @@ def _by_hand(model: Any, given: Any, wanted: Any) -> tuple[Callable[[], None], b
 
 
 _TRAININGS: dict[str, Callable[[Any, Any, Any], tuple[Callable[[], None], bool]]] = {
+    "alone": _alone,
     "ddp": _ddp,
     "lockstep": _lockstep,
     "by-hand": _by_hand,

@@ -24,6 +24,8 @@ DESCRIPTION = __doc__
 MODELS = ("mlp-4.5MiB", "mlp-64MiB", "cnn-0.6MiB", "transformer-5M", "table-1M")
 TRANSPORTS = ("shared_memory", "network")
 _MAX_S = 600
+# `rows_per_s`: rows of tables that all workers together train, 0 where there is no table.
+_FIELDS = ("step_ms", "cpu_ms", "rows_per_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -50,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 def _measured(model: str, options: argparse.Namespace) -> Iterator[dict[str, Any]]:
     has_table = model.startswith("table")
     names = ("lockstep",) if has_table else ("lockstep", "by-hand")
-    kinds = ["ddp", *(f"{kind} {transport}" for transport in options.transports for kind in names)]
+    kinds = ["ddp", *["alone"] * has_table, *(f"{kind} {transport}" for transport in options.transports for kind in names)]
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(options.repeat):
         # Every other round the other way round: who comes first may find another machine.
@@ -58,13 +60,13 @@ def _measured(model: str, options: argparse.Namespace) -> Iterator[dict[str, Any
         rounds.append({kind: _one(kind, model, options) for kind in order})
     for transport in options.transports:
         ours = f"lockstep {transport}"
-        for other in ("ddp",) if has_table else ("ddp", f"by-hand {transport}"):
+        for other in ("ddp", "alone") if has_table else ("ddp", f"by-hand {transport}"):
             yield {
                 "model": model,
                 "transport": transport,
                 "beside": other.partition(" ")[0],
-                **{f"{field}": _median(rounds, ours, field) for field in ("step_ms", "cpu_ms")},
-                **{f"other_{field}": _median(rounds, other, field) for field in ("step_ms", "cpu_ms")},
+                **{f"{field}": _median(rounds, ours, field) for field in _FIELDS},
+                **{f"other_{field}": _median(rounds, other, field) for field in _FIELDS},
                 "step_ratios": [round(one[ours]["step_ms"] / one[other]["step_ms"], 3) for one in rounds],
                 "cpu_ratios": [round(one[ours]["cpu_ms"] / one[other]["cpu_ms"], 3) for one in rounds],
             }
@@ -75,11 +77,12 @@ def _median(rounds: list[dict[str, dict[str, float]]], kind: str, field: str) ->
 
 
 def _in_words(report: dict[str, Any]) -> str:
+    rows = f"; {report['rows_per_s']:,.0f} rows/s and {report['other_rows_per_s']:,.0f}" if report["rows_per_s"] else ""
     return (
         f"{report['model']:15} {report['transport']:14} {report['step_ms']:8.2f} ms a step, beside {report['beside']}"
         f" {report['other_step_ms']:8.2f} ms:"
         f" {' '.join(map(str, report['step_ratios']))}; CPU of all processes {report['cpu_ms']:.2f} and {report['other_cpu_ms']:.2f} ms:"
-        f" {' '.join(map(str, report['cpu_ratios']))}"
+        f" {' '.join(map(str, report['cpu_ratios']))}{rows}"
     )
 
 
@@ -89,8 +92,9 @@ def _one(kind: str, model: str, options: argparse.Namespace) -> dict[str, float]
         out = Path(place, "out.json")
         role = [sys.executable, "-m", "benchmarks.peers.torch_role", name, model, "--steps", str(options.steps), "--out", str(out)]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
-        if name == "ddp":
-            _end_well(_start_ddp(role, environment, options.workers))
+        num_workers = 1 if name == "alone" else options.workers
+        if name in ("alone", "ddp"):
+            _end_well(_start_group(role, environment, num_workers))
         else:
             environment["LOCKSTEP_TRANSPORT"] = "shared_memory" if transport == "shared_memory" else "sockets"
             network = ["--tcp"] if transport == "network" else []
@@ -98,10 +102,10 @@ def _one(kind: str, model: str, options: argparse.Namespace) -> dict[str, float]
             command = [sys.executable, "-m", "lockstep", "up", *count, *network, "--", *role]
             _end_well([subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)])
         found: dict[str, float] = json.loads(out.read_text())
-        return found
+        return {**found, "rows_per_s": found["rows"] * num_workers / found["step_ms"] * 1e3}
 
 
-def _start_ddp(role: list[str], environment: dict[str, str], num_workers: int) -> list["subprocess.Popen[str]"]:
+def _start_group(role: list[str], environment: dict[str, str], num_workers: int) -> list["subprocess.Popen[str]"]:
     with closing(socket.socket()) as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]

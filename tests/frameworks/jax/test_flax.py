@@ -19,7 +19,7 @@ NUM_STEPS = 5
 
 
 class Net(linen.Module):  # type: ignore[misc]
-    @linen.compact
+    @linen.compact  # type: ignore[untyped-decorator]
     def __call__(self, x: Any) -> Any:
         return linen.Dense(1, name="out")(linen.tanh(linen.Dense(3, name="hidden")(x)))
 
