@@ -76,7 +76,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self._session.create_or_join(self._model.declarations(), optimizer=self._model.specs[0], **options)
         for name, table in self._model.tables.items():
             table.read_rows = _reader(self._session, name)
-        self._take()
+        self.refresh()
 
     # PyTorch's way to have GradScaler call `step()` also where a gradient is infinite: the others wait for this worker.
     _step_supports_amp_scaling = True
@@ -107,7 +107,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self.num_steps += 1
         if self._torch is not None:
             self._torch._opt_called = True  # what schedulers that were made with it look at
-        self._take()
+        self.refresh()
         return loss
 
     def report(self, **metrics: Any) -> None:
@@ -186,9 +186,6 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
             else:
                 found[f"group {position}"] = numbers
         return found or None
-
-    def _take(self) -> None:
-        self._model.take(self._session.views())
 
     def _say(self, words: str) -> None:
         if words not in self._said:
@@ -270,6 +267,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
     def tables(self) -> list[str]:
         """The names of the tables that the model's embeddings have."""
         return list(self._model.tables)
+
+    def refresh(self) -> None:
+        """Copies the values of this worker's step into the parameters, or the newest values under ssp, async and fifo tokens.
+
+        `step()` does so by itself.
+        """
+        self._model.take(self._session.views())
 
     def batches(self, dataset: Any, batch_size: int, **options: Any) -> Iterator[Any]:
         """Yields batches of a data set, each sample to one worker; see `lockstep.torch.data.batches` for the options."""

@@ -6,19 +6,25 @@ from typing import Any
 
 import torch
 
+from lockstep.errors import DeadlineExceeded
 from lockstep.torch.tensors import tensor_of
+
+_MAX_TRIES = 10
 
 
 def save_model(optimizer: Any, model: Any, path: str | os.PathLike[str]) -> int:
     """Writes `model.state_dict()` of the step that the parameters have, tables as whole weights, and returns that step.
 
     The file appears whole, or not at all. `.safetensors` is written in that format (the package safetensors), anything else by torch.save.
-    One worker is enough: `if optimizer.worker_index == 0`. Reads the tables, and sends nothing else.
+    One worker is enough: `if optimizer.worker_index == 0`. Reads the tables, and sends nothing else. If other workers have made steps
+    meanwhile without this one, takes the parameters of a later step and reads again; under ssp and async there is no common step, and the
+    newest values are written. Raises DeadlineExceeded if steps pass faster than the tables can be read.
     """
-    state: dict[str, Any] = dict(model.state_dict())
+    tables: dict[str, Any] = {}
+    if optimizer.tables:
+        tables = _tables_of_step(optimizer)
+    state: dict[str, Any] = {**model.state_dict(), **tables}
     step: int = optimizer.global_step
-    for name in optimizer.tables:
-        state[name] = tensor_of(optimizer.session.read_rows(name))
     place = Path(path)
     part = place.with_name(f".{place.name}.{os.getpid()}.part")
     try:
@@ -33,3 +39,21 @@ def save_model(optimizer: Any, model: Any, path: str | os.PathLike[str]) -> int:
     finally:
         part.unlink(missing_ok=True)
     return step
+
+
+def _tables_of_step(optimizer: Any) -> dict[str, Any]:
+    """Returns all tables, of the step that the parameters have afterwards."""
+    session = optimizer.session
+    for _ in range(_MAX_TRIES):
+        step = session.local_step
+        tables = {name: tensor_of(session.read_rows(name)) for name in optimizer.tables}
+        # Servers keep the rows of a step until the step after the next is applied.
+        if session.local_step == step and (session.policy.reads_latest or session.status().global_step <= step):
+            return tables
+        if session.local_step == step:
+            session.wait()  # for nothing: the open step is a later one
+        optimizer.refresh()
+    raise DeadlineExceeded(
+        f"save_model: {_MAX_TRIES} times others made steps while the tables were read; save a checkpoint and export it instead"
+        " (session.save_checkpoint(), `lockstep checkpoint export`)"
+    )

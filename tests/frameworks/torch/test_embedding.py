@@ -11,7 +11,8 @@ nn = torch.nn
 
 import lockstep
 import lockstep.torch as lt
-from lockstep.errors import IndexOutOfRange
+from lockstep.errors import DeadlineExceeded, IndexOutOfRange
+from lockstep.in_process import InProcessCluster
 from worker_client import Session
 
 ROWS, WIDTH = 12, 4
@@ -162,6 +163,45 @@ def test_a_model_is_saved_with_its_tables_and_loads_into_plain_torch(session: Se
             plain.load_state_dict(safetensors.load_file(tmp_path / name))
         torch.testing.assert_close(plain(IDS), mine(IDS))
     assert sorted(path.name for path in tmp_path.iterdir()) == ["model.pt", "model.safetensors"]
+
+
+def test_a_model_is_saved_of_one_step_though_others_make_steps_meanwhile(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = InProcessCluster(num_ps=2, total_num_replicas=2, replicas_to_aggregate=1)
+    with lockstep.local(cluster) as session, lockstep.local(cluster) as other:
+        models = [Bag(lt.EmbeddingBag(ROWS, WIDTH, _weight=FIRST.clone())) for _ in range(2)]
+        optimizers = [
+            lt.Optimizer(one, model, torch.optim.SGD(model.parameters(), lr=0.1))
+            for one, model in zip((session, other), models, strict=True)
+        ]
+
+        def step() -> None:
+            optimizers[1].zero_grad()
+            models[1](IDS).sum().backward()
+            optimizers[1].step()
+
+        def read_late(*words: Any, **options: Any) -> Any:
+            for _ in range(late.pop() if late else 0):
+                step()
+            return read_rows(*words, **options)
+
+        late: list[int] = []  # how many steps the other makes before a reading, from the last
+        read_rows = session.read_rows
+        monkeypatch.setattr(session, "read_rows", read_late)
+        for counts, at in (([2], 2), ([1], 3), ([0, 2, 1], 6)):
+            late[:] = counts
+            assert lt.save_model(optimizers[0], models[0], tmp_path / "model.pt") == at == optimizers[0].global_step
+            saved = torch.load(tmp_path / "model.pt", weights_only=True)
+            plain = Bag(nn.EmbeddingBag(ROWS, WIDTH, _weight=FIRST.clone()))
+            theirs = torch.optim.SGD(plain.parameters(), lr=0.1)
+            for _ in range(at):
+                theirs.zero_grad()
+                plain(IDS).sum().backward()
+                theirs.step()
+            for name, value in plain.state_dict().items():
+                torch.testing.assert_close(saved[name], value)
+        late[:] = [2] * 100
+        with pytest.raises(DeadlineExceeded, match="save a checkpoint and export it instead"):
+            lt.save_model(optimizers[0], models[0], tmp_path / "model.pt")
 
 
 def test_wrong_uses_are_told_in_a_sentence(session: Session) -> None:
