@@ -29,10 +29,10 @@ def lockstep(*arguments: str, timeout_s: float = 20.0, **environment: str) -> En
     return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **environment})
 
 
-def lockstep_here(*arguments: str) -> Ended:
+def lockstep_here(*arguments: str, **environment: str) -> Ended:
     """Runs in this process a command that starts nothing, for what it says: a process would do nothing but import most of the time."""
     out, err = io.StringIO(), io.StringIO()
-    with redirect_stdout(out), redirect_stderr(err), mock.patch.dict(os.environ):
+    with redirect_stdout(out), redirect_stderr(err), mock.patch.dict(os.environ, environment):
         try:
             code: int | str | None = main(arguments)
         except SystemExit as ended:

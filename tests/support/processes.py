@@ -13,6 +13,7 @@ from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
 Process = subprocess.Popen[bytes]
+Ended = subprocess.CompletedProcess[str]
 
 
 def start(
@@ -51,11 +52,22 @@ def talking(stack: ExitStack, *command: object, stderr: int | None = None) -> Pr
     return process
 
 
+def run(*words: object, cwd: Path = ROOT, environment: Mapping[str, str] | None = None, timeout_s: float = 50.0) -> Ended:
+    """Runs `python WORDS` to its end. `environment` is added to this process's."""
+    command, variables = [sys.executable, *map(str, words)], {**os.environ, **(environment or {})}
+    return subprocess.run(command, cwd=cwd, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s)
+
+
 @contextmanager
-def speaking(*words: str) -> Iterator["subprocess.Popen[str]"]:
-    """A process `python WORDS` whose standard error a test reads as text; killed at the end if it still runs."""
-    command = [sys.executable, *words]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+def speaking(
+    *words: object, environment: Mapping[str, str] | None = None, stdout: int | None = None, stderr: int | None = subprocess.PIPE
+) -> Iterator["subprocess.Popen[str]"]:
+    """A process `python WORDS` whose output a test reads as text, by default standard error; killed at the end if it still runs.
+
+    `stdout` and `stderr` are as of Popen. `environment` is added to this process's.
+    """
+    command, variables = [sys.executable, *map(str, words)], {**os.environ, **(environment or {})}
+    process = subprocess.Popen(command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True)
     try:
         yield process
     finally:

@@ -2,7 +2,6 @@
 
 import json
 import re
-import subprocess
 import sys
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,22 +11,18 @@ import numpy as np
 
 import worker_client
 from tests.support.clusters import GrpcTestCluster, Shape
+from tests.support.commands import lockstep, lockstep_here
 from tests.support.processes import talking
-from tests.support.repository import ROOT
 from tests.support.servers import unused_address
 
 
-def doctor(*words: str) -> "subprocess.CompletedProcess[str]":
-    return subprocess.run([sys.executable, "-m", "lockstep", "doctor", *words], cwd=ROOT, capture_output=True, text=True, timeout=50)
-
-
 def found_by(*words: str) -> tuple[int, list[dict[str, Any]]]:
-    ended = doctor("--json", *words)
+    ended = lockstep_here("doctor", "--json", *words)
     return ended.returncode, json.loads(ended.stdout)["findings"]
 
 
 def test_report_of_a_machine_ends_with_a_sum_and_zero() -> None:
-    ended = doctor()
+    ended = lockstep("doctor", timeout_s=50.0)
     assert ended.returncode == 0, ended.stdout + ended.stderr
     *_, last = ended.stdout.splitlines()
     assert re.fullmatch(r"\d+ ok, \d+ warn, 0 fail", last)
@@ -41,8 +36,8 @@ def test_absent_peer_fails_and_says_what_to_do() -> None:
 
 
 def test_address_that_is_none_is_refused() -> None:
-    assert doctor("somewhere").returncode == 2
-    assert doctor("--serve", "unix:/tmp/x").returncode == 2
+    assert lockstep_here("doctor", "somewhere").returncode == 2
+    assert lockstep_here("doctor", "--serve", "unix:/tmp/x").returncode == 2
 
 
 def test_two_doctors_measure_the_link_between_them() -> None:

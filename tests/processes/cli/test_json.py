@@ -1,7 +1,6 @@
 """`--json`: every command that reports something prints one JSON value, with the exit code that it has anyway."""
 
 import json
-import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -13,14 +12,13 @@ import pytest
 
 import worker_client
 from tests.support.clusters import start_ps
-from tests.support.repository import ROOT
+from tests.support.commands import lockstep, lockstep_here
 from tests.support.running_chief import RunningChief
 from worker_client import Session
 
 
-def lockstep(*words: object) -> tuple[int, Any]:
-    command = [sys.executable, "-m", "lockstep", *map(str, words), "--json"]
-    ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+def answer(*words: object) -> tuple[int, Any]:
+    ended = lockstep_here(*map(str, words), "--json")
     assert ended.stdout, f"{words}: {ended.stderr}"
     return ended.returncode, json.loads(ended.stdout)
 
@@ -37,16 +35,16 @@ def training(socket_dir: Path) -> Iterator[tuple[str, Session]]:
 
 def test_commands_that_ask_a_chief(training: tuple[str, Session]) -> None:
     address, _ = training
-    assert lockstep("health", "--address", address) == (0, {"status": "serving"})
-    code, found = lockstep("policy", "--chief", address)
+    assert answer("health", "--address", address) == (0, {"status": "serving"})
+    code, found = answer("policy", "--chief", address)
     assert (code, found["policy"]["name"], found["total_num_replicas"]) == (0, "sync", 2)
-    code, found = lockstep("policy", "sync", "--replicas-to-aggregate", "1", "--chief", address)
+    code, found = answer("policy", "sync", "--replicas-to-aggregate", "1", "--chief", address)
     assert (code, found["policy"]["replicas_to_aggregate"], found["step"]) == (0, 1, 0)
-    code, found = lockstep("set", "learning_rate=0.5", "--chief", address)
+    code, found = answer("set", "learning_rate=0.5", "--chief", address)
     assert (code, found["changes"], found["step"]) == (0, ["learning_rate=0.5"], 0)
-    code, found = lockstep("why", "--chief", address)
+    code, found = answer("why", "--chief", address)
     assert (code, found["state"]) == (0, "training")
-    assert lockstep("finish", "--reason", "enough", "--chief", address) == (0, {"step": 0, "reason": "enough"})
+    assert answer("finish", "--reason", "enough", "--chief", address) == (0, {"step": 0, "reason": "enough"})
 
 
 def test_commands_that_read_files(tmp_path: Path) -> None:
@@ -56,16 +54,16 @@ def test_commands_that_read_files(tmp_path: Path) -> None:
     program += " for _ in range(3): s.step({'w': np.ones(2)})\n s.finish()\n"
     kept, history = tmp_path / "kept", tmp_path / "history"
     up = ["up", "--checkpoint-dir", kept, "--history", history, "--run-dir", tmp_path / "run", "--", sys.executable, "-c", program]
-    ended = subprocess.run([sys.executable, "-m", "lockstep", *map(str, up)], cwd=ROOT, capture_output=True, text=True, timeout=50)
+    ended = lockstep(*map(str, up), timeout_s=50.0)
     assert ended.returncode == 0, ended.stdout + ended.stderr
-    code, found = lockstep("audit", history)
+    code, found = answer("audit", history)
     assert (code, found["is_clean"], found["problems"], found["num_steps"]) == (0, True, [], 3)
-    code, found = lockstep("checkpoint", "verify", "--checkpoint-dir", kept)
+    code, found = answer("checkpoint", "verify", "--checkpoint-dir", kept)
     assert code == 0 and found["checkpoints"] and all(one["is_whole"] for one in found["checkpoints"])
     tag = found["checkpoints"][-1]["tag"]
-    code, found = lockstep("checkpoint", "export", tmp_path / "w.npz", "--checkpoint-dir", kept)
+    code, found = answer("checkpoint", "export", tmp_path / "w.npz", "--checkpoint-dir", kept)
     assert (code, found["tag"], found["tensors"]) == (0, tag, ["w"])
     (file,) = kept.glob(f"**/{tag}/*.safetensors")
     file.write_bytes(file.read_bytes()[:-1] + b"\xff")
-    code, found = lockstep("checkpoint", "verify", "--checkpoint-dir", kept)
+    code, found = answer("checkpoint", "verify", "--checkpoint-dir", kept)
     assert code == 1 and found["checkpoints"][-1]["is_damaged"]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import TRAIN, Ended, lockstep, read_until, up
+from tests.support.commands import TRAIN, Ended, lockstep_here, read_until, up
 
 SLOWLY = TRAIN.replace("session.step({", "__import__('time').sleep(0.02); session.step({").replace(
     """print("step", session.local_step, flush=True)""", "pass"
@@ -41,7 +41,7 @@ def running(tmp_path_factory: pytest.TempPathFactory, runtime: Path) -> Iterator
 
 
 def here(runtime: Path, *arguments: str) -> Ended:
-    return lockstep(*arguments, XDG_RUNTIME_DIR=str(runtime))
+    return lockstep_here(*arguments, XDG_RUNTIME_DIR=str(runtime))
 
 
 def test_the_only_cluster_is_found(running: list[str], runtime: Path) -> None:

@@ -6,14 +6,17 @@ import re
 import signal
 import socket
 import subprocess
-import sys
 import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, ExitStack
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from tests.support.clusters import GrpcTestCluster, Shape
 from tests.support.commands import cluster, lockstep, lockstep_here
+from tests.support.processes import speaking
 from tests.support.waiting import wait_until
 
 
@@ -52,33 +55,41 @@ def test_an_address_that_is_none_is_told_in_one_line(command: list[str], address
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_a_running_cluster_is_shown_as_text_and_as_json(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with cluster(tmp_path, max_steps=7) as running:
-        monkeypatch.setenv("LOCKSTEP_CHIEF", running.chief_address)
-        wait_until(lambda: "connecting" not in lockstep_here("status").stdout, what="the chief has its servers")
-        text = lockstep_here("status")
-        assert text.returncode == 0, text.stderr
-        assert "waiting for a model, step 0 of 7" in text.stdout
-        assert "no worker has come yet" in text.stdout
-        plain = json.loads(lockstep_here("status", "--json").stdout)
-        assert plain["replicas_to_aggregate"] == 2
-        assert [shard["is_reachable"] for shard in plain["shards"]] == [True, True]
+@pytest.fixture
+def running(socket_dir: Path) -> Iterator[GrpcTestCluster]:
+    """Servers and a chief that waits for two workers."""
+    with ExitStack() as stack:
+        yield GrpcTestCluster(Shape(num_ps=2, total_num_replicas=2, max_steps=7), stack, directory=socket_dir)
 
 
-def test_the_wrong_cluster_and_the_wrong_role_are_told_apart(tmp_path: Path) -> None:
-    with cluster(tmp_path) as running:
-        other = lockstep_here("status", "--chief", running.chief_address, "--cluster", "other")
-        assert (other.returncode, "Traceback" in other.stderr) == (1, False)
-        assert "'other'" in other.stderr and running.name in other.stderr
-        wrong = lockstep_here("status", "--chief", running.chief_address.replace("chief", "ps0"))
-        assert wrong.returncode == 1
-        assert "ps 0" in wrong.stderr
+def test_a_running_cluster_is_shown_as_text_and_as_json(running: GrpcTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CHIEF", running.chief_address)
+    wait_until(lambda: "connecting" not in lockstep_here("status").stdout, what="the chief has its servers")
+    text = lockstep_here("status")
+    assert text.returncode == 0, text.stderr
+    assert "waiting for a model, step 0 of 7" in text.stdout
+    assert "no worker has come yet" in text.stdout
+    plain = json.loads(lockstep_here("status", "--json").stdout)
+    assert plain["replicas_to_aggregate"] == 2
+    assert [shard["is_reachable"] for shard in plain["shards"]] == [True, True]
+
+
+def test_the_wrong_cluster_and_the_wrong_role_are_told_apart(running: GrpcTestCluster) -> None:
+    other = lockstep_here("status", "--chief", running.chief_address, "--cluster", "other")
+    assert (other.returncode, "Traceback" in other.stderr) == (1, False)
+    assert "'other'" in other.stderr and "'lockstep'" in other.stderr
+    wrong = lockstep_here("status", "--chief", running.chief_address.replace("chief", "ps0"))
+    assert wrong.returncode == 1
+    assert "ps 0" in wrong.stderr
+
+
+def watched(chief_address: str) -> AbstractContextManager["subprocess.Popen[str]"]:
+    return speaking("-m", "lockstep", "status", "--watch", "--chief", chief_address, stdout=subprocess.PIPE)
 
 
 def test_watching_ends_when_the_chief_does_and_finish_ends_the_chief(tmp_path: Path) -> None:
     with cluster(tmp_path) as running:
-        command = [sys.executable, "-m", "lockstep", "status", "--watch", "--chief", running.chief_address]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
+        with watched(running.chief_address) as watching:
             assert watching.stdout is not None and watching.stderr is not None
             assert "cluster" in watching.stdout.readline()
             finished = lockstep_here("finish", "--chief", running.chief_address, "--reason", "enough")
@@ -87,29 +98,26 @@ def test_watching_ends_when_the_chief_does_and_finish_ends_the_chief(tmp_path: P
             assert watching.wait(10.0) == 1
             assert "the chief has ended" in watching.stderr.read()
         wait_until(lambda: all(role.has_exited() for role in running.roles), what="the roles end by themselves")
-
-
-def test_ctrl_c_ends_watching_quietly(tmp_path: Path) -> None:
-    with cluster(tmp_path) as running:
-        command = [sys.executable, "-m", "lockstep", "status", "--watch", "--chief", running.chief_address]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as watching:
-            assert watching.stdout is not None and watching.stderr is not None
-            watching.stdout.readline()
-            watching.send_signal(signal.SIGINT)
-            assert watching.wait(2.0) == 130
-            assert watching.stderr.read() == ""
-
-
-def test_health_tells_alive_and_ready_from_absent(tmp_path: Path) -> None:
-    with cluster(tmp_path) as running:
-        chief, ps = running.chief_address, running.chief_address.replace("chief", "ps1")
-        for address in (chief, ps):
-            assert lockstep_here("health", "--address", address).returncode == 0
-            wait_until(lambda address=address: lockstep_here("health", "--ready", "--address", address).returncode == 0)  # type: ignore[misc]
-        assert lockstep("health", "--address", chief).returncode == 0
-    absent = lockstep_here("health", "--address", chief)
+        absent = lockstep_here("health", "--address", running.chief_address)
     assert absent.returncode == 1
     assert "does not answer" in absent.stderr
+
+
+def test_ctrl_c_ends_watching_quietly(running: GrpcTestCluster) -> None:
+    with watched(running.chief_address) as watching:
+        assert watching.stdout is not None and watching.stderr is not None
+        watching.stdout.readline()
+        watching.send_signal(signal.SIGINT)
+        assert watching.wait(2.0) == 130
+        assert watching.stderr.read() == ""
+
+
+def test_health_tells_alive_and_ready_roles(running: GrpcTestCluster) -> None:
+    chief, ps = running.chief_address, running.chief_address.replace("chief", "ps1")
+    for address in (chief, ps):
+        assert lockstep_here("health", "--address", address).returncode == 0
+        wait_until(lambda address=address: lockstep_here("health", "--ready", "--address", address).returncode == 0)  # type: ignore[misc]
+    assert lockstep("health", "--address", chief).returncode == 0
     assert lockstep_here("health").returncode == 2
 
 
@@ -127,8 +135,7 @@ def test_a_role_whose_port_is_taken_says_so_within_two_seconds(role: list[str]) 
 
 def test_a_signal_to_the_command_reaches_the_role(tmp_path: Path) -> None:
     announce = tmp_path / "address"
-    command = [sys.executable, "-m", "lockstep", "server", "--index", "0", "--announce", str(announce)]
-    with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+    with speaking("-m", "lockstep", "server", "--index", "0", "--announce", announce) as process:
         wait_until(announce.exists, what="it serves")
         process.send_signal(signal.SIGTERM)
         assert process.wait(5.0) == 0

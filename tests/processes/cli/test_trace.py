@@ -1,8 +1,6 @@
 """`lockstep trace` of a cluster that trains, of one that waits, and without one."""
 
 import json
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -14,8 +12,9 @@ import pytest
 import worker_client
 from tests.support.chrome_trace import checked
 from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.repository import ROOT
+from tests.support.commands import Ended, lockstep_here
 from tests.support.servers import unused_address
+from tests.support.waiting import wait_until
 
 
 @pytest.fixture
@@ -24,9 +23,8 @@ def cluster(socket_dir: Path) -> Iterator[GrpcTestCluster]:
         yield GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir)
 
 
-def traced(*words: object) -> "subprocess.CompletedProcess[str]":
-    command = [sys.executable, "-m", "lockstep", "trace", *map(str, words)]
-    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=50)
+def traced(*words: object) -> Ended:
+    return lockstep_here("trace", *map(str, words))
 
 
 def test_trace_shows_the_steps_of_a_cluster_that_trains(cluster: GrpcTestCluster, tmp_path: Path) -> None:
@@ -55,6 +53,8 @@ def test_trace_shows_the_steps_of_a_cluster_that_trains(cluster: GrpcTestCluster
 
 
 def test_trace_of_a_cluster_that_waits_says_what_for(cluster: GrpcTestCluster, tmp_path: Path) -> None:
+    is_ready = ("health", "--ready", "--address", cluster.chief_address)
+    wait_until(lambda: lockstep_here(*is_ready).returncode == 0, what="the chief has its servers")
     ended = traced("--chief", cluster.chief_address, "--seconds", 0.2, "-o", tmp_path / "t.json")
     assert ended.returncode == 1 and "no worker has joined yet" in ended.stderr
     checked(json.loads((tmp_path / "t.json").read_text()))

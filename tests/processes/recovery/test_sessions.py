@@ -1,6 +1,7 @@
 """Sessions over real processes that are killed: a parameter server, and a chief that comes back elsewhere. Their loops see no error."""
 
 import gc
+import re
 import signal
 import subprocess
 import threading
@@ -105,32 +106,32 @@ def cluster(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Killed
 def test_memory_of_a_server_that_is_gone_is_let_go(cluster: KilledCluster) -> None:
     """A program that makes few objects seldom looks for cycles: what they keep stays for hours."""
 
-    def begin(epoch: int) -> None:
+    def begin(epoch: int) -> set[str]:
+        """Has the next process of server 1 take part; returns what this process has mapped of it."""
+        earlier = mapped_segments(server=1)
         cluster.servers[1].kill()
         cluster.servers[1].wait()
         cluster.servers[1] = cluster.start_server(1)
         cluster.reach(lambda session: session.epoch == epoch, f"epoch {epoch}")
+        # Sharing begins beside the steps, which go over gRPC until then.
+        wait_until(lambda: mapped_segments(server=1) - earlier, what=f"memory is shared in epoch {epoch}")
         cluster.go_on(15)
+        return mapped_segments(server=1) - earlier
 
     gc.collect()
     gc.disable()
     try:
-        cluster.go_on(15)
-        # One of the workers keeps arrays of the first epoch.
-        begin(2)
-        before = mapped_bytes()
-        assert before
-        begin(3)
+        cluster.go_on(15)  # in the first epoch, of which one of the workers keeps arrays
+        gone = begin(2) | begin(3)
         begin(4)
-        wait_until(lambda: mapped_bytes() <= before, what="what was shared with the servers before is not mapped any more")
+        wait_until(lambda: not gone & mapped_segments(server=1), what="what was shared with the servers before is not mapped any more")
     finally:
         gc.enable()
 
 
-def mapped_bytes() -> int:
-    """Bytes of segments that this process has in its address space."""
-    ranges = [line.split()[0].split("-") for line in Path("/proc/self/maps").read_text().splitlines() if f"/memfd:{NAME_PREFIX}" in line]
-    return sum(int(stop, 16) - int(start, 16) for start, stop in ranges)
+def mapped_segments(*, server: int) -> set[str]:
+    """Names of a server's segments, each with the server's incarnation, in this process's address space."""
+    return set(re.findall(rf"/memfd:{NAME_PREFIX}\S*-ps{server}-\w+", Path("/proc/self/maps").read_text()))
 
 
 def test_workers_go_on_whatever_is_killed(cluster: KilledCluster) -> None:
