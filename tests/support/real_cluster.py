@@ -13,8 +13,8 @@ from typing import Any
 import worker_client
 from benchmarks.harness.relay import Relay
 from tests.support.clusters import Shape, start_chief
+from tests.support.commands import lockstep_here
 from tests.support.processes import Process, announced, end, start_role, talking
-from tests.support.repository import ROOT
 
 Outcome = Callable[[], Any]
 
@@ -85,8 +85,9 @@ class RealCluster:
 
     def lockstep(self, *arguments: str) -> str:
         """Returns what the command line says about this cluster."""
-        command = [sys.executable, "-m", "lockstep", *arguments, "--chief", self.chief_address]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=20, check=True).stdout
+        ended = lockstep_here(*arguments, "--chief", self.chief_address)
+        assert ended.returncode == 0, ended.stderr
+        return ended.stdout
 
     def finish(self) -> int:
         """Ends the training from outside and returns the last step."""

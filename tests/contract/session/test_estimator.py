@@ -27,7 +27,7 @@ Y = np.repeat(["low", "middle", "high"], 30)
 
 
 @pytest.mark.filterwarnings("ignore")  # scikit-learn's checks provoke warnings, and say so if one is missing
-@parametrize_with_checks([DNNClassifier((16,), learning_rate=0.01, max_iter=15)])  # type: ignore[untyped-decorator]
+@parametrize_with_checks([DNNClassifier((16,), learning_rate=0.01, max_iter=8)])  # type: ignore[untyped-decorator]
 def test_scikit_learn_takes_it_for_one_of_its_own(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
@@ -131,7 +131,7 @@ def test_without_scikit_learn_only_the_estimator_is_missing_and_says_what_to_ins
 
 
 @pytest.mark.filterwarnings("ignore")
-@parametrize_with_checks([DNNRegressor((16,), learning_rate=0.01, max_iter=60)])  # type: ignore[untyped-decorator]
+@parametrize_with_checks([DNNRegressor((16,), learning_rate=0.01, max_iter=20)])  # type: ignore[untyped-decorator]
 def test_scikit_learn_takes_the_regressor_for_one_of_its_own(estimator: Any, check: Callable[[Any], None]) -> None:
     check(estimator)
 
