@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_protocol.errors import PsError
-from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.user_state import UserState
 from ps_protocol.model.value import step_value
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
@@ -25,7 +24,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
 )
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import Adoption, CheckpointFile, PushId, ShardReport, ShardSettings, ShardSpec, ShardStatus
+from ps_protocol.roles.shard import Adoption, CheckpointFile, GivenNumbers, PushId, ShardReport, ShardSettings, ShardSpec, ShardStatus
 
 # -- events
 
@@ -391,9 +390,8 @@ class Refuse:
 class ApplyStep:
     """Have all shards apply a step, and report StepApplied when all have, or ContributionsMissing. `contributors` are sorted.
 
-    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges` and
-    `user_states`: see ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
-    `hyperparameters`: what the optimizers use in this step only.
+    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`,
+    `numbers` and `user_states`: see ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
     """
 
     fence: Fence
@@ -404,7 +402,7 @@ class ApplyStep:
     discards: tuple[PushId, ...] = ()
     ranges: tuple[int, ...] = ()
     without: tuple[tuple[PushId, ...], ...] = ()
-    hyperparameters: tuple[StepHyperparameter, ...] = ()
+    numbers: tuple[GivenNumbers, ...] = ()
     user_states: tuple[UserState, ...] = ()
 
 

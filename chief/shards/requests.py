@@ -29,7 +29,7 @@ def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[Ap
             discards=to_apply.discards if to_apply is not None else (),
             ranges=to_apply.ranges if to_apply is not None else (),
             without=step.without[index] if step.without else (),
-            hyperparameters=to_apply.hyperparameters if to_apply is not None else (),
+            numbers=to_apply.numbers if to_apply is not None else (),
             user_states=to_apply.user_states if to_apply is not None else (),
         )
         for index in range(num_shards)

@@ -174,6 +174,14 @@ class ShardSettings:
 
 
 @step_value(frozen=True, slots=True, kw_only=True)
+class GivenNumbers:
+    """What contributions have their step use of hyper-parameters, each of `push_ids` the same."""
+
+    push_ids: tuple[PushId, ...]
+    hyperparameters: tuple[StepHyperparameter, ...]
+
+
+@step_value(frozen=True, slots=True, kw_only=True)
 class ApplyRequest:
     """The step to apply and the contributions to average, sorted.
 
@@ -181,8 +189,8 @@ class ApplyRequest:
     `scales`: one factor for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never
     be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
     this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`:
-    contributors that this shard has said it does not have; here they count as contributions that have no gradient. `hyperparameters`: what
-    the optimizers use in this step only, in place of the settings. `user_states`: those that change with this step, and those that changed
+    contributors that this shard has said it does not have; here they count as contributions that have no gradient. `numbers`: what
+    contributors have brought, in their order. `user_states`: those that change with this step, and those that changed
     earlier and that no record has yet; they are kept as the ranges are.
     """
 
@@ -194,8 +202,16 @@ class ApplyRequest:
     discards: tuple[PushId, ...] = ()
     ranges: tuple[int, ...] = ()
     without: tuple[PushId, ...] = ()
-    hyperparameters: tuple[StepHyperparameter, ...] = ()
+    numbers: tuple[GivenNumbers, ...] = ()
     user_states: tuple[UserState, ...] = ()
+
+    @property
+    def hyperparameters(self) -> tuple[StepHyperparameter, ...]:
+        """What the optimizers use in this step only, in place of the settings: that of the lowest contribution that is here and has any."""
+        for given in self.numbers:
+            if not self.without or not {*given.push_ids} <= {*self.without}:
+                return given.hyperparameters
+        return ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -28,6 +28,7 @@ from ps_protocol.roles.shard import (
     MAX_WAIT_SLICE_S,
     ApplyReply,
     ApplyRequest,
+    GivenNumbers,
     Metric,
     PushHeader,
     PushId,
@@ -247,8 +248,7 @@ def write_commit(commit: PushCommit, message: chief_service_pb2.PushCommit) -> N
     message.staged = commit.staged
     message.is_applied = commit.is_applied
     message.ranges.extend(commit.ranges)
-    for one in commit.hyperparameters:
-        message.hyperparameters.add(group=one.group, name=one.name, value=one.value)
+    _write_hyperparameters(commit.hyperparameters, message.hyperparameters)
     if commit.user_state:
         message.user_state = commit.user_state
 
@@ -274,6 +274,16 @@ def _decode_hyperparameters(messages: Sequence[tensor_pb2.StepHyperparameter]) -
     if len(messages) > MAX_STEP_HYPERPARAMETERS:
         raise LimitExceeded(f"hyperparameters: {len(messages)} for one step, {MAX_STEP_HYPERPARAMETERS} at most")
     return tuple(StepHyperparameter(group=one.group, name=one.name, value=one.value) for one in messages)
+
+
+def _write_hyperparameters(hyperparameters: Sequence[StepHyperparameter], messages: Any) -> None:
+    for one in hyperparameters:
+        messages.add(group=one.group, name=one.name, value=one.value)
+
+
+def _decode_numbers(message: parameter_service_pb2.GivenNumbers) -> GivenNumbers:
+    push_ids = decode_each(message.push_ids, decode_push_id, field="push_ids")
+    return GivenNumbers(push_ids=push_ids, hyperparameters=_decode_hyperparameters(message.hyperparameters))
 
 
 def decode_user_states(messages: Iterable[parameter_service_pb2.UserState]) -> tuple[UserState, ...]:
@@ -384,8 +394,11 @@ def write_apply_request(request: ApplyRequest, message: parameter_service_pb2.Ap
     message.ranges.extend(request.ranges)
     for push_id in request.without:
         write_push_id(push_id, message.without.add())
-    for one in request.hyperparameters:
-        message.hyperparameters.add(group=one.group, name=one.name, value=one.value)
+    for given in request.numbers:
+        numbers = message.numbers.add()
+        for push_id in given.push_ids:
+            write_push_id(push_id, numbers.push_ids.add())
+        _write_hyperparameters(given.hyperparameters, numbers.hyperparameters)
     for state in request.user_states:
         message.user_states.add(worker=state.worker, json=state.json)
 
@@ -415,7 +428,7 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
         discards=decode_each(message.discards, _decode_discard, field="discards") if message.discards else (),
         ranges=tuple(message.ranges),
         without=decode_each(message.without, decode_push_id, field="without") if message.without else (),
-        hyperparameters=_decode_hyperparameters(message.hyperparameters) if message.hyperparameters else (),
+        numbers=tuple([_decode_numbers(one) for one in message.numbers]) if message.numbers else (),
         user_states=decode_user_states(message.user_states) if message.user_states else (),
     )
 

@@ -191,7 +191,7 @@ class RecoveryDriver(Driver):
                 weights=order.weights,
                 discards=order.discards,
                 ranges=order.ranges,
-                hyperparameters=order.hyperparameters,
+                numbers=order.numbers,
                 user_states=order.user_states,
             )
             shard.step = order.step + 1

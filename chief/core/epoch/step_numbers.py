@@ -1,16 +1,18 @@
 """What contributions have their step use of hyper-parameters: kept while they are counted and not applied. Knows values; no step or clock.
 
-A step has one set of them, that of the contribution with the lowest push id that has any, so that nothing depends on what came first.
+A step has one set of them, that of the contribution with the lowest push id that has any, so that nothing depends on what came first. Who
+lacks a contribution takes that of the next one: so what is committed and given to nobody changes nothing.
 """
 
 from collections.abc import Mapping, Sequence
+from itertools import groupby
 
 from chief.core.cluster.model import ModelRegistry
 from chief.core.waiting import Outbox
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.spec import ModelSpec, StepNumbers
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.shard import GivenNumbers, PushId
 
 Numbers = tuple[StepHyperparameter, ...]
 
@@ -42,8 +44,8 @@ class ContributedNumbers:
         """Returns what a contribution that is counted has its step use."""
         return self._by_push.get(push_id, ())
 
-    def of_step(self, contributors: Sequence[PushId]) -> Numbers:
-        """Returns what a step of these contributions uses."""
+    def of_step(self, contributors: Sequence[PushId]) -> tuple[GivenNumbers, ...]:
+        """Returns what these contributions bring for their step, in their order."""
         if not self._by_push:
             return ()
         given = [(push_id, self._by_push[push_id]) for push_id in sorted(contributors) if push_id in self._by_push]
@@ -54,7 +56,8 @@ class ContributedNumbers:
         if other is not None and not self._has_warned:
             self._warn(first, numbers, *other)
         self._has_warned = other is not None
-        return numbers
+        runs = groupby(given, key=lambda one: one[1])
+        return tuple(GivenNumbers(push_ids=tuple(one[0] for one in run), hyperparameters=same) for same, run in runs)
 
     def applied(self, contributors: Sequence[PushId]) -> None:
         """These contributions are applied."""

@@ -755,7 +755,7 @@ class Training:
                 discards=self._take_discards() if step.redo is None else (),
                 ranges=self._answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,
                 without=without,
-                hyperparameters=self._numbers.of_step(step.contributors) if step.redo is None else step.redo.hyperparameters,
+                numbers=self._numbers.of_step(step.contributors) if step.redo is None else step.redo.numbers,
                 user_states=self._answers.states_of_step(step.contributors) if step.redo is None else step.redo.user_states,
             )
         )

@@ -7,7 +7,7 @@ from typing import Any
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model import policy
 from ps_protocol.model.layout import Layout, VariableSlice
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter, constant
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.user_state import UserState
@@ -177,6 +177,7 @@ VALUES: list[Any] = [
         weights=(0.5,),
         scales=(1.0, 0.25),
         discards=(shard.PushId(worker=1, incarnation=7, sequence=0), ID),
+        numbers=(shard.GivenNumbers(push_ids=(ID,), hyperparameters=(StepHyperparameter(group="g", name="beta1", value=0.5),)),),
         user_states=(UserState(worker=3, json='{"n":1}'),),
     ),
     shard.ShardSettings(

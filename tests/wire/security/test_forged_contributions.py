@@ -9,6 +9,7 @@ import pytest
 
 from ps_protocol.errors import ContributionMissing, LeaseExpired, WorkerIndexTaken
 from ps_protocol.model.layout import Segments, aligned_bytes
+from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.spec import layouts
 from ps_protocol.roles.chief import ClusterState, Participant, PushCommit, TokenResult
 from ps_protocol.roles.shard import PushHeader, PushId
@@ -62,6 +63,17 @@ def test_a_commit_of_what_was_not_pushed_everywhere_costs_its_giver_its_place_an
         with trained(chief, 1) as (another,):
             assert both_wait(honest, another, (honest.push(), another.push())) == (TokenResult.TOKEN, None)
         assert honest.chief.status().state is ClusterState.TRAINING
+
+
+@pytest.mark.parametrize("num_given", [0, 1])
+def test_numbers_of_a_commit_count_only_where_its_contribution_lies(chief: RunningChief, num_given: int) -> None:
+    """Of several workers' numbers those of the lowest hold: here the forger's."""
+    with trained(chief, 0, 1) as (forger, honest):
+        numbers = (StepHyperparameter(group="", name="learning_rate", value=1.0),)
+        forged = dataclasses.replace(forger.push(value=3.0, num_shards=num_given), hyperparameters=numbers)
+        result, error = both_wait(honest, forger, (honest.push(value=1.0), forged))
+        assert result is TokenResult.TOKEN and isinstance(error, ContributionMissing)
+        assert honest.read() == {"w": pytest.approx([-2.0 if num_given else -0.1] * 3), "b": pytest.approx([-0.1] * 3)}
 
 
 def test_nobody_commits_or_leaves_in_another_workers_name(chief: RunningChief) -> None:

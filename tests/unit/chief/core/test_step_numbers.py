@@ -1,7 +1,11 @@
 """Hyper-parameters that come with contributions: of the lowest push id, whatever the order, and a chief that takes over has the same."""
 
+from dataclasses import replace
+
 import pytest
 
+from chief.core.messages import ApplyStep
+from chief.shards.requests import step_requests
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.roles.chief import PushOutcome
@@ -13,6 +17,12 @@ def rate(value: float, group: str = "") -> tuple[StepHyperparameter, ...]:
     return (StepHyperparameter(group=group, name="learning_rate", value=value),)
 
 
+def used(step: ApplyStep) -> tuple[StepHyperparameter, ...]:
+    """What every shard uses."""
+    (of_all,) = {request.hyperparameters for request in step_requests(step, num_shards=2)}
+    return of_all
+
+
 @pytest.mark.parametrize("order", [(0, 1), (1, 0)])
 def test_the_numbers_of_the_worker_with_the_lowest_index_are_used_in_either_order(order: tuple[int, int]) -> None:
     driver = Driver(total_num_replicas=2)
@@ -20,12 +30,12 @@ def test_the_numbers_of_the_worker_with_the_lowest_index_are_used_in_either_orde
     driver.applies_at_once = False
     for index in order:
         workers[index].send_commit(hyperparameters=rate(0.5 - index / 4))
-    assert driver.to_apply[0].hyperparameters == rate(0.5)
+    assert used(driver.to_apply[0]) == rate(0.5)
     driver.apply()
     for worker in workers:
         worker.local_step = 1
         worker.send_commit()
-    assert driver.to_apply[0].hyperparameters == (), "they hold for one step"
+    assert used(driver.to_apply[0]) == (), "they hold for one step"
 
 
 def test_contributions_that_do_not_count_have_no_say() -> None:
@@ -34,7 +44,22 @@ def test_contributions_that_do_not_count_have_no_say() -> None:
     driver.applies_at_once = False
     for worker in (workers[1], workers[2], workers[0]):
         worker.send_commit(hyperparameters=rate(worker.index / 4))
-    assert driver.to_apply[0].hyperparameters == rate(0.25)
+    assert used(driver.to_apply[0]) == rate(0.25)
+
+
+def test_a_shard_that_lacks_a_contribution_uses_the_numbers_of_the_next_one() -> None:
+    driver = Driver(total_num_replicas=3)
+    workers = driver.train(0, 1, 2)
+    driver.applies_at_once = False
+    lost = workers[0].next_push()
+    workers[0].send_commit(push_id=lost, hyperparameters=rate(0.5))
+    for worker in workers[1:]:
+        worker.send_commit(hyperparameters=rate(0.25))
+    (step,) = driver.to_apply
+    told = step_requests(replace(step, without=((), (lost,))), num_shards=2)
+    assert [request.hyperparameters for request in told] == [rate(0.5), rate(0.25)]
+    nothing_here = step_requests(replace(step, without=((), step.contributors)), num_shards=2)
+    assert nothing_here[1].hyperparameters == ()
 
 
 def test_numbers_that_no_step_can_use_are_refused_by_the_chief_too() -> None:
@@ -53,7 +78,7 @@ def test_a_step_that_one_shard_has_applied_is_repeated_with_its_numbers() -> Non
     worker.send_commit(hyperparameters=rate(0.25))
     driver.apply_at(0)
     driver.new_chief()
-    assert driver.to_apply[0].hyperparameters == rate(0.25)
+    assert used(driver.to_apply[0]) == rate(0.25)
 
 
 def test_a_new_chief_uses_those_of_a_contribution_that_was_promised() -> None:
@@ -68,7 +93,7 @@ def test_a_new_chief_uses_those_of_a_contribution_that_was_promised() -> None:
     driver.come_back(workers[1])
     workers[1].send_commit()
     assert driver.to_apply[0].contributors[0] == first, "though worker 0 has not come back"
-    assert driver.to_apply[0].hyperparameters == rate(0.25)
+    assert used(driver.to_apply[0]) == rate(0.25)
 
 
 def test_a_new_chief_uses_those_of_a_contribution_that_is_told_again() -> None:
@@ -81,7 +106,7 @@ def test_a_new_chief_uses_those_of_a_contribution_that_is_told_again() -> None:
     driver.new_chief()
     driver.come_back(worker)
     worker.send_commit(push_id=push_id, hyperparameters=rate(0.25))
-    assert driver.to_apply[-1].hyperparameters == rate(0.25)
+    assert used(driver.to_apply[-1]) == rate(0.25)
 
 
 def test_nothing_is_kept_of_contributions_that_are_applied() -> None:
