@@ -62,6 +62,7 @@ def run(name: str, arguments: Sequence[str]) -> int:
     from benchmarks.harness.arguments import WrongArguments
     from benchmarks.harness.setting import WrongTransport
     from benchmarks.report.plot import CannotPlot
+    from lockstep.cli.progress import pulsing
     from lockstep.launcher.supervisor import Interrupted, LaunchFailed
 
     module = importlib.import_module(f"benchmarks.{SUITES[name][0]}")
@@ -70,7 +71,9 @@ def run(name: str, arguments: Sequence[str]) -> int:
     try:
         options = parser.parse_args(arguments)
         try:
-            return int(module.run(options))
+            # A run of some suites takes minutes; those that know how many there are say how far they are.
+            with pulsing(f"benchmarks {name}") as options.far:
+                return int(module.run(options))
         except (WrongArguments, CannotPlot) as error:
             parser.error(str(error))
     except SystemExit as ended:

@@ -137,7 +137,9 @@ def _explain_model(situation: Situation, now: float) -> str:
     if registry.initializer is not None:
         member = membership.find(ParticipantKind.WORKER, registry.initializer[0])
         who = f"{member.name} ({_sign_of_life(member, now)})" if member else f"worker {registry.initializer[0]}"
-        return f"{outage}{who} is initialising the model (attempt {registry.attempt})"
+        creating = situation.parts.servers.explain_creating(registry.layouts)
+        far = f": {listed(creating)}" if creating else ""
+        return f"{outage}{who} is initialising the model (attempt {registry.attempt}){far}"
     if registry.model is not None:
         return f"{outage}the worker that was initialising the model is gone; the next worker that asks takes over"
     if not membership.num_live_workers:

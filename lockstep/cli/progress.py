@@ -1,6 +1,7 @@
 """How far something is that takes longer than two seconds: a bar on a terminal, else a line now and then. Knows numbers and a stream."""
 
 import sys
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -11,12 +12,13 @@ from lockstep.cli.formatting import bytes_text, duration_text
 # Nothing is said of what is over sooner.
 _QUIET_S = 2.0
 _BAR_EVERY_S, _LINE_EVERY_S = 0.1, 5.0
+_PULSE_S = 0.5
 _BAR_WIDTH = 30
 _ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """Says how far something is, on a stream that is not the command's output. For one thread.
+    """Says how far something is, on a stream that is not the command's output. Thread-safe.
 
     `what`: for example "verifying step-000000400". `words`: how a number is said.
     """
@@ -32,17 +34,28 @@ class Progress:
         self._what, self._words, self._clock = what, words, clock
         self._stream = sys.stderr if stream is None else stream
         self._is_terminal = self._stream.isatty()
-        self._began, self._done = clock(), 0
+        self._lock = threading.Lock()
+        self._began, self._done, self._total = clock(), 0, 0
         self._say_at = self._began + _QUIET_S
         self._has_bar = False
 
     def advance(self, number: int, *, total: int) -> None:
         """So much more of `total` is done (0: it is not known how much there is)."""
-        self._done += number
+        with self._lock:
+            self._done += number
+            self._total = total
+            self._say()
+
+    def say_again(self) -> None:
+        """Says how far it is, if it is time to, though nothing more is done."""
+        with self._lock:
+            self._say()
+
+    def _say(self) -> None:
         now = self._clock()
         if now < self._say_at:
             return
-        text = self._text(now, total)
+        text = self._text(now, self._total)
         if self._is_terminal:
             self._say_at, self._has_bar = now + _BAR_EVERY_S, True
             self._stream.write(f"{_ERASE}{text}")
@@ -60,7 +73,8 @@ class Progress:
     def _text(self, now: float, total: int) -> str:
         passed_s = now - self._began
         if total <= 0:
-            return f"{self._what}: {self._words(self._done)} in {duration_text(passed_s)}"
+            done = f"{self._words(self._done)} in " if self._done else "at work for "
+            return f"{self._what}: {done}{duration_text(passed_s)}"
         part = min(1.0, self._done / total)
         left = f", about {duration_text(passed_s * (1.0 - part) / part)} left" if part > 0.0 else ""
         far = f"{self._words(self._done)} of {self._words(total)} ({100 * part:.0f} %){left}"
@@ -68,6 +82,25 @@ class Progress:
             return f"{self._what}: {far}"
         full = round(part * _BAR_WIDTH)
         return f"{self._what} [{'█' * full}{'░' * (_BAR_WIDTH - full)}] {far}"
+
+
+@contextmanager
+def pulsing(what: str, *, stream: TextIO | None = None) -> Iterator[Progress]:
+    """Shows within the block that something goes on, and how far it is, also while a single part of it takes long."""
+    progress, is_over = Progress(what, words="{:,}".format, stream=stream), threading.Event()
+
+    def pulse() -> None:
+        while not is_over.wait(_PULSE_S):
+            progress.say_again()
+
+    thread = threading.Thread(target=pulse, name="progress", daemon=True)
+    thread.start()
+    try:
+        yield progress
+    finally:
+        is_over.set()
+        thread.join()
+        progress.close()
 
 
 @contextmanager

@@ -151,8 +151,13 @@ class ShardSpec:
 
     @property
     def content_bytes(self) -> int:
-        """Bytes of the first values that are sent: the arena, then the tables that have no initializer, in their order."""
-        return self.layout.nbytes + sum(table.nbytes for table in self.layout.tables if table.variable.initializer is None)
+        """Bytes of the first values that are sent."""
+        return first_bytes(self.layout)
+
+
+def first_bytes(layout: Layout) -> int:
+    """Returns the bytes of the first values that a shard is sent: the arena, then the tables that have no initializer, in their order."""
+    return layout.nbytes + sum(table.nbytes for table in layout.tables if table.variable.initializer is None)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -303,6 +308,7 @@ class ShardReport:
 
     The name of a field says how it is shown: `num_…` a count, `…_bytes` memory, `…_s` a duration in seconds. `variables_bytes` (two copies)
     and `slots_bytes` (with averages) are parts of `allocated_bytes`; the rest is for contributions, and buffers that are used again.
+    `created_bytes`: first values that have arrived, while the model is being created.
     """
 
     allocated_bytes: int = 0
@@ -315,6 +321,7 @@ class ShardReport:
     num_nonfinite: int = 0
     num_sharing: int = 0
     last_apply_s: float = 0.0
+    created_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

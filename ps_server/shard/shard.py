@@ -404,6 +404,7 @@ class Shard:
                     last_apply_s=self._last_apply_s,
                     variables_bytes=model.variables_bytes if model else 0,
                     slots_bytes=model.slots_bytes if model else 0,
+                    created_bytes=self._creation.progress[0] if self._creation else 0,
                 ),
                 settings_version=model.settings_version if model else 0,
                 chief_address=chief.address,

@@ -3,8 +3,8 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
@@ -39,6 +39,8 @@ MAX_NEWEST_ATTEMPTS = 20
 MAX_NEAR_BYTES = 1 << 20
 # How long a shard may take to share its memory again, while its worker waits.
 _SHARE_AGAIN_S = 1.0
+# How often a worker says how far the creation of a large model is.
+CREATION_NOTICE_S = 2.0
 # A shard that does not want to share is not asked with every step.
 _LOOK_AGAIN_S = 5.0
 
@@ -229,7 +231,30 @@ class Shards:
             )
             return shard.create_variables(spec, contents[index], timeout_s=timeout_s)
 
-        self.each("create the variables", create, num_bytes=[content.nbytes for content in contents])
+        sizes = [content.nbytes for content in contents]
+        with self._telling_how_far(sizes):
+            self.each("create the variables", create, num_bytes=sizes)
+
+    @contextmanager
+    def _telling_how_far(self, sizes: Sequence[int]) -> Iterator[None]:
+        """Logs now and then, from another thread, how much of the first values each shard has received."""
+        is_over = threading.Event()
+
+        def tell() -> None:
+            while not is_over.wait(CREATION_NOTICE_S):
+                with suppress(PsError):  # the creation itself ends with what is wrong
+                    received = [shard.status().report.created_bytes for shard in self._shards]
+                    if any(received) and not is_over.is_set():
+                        pairs = enumerate(zip(received, sizes, strict=True))
+                        parts = [f"ps {index} {100 * got // max(1, size)} % of {size / (1 << 20):,.1f} MiB" for index, (got, size) in pairs]
+                        log.warning("creating the model: received by %s", ", ".join(parts))
+
+        if not self._transport.is_in_process:
+            threading.Thread(target=tell, name="lockstep-creating", daemon=True).start()
+        try:
+            yield
+        finally:
+            is_over.set()
 
     def read(self, into: ModelMemory, *, step: int) -> None:
         """Fills the memory with the variables of one step, but for what lies where shards have it. Raises StepGone, StepNotReady.

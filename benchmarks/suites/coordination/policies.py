@@ -131,7 +131,10 @@ def _rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]
     if not options.json:
         print(head_rows(_COLUMNS), flush=True)
     for arm in arms:
-        runs = [_figures(_run(arm, options)) for _ in range(options.repeat)]
+        runs = []
+        for _ in range(options.repeat):
+            runs.append(_figures(_run(arm, options)))
+            options.far.advance(1, total=options.repeat * len(arms))
         row = _median(runs)
         print(json.dumps({"policy": arm.name, **row}) if options.json else _row(arm.name, row), flush=True)
         yield arm.name, row

@@ -129,6 +129,7 @@ def _run_arms(options: argparse.Namespace, backups: Sequence[int]) -> dict[int, 
         for num_backups in backups:
             run = _run(options, num_backups=num_backups, seed=options.seed + number)
             arms[num_backups].append(run)
+            options.far.advance(1, total=options.repeat * len(backups))
             mean_ms = 1e3 * statistics.fmean(run.step_s)
             print(f"R={run.num_required} run {number + 1}: mean step {mean_ms:.1f} ms", file=sys.stderr, flush=True)
     return arms

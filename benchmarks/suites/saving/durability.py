@@ -61,6 +61,7 @@ def measure(bare: Workload, options: argparse.Namespace) -> dict[str, Any]:
         for durability, (workload, checkpoint_steps) in kept.items():
             setting = Setting(transport=options.transport, durability=durability, checkpoint_steps=checkpoint_steps)
             steps[durability].append(run_once(workload, setting=setting).step_s)
+            options.far.advance(1, total=options.repeat * len(kept))
         copy = PlainCopy(bare.total_bytes * (1 + NUM_SLOTS[options.optimizer]))
         copies += [copy.seconds() for _ in range(5)]
     return {

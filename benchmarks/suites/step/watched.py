@@ -62,6 +62,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
                 runs[kind].append(
                     run_cluster(workload, setting=Setting(transport=options.transport), page=page, beside=reader, security={})
                 )
+                options.far.advance(1, total=len(options.sizes) * options.repeat * len(kinds))
         rows += [_row(size_title(workload), kind, runs[kind], off=runs["off"]) for kind in kinds]
     return {"num_workers": options.workers, "num_steps": options.steps, "repeat": options.repeat, "rows": rows, "machine": machine()}
 

@@ -7,7 +7,7 @@ from chief.core.wording import listed, printable, seconds
 from ps_protocol.model.layout import Layout
 from ps_protocol.roles.chief import ServerStatus
 from ps_protocol.roles.fence import numbered
-from ps_protocol.roles.shard import ShardReport
+from ps_protocol.roles.shard import ShardReport, first_bytes
 
 
 @dataclass(slots=True, kw_only=True)
@@ -135,6 +135,15 @@ class ShardTable:
         """Says of each shard that reads a checkpoint how far it is."""
         return [_far(record) for record in self._records if record.restoring is not None and record.restoring[1]]
 
+    def explain_creating(self, layouts: Sequence[Layout]) -> list[str]:
+        """Says of each shard that receives first values how far it is, as it said last; nothing before some have arrived."""
+        pairs = zip(self._records, layouts, strict=True) if layouts else ()
+        return [
+            f"{record.name} has received {_part(record.report.created_bytes, first_bytes(layout))}"
+            for record, layout in pairs
+            if record.report is not None and record.report.created_bytes
+        ]
+
     @property
     def unreachable_since(self) -> float | None:
         """Since when some shard has not answered; None if all do."""
@@ -170,7 +179,11 @@ def held_bytes(layout: Layout) -> int:
 
 def _far(record: ShardRecord) -> str:
     read, total = record.restoring or (0, 0)
-    return f"{record.name} has read {100 * read // max(1, total)} % of {total / (1 << 20):,.1f} MiB"
+    return f"{record.name} has read {_part(read, total)}"
+
+
+def _part(done: int, total: int) -> str:
+    return f"{100 * done // max(1, total)} % of {total / (1 << 20):,.1f} MiB"
 
 
 def _words(record: ShardRecord, now: float) -> str:

@@ -94,6 +94,7 @@ REPORT = shard.ShardReport(
     last_apply_s=0.5,
     variables_bytes=1 << 30,
     slots_bytes=1 << 31,
+    created_bytes=1 << 29,
 )
 STATUS = chief.ClusterStatus(
     cluster="job", epoch=1, state=chief.ClusterState.TRAINING, reason="because", global_step=2, max_steps=3, policy=POLICIES[1],

@@ -3,6 +3,7 @@ import re
 from chief.core import messages as ev
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest
+from ps_protocol.roles.shard import ShardReport
 from tests.support.chief_driver import Driver, Worker
 
 
@@ -143,6 +144,8 @@ def test_before_there_is_a_model_it_says_who_is_to_bring_it() -> None:
     assert words(driver) == "none of the 1 live workers has registered a model yet"
     driver.ask_model(worker)
     assert re.fullmatch(r"worker 0 \(last seen .* on host-b pid 912, .*\) is initialising the model \(attempt 1\)", words(driver))
+    driver.send(ev.ShardSeen(shard=0, process_incarnation=7, report=ShardReport(created_bytes=6)))
+    assert re.search(r" is initialising the model \(attempt 1\): ps 0 at host-p:5000 has received \d+ % of 0.0 MiB$", words(driver))
     worker.leave(failure="boom")
     assert words(driver) == "the worker that was initialising the model is gone; the next worker that asks takes over"
 

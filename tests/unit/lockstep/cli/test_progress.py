@@ -2,8 +2,11 @@
 
 import io
 
+import pytest
+
 from lockstep.cli.formatting import bytes_text
-from lockstep.cli.progress import Progress
+from lockstep.cli.progress import Progress, pulsing
+from tests.support.waiting import wait_until
 
 
 class Terminal(io.StringIO):
@@ -43,6 +46,23 @@ def test_a_terminal_gets_a_bar_that_is_gone_in_the_end() -> None:
     Scene(stream, part_s=0.25)
     assert "[███████████████░░░░░░░░░░░░░░░] 50.0 MiB of 100.0 MiB (50 %), about 12.5 s left" in stream.getvalue()
     assert stream.getvalue().endswith("\r\x1b[K")
+
+
+def test_what_says_nothing_of_itself_is_said_to_be_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("lockstep.cli.progress._QUIET_S", 0.0)
+    stream = io.StringIO()
+    with pulsing("installing", stream=stream):
+        wait_until(lambda: bool(stream.getvalue()), what="it is said")
+    assert stream.getvalue().startswith("installing: at work for ")
+
+
+def test_a_part_that_takes_long_is_told_of_again() -> None:
+    stream, now = io.StringIO(), 0.0
+    progress = Progress("measuring", stream=stream, clock=lambda: now)
+    progress.advance(3, total=21)
+    now = 30.0
+    progress.say_again()
+    assert stream.getvalue() == "measuring: 3 of 21 (14 %), about 3 min left\n"
 
 
 def test_how_much_there_is_need_not_be_known() -> None:

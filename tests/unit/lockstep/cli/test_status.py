@@ -75,8 +75,9 @@ def test_the_text_has_all_that_a_parameter_server_reports_in_the_unit_that_suits
         "nonfinite",
         "sharing",
         "last apply",
+        "created",
     ] in cells
-    assert ["1", "18.5 KiB", "2.0 KiB", "0 B", "0", "7", "0", "0", "3", "0", "0.8 ms"] in cells
+    assert ["1", "18.5 KiB", "2.0 KiB", "0 B", "0", "7", "0", "0", "3", "0", "0.8 ms", "0 B"] in cells
     assert "allocated" not in as_text(STATUS), "nobody has been looked at yet"
 
 
