@@ -11,7 +11,7 @@ import worker_client
 from benchmarks.harness.arguments import add_json, show
 from benchmarks.harness.processes import Cluster, cpu_s
 from benchmarks.report.machine import machine
-from benchmarks.suites.scale.workers import await_blocked, one_round, start_crowd
+from benchmarks.suites.scale.workers import one_round, start_crowd
 from lockstep.launcher.spec import ClusterSpec
 
 DESCRIPTION = "Measures what the page's feed and /metrics take with many workers, and the chief's CPU when each is asked for once a second."
@@ -46,7 +46,6 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             session.create_or_join({"w": np.zeros(1, np.float32)}, optimizer=worker_client.sgd(0.1))
             num_processes = start_crowd(cluster, options)
             one_round(cluster, session, 1, options, num_processes)
-            await_blocked(cluster, session, num_workers=options.workers - 1)
             # The page looks at the cluster by itself once a second, whoever asks; so that is in both.
             alone = _share(cluster, options.seconds, path="")
             rows = [{"path": path, **_share(cluster, options.seconds, path=path)} for path in _PATHS.values()]
