@@ -9,6 +9,7 @@ import ctypes
 import os
 import signal
 import sys
+from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
 EXIT_NOT_FOUND = 127  # as a shell says it
@@ -21,7 +22,8 @@ def main(pipe: int, parent: int, command: list[str]) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         sys.exit(1)  # the launcher was gone before that took hold
-    os.write(pipe, f"watch {os.getpid()}\n".encode())
+    with suppress(BrokenPipeError):  # the guardian is dead; the kernel's death signal remains
+        os.write(pipe, f"watch {os.getpid()}\n".encode())
     os.close(pipe)
     for number in (signal.SIGPIPE, signal.SIGXFSZ):
         signal.signal(number, signal.SIG_DFL)  # Python ignores them, and programs inherit that

@@ -15,6 +15,7 @@ import pytest
 
 from lockstep.launcher.supervisor import Interrupted, LineSplitter, PrefixedOutput, Process, ProcessSpec, Supervisor, describe_end
 from ps_protocol.security.tokens import new_token_lines, write_secret
+from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
 MARK = "LOCKSTEP_SUPERVISION_TEST"
@@ -190,6 +191,18 @@ def test_the_kernel_ends_the_processes_if_guardian_and_launcher_are_killed(tmp_p
         process.kill()
         wait_until(lambda: not carriers("no guardian"), timeout_s=5.0, what="all processes are gone")
         directory.rmdir()  # nobody was left to do it
+
+
+def test_processes_can_be_started_after_the_guardian_was_killed() -> None:
+    reading, writing = os.pipe()
+    os.close(reading)
+    shim = ROOT / "lockstep" / "launcher" / "guarded_exec.py"
+    try:
+        command = [sys.executable, "-I", "-S", str(shim), str(writing), str(os.getpid()), sys.executable, "-c", "print('runs')"]
+        done = subprocess.run(command, pass_fds=(writing,), capture_output=True, text=True, timeout=30, check=False)
+    finally:
+        os.close(writing)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "runs\n", "")
 
 
 def test_the_guardian_alone_ends_processes_that_refuse_the_kernels_death_signal(tmp_path: Path) -> None:
