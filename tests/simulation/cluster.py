@@ -137,7 +137,7 @@ class SimulatedCluster:
         self.world.note(f"whole: {fields['tag']}")
         self.world.seen["checkpoint whole"] += 1
         era = int(fields["fence"]["era"]["life"]), int(fields["fence"]["era"]["epoch"])
-        self.oracle.committed_checkpoint(fields["tag"], era, int(fields.get("step", 0)), _done(fields.get("data")))
+        self.oracle.committed_checkpoint(fields["tag"], era, int(fields.get("step", 0)), _done(fields.get("data")), _user_states(fields))
 
     def _audit(self) -> None:
         """Has what all processes have written audited, as long as there was one life: epochs of another have the same numbers."""
@@ -366,6 +366,11 @@ def _done(progress: dict[str, Any] | None) -> set[int]:
     data = progress["data"]
     num_ranges = -(-int(data["num_samples"]) // int(data["range_size"]))
     return {*range(int(progress.get("epoch", 0)) * num_ranges), *(int(identity) for identity in progress.get("done", ()))}
+
+
+def _user_states(fields: dict[str, Any]) -> dict[int, str]:
+    """Returns the states of workers' programs that a manifest has."""
+    return {int(one.get("worker", 0)): one["json"] for one in fields.get("user_states", ())}
 
 
 def _model(scenario: Scenario) -> ModelSpec:

@@ -10,6 +10,7 @@ import pytest
 from chief.core.cluster.checkpoints import Checkpoints
 from chief.core.cluster.data import DataLeases
 from chief.core.cluster.members import Membership, PushOutcomes
+from chief.core.cluster.user_states import UserStates
 from chief.core.epoch.answers import Answers
 from chief.core.epoch.training import Training
 from chief.policies.fifo import FifoTokens
@@ -138,6 +139,21 @@ def _leaves_ranges_with_the_lost(patch: pytest.MonkeyPatch) -> None:
 def _forgets_the_data_that_is_done(patch: pytest.MonkeyPatch) -> None:
     real = DataLeases.restart
     patch.setattr(DataLeases, "restart", lambda self, progress: real(self, None))
+
+
+def _forgets_the_state_of_programs(patch: pytest.MonkeyPatch) -> None:
+    real = UserStates.restart
+    patch.setattr(UserStates, "restart", lambda self, states: real(self, ()))
+
+
+def _takes_states_of_contributions_that_are_not_applied(patch: pytest.MonkeyPatch) -> None:
+    real = UserStates.count
+
+    def count(self: UserStates, push_id: PushId, json: str) -> None:
+        real(self, push_id, json)
+        self.applied((push_id,))
+
+    patch.setattr(UserStates, "count", count)
 
 
 def _believes_what_was_said_in_another_life(patch: pytest.MonkeyPatch) -> None:
@@ -554,4 +570,6 @@ MUTATIONS: dict[str, Mutation] = {
     "a worker may fill a server with contributions": Mutation("7", _takes_any_number_of_contributions, _hoards),
     "memory of contributions is not given back": Mutation("7", _keeps_the_memory_of_contributions, _undisturbed(DEFAULT_POLICY)),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
+    "a rollback forgets the state of programs": Mutation("9", _forgets_the_state_of_programs, has("kill")),
+    "a checkpoint has states of a later step": Mutation("9", _takes_states_of_contributions_that_are_not_applied),
 }

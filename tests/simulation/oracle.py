@@ -85,6 +85,8 @@ class Oracle:
         self._made_from: dict[tuple[int, PushId], tuple[int, ...]] = {}
         # The step whose variables a contribution was computed from, by life.
         self._made_at: dict[int, dict[PushId, int]] = {}
+        # The state of its worker's program that a contribution has brought, in any life.
+        self._brought: dict[PushId, set[str]] = {}
         # Those that have no gradient, by life.
         self._empty: set[tuple[int, PushId]] = set()
         # What each server needs, and may need.
@@ -307,8 +309,10 @@ class Oracle:
 
     # -- training data
 
-    def contributed(self, life: int, push_id: PushId, step: int, ranges: tuple[int, ...]) -> None:
-        """A worker has made a contribution from the variables of a step, and from these ranges of the training data."""
+    def contributed(self, life: int, push_id: PushId, step: int, ranges: tuple[int, ...], user_state: str = "") -> None:
+        """A worker has made a contribution from the variables of a step and these ranges of the data, with a state of its program."""
+        if user_state:
+            self._brought.setdefault(push_id, set()).add(user_state)
         self._made_at.setdefault(life, {})[push_id] = step
         self._made_from[life, push_id] = ranges
 
@@ -332,15 +336,29 @@ class Oracle:
         """Whether a life of the cluster has ended with nothing saved: a worker that has its model may end with it in any case."""
         return life != self._last_life and not self._whole_before
 
-    def committed_checkpoint(self, tag: str, era: Era, step: int, done: Set[int]) -> None:
-        """A checkpoint is whole; it says that these ranges of the training data are done."""
+    def committed_checkpoint(self, tag: str, era: Era, step: int, done: Set[int], user_states: Mapping[int, str]) -> None:
+        """A checkpoint is whole; it says that these ranges of the training data are done, and that workers' programs have these states."""
         self.committed[tag] = era, step
         known = self._epochs.get(era)
         if known is not None:
+            self._check_user_states(known, step, user_states)
             used = {identity for identity, in_step in known.used.items() if in_step < step}
             if used != done:
                 words = f"of step {step} in epoch {era[1]}: it lacks ranges {used - done} and has {done - used}, which are in no step"
                 raise BrokenPromise(f"8: the checkpoint {words}")
+
+    def _check_user_states(self, epoch: Epoch, step: int, user_states: Mapping[int, str]) -> None:
+        """Each is what the last contribution of that worker had brought; of which life, a push id does not say."""
+        if self.rules.spec.applies_on_arrival:
+            return
+        made = sorted((at, push_id) for push_id, at in epoch.made.items() if at < step and push_id in self._brought)
+        forgers = {push_id.worker for push_id in self._forged}
+        for worker, wanted in {push_id.worker: self._brought[push_id] for _, push_id in made if push_id.worker not in forgers}.items():
+            if user_states.get(worker) not in wanted:
+                found = user_states.get(worker)
+                raise BrokenPromise(
+                    f"9: worker {worker}'s state at step {step} of epoch {epoch.number} is {found}, it had brought {wanted}"
+                )
 
     # -- what workers see
 

@@ -179,6 +179,7 @@ class WorkerNode:
             # As push() and then wait(); the others as step().
             is_step = self._index % 2 == 0
             given = self._hyperparameters(worker)
+            worker.user_state["made"] = [self._pid, worker.state.participant.incarnation, worker.state.num_pushes + 1]
             outcome: Outcome = yield from self._do(worker.contribute((), is_waited_for=is_step, hyperparameters=given))
             self._heard(outcome)
             if not is_step:
@@ -335,7 +336,7 @@ class WorkerNode:
     def _commits(self, commit: PushCommit) -> None:
         self._commit = commit
         assert self._worker is not None
-        self._oracle.contributed(self._worker.state.participant.era.life, commit.push_id, commit.step, commit.ranges)
+        self._oracle.contributed(self._worker.state.participant.era.life, commit.push_id, commit.step, commit.ranges, commit.user_state)
 
     def _lease(self, request: ask.Lease) -> Task:
         reply: LeaseReply = yield from self._ask("lease", request.participant, request.spec, NUM_AHEAD, request.request_id, _SLICE_S)

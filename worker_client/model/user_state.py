@@ -140,9 +140,11 @@ def _plain(value: Any, where: str, depth: int) -> Any:
     if isinstance(value, np.ndarray) and value.dtype.kind in _ARRAY_KINDS:
         little = value.astype(value.dtype.newbyteorder("<"), order="C", copy=False)
         return {_ARRAY: [little.dtype.str, list(value.shape), base64.b64encode(little.tobytes()).decode()]}
+    if getattr(value, "ndim", None) == 0 and callable(item := getattr(value, "item", None)):
+        return _plain(item(), where, depth + 1)  # another library's number, as a loss is
     raise InvalidSpec(
         f"{where}: got a {type(value).__name__}, want None, a bool, number, str, bytes, NumPy array of numbers,"
-        " or a list or dict of these; give a tensor's .item() or .numpy()"
+        " or a list or dict of these; give a tensor's .numpy()"
     )
 
 

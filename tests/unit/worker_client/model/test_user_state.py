@@ -52,6 +52,28 @@ NO_STATES = [
     "[]", "3", "{", '{"a": NaN}', '{"a": {"$bytes": 3}}', '{"a": {"$bytes": "?"}}', '{"a": {"$array": ["O", [1], "AAAAAAAAAAA="]}}',
     '{"a": {"$array": ["<f4", [3], "AAAA"]}}', '{"a": {"$array": ["<f4", [-1, 0], ""]}}', '{"a": {"$array": 1}}', "[" * 100_000,
 ]  # fmt: skip
+
+
+class Loss:
+    """As a tensor of another library that has no dimension."""
+
+    def __init__(self, value: Any) -> None:
+        self.value, self.ndim = value, 0
+
+    def item(self) -> Any:
+        return self.value
+
+
+def test_numbers_of_other_libraries_are_numbers() -> None:
+    assert there_and_back({"loss": Loss(0.25)}) == {"loss": 0.25}
+    with pytest.raises(InvalidSpec, match=r"user_state\['x'\]: got nan"):
+        there_and_back(Loss(float("nan")))
+    with pytest.raises(InvalidSpec, match="more than 32"):
+        itself = Loss(None)
+        itself.value = itself
+        there_and_back(itself)
+
+
 CYCLE: list[Any] = []
 CYCLE.append(CYCLE)
 
