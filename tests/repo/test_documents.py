@@ -299,6 +299,22 @@ def test_every_test_that_a_page_names_exists() -> None:
     assert _on(pages, lambda page: set(re.findall(r"`(test_\w+)`", _text(page))) - defined) == {}
 
 
+def _sources(path: Path) -> str:
+    return "\n".join(map(_text, [path] if path.is_file() else sorted(path.rglob("*.py"))))
+
+
+def test_every_measure_and_every_attack_names_a_test_that_exists() -> None:
+    """`tests/…` (`words`): the words are a part of a test's name there, or of what it is run with."""
+    rows = [line.rstrip(" |").rpartition(" | ")[2] for line in _text(ROOT / "SECURITY.md").splitlines() if line.startswith("| ")]
+    shown = [cell for cell in rows[rows.index("tested by") :] if cell not in ("tested by", "---")]
+    named = {cell: re.findall(r"`(tests/[\w/.]+)`(?: \(([^)]*)\))?", cell) for cell in shown}
+    assert [cell for cell, found in named.items() if not found] == []
+    for path, words in (one for found in named.values() for one in found):
+        assert (ROOT / path).exists(), path
+        unknown = [word for word in re.findall(r"`([\w ]+)`", words) if word not in _sources(ROOT / path)]
+        assert not unknown, (path, unknown)
+
+
 def test_every_public_name_and_item_of_strategies_is_on_their_page() -> None:
     page = _text(ROOT / "docs" / "reference" / "strategy.md")
     items = {name for kind in (strategy.StrategyExtended, strategy.ParameterServerStrategy, strategy.ReplicaContext) for name in vars(kind)}
