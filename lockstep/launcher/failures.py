@@ -59,11 +59,14 @@ class ClusterFailed(LaunchFailed):
 
 
 class ClusterWatch:
-    """Handles every process that ends, and explains it to the user by `say`."""
+    """Handles every process that ends, and explains it to the user by `say`.
 
-    def __init__(self, cluster: LocalCluster, *, say: Callable[[str], None]) -> None:
+    `is_all_shown`: whether the user has seen all that the processes have said, so that it need not be said again.
+    """
+
+    def __init__(self, cluster: LocalCluster, *, say: Callable[[str], None], is_all_shown: Callable[[], bool] = lambda: False) -> None:
         self._cluster = cluster
-        self._say = say
+        self._say, self._is_all_shown = say, is_all_shown
         self._failed: list[Process] = []
         self._failed_at = 0.0
         self._num_reported = 0  # of the failed workers, those whose failure has been explained to the user
@@ -145,11 +148,16 @@ class ClusterWatch:
         if not returncode:
             self._role_ended_at = self._role_ended_at or time.monotonic()
             return
-        words = f"{process.name} (pid {process.pid}) failed: {describe_end(returncode)}. {last_lines(process)}"
+        words = f"{process.name} (pid {process.pid}) failed: {describe_end(returncode)}. {self._what_was_said(process)}"
         if not self._plan_restart(process, words):
             count = self._role_restarts.num_in_a_row(process.name)
             often = f"\nit has ended {count} times in quick succession, and is not started again" if count > 1 else ""
             self._fail(process, words + often + self._what_is_lost(process))
+
+    def _what_was_said(self, role: Process) -> str:
+        if role.last_lines and self._is_all_shown():
+            return f"What it said is above, and in {role.log_path}"
+        return last_lines(role)
 
     def _what_is_lost(self, role: Process) -> str:
         """Says what the loss of a parameter server costs without checkpoints."""

@@ -68,6 +68,10 @@ class LineStream(Protocol):
     def isatty(self) -> bool:
         """Whether it is a terminal."""
 
+    @property
+    def has_dropped(self) -> bool:
+        """Whether lines were left out, since nobody read."""
+
 
 class PrefixedOutput:
     """Writes lines as `[worker 1] text`, in one colour a process if the stream is a terminal."""
@@ -77,6 +81,11 @@ class PrefixedOutput:
         self._has_colours = self._stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self._colours: dict[str, int] = {}
         self._tracebacks = RepeatedTracebacks()
+
+    @property
+    def is_all_shown(self) -> bool:
+        """Whether all lines have been written, or will be."""
+        return not self._stream.has_dropped
 
     def line(self, name: str, text: str) -> None:
         """Writes one line of a process; a traceback that another process has printed as well in one line."""

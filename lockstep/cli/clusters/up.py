@@ -129,7 +129,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
 
 def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> int:
     cluster.start_workers(command)
-    watch = ClusterWatch(cluster, say=output.failure)
+    watch = ClusterWatch(cluster, say=output.failure, is_all_shown=lambda: output.is_all_shown)
     from lockstep.launcher.watch import (  # NumPy takes its time to import, and a broken one is the roles' to tell of
         LastWorkers,
         why_nothing_is_saved,

@@ -14,6 +14,7 @@ import psutil
 import pytest
 
 from lockstep.launcher.supervisor import Interrupted, LineSplitter, PrefixedOutput, Process, ProcessSpec, Supervisor, describe_end
+from ps_protocol.process.output import BoundedOutput
 from ps_protocol.security.tokens import new_token_lines, write_secret
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
@@ -343,8 +344,9 @@ def test_colours_are_for_terminals_only() -> None:
             return True
 
     plain, terminal = io.StringIO(), Terminal()
-    PrefixedOutput(plain).line("worker 1", "hello")
-    PrefixedOutput(terminal).line("worker 1", "hello")
+    for memory in (plain, terminal):
+        with BoundedOutput(memory) as stream:
+            PrefixedOutput(stream).line("worker 1", "hello")
     assert plain.getvalue() == "[worker 1] hello\n"
     assert "\x1b[" in terminal.getvalue() and "hello" in terminal.getvalue()
 

@@ -152,7 +152,8 @@ def test_a_parameter_server_that_is_killed_ends_everything_with_words(tmp_path: 
         next(one for one in everybody if module in one.cmdline()).kill()
         out, _ = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGKILL
-    assert re.search(r"ps \d \(pid \d+\) failed: killed by SIGKILL", out)
+    assert re.search(r"ps \d \(pid \d+\) failed: killed by SIGKILL\. What it said is above, and in \S+ps-\d\.log\n", out), out
+    assert "Its last lines" not in out
     assert "its part of the model is lost with it: there are no checkpoints to go back to" in out
     assert are_gone(everybody)
 
