@@ -4,17 +4,16 @@ A frozen dataclass sets each of its fields by a call, so that making one of nine
 for `dataclass`, and refuses whatever changes a frozen one; when the program runs, nothing checks it once more.
 """
 
-from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+import dataclasses
+from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from dataclasses import dataclass as step_value
 else:
-    from dataclasses import dataclass
 
-    def step_value(*, frozen: bool, eq: bool = True, **options: Any) -> Callable[[type], type]:
+    def step_value(*, frozen, eq=True, **options):
         """As `dataclass`, with the same options. A frozen one can be hashed, as is usual."""
-        return dataclass(eq=eq, unsafe_hash=frozen and eq, **options)
+        return dataclasses.dataclass(eq=eq, unsafe_hash=frozen and eq, **options)
 
 
 __all__ = ["step_value"]
