@@ -12,7 +12,7 @@ Python's parser reads it; nothing of Python runs it.
 
 import ast
 import math
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -201,10 +201,8 @@ class Formula:
             arrays = {name: array if array.shape else array.reshape(1) for name, array in arrays.items()}
         results = {name: array.reshape(arrays[name].shape) for name, array in new.items()}
         with np.errstate(all="ignore"):
-            if self._is_by_element(arrays):
-                self._compute_in_blocks(arrays, numbers, results, dtype, in_double=in_double)
-            else:
-                self._compute_once(arrays, numbers, results, dtype, in_double=in_double)
+            for given, into in self._blocks(arrays, results) if self._is_by_element(arrays) else [(arrays, results)]:
+                self._compute_into(into, given, numbers, dtype, in_double=in_double)
         return new
 
     def _is_by_element(self, arrays: Mapping[str, Array]) -> bool:
@@ -214,31 +212,17 @@ class Formula:
             return False
         return not self.needs_all_elements
 
-    def _compute_in_blocks(
-        self,
-        arrays: Mapping[str, Array],
-        numbers: Mapping[str, float],
-        new: Mapping[str, Array],
-        dtype: np.dtype[Any],
-        *,
-        in_double: bool,
-    ) -> None:
-        # What comes between the operations stays in the processor's cache.
+    def _blocks(self, arrays: Mapping[str, Array], new: Mapping[str, Array]) -> Iterator[tuple[Mapping[str, Array], Mapping[str, Array]]]:
+        """Yields parts of what is read and of what is written, so that what comes between the operations stays in the processor's cache."""
         flat = {name: arrays[name].reshape(-1) if arrays[name].shape else arrays[name] for name in self.reads & arrays.keys()}
         results = {name: array.reshape(-1) for name, array in new.items()}
         for begin in range(0, results[self.writes[0]].size, BLOCK):
             block = slice(begin, begin + BLOCK)
             given = {name: array[block] if array.shape else array for name, array in flat.items()}
-            self._compute_once(given, numbers, {name: array[block] for name, array in results.items()}, dtype, in_double=in_double)
+            yield given, {name: array[block] for name, array in results.items()}
 
-    def _compute_once(
-        self,
-        arrays: Mapping[str, Array],
-        numbers: Mapping[str, float],
-        new: Mapping[str, Array],
-        dtype: np.dtype[Any],
-        *,
-        in_double: bool,
+    def _compute_into(
+        self, new: Mapping[str, Array], arrays: Mapping[str, Array], numbers: Mapping[str, float], dtype: np.dtype[Any], *, in_double: bool
     ) -> None:
         known: dict[str, Any] = {name: arrays[name] if name in arrays else numbers[name] for name in self.reads}
         for target, value in self.steps:
