@@ -84,7 +84,7 @@ def _killed(victim: str, program: str, tmp_path: Path, *more: str, **environment
     arguments = ("--ps", "2", "--workers", "3", *more, "--checkpoint-dir", str(tmp_path / "checkpoints"))
     with up(*arguments, worker=program, run_dir=tmp_path / "run", **environment) as process:
         read_until(process, "in the middle")
-        for one in descendants(process):
+        for one in descendants(process) if victim != "none" else ():
             index = one.environ().get("LOCKSTEP_WORKER_INDEX", "none")
             if victim in one.cmdline() or victim == f"worker {index}":
                 one.kill()

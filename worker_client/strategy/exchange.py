@@ -263,6 +263,10 @@ class Gathering:
             actions += self.ask(knows)
         return [*actions, *self._ended()]
 
+    def is_new_to(self, worker: int) -> bool:
+        """Whether no exchange with this worker's program has been made, so that it may have been here before this one."""
+        return worker not in self._runs
+
     @property
     def waits_for(self) -> int | None:
         """The worker whose message is next; None: the exchange is over."""
@@ -272,7 +276,7 @@ class Gathering:
         return next((one for one in range(1, self._num_workers) if one not in present.arrived and one not in present.absent), None)
 
     def ask(self, worker: int) -> list[Action]:
-        """Asks a silent worker for the results of the present exchange, which it has if this program was started again; once."""
+        """Asks a worker for the results of the present exchange, which it has if this program was started again; once."""
         present = self._present
         if present is None or worker in present.asked:
             return []

@@ -14,6 +14,8 @@ log = logging.getLogger("lockstep.worker")
 AGAIN_S = 3.0
 # A server without room is tried again for so long.
 LIMIT_S = 3.0
+# … but not before so many times as long as sending it took.
+_PATIENCE = 8
 _PAUSE_S = 0.2
 # One call waits no longer: after 2 s it would speak for itself.
 _SLICE_S = 1.5
@@ -30,7 +32,7 @@ class Link:
     def __init__(self, mailboxes: Mailboxes, *, outgoing: str, incoming: str) -> None:
         self._mailboxes, self._outgoing, self._incoming = mailboxes, outgoing, incoming
         self._latest: Message | None = None
-        self._sent_at_s = 0.0
+        self._again_at_s = 0.0
         # Whether something may lie where the next message goes: at first, that of a program before this one.
         self._is_unclear = True
         # Whether the latest message was sent more than once, so that a copy may be left when it is settled.
@@ -43,7 +45,7 @@ class Link:
         """
         self._is_repeated = self._latest is message
         is_unclear = self._is_unclear or self._latest is not None
-        self._latest, self._sent_at_s = message, time.monotonic()
+        self._latest, begin_s = message, time.monotonic()
         try:
             self._put(message, is_unclear=is_unclear)
         except (InvalidSpec, LimitExceeded):
@@ -53,12 +55,15 @@ class Link:
             self._fail(error)
         else:
             self._is_unclear = False
+            # Where a message takes long, the other needs as long to take it, and must not find it gone.
+            now = time.monotonic()
+            self._again_at_s = now + max(AGAIN_S, _PATIENCE * (now - begin_s))
 
     def receive(self, timeout_s: float) -> Message | None:
         """Returns the next message; None if none has come in time. Raises what `send` does, which it may do meanwhile."""
         end_s = time.monotonic() + timeout_s
         while True:
-            if self._latest is not None and time.monotonic() >= self._sent_at_s + AGAIN_S:
+            if self._latest is not None and time.monotonic() >= self._again_at_s:
                 self.send(self._latest)
             try:
                 return self._mailboxes.receive(self._incoming, max(0.0, min(end_s - time.monotonic(), _SLICE_S)))
@@ -101,6 +106,6 @@ class Link:
         log.debug("%s: %s", self._outgoing, error)
         # What was sent may be lost, or may have come after all.
         self._is_unclear = self._is_repeated = True
-        self._sent_at_s = float("-inf")
+        self._again_at_s = 0.0
         self._mailboxes.renew()
         time.sleep(_PAUSE_S)

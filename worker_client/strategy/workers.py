@@ -29,6 +29,8 @@ TIMEOUT_S = 60.0
 _GRACE_S = 5.0
 # At the deadline, worker 0 still takes what has come from each.
 _LOOK_S = 0.5
+# A worker that has had part in exchanges is not asked before what it knows of the present one.
+_LONG_S = 15.0
 # A parameter server that does not answer is given up for so long.
 _SERVER_S = 5.0
 
@@ -159,7 +161,7 @@ class _Exchanges:
                     self._do(side.miss(worker))
                 else:
                     wait.explain(f"nothing has come of {replicas_of(worker, self._per_worker)} of worker {worker}; is its process there?")
-                    if time.monotonic() >= begin_s + AGAIN_S:
+                    if time.monotonic() >= begin_s + (AGAIN_S if side.is_new_to(worker) else _LONG_S):
                         self._do(side.ask(worker))
         except (InvalidSpec, LimitExceeded) as error:
             self._do(side.fail(error))
