@@ -183,6 +183,8 @@ class Optimizer:
         pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
         if not pairs:
             raise ValueError("apply_gradients(): no gradients provided for any variable")
+        if pairs[0][1].strategy is not context.strategy:
+            raise RuntimeError("apply_gradients() is called in replicas of its variables' strategy, by strategy.run(); these are not")
         for gradient, variable in pairs:
             if variable not in self._slots:
                 raise RuntimeError(f'apply_gradients(): variable "{variable.name}" was not built; call build() in scope() before run()')

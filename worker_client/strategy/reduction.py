@@ -46,7 +46,7 @@ def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
     """Returns the sum or mean of what the replicas contributed, added in the order of their ids, as an array that cannot be written.
 
     Rows (IndexedSlices) are put one after the other; their mean divides the values by the number of replicas. Raises ValueError if only
-    some contribute rows, ShapeMismatch and DtypeMismatch with the replica whose array is another, and DtypeMismatch for truth values.
+    some contribute rows, ShapeMismatch and DtypeMismatch with the replica whose array is another, DtypeMismatch for what is no number.
     """
     in_order = [contributions[replica] for replica in sorted(contributions)]
     if any(isinstance(value, IndexedSlices) for value in in_order):
@@ -60,6 +60,8 @@ def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
     dtype = arrays[0].dtype
     if dtype == np.bool_:
         raise DtypeMismatch("truth values have no sum or mean; cast with .astype(np.int64) to count them, or to a float for their share")
+    if dtype.kind not in "iufc":
+        raise DtypeMismatch(f"replica {min(contributions)} contributes {dtype}, which has no sum or mean; want numbers")
     # A sum of halves stops growing: 2048 + 1 is 2048.
     total = np.array(arrays[0], np.float32 if dtype == np.float16 else dtype)
     for array in arrays[1:]:

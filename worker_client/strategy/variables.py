@@ -288,7 +288,9 @@ class Variable:
                 one = extended.reduce_to(_REDUCTIONS[self.aggregation], values, self)
             extended.update(self, lambda copy, new: copy.change(how, new), args=(one,))
 
-        replica.merge(merged, (value,), {})
+        # A list is an array here, not a structure of values that are merged one by one.
+        given = np.asarray(value, self.dtype) if isinstance(value, list | tuple) else value
+        replica.merge(merged, (given,), {})
 
 
 def container_of(value: Any) -> Variable | None:

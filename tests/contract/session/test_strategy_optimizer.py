@@ -158,6 +158,8 @@ def test_what_an_optimizer_cannot_do_is_said_and_changes_nothing() -> None:
             optimizer.build([v])
         with pytest.raises(RuntimeError, match=r"apply_gradients\(\) is called in replicas"):
             optimizer.apply_gradients([(np.ones(2), v)])
+    with pytest.raises(RuntimeError, match=r"in replicas of its variables' strategy, by strategy.run\(\)"):
+        optimizer.apply_gradients([(np.ones(2), v)])
     for gradients, kind, reason in (
         ([(None, v)], ValueError, r"no gradients provided for any variable"),
         ([(np.ones(2), new)], RuntimeError, r'variable "new" was not built; call build\(\)'),

@@ -69,6 +69,9 @@ def test_contributions_of_other_shapes_types_and_kinds_are_refused_with_the_repl
     for op in ReduceOp:
         with pytest.raises(DtypeMismatch, match=r"truth values have no sum or mean; cast with .astype\(np.int64\)"):
             reduce_all(op, {0: True, 1: np.False_})
+    for wrong in ("text", np.array([object()]), np.datetime64("2026-01-01")):
+        with pytest.raises(DtypeMismatch, match=r"replica 0 contributes .*, which has no sum or mean; want numbers"):
+            reduce_all(ReduceOp.SUM, {0: wrong, 1: wrong})
     rows = IndexedSlices(np.array([0]), np.ones((1, 2)), (4, 2))
     with pytest.raises(ValueError, match="replica 0 contributes a ndarray"):
         reduce_all(ReduceOp.SUM, {0: ones, 1: rows})

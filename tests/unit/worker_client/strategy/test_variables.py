@@ -116,6 +116,24 @@ def test_rule_79_writes_of_replicas_become_what_aggregation_and_synchronisation_
             assert _across(strategy, v) == pytest.approx(across)
 
 
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_a_list_that_replicas_write_is_an_array_as_one_that_is_written_across_them(is_mirrored: bool) -> None:
+    strategy = ParameterServerStrategy(2, mirrored=is_mirrored)
+    with strategy.scope():
+        v = Variable([1.0, 2.0], name="v", aggregation=MEAN)
+    v.assign([3.0, 4.0])
+
+    def step() -> None:
+        context = get_replica_context()
+        assert context is not None
+        v.assign_add([2.0 * context.replica_id_in_sync_group, 1.0])
+        with pytest.raises(ValueError, match="inhomogeneous"):
+            v.assign_add([[1.0], 2.0])
+
+    strategy.run(step)
+    assert v.read_value().tolist() == [4.0, 5.0]
+
+
 def test_rule_76_what_is_the_same_for_all_replicas_is_its_mean_and_has_no_sum() -> None:
     strategy, ones = ParameterServerStrategy(2), np.ones(3)
     v, extended = _variable(strategy, np.zeros(3)), strategy.extended
