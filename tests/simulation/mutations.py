@@ -517,11 +517,15 @@ def _forges_and_is_saved(scenario: Scenario) -> Scenario:
 
 @dataclass(frozen=True, slots=True)
 class Mutation:
-    """A broken copy: the promises that may be seen to break (the first letter of what is said), and how a scenario is made to suit it."""
+    """A broken copy: the promises that may be seen to break (the first letter of what is said), and how a scenario is made to suit it.
+
+    `first_seed`: where the search for a scenario that shows it begins.
+    """
 
     promises: str
     break_it: Break
     suit: Suit = lambda scenario: scenario
+    first_seed: int = 1000
 
 
 MUTATIONS: dict[str, Mutation] = {
@@ -529,7 +533,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a step that comes again is applied again": Mutation("126", _applies_repeated_steps),
     "a step counts when the first server has it": Mutation("2", _counts_a_step_before_all_have_it),
     "callers of any epoch are served": Mutation("236", _serves_any_epoch, has("kill")),
-    "servers obey any chief": Mutation("236", _obeys_any_chief, has("new chief")),
+    "servers obey any chief": Mutation("236", _obeys_any_chief, has("new chief"), first_seed=1262),
     "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved),
     "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot")),
     "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill")),

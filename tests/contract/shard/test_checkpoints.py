@@ -93,8 +93,9 @@ def open_training(tmp_path: Path, socket_dir: Path) -> Iterator[Open]:
         yield opened
 
 
-@pytest.mark.parametrize("num_shards", [1, 2, 3, 5])
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("optimizer", "num_shards"), [(name, number) for place, name in enumerate(OPTIMIZERS) for number in ((1, 3), (2, 5))[place % 2]]
+)
 def test_restored_on_any_number_of_shards_the_next_steps_are_the_same_bits(open_training: Open, optimizer: str, num_shards: int) -> None:
     averages = AverageSpec(decay=0.9, use_num_updates=True, zero_debias=True)
     model = model_of(optimizer, averages=averages)

@@ -23,13 +23,13 @@ def test_every_worker_of_a_crowd_gets_its_token(capsys: pytest.CaptureFixture[st
 
 @pytest.mark.timeout(120)
 def test_many_variables_are_compared_with_few_turn_by_turn(capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--bytes", "80000", "--variables", "200", "--few", "2", "--rounds", "2", "--steps", "3", "--unix", "--json"]
+    arguments = ["--bytes", "80000", "--variables", "200", "--few", "2", "--rounds", "1", "--steps", "3", "--unix", "--json"]
     assert benchmarks(["run", "scale_variables", *arguments]) == 0
     figures = json.loads(capsys.readouterr().out)
     few, many = figures["rows"]
     assert (few["variables"], many["variables"]) == (2, 200)
     assert figures["ratio"] == many["median_ms"] / few["median_ms"]
-    assert len(figures["ratios_of_turns"]) == 2
+    assert len(figures["ratios_of_turns"]) == 1
     assert few["cpu_ms_a_step"].keys() == many["cpu_ms_a_step"].keys() == {"worker", "ps", "chief"}
     assert 0 < many["read_ms"] < many["median_ms"] <= many["p90_ms"]
 

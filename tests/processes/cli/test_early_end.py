@@ -23,7 +23,8 @@ def leaving(how: str) -> str:
 @pytest.mark.parametrize("how", LEAVES)
 def test_training_is_ended_when_a_worker_leaves_too_few_behind(tmp_path: Path, how: str) -> None:
     # The lease is long: nobody shall have to wait for its end.
-    code, out = run_up("--workers", "2", "--lease", "300", "--max-steps", "50", worker=leaving(how), run_dir=tmp_path / "run")
+    arguments = ("--workers", "2", "--lease", "300", "--max-steps", "50", "--chief-in-ps")
+    code, out = run_up(*arguments, worker=leaving(how), run_dir=tmp_path / "run")
     step = 0 if how == "before it joins" else 10
     assert code == 1, out
     assert "[lockstep] worker 1 ended with exit code 0 while 1 of 2 workers still run; a step needs 2" in out

@@ -21,16 +21,15 @@ def socket_directory(lines: list[str]) -> Path:
     return Path(address).parent
 
 
-@pytest.mark.parametrize("network", [[], ["--tcp"]])
-def test_training_runs_to_its_end(tmp_path: Path, network: list[str]) -> None:
-    code, out = run_up("--ps", "2", "--workers", "2", "--max-steps", "20", *network, worker=TRAIN, run_dir=tmp_path / "run")
+def test_training_runs_to_its_end(tmp_path: Path) -> None:
+    code, out = run_up("--ps", "2", "--workers", "2", "--max-steps", "20", "--tcp", worker=TRAIN, run_dir=tmp_path / "run")
     assert code == 0, out
     assert "\x1b" not in out, "no colour and no control sequence reaches a file"
     for index in range(2):
         assert f"[worker {index}] value -10.0" in out
         assert "value -10.0" in (tmp_path / "run" / "logs" / f"worker-{index}.log").read_text()
     assert "[lockstep] training finished" in out
-    assert ("--chief 127.0.0.1:" in out) == bool(network)
+    assert "--chief 127.0.0.1:" in out
     assert {path.name for path in (tmp_path / "run" / "logs").iterdir()} == {
         "ps-0.log",
         "ps-1.log",
@@ -56,9 +55,6 @@ def test_a_training_whose_checkpoints_could_never_be_written_ends_with_1_and_say
     code, out = run_up(*arguments, worker=broken, run_dir=tmp_path / "run")
     assert code == 1, out
     assert f"[lockstep] training finished, but no checkpoint could be written to {place}: " in out
-    place.unlink()
-    code, out = run_up(*arguments, worker=TRAIN, run_dir=tmp_path / "run again")
-    assert code == 0, out
 
 
 def test_a_program_can_tell_that_its_training_was_interrupted(tmp_path: Path) -> None:
@@ -81,7 +77,7 @@ def test_workers_that_never_join_end_it_too_but_no_training_is_claimed(tmp_path:
 
 @pytest.mark.parametrize("command", [["up", "--run-dir", "/dev/null/x", "--", "true"], ["demo", "--output", "/dev/null/x"]])
 def test_a_directory_that_cannot_be_made_is_told_in_one_line(command: list[str]) -> None:
-    result = subprocess.run([sys.executable, "-m", "lockstep", *command], capture_output=True, text=True, timeout=20)
+    result = lockstep_here(*command)
     assert (result.returncode, result.stdout) == (2, "")
     assert "cannot write to /dev/null/x: Not a directory" in result.stderr
     assert len(result.stderr.splitlines()) == 1
@@ -121,7 +117,7 @@ def test_the_first_failure_is_shown_with_its_last_lines_and_becomes_the_exit_cod
 
 @pytest.mark.parametrize("flags", [["--backup-workers", "1"], ["--min-replicas", "2", "--lease", "1"]])
 def test_a_worker_killed_in_the_middle_of_training_is_survived_if_others_will_do(tmp_path: Path, flags: list[str]) -> None:
-    with up("--workers", "3", *flags, "--max-steps", "200", worker=TRAIN, run_dir=tmp_path / "run") as process:
+    with up("--workers", "3", *flags, "--max-steps", "100", worker=TRAIN, run_dir=tmp_path / "run") as process:
         lines = read_until(process, "[worker 1] step")
         victim = next(one for one in descendants(process) if one.environ().get("LOCKSTEP_WORKER_INDEX") == "1")
         victim.kill()
@@ -146,7 +142,7 @@ def test_a_worker_that_stays_after_the_end_of_training_is_named(tmp_path: Path) 
 
 @pytest.mark.parametrize(("flags", "module"), [([], "ps_server"), (["--chief-in-ps"], "lockstep.combined")])
 def test_a_parameter_server_that_is_killed_ends_everything_with_words(tmp_path: Path, flags: list[str], module: str) -> None:
-    with up("--ps", "2", "--workers", "2", *flags, worker=TRAIN, run_dir=tmp_path / "run") as process:
+    with up("--ps", "2", "--workers", "1", *flags, worker=TRAIN, run_dir=tmp_path / "run") as process:
         read_until(process, "[worker 0] step")
         everybody = descendants(process)
         next(one for one in everybody if module in one.cmdline()).kill()
@@ -177,7 +173,7 @@ def test_a_signal_ends_everything_within_two_seconds_in_every_phase(tmp_path: Pa
     worker, text = sign[phase]
     if phase == "waiting":  # one worker is there, and waits for the other's contribution
         worker = f"import os\nif os.environ['LOCKSTEP_WORKER_INDEX'] == '0':\n    {IDLE}\nprint('waits', flush=True)\n{TRAIN}"
-    with up("--ps", "2", "--workers", "2", worker=worker, run_dir=tmp_path / "run") as process:
+    with up("--workers", "2", worker=worker, run_dir=tmp_path / "run") as process:
         lines = read_until(process, text)
         wait_until(lambda: len(descendants(process)) > 1, what="a process has been started")
         everybody = descendants(process)

@@ -4,12 +4,17 @@ from pathlib import Path
 
 from tests.support.commands import run_up
 
+# A process less to start. The launcher asks the chief the same, wherever that runs.
+IN_PS = "--chief-in-ps"
+
 # All wait for all to come; then worker 0 ends of its own accord after a few contributions, and the others go on to the end.
 EARLY = """
-import threading
-import numpy as np
 import os
-import worker_client
+import threading
+from ps_protocol.process.collector import importing_for_good
+with importing_for_good():
+    import numpy as np
+    import worker_client
 with worker_client.connect() as session:
     session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
     while len(session.status().participants) < int(os.environ["LOCKSTEP_NUM_WORKERS"]):
@@ -41,34 +46,34 @@ def test_under_async_a_worker_that_ends_early_is_not_missed(tmp_path: Path) -> N
 
 def test_a_worker_that_fails_is_judged_by_the_policy_that_the_program_has_set(tmp_path: Path) -> None:
     worker = failing("sync_policy(replicas_to_aggregate=2)")
-    code, out = run_up("--workers", "3", "--max-steps", "100", worker=worker, run_dir=tmp_path / "run")
+    code, out = run_up("--workers", "3", IN_PS, "--max-steps", "100", worker=worker, run_dir=tmp_path / "run")
     assert code == 0, out
     assert "RuntimeError: boom" in out and "training goes on: 2 of 3 workers left" in out
     assert "training finished; failed on the way" in out
 
 
 def test_a_worker_that_fails_is_missed_if_the_program_has_set_a_policy_that_needs_it(tmp_path: Path) -> None:
-    code, out = run_up("--workers", "3", "--policy", "async", worker=failing("sync_policy()"), run_dir=tmp_path / "run")
+    code, out = run_up("--workers", "3", IN_PS, "--policy", "async", worker=failing("sync_policy()"), run_dir=tmp_path / "run")
     assert code == 1, out
     assert "ending all: 2 of 3 workers left, a step needs 3" in out
 
 
 def test_a_worker_that_leaves_too_few_for_the_policy_that_the_program_has_set_ends_the_training(tmp_path: Path) -> None:
     worker = failing("sync_policy()").replace("raise RuntimeError('boom')", "break")
-    code, out = run_up("--workers", "3", "--policy", "async", worker=worker, run_dir=tmp_path / "run")
+    code, out = run_up("--workers", "3", IN_PS, "--policy", "async", worker=worker, run_dir=tmp_path / "run")
     assert code == 1, out
     assert "training ended early at step " in out and "too few workers are left: 2 of 3 workers still run; a step needs 3" in out
 
 
 def test_under_ssp_a_worker_that_ends_early_does_not_hold_the_others_back(tmp_path: Path) -> None:
-    arguments = ["--workers", "3", "--policy", "ssp", "--staleness", "1", "--max-steps", "100"]
+    arguments = [IN_PS, "--workers", "3", "--policy", "ssp", "--staleness", "1", "--max-steps", "100"]
     code, out = run_up(*arguments, worker=EARLY, run_dir=tmp_path / "run")
     assert code == 0, out
     assert "policy ssp(1): every contribution is a step" in out and "contributed 3 policy ssp(1)" in out
 
 
 def test_fewer_workers_than_contributions_give_several_each(tmp_path: Path) -> None:
-    arguments = ["--workers", "2", "--replicas-to-aggregate", "5", "--max-steps", "4"]
+    arguments = [IN_PS, "--workers", "2", "--replicas-to-aggregate", "5", "--max-steps", "4"]
     code, out = run_up(*arguments, worker=EARLY.replace("count == 3", "count == -1"), run_dir=tmp_path / "run")
     assert code == 0, out
     assert "starting 2 workers, a step needs 5" in out
@@ -83,8 +88,10 @@ def test_a_policy_that_makes_no_sense_is_told_before_anything_starts(tmp_path: P
 
 
 SPOILT = """
-import numpy as np
-import worker_client
+from ps_protocol.process.collector import importing_for_good
+with importing_for_good():
+    import numpy as np
+    import worker_client
 with worker_client.connect() as session:
     session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
     session.set_policy(worker_client.async_policy())
@@ -98,7 +105,7 @@ with worker_client.connect() as session:
 
 
 def test_gradients_that_are_not_finite_are_refused_whatever_the_policy_becomes(tmp_path: Path) -> None:
-    code, out = run_up("--reject-nonfinite", "--chief-in-ps", worker=SPOILT, run_dir=tmp_path / "run")
+    code, out = run_up("--reject-nonfinite", IN_PS, worker=SPOILT, run_dir=tmp_path / "run")
     assert code == 0, out
     assert "refused NON_FINITE_GRADIENT 'w' has 2 non-finite values (worker 0, step 0); nothing was changed" in out
     assert "values [-0.5, -0.5, -0.5, -0.5]" in out

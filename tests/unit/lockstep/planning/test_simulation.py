@@ -103,10 +103,10 @@ def test_backups_of_fifty_workers_have_the_published_shape() -> None:
 def test_ten_thousand_workers_are_simulated_in_seconds() -> None:
     begin = time.process_time()
     result = simulate(
-        policy=SYNC, num_workers=10_000, num_required=9_500, latency=LogNormal(median_s=1.0, sigma=0.1), num_rounds=2, num_warm_up=1
+        policy=SYNC, num_workers=10_000, num_required=9_500, latency=LogNormal(median_s=1.0, sigma=0.1), num_rounds=1, num_warm_up=0
     )
-    assert result.num_steps == 2
-    assert time.process_time() - begin < 20
+    assert result.num_steps == 1
+    assert time.process_time() - begin < 10
 
 
 @pytest.mark.parametrize(
