@@ -99,6 +99,15 @@ def test_every_page_can_be_reached_from_the_index() -> None:
     assert not lost, lost
 
 
+def test_the_page_has_the_words_that_answer_a_newcomers_questions() -> None:
+    page = _text(ROOT / "chief" / "page" / "page.html")
+    rows = re.findall(r"^\| (.+?\?) \| (.+?) \|", _text(ROOT / "docs" / "how-to" / "questions.md"), flags=re.MULTILINE)
+    assert len(rows) == 10
+    feed = _text(ROOT / "chief" / "page" / "feed.py")
+    missing = [words for _, answer in rows for words in re.findall(r'"([^"]+)"', answer) if words not in page and words not in feed]
+    assert not missing, missing
+
+
 def test_pictures_are_used() -> None:
     texts = "".join(map(_text, PAGES))
     unused = [path.name for path in (ROOT / "docs" / "images").iterdir() if f"images/{path.name})" not in texts]

@@ -12,6 +12,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from ps_protocol.roles.chief import ClusterState
 from tests.support.browser import MISSING, PROGRAM, Browser, opened
 from tests.support.commands import read_until, up
 from tests.support.running_chief import RunningChief, Worker, client_of, parameter_server
@@ -90,6 +91,12 @@ def test_a_reader_sees_how_it_goes_and_who_is_stuck(scene: Scene, browser: Brows
     assert "ps 0" in browser.text("#servers")
     assert "joined" in browser.text("#events")
     assert "of 100,000" in browser.text("#figures")
+
+    # Those of docs/how-to/questions.md that a healthy training answers.
+    for words, selector in (("Time left", "#figures"), ("Contributions", "#figures"), ("Last in", "#workers"), ("Sent", "#workers")):
+        assert words in browser.text(selector)
+    for title in ("Curves", "The latest steps", "What happened", "Change the training"):
+        assert title in browser.text("main")
 
     # What the address had in it is gone from it, and nothing was asked of anybody else.
     own = scene.url.partition("#")[0]
@@ -172,12 +179,13 @@ def test_a_worker_whose_host_would_be_markup_is_shown_as_text(browser: Browser) 
         parameter_server() as server,
         RunningChief(server.address, page="127.0.0.1:0", total_num_replicas=1) as chief,
         client_of(chief) as client,
-        Worker(client, 0, host=EVIL),
     ):
-        browser.open(chief.page_url)
-        browser.await_text(EVIL, selector="#workers")
-        assert browser.evaluate("document.querySelectorAll('img').length") == 0
-        assert browser.evaluate("document.title") != "run"
+        wait_until(lambda: client.status().state is ClusterState.WAITING_FOR_MODEL, timeout_s=20, what="the chief takes workers in")
+        with Worker(client, 0, host=EVIL):
+            browser.open(chief.page_url)
+            browser.await_text(EVIL, selector="#workers")
+            assert browser.evaluate("document.querySelectorAll('img').length") == 0
+            assert browser.evaluate("document.title") != "run"
 
 
 def test_it_goes_on_when_the_chief_is_restarted(own_scene: Scene, browser: Browser) -> None:
