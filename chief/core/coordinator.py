@@ -23,7 +23,7 @@ from chief.core.epoch.training import Parts, Start, Training
 from chief.core.recovery import Recovery
 from chief.core.report import Situation, cluster_status, explain
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting, slice_s
-from chief.core.wording import listed, printable, seconds
+from chief.core.wording import listed, printable, seconds, workers_of
 from chief.options import CoordinationConfig
 from ps_protocol.errors import (
     CheckpointStorageMissing,
@@ -181,6 +181,7 @@ class Coordinator:
             ev.CheckpointCommitted: self._committed,
             ev.SaveFailed: self._save_failed,
             ev.ReplicasChanged: self._replicas_changed,
+            ev.ContributionsDiffer: self._contributions_differ,
             ev.ReplicaReady: lambda event, now: self._training.replica_ready(event),
             ev.ReplicasBack: lambda event, now: self._training.replicas_back(event, now),
         }
@@ -593,6 +594,15 @@ class Coordinator:
         self._servers.held_by(event.shard, address=event.address, standby=event.standby, missing=printable(event.missing))
         if event.standby:
             self._training.replica_counts(event.shard)
+
+    def _contributions_differ(self, event: ev.ContributionsDiffer, now: float) -> None:
+        """Says which workers have given the two servers of a shard different gradients; they may be broken, or their network, or lie."""
+        self._out.note(
+            f"{workers_of(event.contributions)} had given the two servers of ps {event.shard} different gradients for step {event.step}"
+            f" (contribution {listed([str(push_id) for push_id in event.contributions])}); the server that variables are read from is"
+            " believed, and the other one is left out until it is brought back. If that happens again, replace the worker or its machine",
+            is_warning=True,
+        )
 
     # -- checkpoints
 

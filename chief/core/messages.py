@@ -141,6 +141,15 @@ class ReplicasChanged:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionsDiffer:
+    """The two servers of a shard have applied a step, and of these contributions they had not been given the same."""
+
+    shard: int
+    step: int
+    contributions: tuple[PushId, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReady:
     """An empty process is at the place of a lost replica of a shard: it can be brought back."""
 
@@ -263,6 +272,7 @@ Event = (
     | CheckpointCommitted
     | SaveFailed
     | ReplicasChanged
+    | ContributionsDiffer
     | ReplicaReady
     | ReplicasBack
     | Asked

@@ -1,11 +1,12 @@
 """Words and numbers for messages, one way everywhere. Knows no state."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from ps_protocol.errors import printable as printable
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.roles.chief import ParticipantKind
+from ps_protocol.roles.shard import PushId
 
 # A lease that runs longer is one that does not end, as those inside one process; its number would say nothing.
 _MAX_LEASE_S = 86_400.0
@@ -30,6 +31,11 @@ def listed(items: Sequence[str], *, limit: int = 5, separator: str = ", ") -> st
     """Joins the first `limit` items and says how many more there are."""
     rest = len(items) - limit
     return separator.join(items[:limit]) + (f" and {rest} more" if rest > 0 else "")
+
+
+def workers_of(contributions: Iterable[PushId]) -> str:
+    """For example "worker 1, worker 4"."""
+    return listed([f"worker {worker}" for worker in sorted({push_id.worker for push_id in contributions})])
 
 
 def optimizers_words(model: ModelSpec, changed: Mapping[str, OptimizerSpec]) -> str:

@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar
 
 from chief.core import messages
 from chief.core import messages as rec
+from chief.core.wording import workers_of
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
 from ps_protocol.errors import ContributionMissing, PsError, Superseded, Unavailable
@@ -20,6 +21,7 @@ from ps_protocol.roles.shard import (
     Adoption,
     ApplyReply,
     ApplyRequest,
+    PushId,
     ReplicaState,
     RestoreProgress,
     RestoreRequest,
@@ -189,20 +191,43 @@ async def once_more(one: Replica, call: Callable[[ReplicaLink], Awaitable[Result
     return error
 
 
-async def goes_along(one: Replica, found: Adoption, best: Adoption, fence: Fence) -> bool:
-    """Whether a replica that an earlier chief left has the same as the best, if need be by the one step that it lacks. Says why not."""
-    last = best.last_apply
-    if (found.step, found.layout_hash) == (best.step, best.layout_hash):
-        return True
-    one.missing = f"it was at step {found.step}, and the other replica at step {best.step}" if found.step is not None else "it is empty"
-    if last is None or found.step is None or found.step != last.step or best.step != last.step + 1:
-        return False
+async def goes_along(one: Replica, found: Adoption, best: Replica, of_best: Adoption, fence: Fence) -> tuple[PushId, ...] | None:
+    """Whether a replica that an earlier chief left has the same as the best, if need be by the one step that it lacks. Says why not.
+
+    Returns the contributions to the last step of which it had been given others; None: it is not at that step for another reason.
+    """
+    last = of_best.last_apply
+    if (found.step, found.layout_hash) == (of_best.step, of_best.layout_hash):
+        if last is None or found.last_apply is None:
+            return ()  # both have begun here, or one of them was brought back to here
+    else:
+        one.missing = "it is empty" if found.step is None else f"it was at step {found.step}, and the other replica at step {of_best.step}"
+        if last is None or found.step is None or found.step != last.step or of_best.step != last.step + 1:
+            return None
+    # The earlier chief may have ended before it compared what both have applied.
+    request = replace(last, fence=fence, wants_checksums=True)
+
+    async def apply(link: ReplicaLink) -> ApplyReply:
+        return await link.apply_step(request, timeout_s=_APPLY_TIMEOUT_S)
+
     try:
-        await one.link.apply_step(replace(last, fence=fence), timeout_s=_APPLY_TIMEOUT_S)
+        reply: ApplyReply | PsError = await apply(one.link)
     except PsError as error:
-        one.missing += f", which it could not follow: {error.message}"
-        return False
-    return True
+        reply = await once_more(one, apply, error, fence)
+    if isinstance(reply, PsError):
+        one.missing = f"it was at step {found.step}, and could not follow the other replica to step {of_best.step}: {reply.message}"
+        return None
+    return different_contributions(request, await apply(best.link), reply)
+
+
+def different_contributions(request: ApplyRequest, one: ApplyReply, other: ApplyReply) -> tuple[PushId, ...]:
+    """Returns the contributions of which two replicas that have applied a step have not been given the same, as far as they can tell."""
+    if one.checksums == other.checksums or not one.checksums or not other.checksums:
+        return ()
+    contributors = sorted(request.contributors)
+    if not len(one.checksums) == len(other.checksums) == len(contributors):
+        return tuple(contributors)
+    return tuple(push_id for push_id, mine, theirs in zip(contributors, one.checksums, other.checksums, strict=True) if mine != theirs)
 
 
 def has_succeeded(task: "asyncio.Future[Any]") -> bool:
@@ -265,10 +290,10 @@ class ReplicatedLink:
         self._num_states = 0  # that replicas have been told, all together
         # Held while replicas are taken in or emptied.
         self.changing = asyncio.Lock()
-        self._report: Callable[[rec.ReplicasChanged], None] = lambda event: None
+        self._report: Callable[[rec.ReplicasChanged | rec.ContributionsDiffer], None] = lambda event: None
 
-    def attach(self, report: Callable[[rec.ReplicasChanged], None]) -> None:
-        """Reports from now on who holds the shard, beginning now."""
+    def attach(self, report: Callable[[rec.ReplicasChanged | rec.ContributionsDiffer], None]) -> None:
+        """Reports from now on who holds the shard, beginning now, and which contributions were not the same at its replicas."""
         self._report = report
         self._say()
 
@@ -405,7 +430,11 @@ class ReplicatedLink:
             where = f"at step {adoption.step} of epoch {status.fence.epoch}"
             one.missing = f"it was left behind {where}" if adoption.step is not None else "it is empty"
             return False
-        return await goes_along(one, adoption, found[best][1], self.fence)
+        of_best = found[best][1]
+        others = await goes_along(one, adoption, best, of_best, self.fence)
+        if others and of_best.last_apply is not None:
+            one.missing = self._say_different(of_best.last_apply.step, others)
+        return others == ()
 
     async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Has all members keep a record."""
@@ -432,8 +461,14 @@ class ReplicatedLink:
         return (await self._at_members(lambda link: link.prepare_step(request, timeout_s=timeout_s)))[0]
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
-        """Has all members make the next step."""
-        return (await self._at_members(lambda link: link.apply_step(request, timeout_s=timeout_s)))[0]
+        """Has all members make the next step; drops those that have made it of other gradients than the one that is asked."""
+        if len(self.members) > 1:
+            request = replace(request, wants_checksums=True)
+        replies = await self._at_members(lambda link: link.apply_step(request, timeout_s=timeout_s))
+        for one, reply in zip(self.members[1:], replies[1:], strict=True):
+            if others := different_contributions(request, replies[0], reply):
+                await self._drop(one, self._say_different(request.step, others))
+        return replies[0]
 
     async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
         """Ends all replicas, also those that are not counted on."""
@@ -532,6 +567,11 @@ class ReplicatedLink:
         self._count_on(self.members)
         with suppress(PsError):  # a later chief is the more careful without it
             await self.mark_alone()
+
+    def _say_different(self, step: int, contributions: tuple[PushId, ...]) -> str:
+        """Reports that replicas had been given different contributions, and returns that as the reason why one is not counted on."""
+        self._report(rec.ContributionsDiffer(shard=self.index, step=step, contributions=contributions))
+        return f"{workers_of(contributions)} had given it other gradients for step {step} than the other replica"
 
     def _count_on(self, members: Sequence[Replica]) -> None:
         self.members = [*members]

@@ -196,7 +196,8 @@ class ApplyRequest:
     this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`:
     contributors that this shard has said it does not have; here they count as contributions that have no gradient. `numbers`: what
     contributors have brought, in their order. `user_states`: those that change with this step, and those that changed
-    earlier and that no record has yet; they are kept as the ranges are.
+    earlier and that no record has yet; they are kept as the ranges are. `wants_checksums`: another server applies
+    the same step.
     """
 
     fence: Fence
@@ -209,6 +210,7 @@ class ApplyRequest:
     without: tuple[PushId, ...] = ()
     numbers: tuple[GivenNumbers, ...] = ()
     user_states: tuple[UserState, ...] = ()
+    wants_checksums: bool = False
 
     @property
     def hyperparameters(self) -> tuple[StepHyperparameter, ...]:
@@ -255,10 +257,14 @@ class Adoption:
 
 @step_value(frozen=True, slots=True, kw_only=True)
 class ApplyReply:
-    """The shard's step now, and whether this very request had been carried out before."""
+    """The shard's step now, and whether this very request had been carried out before.
+
+    `checksums`: one for what each contributor has given, by push id; empty if they were not asked for.
+    """
 
     step: int
     repeated_request: bool
+    checksums: tuple[int, ...] = ()
 
 
 @step_value(frozen=True, slots=True, kw_only=True)

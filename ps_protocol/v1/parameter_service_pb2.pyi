@@ -478,7 +478,7 @@ class MemoryGrant(_message.Message):
     def __init__(self, num_buffers: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without", "numbers", "user_states")
+    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without", "numbers", "user_states", "wants_checksums")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
@@ -489,6 +489,7 @@ class ApplyRequest(_message.Message):
     WITHOUT_FIELD_NUMBER: _ClassVar[int]
     NUMBERS_FIELD_NUMBER: _ClassVar[int]
     USER_STATES_FIELD_NUMBER: _ClassVar[int]
+    WANTS_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     step: int
     contributors: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
@@ -499,7 +500,8 @@ class ApplyRequest(_message.Message):
     without: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
     numbers: _containers.RepeatedCompositeFieldContainer[GivenNumbers]
     user_states: _containers.RepeatedCompositeFieldContainer[UserState]
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ..., without: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., numbers: _Optional[_Iterable[_Union[GivenNumbers, _Mapping]]] = ..., user_states: _Optional[_Iterable[_Union[UserState, _Mapping]]] = ...) -> None: ...
+    wants_checksums: bool
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ..., without: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., numbers: _Optional[_Iterable[_Union[GivenNumbers, _Mapping]]] = ..., user_states: _Optional[_Iterable[_Union[UserState, _Mapping]]] = ..., wants_checksums: bool = ...) -> None: ...
 
 class GivenNumbers(_message.Message):
     __slots__ = ("push_ids", "hyperparameters")
@@ -518,12 +520,14 @@ class UserState(_message.Message):
     def __init__(self, worker: _Optional[int] = ..., json: _Optional[str] = ...) -> None: ...
 
 class ApplyReply(_message.Message):
-    __slots__ = ("step", "repeated_request")
+    __slots__ = ("step", "repeated_request", "checksums")
     STEP_FIELD_NUMBER: _ClassVar[int]
     REPEATED_REQUEST_FIELD_NUMBER: _ClassVar[int]
+    CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     step: int
     repeated_request: bool
-    def __init__(self, step: _Optional[int] = ..., repeated_request: bool = ...) -> None: ...
+    checksums: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, step: _Optional[int] = ..., repeated_request: bool = ..., checksums: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class ShardSettings(_message.Message):
     __slots__ = ("fence", "version", "accepts_stale", "applies_on_arrival", "optimizers", "rejects_nonfinite")

@@ -401,6 +401,8 @@ def write_apply_request(request: ApplyRequest, message: parameter_service_pb2.Ap
         _write_hyperparameters(given.hyperparameters, numbers.hyperparameters)
     for state in request.user_states:
         message.user_states.add(worker=state.worker, json=state.json)
+    if request.wants_checksums:
+        message.wants_checksums = True
 
 
 def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRequest:
@@ -430,6 +432,7 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
         without=decode_each(message.without, decode_push_id, field="without") if message.without else (),
         numbers=tuple([_decode_numbers(one) for one in message.numbers]) if message.numbers else (),
         user_states=decode_user_states(message.user_states) if message.user_states else (),
+        wants_checksums=message.wants_checksums,
     )
 
 
@@ -437,11 +440,13 @@ def write_apply_reply(reply: ApplyReply, message: parameter_service_pb2.ApplyRep
     """Encodes what became of a step."""
     message.step = reply.step
     message.repeated_request = reply.repeated_request
+    if reply.checksums:
+        message.checksums.extend(reply.checksums)
 
 
 def decode_apply_reply(message: parameter_service_pb2.ApplyReply) -> ApplyReply:
     """Decodes what became of a step."""
-    return ApplyReply(step=message.step, repeated_request=message.repeated_request)
+    return ApplyReply(step=message.step, repeated_request=message.repeated_request, checksums=tuple(message.checksums))
 
 
 def _decode_discard(message: tensor_pb2.PushId) -> PushId:

@@ -244,13 +244,15 @@ class Inbox:
     """The contributions of one shard. `max_staged_per_worker` bounds those of one incarnation that are open or staged.
 
     `accepts_any_step`: contributions of steps gone by, or ahead of this shard's, are taken too. `rejects_nonfinite`: those that are not
-    finite are refused. The caller serialises all calls but `complete`.
+    finite are refused. `wants_checksums`: each will be asked for its checksum, which is computed while it is put in order. The caller
+    serialises all calls but `complete`.
     """
 
     def __init__(self, staging: StagingMemory, *, max_staged_per_worker: int, shared: SharedBuffers | None = None) -> None:
         self.max_staged_per_worker = max_staged_per_worker
         self.accepts_any_step = False
         self.rejects_nonfinite = False
+        self.wants_checksums = False
         self.metrics = MetricCells()
         self.push_ids = PushIds()
         self._num_pushes = 0
@@ -341,6 +343,8 @@ class Inbox:
         self._staging.put_in_order(memory)
         if self.rejects_nonfinite:
             self._staging.check_finite(memory, who=f"worker {contribution.push_id.worker}, step {contribution.step}")
+        if self.wants_checksums:
+            self._staging.checksum(memory)
 
     def end_write(self, contribution: Contribution) -> None:
         """Ends what `begin_write` began."""
@@ -398,6 +402,10 @@ class Inbox:
             " (worker/incarnation/sequence); apply only what was staged on every shard",
             facts=named_contributions(missing),
         )
+
+    def checksums(self, contributions: Iterable[Contribution]) -> tuple[int, ...]:
+        """Returns the checksum of each contribution that `select` has returned. Takes long where they have not been asked for before."""
+        return tuple(self._staging.checksum(contribution.memory) for contribution in contributions if contribution.memory is not None)
 
     def end(self, contributions: Iterable[Contribution], *, step: int) -> None:
         """Counts contributions that have been applied as a part of `step`, and drops them: their memory is free again."""

@@ -1,7 +1,7 @@
 """Memory for contributions under way: what a header asks for, checked and lent, and put in order once whole. Knows no push id or step."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 
@@ -24,6 +24,7 @@ from ps_protocol.model.updates import FormulaUpdate, check_fits
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array
 from ps_protocol.roles.shard import SparsePart
 from ps_server.numbers.arena import Padding, padding_words, word_bytes
+from ps_server.numbers.checksums import checksum
 from ps_server.numbers.memory import BufferPool, MemoryBudget
 from ps_server.numbers.tables import RowGradient, check_indices, in_order
 
@@ -125,7 +126,7 @@ class StagedGradients:
 
     `encoding`: how `dense` lies here: as it is, or in halves, which the apply converts. `packed`: how it came, and the bytes, where it is
     decoded when all of it is there. `is_foreign`: `dense` lies in a worker's memory. `formulas` are to be computed when it is applied; the
-    slices that they write are among the `absent`.
+    slices that they write are among the `absent`. `checksum`: once it has been computed.
     """
 
     writer: SegmentWriter | DecodingWriter
@@ -137,6 +138,7 @@ class StagedGradients:
     packed: tuple[Packed, Array] | None = None
     is_foreign: bool = False
     formulas: tuple[FormulaUpdate, ...] = ()
+    checksum: int | None = None
 
 
 class StagingMemory:
@@ -250,6 +252,39 @@ class StagingMemory:
             with np.errstate(all="ignore"):
                 staged.rows[position] = in_order(gradient, sum_dtype=piece.variable.data_type.sum_dtype)
         self.clear_padding(staged)
+
+    def checksum(self, staged: StagedGradients) -> int:
+        """Returns the checksum of a contribution that is in order: the same at all servers that have been given the same."""
+        if staged.checksum is None or staged.is_foreign:
+            staged.checksum = checksum(self._parts(staged))
+        return staged.checksum
+
+    def _parts(self, staged: StagedGradients) -> Iterator[Array]:
+        """Yields all that a contribution consists of, as it lies here."""
+        if staged.absent or staged.encoding is not FloatEncoding.AS_IS:
+            # The maps come in no order.
+            formulas = [
+                (update.text, *(sorted(names.items()) for names in (update.variables, update.arrays, update.numbers)))
+                for update in staged.formulas
+            ]
+            yield np.frombuffer(repr((staged.encoding.value, staged.absent, formulas)).encode(), np.uint8)
+        if staged.absent and staged.dense.size:
+            yield from self._given(staged)
+        else:
+            yield staged.dense
+        for position, gradient in sorted(staged.rows.items()):
+            yield np.array([position], INDEX_DTYPE)
+            yield np.ascontiguousarray(gradient.indices)
+            yield np.ascontiguousarray(gradient.rows)
+
+    def _given(self, staged: StagedGradients) -> Iterator[Array]:
+        """Yields what a contribution has for each dense slice, a gradient or a formula's array, as it lies here; the rest is undefined."""
+        layout = self._layout
+        undefined = set(staged.absent).difference(*(update.arrays.values() for update in staged.formulas))
+        for arena in layout.arenas:
+            for position, (piece, start) in enumerate(zip(layout.slices, layout.offsets, strict=True)):
+                if arena.start <= start < arena.stop and position not in undefined:
+                    yield stretch(layout, staged.dense, staged.encoding, arena, start, start + piece.nbytes)
 
     def clear_padding(self, staged: StagedGradients) -> None:
         """Zeroes what lies between the slices, whatever a client sent there, where gradients lie as they are."""

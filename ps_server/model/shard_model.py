@@ -136,8 +136,9 @@ class ShardModel:
         )
         # Of applies on arrival, each with scratch memory of its own.
         self._idle_fused: list[FusedApply] = []
-        # How the latest step was asked for, and prepared, so that the same may be asked again.
+        # How the latest step was asked for, answered, and prepared, so that the same may be asked again.
         self._last: ApplyRequest | None = None
+        self.last_checksums: tuple[int, ...] = ()
         self._prepared: tuple[ApplyRequest, list[float]] | None = None
 
     # How it comes to its values
@@ -392,9 +393,10 @@ class ShardModel:
         self._half_done()
         return num_nonfinite + self._tables.apply(work.sparse, on_arrival=work.is_on_arrival)
 
-    def finish_apply(self, request: ApplyRequest, work: StepWork, *, num_nonfinite: int) -> None:
+    def finish_apply(self, request: ApplyRequest, work: StepWork, *, num_nonfinite: int, checksums: tuple[int, ...] = ()) -> None:
         """Makes the new variables the latest, and drops what was staged for the step."""
-        self._last = request
+        self._last, self.last_checksums = request, checksums
+        self.inbox.wants_checksums = request.wants_checksums
         self._count(num_nonfinite)
         self._arena.publish_next(self.step)
         self._tables.count_journals()

@@ -247,7 +247,7 @@ class Shard:
         with self._gate.step(request.fence) as turn:
             model = self._model_locked()
             if model.is_repeated(request):
-                return ApplyReply(step=model.step, repeated_request=True)
+                return ApplyReply(step=model.step, repeated_request=True, checksums=model.last_checksums)
             if model.accepts_stale:
                 # Steps come as fast as they can, and each overwrites the copy before the last: a slow reader would never come through.
                 self._gate.wait_for_readers(before=model.step)
@@ -255,18 +255,19 @@ class Shard:
             started = time.perf_counter()
             try:
                 with turn.unlocked():
+                    checksums = model.inbox.checksums(work.contributions) if request.wants_checksums else ()
                     num_nonfinite = model.run_apply(work)
                     failpoint("ps.apply.before_publish")
             except BaseException:
                 self._damage_locked(request.step)
                 raise
             self._say_nonfinite(num_nonfinite, before=model.num_nonfinite, step=request.step)
-            model.finish_apply(request, work, num_nonfinite=num_nonfinite)
+            model.finish_apply(request, work, num_nonfinite=num_nonfinite, checksums=checksums)
             self._history.applied(model, request)
             self._last_apply_s = time.perf_counter() - started
             self._apply_s += self._last_apply_s
             self._num_applied += 1
-            return ApplyReply(step=request.step + 1, repeated_request=False)
+            return ApplyReply(step=request.step + 1, repeated_request=False, checksums=checksums)
 
     # The workers': how the model begins
 

@@ -1,9 +1,13 @@
-"""Standbys of parameter servers: one that is lost costs nothing, as long as the other is there; losing both is a rollback as ever."""
+"""Standbys of parameter servers: one that is lost costs nothing, as long as the other is there; losing both is a rollback as ever.
+
+In all cases `lockstep audit` computes again what both servers held, before and after one took the other's place.
+"""
 
 import signal
 
 import pytest
 
+from tests.chaos import claims
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
 from tests.chaos.processes import KILLED, Cluster
@@ -13,7 +17,7 @@ TARGET_S = 5.0
 
 
 def test_a_killed_primary_is_replaced_by_its_standby_without_a_rollback(start: Started, record: Record) -> None:
-    cluster = start(Plan(has_standbys=True, durability=None))
+    cluster = start(Plan(has_standbys=True, history=True, durability=None))
     cluster.await_step(12)
     killed_at = cluster.kill("ps 1")
     cluster.await_end(expected={"ps 1": KILLED})
@@ -23,7 +27,7 @@ def test_a_killed_primary_is_replaced_by_its_standby_without_a_rollback(start: S
 
 
 def test_a_killed_standby_is_done_without(start: Started, record: Record) -> None:
-    cluster = start(Plan(has_standbys=True, durability=None))
+    cluster = start(Plan(has_standbys=True, history=True, durability=None))
     cluster.await_step(12)
     killed_at = cluster.kill("standby 0")
     cluster.await_end(expected={"standby 0": KILLED})
@@ -33,7 +37,7 @@ def test_a_killed_standby_is_done_without(start: Started, record: Record) -> Non
 
 
 def test_a_restarted_primary_comes_back_as_standby_and_takes_over_again(start: Started, record: Record) -> None:
-    cluster = start(Plan(has_standbys=True, num_steps=400))
+    cluster = start(Plan(has_standbys=True, history=True, num_steps=400))
     cluster.await_step(12)
     cluster.kill("ps 1")
     cluster.restart("ps 1")
@@ -47,7 +51,7 @@ def test_a_restarted_primary_comes_back_as_standby_and_takes_over_again(start: S
 
 
 def test_a_primary_that_stood_still_is_replaced_and_comes_back(start: Started, record: Record) -> None:
-    cluster = start(Plan(has_standbys=True, num_steps=400))
+    cluster = start(Plan(has_standbys=True, history=True, num_steps=400))
     cluster.await_step(12)
     stopped_at = cluster.signal("ps 0", signal.SIGSTOP)
     cluster.await_(lambda: _address_of(cluster, 0) == cluster.address("standby 0"), what="the standby takes its place")
@@ -61,7 +65,7 @@ def test_a_primary_that_stood_still_is_replaced_and_comes_back(start: Started, r
 
 
 def test_both_replicas_killed_is_a_rollback(start: Started) -> None:
-    cluster = start(Plan(has_standbys=True))
+    cluster = start(Plan(has_standbys=True, history=True))
     cluster.await_step(12)
     cluster.processes["ps 1"].kill()
     cluster.kill("standby 1")
@@ -71,12 +75,13 @@ def test_both_replicas_killed_is_a_rollback(start: Started) -> None:
     cluster.await_end()
     assert {event["epoch"] for event in cluster.events() if event["event"] == "step"} == {1, 2}
     cluster.assert_as_without_faults()
+    claims.assert_history_is_clean(cluster.history)
 
 
 @pytest.mark.parametrize("lost", [[], ["ps 1"]], ids=["chief_alone", "with_a_primary"])
 def test_another_chief_counts_on_the_replicas_that_are_there(start: Started, record: Record, lost: list[str]) -> None:
     """The primary's death with the chief's is no loss where another server vouches for the standby's step."""
-    cluster = start(Plan(has_standbys=True, num_steps=60))
+    cluster = start(Plan(has_standbys=True, history=True, num_steps=60))
     cluster.await_step(12)
     for name in lost:
         cluster.processes[name].kill()
@@ -92,7 +97,7 @@ def test_another_chief_counts_on_the_replicas_that_are_there(start: Started, rec
 
 def test_another_chief_goes_on_with_the_replica_that_was_counted_on_alone(start: Started) -> None:
     """The other one is gone for good: the one that is left says that it was the only one."""
-    cluster = start(Plan(has_standbys=True, num_ps=1, durability=None, num_steps=60))
+    cluster = start(Plan(has_standbys=True, history=True, num_ps=1, durability=None, num_steps=60))
     cluster.await_step(12)
     cluster.kill("ps 0")
     reached = cluster.reached()
@@ -117,3 +122,4 @@ def _assert_nothing_lost(cluster: Cluster) -> None:
     assert cluster.rollbacks() == 0
     assert {event["epoch"] for event in cluster.events() if event["event"] == "step"} == {1}
     cluster.assert_as_without_faults()
+    claims.assert_history_is_clean(cluster.history)

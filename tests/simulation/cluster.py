@@ -145,6 +145,8 @@ class SimulatedCluster:
             return
         if self.scenario.policy.applies_on_arrival and self.oracle.has_forged:
             return  # the chief counts what nobody applies by itself, and the audit says so
+        if self.oracle.has_heard_lies:
+            return  # the audit says that a server has applied what its worker did not note
         problems, num_steps = audited(history.chronicle(f"{name}-{number}") for number, (name, history) in enumerate(self._histories))
         self.world.seen["steps that the audit has computed again"] += num_steps
         if problems:
@@ -258,6 +260,12 @@ class SimulatedCluster:
         process = self._worker_nodes.get(self._workers[int(name.split("-")[1])])
         if process is not None:
             process.forges = True
+
+    def have_lied(self, name: str, *, to_standbys: bool) -> None:
+        """Has a worker, if it runs, give next half of the servers other gradients than their twins."""
+        process = self._worker_nodes.get(self._workers[int(name.split("-")[1])])
+        if process is not None:
+            process.lies_to = self.standbys if to_standbys else self.shards
 
     def have_hoarded(self, name: str) -> None:
         """Has a worker, if it runs, give more than it may and commit none of that."""

@@ -37,8 +37,9 @@ class Epoch:
     steps: dict[int, Contributors] = field(default_factory=dict)
     made: dict[PushId, int] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
-    # By server, the step that it has, and its states.
+    # By server, the step that it has, that which it was brought back to last, and its states.
     at: dict[str, int] = field(default_factory=dict)
+    since: dict[str, int] = field(default_factory=dict)
     states: dict[tuple[str, int], State] = field(default_factory=dict)
 
     @property

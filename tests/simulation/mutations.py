@@ -21,6 +21,7 @@ from chief.shards import standby
 from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
+from ps_protocol.errors import PsError
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, Participant, PushOutcome
@@ -37,6 +38,8 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.scenario import Fault, Scenario, unlocked
 from tests.simulation.shard_node import ShardNode
 from tests.simulation.world import NetworkSpec
+from worker_client.core.requests import HearShards
+from worker_client.core.worker import Worker
 
 Break = Callable[[pytest.MonkeyPatch], None]
 # A scenario that may show it, made from one of a seed; None: that is of no use.
@@ -243,8 +246,8 @@ def _applies_one_twice(patch: pytest.MonkeyPatch) -> None:
 def _takes_any_replica_along(patch: pytest.MonkeyPatch) -> None:
     """A new chief counts on servers that lack a step."""
 
-    async def goes_along(one: Any, found: Any, best: Any, fence: Any) -> bool:
-        return found.step is not None
+    async def goes_along(one: Any, found: Any, best: Any, of_best: Any, fence: Any) -> Any:
+        return None if found.step is None else ()
 
     patch.setattr(standby, "goes_along", goes_along)
 
@@ -299,9 +302,63 @@ def _tells_a_step_that_the_standby_lacks(patch: pytest.MonkeyPatch) -> None:
         if len(self.members) < 2:
             return await real(self, call)
         asyncio.ensure_future(call(self.members[1].link)).add_done_callback(lambda task: task.cancelled() or task.exception())
-        return [await call(self.members[0].link)]
+        return [await call(self.members[0].link)] * 2
 
     patch.setattr(ReplicatedLink, "_at_members", at_members)
+
+
+def _compares_no_gradients(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(standby, "different_contributions", lambda request, one, other: ())
+
+
+def _compares_no_gradients_of_the_former_chief(patch: pytest.MonkeyPatch) -> None:
+    real = standby.goes_along
+
+    async def goes_along(*args: Any) -> Any:
+        others = await real(*args)
+        return None if others is None else ()
+
+    patch.setattr(standby, "goes_along", goes_along)
+
+
+def _believes_who_lacks_settings(patch: pytest.MonkeyPatch) -> None:
+    """Any shard that holds a model confirms a standby whose primary is empty."""
+    real = standby.distrust_unconfirmed
+    patch.setattr(
+        "chief.shards.work.distrust_unconfirmed", lambda links, found: real(links, [replace(one, settings_version=0) for one in found])
+    )
+
+
+def _forgets_whom_it_distrusts(patch: pytest.MonkeyPatch) -> None:
+    """A standby that is not believed is believed at the next look."""
+    patch.setattr(ReplicatedLink, "distrust", lambda self: None)
+    real = standby.distrust_unconfirmed
+
+    def distrust(links: Any, found: Any) -> Any:
+        real(links, found)
+        return []
+
+    patch.setattr("chief.shards.work.distrust_unconfirmed", distrust)
+
+
+def _hears_of_no_other_servers_with_the_model(patch: pytest.MonkeyPatch) -> None:
+    real = Worker._agree
+
+    def agree(self: Worker, *args: Any, **named: Any) -> Any:
+        steps = real(self, *args, **named)
+        try:
+            request = next(steps)
+            while True:
+                try:
+                    answer = None if isinstance(request, HearShards) else (yield request)
+                except PsError as error:
+                    request = steps.throw(error)
+                else:
+                    request = steps.send(answer)
+        except StopIteration as end:
+            return end.value
+
+    patch.setattr(Worker, "_agree", agree)
 
 
 def _with_standbys(scenario: Scenario) -> Scenario:
@@ -342,6 +399,35 @@ def _meets_the_former_chief(scenario: Scenario) -> Scenario:
     )
 
 
+def _gets_different_gradients(scenario: Scenario) -> Scenario:
+    lie = Fault(at=1.0 + scenario.seed % 97 * 0.01, kind="lie", target=("worker-0",), number=scenario.seed % 2)
+    return replace(_with_standbys(scenario), network=NetworkSpec(), faults=(lie,))
+
+
+def _dies_before_it_compares(scenario: Scenario) -> Scenario:
+    """Both servers have applied a step of different gradients, and the chief is killed before it has heard that from both."""
+    at = 1.0 + scenario.seed % 97 * 0.01
+    lie = Fault(at=at, kind="lie", target=("worker-0",), number=scenario.seed % 2)
+    killed = Fault(at=at + 0.03 + scenario.seed % 53 * 0.002, kind="kill", target=("chief",), seconds=0.05)
+    fast = replace(_with_standbys(scenario), network=NetworkSpec(), num_shards=1, num_workers=1, num_required=1, compute_s=0.06)
+    return replace(fast, durability=None, data=None, faults=(lie, killed))
+
+
+def _loses_the_first_server_and_the_chief(scenario: Scenario) -> Scenario:
+    """Soon after the standbys were left out, since servers apply contributions as they arrive."""
+    at = 0.15 + scenario.seed % 37 * 0.01
+    lost = tuple(Fault(at=at, kind="kill", target=(name,), seconds=0.05) for name in ("ps-0", "chief"))
+    fast = replace(scenario, network=NetworkSpec(), num_shards=2, compute_s=0.03, has_standbys=True)
+    return unlocked(replace(fast, durability=None, faults=lost))
+
+
+def _changes_servers_in_a_rollback(scenario: Scenario) -> Scenario:
+    """One shard is lost, and while all are brought back the chief may not hear that the first server of the other one obeys."""
+    lost = tuple(Fault(at=at + scenario.seed % 97 * 0.003, kind="kill", target=("ps-1",), seconds=0.05) for at in (1.0, 2.3, 3.6))
+    rough = replace(scenario, network=NetworkSpec(drop=0.2, jitter_s=0.02), num_shards=2, num_workers=4, compute_s=0.05, has_standbys=True)
+    return unlocked(replace(rough, durability=Durability.INTERVAL, every_steps=2, has_history=False, faults=lost))
+
+
 def _wakes_beside_a_new_chief(scenario: Scenario) -> Scenario:
     """The standby stands still while training goes on without it; then chief and first server are lost, and it wakes."""
     at = 1.0 + scenario.seed % 97 * 0.01
@@ -351,7 +437,18 @@ def _wakes_beside_a_new_chief(scenario: Scenario) -> Scenario:
     return replace(_with_standbys(scenario), network=NetworkSpec(), num_shards=1, faults=(stopped, lost, chief))
 
 
-_SEEN_BY_THE_ORACLE = ("created", "applied", "arrived", "restored", "told_step", "told_commit", "told_token", "told_exhausted", "read")
+_SEEN_BY_THE_ORACLE = (
+    "created",
+    "applied",
+    "arrived",
+    "restored",
+    "served",
+    "told_step",
+    "told_commit",
+    "told_token",
+    "told_exhausted",
+    "read",
+)
 
 
 def _unseen(break_it: Break) -> Break:
@@ -565,6 +662,15 @@ MUTATIONS: dict[str, Mutation] = {
     "standby: who was not brought back is counted on": Mutation("26", _counts_on_who_was_not_brought_back, _loses_both_by_turns),
     "standby: a lost server is not replaced": Mutation("S6", _loses_the_standby_with_its_server, _loses_a_server),
     "standby: a step is told that the standby lacks": Mutation("2", _tells_a_step_that_the_standby_lacks, _with_standbys),
+    "standby: different gradients are not compared": Mutation("2", _compares_no_gradients, _gets_different_gradients),
+    "standby: a new chief compares nothing": Mutation("2", _compares_no_gradients_of_the_former_chief, _dies_before_it_compares),
+    "standby, unlocked: one that lacks settings is believed": Mutation(
+        "3", _believes_who_lacks_settings, _loses_the_first_server_and_the_chief
+    ),
+    "standby, unlocked: distrust is forgotten": Mutation("3", _forgets_whom_it_distrusts, _loses_the_first_server_and_the_chief),
+    "standby: a worker hears of no other servers with the model": Mutation(
+        "23", _hears_of_no_other_servers_with_the_model, _changes_servers_in_a_rollback
+    ),
     "audit: a contribution is in two steps": Mutation("A", _unseen(_counts_repeated_commits), _with_history),
     "audit: a server stages other gradients than were sent": Mutation("A", _unseen(_stages_other_gradients), _with_history),
     "audit: a chief notes other contributors than servers": Mutation("A", _unseen(_notes_too_few_contributors), _with_history),

@@ -34,6 +34,9 @@ class Victim(Protocol):
     def have_forged(self, name: str) -> None:
         """Has a worker commit what it has not given to all shards."""
 
+    def have_lied(self, name: str, *, to_standbys: bool) -> None:
+        """Has a worker give half of the servers other gradients than their twins."""
+
     def have_hoarded(self, name: str) -> None:
         """Has a worker give more than it may and commit none of that."""
 
@@ -114,6 +117,9 @@ class Nemesis:
     def _forge(self, fault: Fault) -> None:
         self._cluster.have_forged(fault.target[0])
 
+    def _lie(self, fault: Fault) -> None:
+        self._cluster.have_lied(fault.target[0], to_standbys=bool(fault.number))
+
     def _hoard(self, fault: Fault) -> None:
         self._cluster.have_hoarded(fault.target[0])
 
@@ -160,6 +166,7 @@ _FAULTS: dict[str, Callable[[Nemesis, Fault], None]] = {
     "new worker": Nemesis._new_worker,
     "forge": Nemesis._forge,
     "hoard": Nemesis._hoard,
+    "lie": Nemesis._lie,
     "impostor": Nemesis._impersonate,
     "storm": Nemesis._storm,
     "kill in save": Nemesis._killed_in_save,

@@ -32,6 +32,11 @@ def gradient_of(push_id: PushId, *, shard: int, size: int) -> Array:
     return ((np.arange(size) * 5 + number) % 13 - 6).astype(np.float32)
 
 
+def lie_of(push_id: PushId, *, shard: int, size: int) -> Array:
+    """Returns what a worker gives one of a shard's two servers that it lies to."""
+    return gradient_of(push_id, shard=shard, size=size) + np.float32(1)
+
+
 def rate_of(worker: int, sequence: int) -> float | None:
     """Returns the learning rate that a worker's contribution has its step use: one that follows from its number; None: it has none."""
     number = worker * 5 + sequence * 3
@@ -77,6 +82,7 @@ class Oracle:
         # The highest step that anybody was told of, by era; and what workers were told of their contributions.
         self._told_step: dict[Era, int] = {}
         self._accepted: dict[tuple[Era, PushId], int] = {}
+        self._accepted_in: dict[Era, set[PushId]] = {}
         self._refused: set[tuple[Era, PushId]] = set()
         # The last of them that each worker was told is accepted, by era and incarnation.
         self._latest: dict[tuple[Era, int, int], PushId] = {}
@@ -105,6 +111,9 @@ class Oracle:
         self._saved: dict[tuple[str, Era, int], list[tuple[State, set[PushId]]]] = {}
         # What workers have committed and not given to all shards.
         self._forged: set[PushId] = set()
+        # Whether a server has staged something else as a contribution than follows from its push id; and whether a worker has lied at all.
+        self._lies: dict[tuple[str, PushId], bool] = {}
+        self.has_heard_lies = False
         self.is_rotten = False
         self.num_rollbacks = 0
         self.num_applied = 0
@@ -139,7 +148,6 @@ class Oracle:
 
     def applied(self, server: str, life: int, request: ApplyRequest, arena: Array) -> None:
         """A shard has applied a step."""
-        shard = index_of(server)
         epoch, step, contributors = self._epoch((life, request.fence.epoch), server), request.step, request.contributors
         if len(set(contributors)) != len(contributors):
             raise BrokenPromise(f"1: step {step} of epoch {epoch.number} has one twice: {contributors}")
@@ -159,7 +167,7 @@ class Oracle:
         weights = request.weights or (1.0,) * len(contributors)
         given = [one for one in zip(contributors, weights, strict=True) if one[0] not in request.without]
         rate = self._rate_of(life, contributors)
-        state = self._next_state(epoch.states[server, step], life, shard, given, rate=rate)
+        state = self._next_state(epoch.states[server, step], life, server, given, rate=rate)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(
                 f"5: {server} step {step} of epoch {epoch.number}: has {self._values(arena)}, {contributors} make {state.value}"
@@ -177,12 +185,19 @@ class Oracle:
             raise BrokenPromise(f"1: {server} has applied {push_id} before, in epoch {epoch_number}")
         if (era, push_id) in self._refused:
             raise BrokenPromise(f"3: {push_id} was refused in epoch {epoch_number}, and {server} has applied it")
-        state = self._next_state(epoch.states[server, step], life, index_of(server), [(push_id, 1.0)], rate=LEARNING_RATE)
+        state = self._next_state(epoch.states[server, step], life, server, [(push_id, 1.0)], rate=LEARNING_RATE)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(f"5: {server} with {push_id} of epoch {epoch_number}: has {self._values(arena)}, it makes {state.value}")
         made.add(push_id)
         epoch.at[server], epoch.states[server, step + 1] = step + 1, state
         self.num_applied += 1
+
+    def served(self, server: str, life: int, epoch_number: int) -> None:
+        """A worker is given what a server holds: where contributions are applied as they arrive, all that were accepted are in it."""
+        era = life, epoch_number
+        lacking = self._accepted_in.get(era, set()) - self._arrived.get((era, server), set()) - self._forged
+        if self.rules.spec.applies_on_arrival and lacking:
+            raise BrokenPromise(f"3: {server} is read from in epoch {epoch_number}, and lacks {lacking}, which were accepted")
 
     def copied(self, server: str, life: int, tag: str, epoch_number: int) -> None:
         """A shard has been asked to save what it holds, and may have copied it just now."""
@@ -208,11 +223,11 @@ class Oracle:
             state, made = next((one for one in saved if one[0].value.tobytes() == self._values(arena).tobytes()), saved[-1])
             self._arrived[era, server] = set(made)
         else:
-            state = self._state_at(epoch, server, step, is_back=is_back)
+            state = self._state_at(epoch, server, step, is_back=is_back, value=self._values(arena))
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(f"5: {server} restored to {request.tag} has {self._values(arena)}, it had {state.value}")
         self._without.discard(server)
-        epoch.at[server] = step
+        epoch.at[server] = epoch.since[server] = step
         epoch.states[server, step] = State(state.value.copy(), state.momentum.copy())
 
     # -- what the chief says, and what a worker concludes from it
@@ -228,6 +243,7 @@ class Oracle:
                 behind = behind if step > most + len(self._forged) else []
             if behind:
                 raise BrokenPromise(f"2: {to} was told of step {step} of epoch {era[1]}, which {behind} have not applied")
+            self._check_twins(known, step, servers, to=to)
         if step > self._told_step.get(era, 0):
             self._told_step[era] = step
             first = 0 if known is None or known.parent is None else known.first_step
@@ -236,6 +252,17 @@ class Oracle:
                     f"4: {to} was told of step {step} of epoch {era[1]} before a checkpoint of it was whole: {self.committed}"
                 )
 
+    def _check_twins(self, epoch: Epoch, step: int, servers: Sequence[str], *, to: str) -> None:
+        """Servers that hold one shard, and that a chief counts on, hold the same at the step that it tells of."""
+        for server in servers:
+            for twin in servers:
+                if server >= twin or index_of(server) != index_of(twin) or step < max(epoch.since.get(server, 0), epoch.since.get(twin, 0)):
+                    continue
+                one, other = (epoch.states.get((name, step)) for name in (server, twin))
+                if one is not None and other is not None and one.value.tobytes() != other.value.tobytes():
+                    words = f"{server} and {twin} are counted on, and have not held the same then"
+                    raise BrokenPromise(f"2: {to} was told of step {step} of epoch {epoch.number}: {words}")
+
     def told_commit(self, era: Era, push_id: PushId, result: CommitResult, *, by: str = "") -> None:
         """A worker was told what becomes of its contribution, `by` a chief, or takes it for granted."""
         outcome = result.first_outcome if result.outcome is PushOutcome.DUPLICATE else result.outcome
@@ -243,6 +270,7 @@ class Oracle:
         if outcome is PushOutcome.ACCEPTED and result.applied_step is not None:
             step = result.applied_step
             before = self._accepted.setdefault((era, push_id), step)
+            self._accepted_in.setdefault(era, set()).add(push_id)
             if not self._may_be_in(era, push_id, step, by=by):
                 raise BrokenPromise(f"3: {push_id} was said to be in step {before}, then in {step}")
             is_told_again = self.rules.spec.applies_on_arrival and result.outcome is PushOutcome.DUPLICATE
@@ -286,6 +314,11 @@ class Oracle:
     def forged(self, push_id: PushId) -> None:
         """A worker is about to commit what it has not given to all shards."""
         self._forged.add(push_id)
+
+    def staged(self, server: str, push_id: PushId, gradients: Array) -> None:
+        """A server has taken up a contribution that has gradients: an honest one, or a lie."""
+        lie = lie_of(push_id, shard=index_of(server), size=self._size)
+        self._lies[server, push_id] = self._values(gradients).tobytes() == lie.tobytes()
 
     # -- memory
 
@@ -418,13 +451,13 @@ class Oracle:
             at = self._epochs[at].parent if at in self._epochs else None
         return False
 
-    def _state_at(self, epoch: Epoch, server: str, step: int, *, is_back: bool) -> State:
-        """Returns what a server, or one that holds the same, had in an earlier epoch; or (`is_back`) the other one in this epoch."""
+    def _state_at(self, epoch: Epoch, server: str, step: int, *, is_back: bool, value: Array) -> State:
+        """Returns what a server, or its twin, had in an earlier epoch, or (`is_back`) in this one: that with this value, if one had it."""
         at = epoch if is_back else self._epochs.get(epoch.parent) if epoch.parent is not None else None
         while at is not None:
-            for one in self._servers_of(server):
-                if (state := at.states.get((one, step))) is not None:
-                    return state
+            states = [state for one in self._servers_of(server) if (state := at.states.get((one, step))) is not None]
+            if states:
+                return next((state for state in states if state.value.tobytes() == value.tobytes()), states[0])
             at = self._epochs.get(at.parent) if at.parent is not None else None
         raise BrokenPromise(f"4: epoch {epoch.number} begins at step {step}, which {server} never had")
 
@@ -454,13 +487,14 @@ class Oracle:
             for identity in self._made_from.get((epoch.era[0], push_id), ()):
                 epoch.used[identity] = step
 
-    def _next_state(self, state: State, life: int, shard: int, contributions: Sequence[tuple[PushId, float]], *, rate: float) -> State:
+    def _next_state(self, state: State, life: int, server: str, contributions: Sequence[tuple[PushId, float]], *, rate: float) -> State:
         total = np.zeros_like(state.value)
         given = [one for one in sorted(contributions) if (life, one[0]) not in self._empty]
         if not given:
             return state
         for push_id, weight in given:
-            total = total + gradient_of(push_id, shard=shard, size=self._size) * np.float32(weight)
+            of = lie_of if self._lies.get((server, push_id)) else gradient_of
+            total = total + of(push_id, shard=index_of(server), size=self._size) * np.float32(weight)
         mean = total / np.float32(len(given))
         momentum = state.momentum * np.float32(MOMENTUM) + mean
         return State(state.value - momentum * np.float32(rate), momentum)

@@ -128,7 +128,8 @@ def _with_standbys(scenario: Scenario, chance: random.Random) -> Scenario:
         return f"{name}-standby" if name.startswith("ps-") and chance.random() < 0.5 else name
 
     faults = (replace(fault, target=tuple(map(other, fault.target))) for fault in scenario.faults)
-    return replace(scenario, has_standbys=True, faults=tuple(faults))
+    lies = _lies(random.Random(f"lies {scenario.seed}"), num_workers=scenario.num_workers)
+    return replace(scenario, has_standbys=True, faults=_in_order(*faults, *lies))
 
 
 def _policy(chance: random.Random) -> PolicySpec:
@@ -201,6 +202,13 @@ def _forgeries(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
     return tuple(
         Fault(at=chance.uniform(0.1, FAULTS_S), kind="forge", target=(f"worker-{chance.randrange(num_workers)}",)) for _ in range(count)
     )
+
+
+def _lies(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
+    """A worker gives the two servers of each shard different gradients."""
+    count = chance.choice((0,) * 8 + (1, 3))
+    targets = [(f"worker-{chance.randrange(num_workers)}",) for _ in range(count)]
+    return tuple(Fault(at=chance.uniform(0.1, FAULTS_S), kind="lie", target=target, number=chance.randint(0, 1)) for target in targets)
 
 
 def _impostors(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:

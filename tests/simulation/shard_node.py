@@ -158,6 +158,8 @@ class ShardNode:
     def _push(self, header: PushHeader, gradients: Array) -> object:
         try:
             reply = self.shard.push_gradients(header, Segments([gradients]))
+            if reply.result in (PushResult.STAGED, PushResult.APPLIED) and gradients.size:
+                self._oracle.staged(self._place, header.push_id, gradients)
             if reply.result is PushResult.APPLIED:
                 epoch = header.era.epoch
                 self._oracle.arrived(self._place, self.shard.status().fence.life, header.push_id, epoch, self._arena(epoch))
@@ -168,6 +170,7 @@ class ShardNode:
     def _read(self, epoch: int, step: int | None, layout_hash: str, num_bytes: int) -> object:
         into = np.empty(num_bytes, np.uint8)
         its_step = self.shard.read_variables(Segments([into]), epoch=epoch, step=step, layout_hash=layout_hash)
+        self._oracle.served(self._place, self.shard.status().fence.life, epoch)
         return its_step, into
 
     # -- what the oracle sees

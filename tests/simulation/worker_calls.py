@@ -5,8 +5,9 @@ from itertools import zip_longest
 from typing import Any
 
 from ps_protocol.errors import Cancelled, PsError, ShuttingDown, Unavailable
+from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Registration
-from ps_protocol.roles.shard import PushReply, ShardStatus
+from ps_protocol.roles.shard import PushId, PushReply, ShardStatus
 from tests.simulation.tasks import All, Call, Sleep, Task
 from tests.simulation.world import World
 from worker_client.core.replicas import DOUBTFUL, in_one, lasting
@@ -27,6 +28,8 @@ class WorkerCalls:
         self._away_since: float | None = None
         self._places: tuple[tuple[str, ...], ...] = ()
         self.shards_version = 0
+        # What some servers are given instead of the gradients of a contribution.
+        self.lies: dict[tuple[str, PushId], Array] = {}
 
     def found(self, registration: Registration) -> None:
         """The chief has said which servers hold the shards."""
@@ -108,10 +111,10 @@ class WorkerCalls:
             names = self._places[index]
             try:
                 if method not in _TO_ALL or len(names) == 1:
-                    answer = yield Call(names[0], method, arguments)
+                    answer = yield Call(names[0], method, self._told(names[0], method, arguments))
                     answers = [answer]
                 else:
-                    answers = yield All([_single(Call(name, method, arguments)) for name in names])
+                    answers = yield All([_single(Call(name, method, self._told(name, method, arguments))) for name in names])
                     for answer in answers:
                         if isinstance(answer, PsError):
                             raise answer
@@ -125,6 +128,12 @@ class WorkerCalls:
                 raise lasting(error) from None
             if method not in _TO_ALL or set(self._places[index]) <= set(names):
                 return _of_all(answers)
+
+    def _told(self, name: str, method: str, arguments: tuple[Any, ...]) -> tuple[Any, ...]:
+        if method != "push" or not self.lies:
+            return arguments
+        header, content = arguments
+        return header, self.lies.get((name, header.push_id), content)
 
 
 def _of_all(answers: list[Any]) -> Any:

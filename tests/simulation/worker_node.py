@@ -38,7 +38,7 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
-from tests.simulation.oracle import Oracle, gradient_of, rate_of
+from tests.simulation.oracle import Oracle, gradient_of, index_of, lie_of, rate_of
 from tests.simulation.tasks import Answer, Life, Sleep, Task
 from tests.simulation.worker_calls import WorkerCalls
 from tests.simulation.world import World
@@ -96,6 +96,8 @@ class WorkerNode:
         self.life_of_model = 0
         # The next contribution is committed and not given to all shards; and whether one has been.
         self.forges = self.has_forged = False
+        # The servers that it gives other gradients with the next contribution than it gives their twins.
+        self.lies_to: tuple[str, ...] = ()
         # After the next contribution it gives as many more as shards take, and commits none of them.
         self.hoards = False
         self._acts: dict[type, Callable[[Any], Task]] = {
@@ -401,12 +403,23 @@ class WorkerNode:
             num_given = int(self._world.between(0 if self._data is None else 1, len(calls)))
             if num_given < len(calls):
                 self._oracle.forged(request.push_id)
+        if self.lies_to and has_gradient:
+            self._lie(request.push_id)
         replies: list[PushReply] = (yield from self._at_all("push", calls[:num_given])) if num_given else []
         if self.hoards:
             self.hoards = False
             yield from self._hoard(calls)
         results: list[PushResult] = [reply.result for reply in replies]
         return results + [PushResult.STAGED] * (len(calls) - num_given)
+
+    def _lie(self, push_id: PushId) -> None:
+        """Has some servers get, however often it is sent, something else as this contribution."""
+        lies_to, self.lies_to = self.lies_to, ()
+        self._world.seen["worker gave two servers different gradients"] += 1
+        self._oracle.has_heard_lies = True
+        for name in lies_to:
+            layout, shard = self._layouts[index_of(name)], index_of(name)
+            self._calls.lies[name, push_id] = arena_of(layout, lambda size, shard=shard: lie_of(push_id, shard=shard, size=size))  # type: ignore[misc]
 
     def _hoard(self, calls: list[tuple[PushHeader, Array]]) -> Task:
         """Gives more contributions than any server may take, commits none and says nothing of them."""

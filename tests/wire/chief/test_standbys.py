@@ -72,12 +72,13 @@ class Pair:
         for index in which or (PRIMARY, STANDBY):
             self.trainers[index].create()
 
-    def push(self, *which: int, step: int = 0, worker: int = 0) -> PushId:
-        """Gives the same contribution to these servers."""
+    def push(self, *which: int, step: int = 0, worker: int = 0, lie: float = 0.0) -> PushId:
+        """Gives the same contribution to these servers; the standby gets a `lie` more."""
         headers = [trainer.header(worker, step=step) for trainer in self.trainers]
         for index in which or (PRIMARY, STANDBY):
             trainer = self.trainers[index]
-            assert trainer.push(headers[index], trainer.arena(1.0 + worker)).result is PushResult.STAGED
+            gradients = trainer.arena(1.0 + worker + (lie if index == STANDBY else 0.0))
+            assert trainer.push(headers[index], gradients).result is PushResult.STAGED
         return headers[0].push_id
 
     def values(self, which: int, step: int) -> bytes:
@@ -156,6 +157,17 @@ def test_one_that_lacks_a_contribution_is_dropped_and_the_other_one_goes_on(pair
     assert pair.reports[-1].standby == ""
     assert "not staged" in pair.reports[-1].missing
     assert not [report for report in pair.reports if isinstance(report, rev.ContributionsMissing)], "its worker may not have known better"
+    assert pair.status(PRIMARY).is_alone
+
+
+def test_one_that_was_given_other_gradients_is_dropped_and_the_worker_is_named(pair: Pair) -> None:
+    pair.create()
+    honest, lie, other = pair.push(worker=0), pair.push(worker=1, lie=0.5), pair.push(worker=2, lie=0.5)
+    assert pair.run(lambda link: link.apply_step(request(honest, lie, other), timeout_s=10)).step == 1
+    differ, changed = pair.reports[-2:]
+    assert differ == rev.ContributionsDiffer(shard=0, step=0, contributions=(lie, other))
+    assert (changed.address, changed.standby) == (pair.addresses[PRIMARY], "")
+    assert "worker 1, worker 2 had given it other gradients for step 0" in changed.missing
     assert pair.status(PRIMARY).is_alone
 
 
@@ -241,6 +253,31 @@ def test_another_chief_has_the_one_that_lacks_a_step_make_it(pair: Pair) -> None
     assert adoption.step == 1
     assert pair.values(STANDBY, 1) == pair.values(PRIMARY, 1)
     assert pair.reports[-1].standby == pair.addresses[STANDBY]
+
+
+@pytest.mark.parametrize("has_both", [False, True])
+@pytest.mark.parametrize("lie", [0.0, 0.5])
+def test_another_chief_compares_the_gradients_of_the_last_step(pair: Pair, has_both: bool, lie: float) -> None:
+    """The former one may have ended before it did."""
+    pair.create()
+    push = pair.push(lie=lie)
+    for trainer in pair.trainers[: 1 + has_both]:
+        trainer.shard.apply_step(replace(request(push), wants_checksums=True))
+    assert pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False).step == 1
+    differ = [report.contributions for report in pair.reports if isinstance(report, rev.ContributionsDiffer)]
+    assert differ == ([(push,)] if lie else [])
+    assert pair.reports[-1].standby == ("" if lie else pair.addresses[STANDBY])
+    assert ("worker 0 had given it other gradients" in pair.reports[-1].missing) is bool(lie)
+
+
+def test_another_chief_leaves_out_one_that_has_made_the_last_step_of_other_contributions(pair: Pair) -> None:
+    pair.create()
+    pushes = [pair.push(worker=worker) for worker in (0, 1)]
+    for trainer, push in zip(pair.trainers, pushes, strict=True):
+        trainer.apply(push)
+    assert pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False).step == 1
+    assert pair.reports[-1].standby == ""
+    assert "other contributors" in pair.reports[-1].missing
 
 
 def test_another_chief_leaves_out_the_one_that_was_left_behind(pair: Pair) -> None:

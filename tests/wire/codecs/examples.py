@@ -180,6 +180,7 @@ VALUES: list[Any] = [
         discards=(shard.PushId(worker=1, incarnation=7, sequence=0), ID),
         numbers=(shard.GivenNumbers(push_ids=(ID,), hyperparameters=(StepHyperparameter(group="g", name="beta1", value=0.5),)),),
         user_states=(UserState(worker=3, json='{"n":1}'),),
+        wants_checksums=True,
     ),
     shard.ShardSettings(
         fence=fence(1, 2),
@@ -192,6 +193,7 @@ VALUES: list[Any] = [
     *(shard.RowsRequest(epoch=1, layout_hash="abc", table=2, step=step, slot=slot) for step, slot in ((None, "m"), (0, ""))),
     shard.MetricCell(name="loss", worker=2, total=1.5, weight=2.0, count=1 << 40, last=-1.0),
     shard.ApplyReply(step=3, repeated_request=True),
+    shard.ApplyReply(step=3, repeated_request=False, checksums=(0, 2**64 - 1)),
     shard.ShardStatus(
         shard=1,
         process_incarnation=2,

@@ -11,7 +11,7 @@ from ps_protocol.errors import Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import TokenResult
-from ps_protocol.roles.shard import ShardReport, ShardStatus
+from ps_protocol.roles.shard import PushId, ShardReport, ShardStatus
 from tests.support.chief_driver import Worker
 from tests.support.eras import fence
 from tests.support.recovery_driver import RecoveryDriver
@@ -69,6 +69,17 @@ def test_participants_are_told_who_holds_the_shards_and_hear_of_a_change_with_th
     again = driver.come_back(worker)
     assert (again.participant, again.shard_addresses[1], again.standby_addresses) == (first.participant, "host-s:1", ("", ""))
     assert again.shards_version == token.shards_version
+
+
+def test_workers_that_have_given_two_servers_different_gradients_are_named() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    pushes = tuple(PushId(worker=worker, incarnation=1, sequence=4) for worker in (0, 2))
+    driver.send(rev.ContributionsDiffer(shard=1, step=7, contributions=pushes))
+    (note,) = [note for note in driver.notes if "different gradients" in note.text]
+    assert note.is_warning
+    assert "worker 0, worker 2" in note.text
+    assert "ps 1" in note.text
+    assert "step 7 (contribution 0/1/4, 2/1/4)" in note.text
 
 
 def test_words_alone_are_no_change_and_another_chief_counts_anew_from_above() -> None:
