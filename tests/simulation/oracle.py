@@ -166,7 +166,7 @@ class Oracle:
             raise BrokenPromise(f"2: step {step} of epoch {epoch.number}: {server} applied {contributors}, another {known}")
         weights = request.weights or (1.0,) * len(contributors)
         given = [one for one in zip(contributors, weights, strict=True) if one[0] not in request.without]
-        rate = self._rate_of(life, contributors)
+        rate = self._rate_of(life, [push_id for push_id, _ in given])
         state = self._next_state(epoch.states[server, step], life, server, given, rate=rate)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(
@@ -499,8 +499,7 @@ class Oracle:
         momentum = state.momentum * np.float32(MOMENTUM) + mean
         return State(state.value - momentum * np.float32(rate), momentum)
 
-    def _rate_of(self, life: int, contributors: Contributors) -> float:
-        # Those of a commit count, whatever shards have of its gradients.
+    def _rate_of(self, life: int, contributors: Sequence[PushId]) -> float:
         rates = (rate_of(one.worker, one.sequence) for one in sorted(contributors) if (life, one) not in self._empty)
         return next((rate for rate in rates if rate is not None), LEARNING_RATE)
 
