@@ -87,7 +87,7 @@ class UserState(MutableMapping[str, Any]):
             texts = {name: _text(value) for name, value in values.items()}
             for one in texts.values():
                 _decode(one)
-        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError) as error:
             raise MalformedMessage(f"the state of this worker's program is not one: {str(error)[:80]}") from None
         self._texts = texts
         self._num_bytes = 1 + sum(map(self._size_of, texts))

@@ -50,7 +50,9 @@ def test_scalars_of_numpy_are_numbers_and_tuples_are_lists() -> None:
 
 NO_STATES = [
     "[]", "3", "{", '{"a": NaN}', '{"a": {"$bytes": 3}}', '{"a": {"$bytes": "?"}}', '{"a": {"$array": ["O", [1], "AAAAAAAAAAA="]}}',
-    '{"a": {"$array": ["<f4", [3], "AAAA"]}}', '{"a": {"$array": ["<f4", [-1, 0], ""]}}', '{"a": {"$array": 1}}', "[" * 100_000,
+    '{"a": {"$array": ["<f4", [3], "AAAA"]}}', '{"a": {"$array": ["<f4", [-1, 0], ""]}}', '{"a": {"$array": 1}}',
+    f'{{"a": {{"$array": ["<f4", [{1 << 70}], ""]}}}}', '{"a": {"$array": ["f4,f4", [0], ""]}}', '{"a": {"$array": ["zz", [0], ""]}}',
+    "[" * 100_000,
 ]  # fmt: skip
 
 
