@@ -196,7 +196,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
 
     def zero_grad(self, set_to_none: bool = True) -> None:
         """Forgets the gradients, those of tables too."""
-        super().zero_grad(set_to_none)
+        if set_to_none:
+            # As torch's does, without what it notes for its profiler and compiler in each step.
+            for group in self.param_groups:
+                for parameter in group["params"]:
+                    parameter.grad = None
+        else:
+            super().zero_grad(set_to_none=False)
         for table in self._model.tables.values():
             table.forget()
 

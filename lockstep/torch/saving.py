@@ -7,6 +7,7 @@ from typing import Any
 import torch
 
 from lockstep.errors import DeadlineExceeded
+from lockstep.torch.model import plain_name
 from lockstep.torch.tensors import tensor_of
 
 _MAX_TRIES = 10
@@ -20,10 +21,8 @@ def save_model(optimizer: Any, model: Any, path: str | os.PathLike[str]) -> int:
     meanwhile without this one, takes the parameters of a later step and reads again; under ssp and async there is no common step, and the
     newest values are written. Raises DeadlineExceeded if steps pass faster than the tables can be read.
     """
-    tables: dict[str, Any] = {}
-    if optimizer.tables:
-        tables = _tables_of_step(optimizer)
-    state: dict[str, Any] = {**model.state_dict(), **tables}
+    tables = _tables_of_step(optimizer) if optimizer.tables else {}
+    state: dict[str, Any] = {**{plain_name(name): value for name, value in model.state_dict().items()}, **tables}
     step: int = optimizer.global_step
     place = Path(path)
     part = place.with_name(f".{place.name}.{os.getpid()}.part")

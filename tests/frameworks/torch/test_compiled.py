@@ -1,5 +1,6 @@
 """Models that torch.compile() has compiled train as they are, and are called as they were."""
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -52,6 +53,14 @@ def trained(compiled: Any, rows: Any) -> dict[str, Any]:
             model(x, ids).square().mean().backward()
             optimizer.step()
         return {**session.read(), "bag.weight": session.read_rows("bag.weight")}
+
+
+def test_a_compiled_model_is_saved_with_the_names_of_the_model_itself(tmp_path: Path) -> None:
+    model = whole(nn.Sequential(nn.Linear(2, 2), lt.Embedding(3, 2)))
+    with lockstep.local() as session:
+        optimizer = lt.Optimizer(session, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        lt.save_model(optimizer, model, tmp_path / "model.pt")
+    assert sorted(torch.load(tmp_path / "model.pt", weights_only=True)) == ["0.bias", "0.weight", "1.weight"]
 
 
 @pytest.mark.parametrize("compiled", [whole, in_place, one_part], ids=lambda one: one.__name__)
