@@ -282,7 +282,8 @@ def _own_cluster() -> LocalCluster:
         if not _made:
             from lockstep.in_process import InProcessCluster
 
-            _made.append(InProcessCluster(max_steps=Given({}, os.environ)[MAX_STEPS]))
+            # One worker, so that it gets all of the data that it divides by `num_workers`.
+            _made.append(InProcessCluster(total_num_replicas=1, max_steps=Given({}, os.environ)[MAX_STEPS]))
         return _made[0]
 
 

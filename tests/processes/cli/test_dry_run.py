@@ -30,6 +30,14 @@ def test_a_program_that_is_right_makes_its_steps_and_leaves_nothing_behind(tmp_p
     assert os.listdir(tmp_path) == ["train.py"]
 
 
+def test_the_one_worker_of_a_dry_run_gets_all_of_the_data_that_it_divides(tmp_path: Path) -> None:
+    program = (
+        f"{BEGIN}    print(list(range(4)[session.worker_index :: session.num_workers]))\n    {MODEL}\n    session.step({{'w': np.ones(4)}})"
+    )
+    code, out = dry_run(tmp_path, program)
+    assert code == 0 and "[0, 1, 2, 3]" in out, out
+
+
 @pytest.mark.parametrize(
     ("program", "words"),
     [
