@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from google.protobuf.message import Message
 
-from ps_protocol.errors import PsError
+from ps_protocol.errors import InternalError, MalformedMessage, PsError, Unavailable
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import (
@@ -126,6 +126,7 @@ class GrpcShardCaller:
 
 Response = TypeVar("Response", bound=Message)
 Result = TypeVar("Result")
+Value = TypeVar("Value")
 
 
 class ShardLink(Protocol):
@@ -169,6 +170,12 @@ class ShardLink(Protocol):
         """Closes the connection; the server goes on."""
 
 
+# What chiefs count up from 1, and count on.
+_MAX_COUNT = 1 << 62
+# grpcio's words for bytes that are not a message of the type.
+_NO_MESSAGE = "deserializing response"
+
+
 class GrpcShardLink:
     """Implements ShardLink: any event loop may ask. What is asked with every step travels on one stream."""
 
@@ -197,7 +204,11 @@ class GrpcShardLink:
         """Returns step, memory and counters."""
         request = pb.GetShardStatusRequest(fence=codec.encode(fence))
         answer = await self._unary("GetShardStatus", request, pb.GetShardStatusResponse, timeout_s=timeout_s, awaited="its status")
-        return codec.decode(ShardStatus, answer)
+        status = self._decoded(ShardStatus, answer)
+        fence = status.fence
+        if max(fence.epoch, fence.chief_incarnation, status.settings_version) > _MAX_COUNT or bool(fence.life) != bool(fence.epoch):
+            raise self._not_understood(f"{fence} and version {status.settings_version} of the settings are no chief's")
+        return status
 
     async def adopt(
         self,
@@ -216,7 +227,7 @@ class GrpcShardLink:
             replica=codec.encode(replica),
         )
         answer = await self._unary("AdoptShard", request, pb.AdoptShardResponse, timeout_s=timeout_s, awaited="its adoption")
-        return codec.decode(Adoption, answer)
+        return self._decoded(Adoption, answer)
 
     async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record for the chief's successor."""
@@ -227,13 +238,13 @@ class GrpcShardLink:
         """Copies the values of a step and writes them."""
         message, awaited = codec.encode_with(request, max_wait=codec.some_wait(max_wait_s)), f"step {request.step} to be saved"
         answer = await self._unary("SaveShard", message, pb.SaveShardResponse, timeout_s=timeout_s, awaited=awaited)
-        return codec.decode(SaveProgress, answer)
+        return self._decoded(SaveProgress, answer)
 
     async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
         """Replaces what is there by a checkpoint's values."""
         message, awaited = codec.encode_with(request, max_wait=codec.some_wait(max_wait_s)), f"{request.tag} to be restored"
         answer = await self._unary("RestoreShard", message, pb.RestoreShardResponse, timeout_s=timeout_s, awaited=awaited)
-        return codec.decode(RestoreProgress, answer)
+        return self._decoded(RestoreProgress, answer)
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
         """Changes how the shard works."""
@@ -247,7 +258,7 @@ class GrpcShardLink:
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
         """Has the contributions averaged and the next step made."""
         answer = await self._command(timeout_s, f"step {request.step} to be applied", apply=request)
-        return codec.decode(ApplyReply, answer.apply)
+        return self._decoded(ApplyReply, answer.apply)
 
     async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
         """Ends the server."""
@@ -269,7 +280,24 @@ class GrpcShardLink:
 
     async def _unary(self, method: str, request: Message, response: type[Response], *, timeout_s: float, awaited: str) -> Response:
         begin = self._connection.begin_unary
-        return await _outcome(lambda report: begin(method, request, response, report, timeout_s=timeout_s, awaited=awaited))
+        try:
+            return await _outcome(lambda report: begin(method, request, response, report, timeout_s=timeout_s, awaited=awaited))
+        except MalformedMessage as error:
+            raise self._not_understood(error.message) from None
+        except InternalError as error:
+            if _NO_MESSAGE in error.message:
+                raise self._not_understood(f"its answer is no {response.DESCRIPTOR.name}") from None
+            raise
+
+    def _decoded(self, value_type: type[Value], answer: Message) -> Value:
+        """Returns an answer as a value. Raises Unavailable if it is none: so it is asked again, and training waits, with words."""
+        try:
+            return codec.decode(value_type, answer)
+        except PsError as error:
+            raise self._not_understood(error.message) from None
+
+    def _not_understood(self, why: str) -> Unavailable:
+        return Unavailable(f"cannot understand {name_of(Role.PARAMETER_SERVER, self._index)} at {self._address}: {why}")
 
 
 async def _outcome(begin: Callable[[Callable[[Result | PsError], None]], Callable[[], object]]) -> Result:
