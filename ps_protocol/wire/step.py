@@ -248,7 +248,8 @@ def write_commit(commit: PushCommit, message: chief_service_pb2.PushCommit) -> N
     message.staged = commit.staged
     message.is_applied = commit.is_applied
     message.ranges.extend(commit.ranges)
-    _write_hyperparameters(commit.hyperparameters, message.hyperparameters)
+    if commit.hyperparameters:
+        _write_hyperparameters(commit.hyperparameters, message.hyperparameters)
     if commit.user_state:
         message.user_state = commit.user_state
 
