@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.commands import TRAIN
+from tests.support.processes import run
 
 MODEL = "session.create_or_join({'w': np.zeros(4)}, optimizer=lockstep.sgd(0.5))"
 BEGIN = "import numpy as np, lockstep\nwith lockstep.connect() as session:\n"
@@ -65,14 +66,12 @@ def test_what_is_wrong_is_told(tmp_path: Path, program: str, words: str) -> None
 
 
 def test_what_is_no_python_program_is_refused(tmp_path: Path) -> None:
-    command = [sys.executable, "-m", "lockstep", "up", "--dry-run", "--", "true"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = run("-m", "lockstep", "up", "--dry-run", "--", "true", cwd=tmp_path)
     assert (done.returncode, "--dry-run: want a Python program" in done.stderr) == (2, True)
 
 
 def test_a_module_is_run_as_python_runs_it(tmp_path: Path) -> None:
     (tmp_path / "training").mkdir()
     (tmp_path / "training" / "__main__.py").write_text(TRAIN)
-    command = [sys.executable, "-m", "lockstep", "up", "--dry-run", "--", "python", "-m", "training", "2"]
-    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    done = run("-m", "lockstep", "up", "--dry-run", "--", "python", "-m", "training", "2", cwd=tmp_path)
     assert "[dry run] 2 steps in" in done.stdout, done.stdout + done.stderr

@@ -2,7 +2,6 @@
 
 import json
 import subprocess
-import sys
 import threading
 import time
 from pathlib import Path
@@ -14,6 +13,7 @@ import worker_client
 from lockstep.planning.trace import HEADER, parse_trace
 from ps_protocol.model.variables import Array
 from tests.support.commands import cluster, lockstep_here
+from tests.support.processes import speaking
 from tests.support.waiting import wait_until
 
 STEPS, COMPUTING_S = 12, (0.05, 0.12)
@@ -86,8 +86,8 @@ def work(chief: str, index: int) -> None:
 def test_a_trace_of_a_running_cluster_can_be_planned_with(tmp_path: Path) -> None:
     trace = tmp_path / "trace.csv"
     with cluster(tmp_path, max_steps=STEPS) as running:
-        command = [sys.executable, "-m", "lockstep", "plan", "--record", str(trace), "--chief", running.chief_address, "--every", "0.01"]
-        with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as recording:
+        words = ("-m", "lockstep", "plan", "--record", trace, "--chief", running.chief_address, "--every", "0.01")
+        with speaking(*words, stdout=subprocess.PIPE) as recording:
             wait_until(trace.exists, timeout_s=20, what="the recording has begun")
             threads = [threading.Thread(target=work, args=(running.chief_address, index)) for index in range(2)]
             for thread in threads:

@@ -1,13 +1,12 @@
 """The first things that a reader will try do what the README, the tutorial and the page on migration say."""
 
-import os
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from tests.support.processes import Ended, run
 from tests.support.repository import ROOT
 
 
@@ -16,9 +15,8 @@ def _example(page: str = "README.md", number: int = 0) -> str:
     return examples[number]
 
 
-def _run(words: list[str], cwd: Path) -> "subprocess.CompletedProcess[str]":
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.run([sys.executable, *words], cwd=cwd, env=environment, capture_output=True, text=True, timeout=100, check=False)
+def _run(words: list[str], cwd: Path) -> Ended:
+    return run(*words, cwd=cwd, environment={"PYTHONPATH": str(ROOT)}, timeout_s=100.0)
 
 
 @pytest.mark.timeout(120)

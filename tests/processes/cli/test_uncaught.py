@@ -1,12 +1,11 @@
 """Errors that a program does not catch, as its user sees them: the program's own lines, once."""
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.commands import run_up
+from tests.support.processes import run
 
 PROGRAM = """
 import numpy as np
@@ -31,7 +30,7 @@ ps_protocol.errors.ShapeMismatch: gradient for 'w': shape (2, 4), variable (4, 2
 def _run(tmp_path: Path, program: str, *flags: str) -> tuple[str, str]:
     path = tmp_path / "train.py"
     path.write_text(program)
-    done = subprocess.run([sys.executable, *flags, str(path)], capture_output=True, text=True, timeout=60, check=False)
+    done = run(*flags, path)
     assert done.returncode == 1
     return done.stderr, str(path)
 

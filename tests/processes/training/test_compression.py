@@ -1,9 +1,6 @@
 """Training with gradients that do not travel as they are: real processes over gRPC, and what the benchmark says of it."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,6 +8,7 @@ import pytest
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.suites.wire.compression import FORMATS, in_words
 from benchmarks.suites.wire.training import wire_bytes
+from tests.support.processes import run
 from worker_client.model.wire_format import wire_format
 
 MIB = 1 << 20
@@ -18,8 +16,7 @@ MIB = 1 << 20
 
 def test_the_demo_learns_the_digits_in_a_wire_format(tmp_path: Path) -> None:
     shape = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--steps", "300", "--pace", "0"]
-    command = [sys.executable, "-m", "lockstep", "demo", *shape, "--plain", "--wire", "top_k:0.05", "--output", str(tmp_path)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = run("-m", "lockstep", "demo", *shape, "--plain", "--wire", "top_k:0.05", "--output", tmp_path)
     # The demo itself wants 0.95.
     assert done.returncode == 0, done.stdout + done.stderr
     found = re.search(r"test accuracy (0\.\d+), loss", done.stdout)
@@ -27,15 +24,14 @@ def test_the_demo_learns_the_digits_in_a_wire_format(tmp_path: Path) -> None:
 
 
 def test_a_worker_with_a_format_that_means_nothing_does_not_join() -> None:
-    environment = {**os.environ, "LOCKSTEP_CHIEF": "unix:/nowhere", "LOCKSTEP_WIRE": "bf16"}
-    command = [sys.executable, "-c", "import worker_client; worker_client.connect()"]
-    done = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=60, check=False)
+    environment = {"LOCKSTEP_CHIEF": "unix:/nowhere", "LOCKSTEP_WIRE": "bf16"}
+    done = run("-c", "import worker_client; worker_client.connect()", environment=environment)
     assert done.returncode and "wire: got 'bf16'" in done.stderr
 
 
 def test_only_who_uses_bfloat16_loads_ml_dtypes() -> None:
     program = "import sys, worker_client; worker_client.WireFormat(gradients='int8'); assert 'ml_dtypes' not in sys.modules"
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=60)
+    assert run("-c", program).returncode == 0
 
 
 @pytest.mark.parametrize(

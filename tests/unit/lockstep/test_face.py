@@ -1,13 +1,10 @@
 """`import lockstep` is what a program imports: light, and with the names of the SDK."""
 
-import subprocess
-import sys
-
 import pytest
 
 import lockstep
 import worker_client
-from tests.support.repository import ROOT
+from tests.support.processes import run
 from worker_client.estimator import DNNClassifier
 
 
@@ -21,7 +18,8 @@ def test_it_has_the_names_of_the_sdk_and_the_errors() -> None:
 
 def test_a_star_import_gives_every_name() -> None:
     script = "from lockstep import *; print(*sorted(globals()))"
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
+    result = run("-c", script)
+    assert result.returncode == 0, result.stderr
     assert set(lockstep.__all__) <= set(result.stdout.split())
 
 
@@ -38,14 +36,16 @@ def test_errors_are_those_that_the_sdk_raises() -> None:
 
 def test_import_loads_no_other_package_before_a_name_is_asked_for() -> None:
     script = "import sys, lockstep; print(*sorted({name.partition('.')[0] for name in sys.modules} - sys.stdlib_module_names))"
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
+    result = run("-c", script)
+    assert result.returncode == 0, result.stderr
     loaded = set(result.stdout.split())
     assert not loaded & {"grpc", "google", "numpy", "worker_client"}, loaded
 
 
 def test_no_framework_is_loaded_before_its_adapter_is_imported() -> None:
     script = "import sys, lockstep; [getattr(lockstep, name) for name in lockstep.__all__]; print(*sorted(sys.modules))"
-    result = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=True)
+    result = run("-c", script)
+    assert result.returncode == 0, result.stderr
     loaded = {name.partition(".")[0] for name in result.stdout.split()} | {n for n in result.stdout.split() if n.startswith("lockstep.")}
     adapters = {f"lockstep.{name}" for name in ("torch", "jax", "keras")}
     assert not loaded & {"torch", "jax", "keras", "tensorflow", "optax", "sklearn", *adapters}, loaded

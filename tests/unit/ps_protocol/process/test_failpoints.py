@@ -1,8 +1,6 @@
 """Failpoints: without effect unless asked for twice, and then exactly what was asked for, at the time that was asked for."""
 
 import errno
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,7 +8,7 @@ import pytest
 from ps_protocol.errors import InvalidSpec, Unavailable
 from ps_protocol.process import failpoints
 from ps_protocol.process.failpoints import enable_failpoints, enable_worker_failpoints, failpoint
-from tests.support.repository import ROOT
+from tests.support.processes import run
 
 
 @pytest.fixture(autouse=True)
@@ -89,5 +87,5 @@ def test_kill_ends_the_process_at_once() -> None:
         "    print(number, flush=True)\n"
         "    failpoint('chief.apply.after')\n"
     )
-    ended = subprocess.run([sys.executable, "-c", script], cwd=ROOT, capture_output=True, text=True, timeout=50, check=False)
+    ended = run("-c", script)
     assert (ended.returncode, ended.stdout.split()) == (-9, ["0", "1"])
