@@ -79,6 +79,7 @@ class SharedVariables:
         if self._values is None:
             pins = {name: shard for name, (_, shard) in self._declared.items()}
             if self._declared:
+                self._check_steps()
                 buffers = {name: Buffer(value) for name, (value, _) in self._declared.items()}
                 self._session.create_or_join(buffers, optimizer=sgd(1.0), placement=Placement(pins=pins, split_bytes=0))
             self._refresh()
@@ -137,6 +138,16 @@ class SharedVariables:
                 self._num_reduced = 0 if self._num_reduced else num_before
         finally:
             self._num_blocks -= 1
+
+    def _check_steps(self) -> None:
+        """Raises InvalidSpec where a step may be made without worker 0, which writes, or needs two contributions of it."""
+        status, num_workers = self._session.status(), self._session.num_workers
+        if not status.policy.reads_latest and status.replicas_to_aggregate != num_workers:
+            raise InvalidSpec(
+                f"a strategy's variables on parameter servers need steps of one contribution of each of the {num_workers} workers, "
+                f"and a step of this cluster has {status.replicas_to_aggregate}; start it without --backup-workers "
+                "and --replicas-to-aggregate"
+            )
 
     @property
     def _step(self) -> int:

@@ -264,8 +264,21 @@ def test_a_program_that_was_started_again_joins_the_exchange_that_the_others_are
     assert together(part) == [[[15, 15]] * 4] * 3
 
 
+@pytest.mark.parametrize("num_required", [1, 3])
+def test_a_cluster_whose_steps_are_not_of_one_contribution_of_each_worker_is_refused(start: Start, num_required: int) -> None:
+    cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=num_required))
+    with cluster.session(0) as session, ParameterServerStrategy(session=session) as strategy:
+        with strategy.scope():
+            v = Variable(0.0, name="v")
+        words = f"each of the 2 workers, and a step of this cluster has {num_required}; start it without --backup-workers"
+        with pytest.raises(InvalidSpec, match=words):
+            v.read_value()
+        session.set_policy(async_policy(), timeout_s=20)
+        assert float(v.assign(2.0)) == 2.0
+
+
 def test_a_program_whose_variables_are_older_than_those_of_the_others_takes_no_part_in_their_reduction(start: Start) -> None:
-    cluster, meet = start(Shape(total_num_replicas=2, replicas_to_aggregate=1)), threading.Barrier(2)
+    cluster, meet = start(Shape(total_num_replicas=2, replicas_to_aggregate=2)), threading.Barrier(2)
 
     def part(index: int) -> str:
         with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
@@ -274,7 +287,9 @@ def test_a_program_whose_variables_are_older_than_those_of_the_others_takes_no_p
             v.read_value()
             meet.wait(30)
             if index == 0:
-                v.assign(1.0)  # a step that worker 1 has no part in
+                v.assign(1.0)
+            else:
+                session.push({})  # without a look at what the step makes of the variables
             meet.wait(30)
             with pytest.raises((Unavailable, DeadlineExceeded)) as raised:
                 strategy.extended.reduce_to(
