@@ -101,7 +101,7 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     The training step must run eagerly: `compile(run_eagerly=True)` with TensorFlow and JAX; torch does so by itself. When the cluster's
     training is finished, the variables keep the final values: `StopWhenFinished` ends `fit()` then. Raises InvalidSpec for what servers
     cannot do, and what `Session.step` raises. A saved model has Keras' optimizer in its place, without its state, which the servers have;
-    to load it without this package, give `load_model` compile=False.
+    without this package it loads with compile=False.
     """
 
     def __init__(self, session: Session, optimizer: Any, **options: Any) -> None:
