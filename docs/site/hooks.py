@@ -24,6 +24,8 @@ _FOLLOWS = {
     "reference/environment.md": {"Every option": "reference/options.md"},
     "contributing/benchmarking.md": {"Benchmarks": "benchmarks/README.md"},
 }
+# Elements that a browser fetches by itself, from another host.
+_LOADED = re.compile(r"<(?:script|img|iframe|link\b(?=[^>]*stylesheet))\b[^>]*\b(?:src|href)=[\"']?https?://[^>]*")
 _LINK = re.compile(r"\[([^\]]*)\]\(([^)#\s:]+)(#[^)\s]*)?\)")
 
 
@@ -83,6 +85,15 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
         return f"[{text}]({config.repo_url}/blob/main/{path}{anchor})" if config.repo_url else text
 
     return "".join(part if code else _LINK.sub(led, part) for code, part in _split_at_code(markdown))
+
+
+def on_post_page(output: str, *, page: Any, config: Any) -> str:
+    """Fails the build where a page would load something from another host."""
+    from mkdocs.exceptions import PluginError
+
+    if found := _LOADED.search(output):
+        raise PluginError(f"{page.file.src_uri} has {found[0]}>, and the site must work without a network")
+    return output
 
 
 def _split_at_code(markdown: str) -> Iterable[tuple[bool, str]]:
