@@ -127,7 +127,11 @@ class VariablesStreams:
 
         found = self._streams.use(receive, timeout_s=timeout_s, awaited=awaited)
         if isinstance(found, PsError):
-            raise found
+            try:
+                raise found
+            finally:
+                # It holds this frame. If the frame held it too, memory that is shared with a server that is gone would stay mapped.
+                del found
         return found
 
     def _answer(self, use: LongLivedStream, request: ReadRequest, writer: FrameWriter) -> int | PsError:

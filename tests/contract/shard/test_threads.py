@@ -1,12 +1,15 @@
 """Readers and workers in many threads at once, over every transport: nobody sees a torn model, and nothing is lost."""
 
+import gc
 import threading
+import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 
 from ps_protocol.errors import (
+    PsError,
     StepGone,
 )
 from ps_protocol.model.layout import Segments
@@ -77,3 +80,17 @@ def test_segments_of_the_caller_need_not_be_one(shard: WholeShard) -> None:
     assert shard.push_gradients(header, pieces).result is PushResult.STAGED
     trainer.apply(header.push_id)
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(-2.0))
+
+
+def test_a_read_that_is_refused_leaves_no_cycle(shard: WholeShard) -> None:
+    """A program that makes few objects seldom looks for cycles: the error would keep what its frames hold for hours."""
+    trainer, error = Trainer(shard, layout_of(variable("w", (4,)))), None
+    gc.disable()
+    try:
+        try:
+            trainer.read()
+        except PsError as raised:
+            error = weakref.ref(raised)
+        assert error is not None and error() is None
+    finally:
+        gc.enable()
