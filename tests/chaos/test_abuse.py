@@ -30,9 +30,9 @@ from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
 from tests.chaos.processes import Cluster
 from tests.chaos.test_floods import can_connect, free_ports, security_of
-from tests.support import certificates
-from tests.support.certificates import Files
-from tests.support.floods import KINDS
+from tests.support.network import certificates
+from tests.support.network.certificates import Files
+from tests.support.network.floods import KINDS
 from tests.support.repository import ROOT
 
 SECONDS = float(os.environ.get("ABUSE_S", "40"))
@@ -64,7 +64,7 @@ class Abuse:
 
     def flood(self, address: str) -> None:
         """Frames and calls without a token, as fast as they go."""
-        words = [sys.executable, "-m", "tests.support.floods", address, self.random.choice([*KINDS])]
+        words = [sys.executable, "-m", "tests.support.network.floods", address, self.random.choice([*KINDS])]
         words += ["--connections", str(self.random.randint(1, 4)), "--seconds", str(self.random.randint(1, 4))]
         subprocess.run(words, cwd=ROOT, stdout=subprocess.DEVNULL, check=True, timeout=60)
 

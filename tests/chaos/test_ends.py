@@ -18,7 +18,7 @@ from tests.chaos import script
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
 from tests.chaos.test_checkpoints import whole
-from tests.support.commands import TRAIN, are_gone, read_until
+from tests.support.processes.commands import TRAIN, are_gone, read_until
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 

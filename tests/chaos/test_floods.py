@@ -21,8 +21,8 @@ from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
 from tests.chaos.processes import Cluster
-from tests.support import certificates
-from tests.support.floods import KINDS
+from tests.support.network import certificates
+from tests.support.network.floods import KINDS
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -112,7 +112,7 @@ def await_steps(cluster: Cluster, since: float) -> None:
 
 def flooded(cluster: Cluster, address: str, kind: str, *, tls: bool) -> tuple[float, Mapping[str, int]]:
     """Steps a second during a flood at an address, and what the flood says of itself."""
-    command = [sys.executable, "-m", "tests.support.floods", address, kind, *(["--tls"] if tls else [])]
+    command = [sys.executable, "-m", "tests.support.network.floods", address, kind, *(["--tls"] if tls else [])]
     seconds = SLOW_SECONDS if kind == SLOW else SECONDS
     command += ["--connections", str(NUM_CONNECTIONS), "--seconds", str(seconds)]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as process:

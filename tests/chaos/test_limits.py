@@ -143,7 +143,7 @@ def test_a_role_that_is_stopped_beside_a_flood_goes_on_where_it_was(start: Start
     cluster = start(Plan(num_steps=ENDLESS, num_ps=1, num_workers=2, port=free_ports(), lease_s=10.0, transport="grpc"))
     cluster.await_step(20)
     target = cluster.address("chief" if name.startswith("worker") else name)
-    command = [sys.executable, "-m", "tests.support.floods", target, kind, "--connections", "2", "--seconds", "8"]
+    command = [sys.executable, "-m", "tests.support.network.floods", target, kind, "--connections", "2", "--seconds", "8"]
     with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE) as flood:
         cluster.signal(name, signal.SIGSTOP)
         time.sleep(5)  # how long the role is stopped: what is tried

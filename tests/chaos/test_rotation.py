@@ -10,7 +10,7 @@ from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
 from tests.chaos.processes import Cluster
 from tests.chaos.test_floods import free_ports, security_of
-from tests.support import certificates
+from tests.support.network import certificates
 
 pytestmark = pytest.mark.timeout(200)
 # Files are looked at so often; the longest time that nobody may get a step done.

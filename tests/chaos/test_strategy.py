@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import descendants, read_until, up
+from tests.support.processes.commands import descendants, read_until, up
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(150)]
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 
 from chief.config import parse_config
-from tests.support.processes import Process, announced, start_role
-from tests.support.running_chief import RunningChief, parameter_server
+from tests.support.chief.running_chief import RunningChief, parameter_server
+from tests.support.processes.processes import Process, announced, start_role
 
 START_TIMEOUT_S = 60.0
 

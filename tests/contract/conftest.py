@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.roles.shard import WholeShard
-from tests.support.clusters import AnyCluster, GrpcTestCluster, LocalTestCluster, Shape, Start
-from tests.support.shards import TRANSPORTS, Trainer, open_shard
+from tests.support.parameter_servers.shards import TRANSPORTS, Trainer, open_shard
+from tests.support.sessions.clusters import AnyCluster, GrpcTestCluster, LocalTestCluster, Shape, Start
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 import torch
 
-from tests.support.framework_optimizers import NUM_STEPS, PAIRS, Pair
+from tests.support.sessions.framework_optimizers import NUM_STEPS, PAIRS, Pair
 
 RECORDED = Path(__file__).parents[1] / "unit" / "ps_server" / "optimizers" / "recorded.json"
 _SIZE = 5

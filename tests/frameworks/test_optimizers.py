@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.framework_optimizers import PAIRS
+from tests.support.sessions.framework_optimizers import PAIRS
 
 for _framework in ("torch", "jax", "optax"):
     pytest.importorskip(_framework, reason=f"{_framework} is not installed: make test-frameworks")

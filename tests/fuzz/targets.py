@@ -14,7 +14,7 @@ from ps_protocol.roles.shard import CheckpointFile
 from ps_protocol.v1 import accumulator_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import frames as framing
-from tests.support.checkpoints import checkpoint_of
+from tests.support.parameter_servers.checkpoints import checkpoint_of
 
 _STREAMS: tuple[Any, ...] = (
     *(pb.CreateVariablesRequest, pb.PushRequest, pb.ReadResponse, pb.ReadRowsRequest),

@@ -25,7 +25,7 @@ from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.config import ParameterServerConfig
 from ps_server.numbers.memory import MemoryBudget
-from tests.support.shards import TRANSPORTS, open_server
+from tests.support.parameter_servers.shards import TRANSPORTS, open_server
 from tests.support.waiting import wait_until
 
 LIMIT = 64 << 20

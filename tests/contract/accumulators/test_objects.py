@@ -23,8 +23,8 @@ from ps_protocol.errors import (
 )
 from ps_protocol.roles.accumulators import Accumulators, TakeRequest, shard_of
 from ps_server.config import ParameterServerConfig
-from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.shards import open_server
+from tests.support.parameter_servers.shards import open_server
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.waiting import wait_until
 from worker_client import ConditionalAccumulator, IndexedSlices, Session, SparseConditionalAccumulator
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.clusters import GrpcTestCluster, Shape
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client import Session
 
 OWN = ("worker_client", "ps_protocol")

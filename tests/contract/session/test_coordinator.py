@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitExceeded, ShuttingDown, Unavailable
-from tests.support.clusters import AnyCluster, Shape, Start
+from tests.support.sessions.clusters import AnyCluster, Shape, Start
 from worker_client import IndexedSlices, sgd
 from worker_client.strategy import ClusterCoordinator, RemoteValue, serve
 from worker_client.strategy.mailboxes import Mailboxes

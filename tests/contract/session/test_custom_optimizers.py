@@ -10,7 +10,7 @@ import pytest
 import worker_client
 from ps_protocol.errors import InvalidSpec, ModelMismatch
 from ps_protocol.model.policy import PolicySpec
-from tests.support.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable, fixed_size_partitioner
 
 POLICIES = [

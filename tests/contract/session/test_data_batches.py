@@ -11,7 +11,7 @@ from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import DataMismatch, DeadlineExceeded
 from ps_protocol.model.data import DataRange
 from ps_protocol.model.policy import PolicySpec
-from tests.support.rolling import RollingCluster
+from tests.support.chief.rolling import RollingCluster
 from worker_client import PushOutcome, Session
 
 VALUES = {"w": np.zeros(8)}

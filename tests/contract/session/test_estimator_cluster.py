@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.clusters import GrpcTestCluster, Shape
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client import momentum
 from worker_client.estimator import DNNClassifier
 from worker_client.sync_replicas import SessionRunHook, StopAtStepHook, SyncReplicasOptimizer

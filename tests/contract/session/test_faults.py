@@ -15,8 +15,8 @@ from ps_protocol.errors import InternalError, LeaseExpired, StepGone, TooManyPus
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import ClusterState, Participant, ParticipantKind
 from ps_protocol.roles.shard import PushReply, PushResult
-from tests.support.eras import era
-from tests.support.faults import Flaky
+from tests.support.chief.eras import era
+from tests.support.network.faults import Flaky
 from tests.support.waiting import wait_until
 from worker_client import PushOutcome, Session
 from worker_client.cluster.chief import ChiefLink

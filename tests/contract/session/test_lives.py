@@ -5,7 +5,7 @@ import pytest
 
 import worker_client
 from ps_protocol.roles.chief import TokenReply, TokenResult
-from tests.support.rolling import RollingCluster
+from tests.support.chief.rolling import RollingCluster
 from worker_client import PushOutcome, Session
 
 VALUES = {"w": np.zeros(40)}

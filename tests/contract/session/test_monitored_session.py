@@ -14,9 +14,9 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import DeadlineExceeded, LeaseExpired
 from ps_protocol.roles.chief import ModelState, PushOutcome
-from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.facade_programs import running_cluster
-from tests.support.faults import Flaky
+from tests.support.network.faults import Flaky
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
+from tests.support.sessions.facade_programs import running_cluster
 from worker_client import Session
 from worker_client.sync_replicas import (
     GradientDescentOptimizer,

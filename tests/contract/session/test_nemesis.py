@@ -19,8 +19,8 @@ from ps_protocol.roles.shard import Shard
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.serving.local import InProcessShard
-from tests.support.clusters import Shape, run_chief, start_ps
-from tests.support.faults import REPEATS, WORST, Nemesis
+from tests.support.network.faults import REPEATS, WORST, Nemesis
+from tests.support.sessions.clusters import Shape, run_chief, start_ps
 from worker_client import PushOutcome, Session
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport

@@ -17,8 +17,8 @@ from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.shard import PushResult, WholeShard
-from tests.support.clusters import Shape, Start
-from tests.support.shards import Trainer, layout_of, open_shard, table, variable, views
+from tests.support.parameter_servers.shards import Trainer, layout_of, open_shard, table, variable, views
+from tests.support.sessions.clusters import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import Buffer, EmbeddingTable, IndexedSlices, PushOutcome, Session
 

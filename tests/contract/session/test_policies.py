@@ -8,7 +8,7 @@ import pytest
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.policy import PolicySpec
-from tests.support.clusters import AnyCluster, Shape, Start
+from tests.support.sessions.clusters import AnyCluster, Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, PushOutcome, Session
 
 ONES = {"a": np.ones(3), "b": np.ones(40), "t": IndexedSlices([1, 8], np.ones((2, 2), np.float32))}

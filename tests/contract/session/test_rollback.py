@@ -13,7 +13,7 @@ import pytest
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, EpochMismatch, LeaseExpired, Superseded, Unavailable, WorkerIndexTaken
 from ps_protocol.roles.chief import ParticipantKind
-from tests.support.rolling import RollingCluster
+from tests.support.chief.rolling import RollingCluster
 from tests.support.waiting import wait_until
 from worker_client import PushOutcome, Session, sync_replicas
 from worker_client.core.state import WorkerState

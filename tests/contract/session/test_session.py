@@ -21,7 +21,7 @@ from ps_protocol.errors import (
     WorkerIndexTaken,
 )
 from ps_protocol.model.variables import Array
-from tests.support.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import ClusterState, OptimizerSpec, PushOutcome, Session
 from worker_client.core.requests import Beat

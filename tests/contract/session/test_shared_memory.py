@@ -13,7 +13,7 @@ from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard
-from tests.support.clusters import GrpcTestCluster, Shape
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client import Session
 from worker_client.cluster import transport
 

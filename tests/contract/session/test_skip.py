@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import worker_client
-from tests.support.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start
 
 
 def test_a_step_that_a_worker_skips_has_the_mean_of_the_others(start: Start) -> None:

@@ -17,7 +17,7 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec, ShapeMismatch
-from tests.support.clusters import GrpcTestCluster, Shape
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client import Session
 from worker_client.session.calls import WorkerCalls
 from worker_client.session.spans import StepSpans

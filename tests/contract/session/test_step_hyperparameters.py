@@ -8,7 +8,7 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec
-from tests.support.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable
 
 ONES = np.ones(3)

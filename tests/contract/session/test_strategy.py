@@ -12,7 +12,7 @@ import pytest
 import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitExceeded, ShapeMismatch, Unavailable
-from tests.support.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start
 from worker_client import IndexedSlices, Session, UpdateFormula, async_policy
 from worker_client.strategy import (
     CollectiveHints,

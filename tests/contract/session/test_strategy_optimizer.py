@@ -10,8 +10,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, ShapeMismatch
-from tests.support.clusters import Shape, Start
-from tests.support.facade_programs import SHAPES, running_cluster, target_of, train
+from tests.support.sessions.clusters import Shape, Start
+from tests.support.sessions.facade_programs import SHAPES, running_cluster, target_of, train
 from worker_client import IndexedSlices, OptimizerSpec, sync_replicas
 from worker_client.strategy import Optimizer, ParameterServerStrategy, Variable, get_replica_context
 

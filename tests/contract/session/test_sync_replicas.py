@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.model.variables import Array
-from tests.support.facade_programs import SHAPES, Build, running_cluster, target_of, train
+from tests.support.sessions.facade_programs import SHAPES, Build, running_cluster, target_of, train
 from worker_client import PushOutcome
 from worker_client.sync_replicas import (
     ExponentialMovingAverage,

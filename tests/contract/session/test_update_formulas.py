@@ -9,7 +9,7 @@ import worker_client
 from ps_protocol.errors import InvalidSpec, LimitExceeded, ShapeMismatch, Unavailable, VariableNotFound
 from ps_protocol.model.updates import MAX_UPDATES
 from tests.contract.session.test_faults import FaultyCluster
-from tests.support.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start
 from worker_client import Buffer, Placement, PushOutcome, Session, UpdateFormula
 
 DECLARED = {

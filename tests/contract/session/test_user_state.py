@@ -9,8 +9,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec, LimitExceeded, NotInitialized
-from tests.support.clusters import AnyCluster, Shape, Start
-from tests.support.rolling import RollingCluster
+from tests.support.chief.rolling import RollingCluster
+from tests.support.sessions.clusters import AnyCluster, Shape, Start
 from worker_client import PushOutcome, Session
 
 ONES = {"w": np.ones(3)}

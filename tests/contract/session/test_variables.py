@@ -10,7 +10,7 @@ import worker_client
 from ps_protocol.errors import DtypeMismatch, IndexOutOfRange, InvalidSpec, ModelMismatch, SlotNotFound, VariableNotFound
 from ps_protocol.model.policy import PolicyName
 from ps_protocol.model.variables import Array
-from tests.support.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start
 from worker_client import Buffer, EmbeddingTable, IndexedSlices, Session, Variable
 
 ROWS = np.arange(12.0).reshape(6, 2)

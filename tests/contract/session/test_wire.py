@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.clusters import GrpcTestCluster, Shape
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client import Buffer, EmbeddingTable, IndexedSlices, Session, Variable, WireFormat, top_k
 
 FORMATS: dict[str, str | WireFormat] = {

@@ -25,9 +25,9 @@ from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, VariableSpec
 from ps_protocol.roles.shard import Adoption, PushId, SaveRequest, SaveState, WholeShard
 from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
-from tests.support.eras import fence
-from tests.support.sharded_training import CHIEF, ShardedTraining, metrics_of
-from tests.support.shards import TRANSPORTS, SharingWorkers, Trainer, open_shard
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining, metrics_of
+from tests.support.parameter_servers.shards import TRANSPORTS, SharingWorkers, Trainer, open_shard
 from tests.support.waiting import wait_until
 
 Open = Callable[..., ShardedTraining]

@@ -13,7 +13,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.shard import PushId, PushResult, WholeShard
-from tests.support.shards import Trainer, layout_of, table, variable
+from tests.support.parameter_servers.shards import Trainer, layout_of, table, variable
 
 _PLAIN = OptimizerSpec(name="assign_mean", learning_rate=constant(1.0))
 _STATE = VariableSpec(name="state", data_type=DataType.FLOAT32, shape=(6,), optimizer=_PLAIN)

@@ -12,7 +12,7 @@ from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.shard import PushHeader, PushResult, SparsePart, WholeShard
-from tests.support.shards import Trainer, layout_of, table, variable, views
+from tests.support.parameter_servers.shards import Trainer, layout_of, table, variable, views
 from tests.unit.ps_protocol.encodings.test_gradient_encoder import decoded
 
 LOSSY = tuple(encoding for encoding in FloatEncoding if encoding is not FloatEncoding.AS_IS)

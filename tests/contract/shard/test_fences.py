@@ -15,8 +15,8 @@ from ps_protocol.errors import (
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.fence import session_secret
 from ps_protocol.roles.shard import Adoption, PushHeader, PushId, PushResult, WholeShard
-from tests.support.eras import era, fence
-from tests.support.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, SharingWorkers, Trainer
+from tests.support.chief.eras import era, fence
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, SharingWorkers, Trainer
 
 # Adoption and fences
 

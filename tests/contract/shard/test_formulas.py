@@ -15,7 +15,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.updates import MAX_UPDATES, FormulaUpdate
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 from ps_protocol.roles.shard import PushHeader, PushResult, WholeShard
-from tests.support.shards import Trainer, layout_of, variable, views
+from tests.support.parameter_servers.shards import Trainer, layout_of, variable, views
 
 PLAIN = OptimizerSpec(name="assign_mean", learning_rate=constant(1.0))
 # More than one block of what is computed at a time.

@@ -10,8 +10,8 @@ from ps_protocol.errors import ContributionMissing, InvalidSpec, MalformedMessag
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.shard import Metric, PushId, PushResult, WholeShard
-from tests.support.eras import fence
-from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable, views
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable, views
 
 SMALL = layout_of(variable("w", (4,)), variable("b", (2,)), table("emb", (6, 2)))
 

@@ -13,8 +13,8 @@ from ps_server.numbers.memory import MemoryBudget
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
 from ps_server.shard.shard import Shard as ServedShard
-from tests.support.eras import fence
-from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable
 
 LAYOUT = layout_of(variable("w", (4,)), table("emb", (6, 2)))
 

@@ -13,9 +13,9 @@ from ps_protocol.errors import Cancelled, NotInitialized, Unavailable
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.chief import Participant, ParticipantKind, Registration
 from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, WholeShard
-from tests.support.eras import era, fence
-from tests.support.shards import CHIEF, EPOCH, Trainer, open_shard
-from tests.support.whole_shard import ForwardingShard
+from tests.support.chief.eras import era, fence
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, open_shard
+from tests.support.parameter_servers.whole_shard import ForwardingShard
 from worker_client.shards.standbys import ReplicatedShard, ShardPlaces
 
 FIRST, SECOND, THIRD = ADDRESSES = ("host-a:1", "host-b:1", "host-c:1")

@@ -11,7 +11,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec, ClipSpec
 from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, VariableSpec
 from ps_protocol.roles.shard import ShardSpec, WholeShard
-from tests.support.shards import Trainer, layout_of, table, variable, views
+from tests.support.parameter_servers.shards import Trainer, layout_of, table, variable, views
 
 MOMENTUM = OptimizerSpec(name="momentum", learning_rate=constant(1.0))
 MEAN, ADD = (OptimizerSpec(name=name, learning_rate=constant(0.0)) for name in ("assign_mean", "add"))

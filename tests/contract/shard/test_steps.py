@@ -12,7 +12,7 @@ from ps_protocol.errors import (
     StepMismatch,
 )
 from ps_protocol.roles.shard import PushId, PushResult, contributions_named
-from tests.support.shards import MIXED, Trainer, open_shard, views
+from tests.support.parameter_servers.shards import MIXED, Trainer, open_shard, views
 
 
 def test_mean_of_the_named_contributions_is_applied(trainer: Trainer) -> None:

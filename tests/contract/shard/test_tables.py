@@ -19,7 +19,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, SparseMean
 from ps_protocol.roles.shard import PushResult, RowsRequest, SparsePart, WholeShard
-from tests.support.shards import EPOCH, Trainer, layout_of, table, variable, views
+from tests.support.parameter_servers.shards import EPOCH, Trainer, layout_of, table, variable, views
 
 TABLE = layout_of(table("emb", (10, 3)))
 BOTH = layout_of(variable("w", (5,)), table("emb", (10, 3)), variable("b"), table("wide", (6,), DataType.FLOAT64, rows=(2, 6)))

@@ -14,7 +14,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.shard import PushResult, WholeShard
-from tests.support.shards import Trainer, layout_of, variable
+from tests.support.parameter_servers.shards import Trainer, layout_of, variable
 
 
 def _run(*tasks: Callable[[], None]) -> None:

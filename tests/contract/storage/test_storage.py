@@ -23,7 +23,7 @@ from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, LocalSto
 from ps_protocol.checkpoint.tensor_file import SavedTensor, check_file, open_file, write_file
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
 from ps_protocol.roles.shard import CheckpointFile
-from tests.support.checkpoints import CLUSTER, VARIABLES, checkpoint_of, save, values_of, write_files
+from tests.support.parameter_servers.checkpoints import CLUSTER, VARIABLES, checkpoint_of, save, values_of, write_files
 
 _numbers = itertools.count()
 

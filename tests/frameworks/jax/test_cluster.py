@@ -9,7 +9,7 @@ import pytest
 jax = pytest.importorskip("jax", reason="JAX is not installed: `make test-frameworks` has it")
 optax = pytest.importorskip("optax", reason="optax is not installed: `make test-frameworks` has it")
 
-from tests.support.trained_by_three import IN_THE_MIDDLE, alone, arrays_in, together
+from tests.support.sessions.trained_by_three import IN_THE_MIDDLE, alone, arrays_in, together
 
 # What the program is on one process, and on three workers with a third of each batch.
 MODEL = """

@@ -13,9 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.support.commands import up
+from tests.support.processes.commands import up
 from tests.support.repository import ROOT
-from tests.support.trained_by_three import IN_THE_MIDDLE, alone, arrays_in, together
+from tests.support.sessions.trained_by_three import IN_THE_MIDDLE, alone, arrays_in, together
 
 if importlib.util.find_spec("keras") is None:  # not imported: its default backend may not be there
     pytest.skip("Keras is not installed: `make test-frameworks` has it", allow_module_level=True)

@@ -19,8 +19,8 @@ from ps_protocol.metrics.server import shard_families
 from ps_protocol.roles.chief import StepTotals
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
-from tests.support.cluster_status import cluster_status, server_status, worker_status
-from tests.support.clusters import GrpcTestCluster, Shape
+from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 
 
 @pytest.fixture

@@ -7,8 +7,8 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-frameworks` has it")
 
-from tests.support.commands import up
-from tests.support.trained_by_three import IN_THE_MIDDLE, alone, together
+from tests.support.processes.commands import up
+from tests.support.sessions.trained_by_three import IN_THE_MIDDLE, alone, together
 
 # What the program is on one process, and on three workers with a third of each batch.
 MODEL = """

@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from lockstep.__main__ import main
-from tests.support.commands import run_up
+from tests.support.processes.commands import run_up
 
 pytestmark = pytest.mark.timeout(120)
 PROGRAM = """

@@ -6,7 +6,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-frameworks` has it")
 
-from tests.support.commands import up
+from tests.support.processes.commands import up
 
 BEGIN = """
 import os, sys, warnings

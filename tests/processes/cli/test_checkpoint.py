@@ -11,9 +11,9 @@ import pytest
 from lockstep.__main__ import main
 from ps_protocol.checkpoint.catalog import find_checkpoint, verify_checkpoint
 from ps_protocol.checkpoint.storage import LocalStorage
-from tests.support.clusters import Shape
-from tests.support.commands import run_up
-from tests.support.real_cluster import RealCluster
+from tests.support.processes.commands import run_up
+from tests.support.processes.real_cluster import RealCluster
+from tests.support.sessions.clusters import Shape
 
 
 @pytest.fixture

@@ -22,8 +22,8 @@ from lockstep.demo.digits import MISSING, Evaluation, evaluate, initial_values, 
 from lockstep.demo.display import PlainDisplay, status_line
 from lockstep.demo.observer import DemoStatus, Meter, WorkerCounts
 from ps_protocol.process.output import BoundedOutput
-from tests.support.cluster_status import cluster_status, worker_status
-from tests.support.commands import lockstep_here
+from tests.support.chief.cluster_status import cluster_status, worker_status
+from tests.support.processes.commands import lockstep_here
 from tests.support.waiting import wait_until
 
 # Enough where it does not matter what is trained.

@@ -10,7 +10,7 @@ import worker_client
 from lockstep.demo.digits import NAMES, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS
 from tests.processes.cli.test_demo import demo
-from tests.support.commands import lockstep_here
+from tests.support.processes.commands import lockstep_here
 
 
 def test_it_learns_the_digits_with_contributions_that_are_stale(tmp_path: Path) -> None:

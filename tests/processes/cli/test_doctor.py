@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 
 import worker_client
-from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.commands import lockstep, lockstep_here
-from tests.support.processes import talking
-from tests.support.servers import unused_address
+from tests.support.network.servers import unused_address
+from tests.support.processes.commands import lockstep, lockstep_here
+from tests.support.processes.processes import talking
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 
 
 def found_by(*words: str) -> tuple[int, list[dict[str, Any]]]:

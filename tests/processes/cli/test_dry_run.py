@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import TRAIN
-from tests.support.processes import run
+from tests.support.processes.commands import TRAIN
+from tests.support.processes.processes import run
 
 MODEL = "session.create_or_join({'w': np.zeros(4)}, optimizer=lockstep.sgd(0.5))"
 BEGIN = "import numpy as np, lockstep\nwith lockstep.connect() as session:\n"

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
+from tests.support.processes.commands import IDLE, TRAIN, are_gone, descendants, read_until, run_up, up
 
 # What worker 1 does, put before and into the training of both.
 LEAVES = {

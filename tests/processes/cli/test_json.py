@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.clusters import start_ps
-from tests.support.commands import lockstep, lockstep_here
-from tests.support.running_chief import RunningChief
+from tests.support.chief.running_chief import RunningChief
+from tests.support.processes.commands import lockstep, lockstep_here
+from tests.support.sessions.clusters import start_ps
 from worker_client import Session
 
 

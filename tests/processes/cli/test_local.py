@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import TRAIN, Ended, lockstep_here, read_until, up
+from tests.support.processes.commands import TRAIN, Ended, lockstep_here, read_until, up
 
 SLOWLY = TRAIN.replace("session.step({", "__import__('time').sleep(0.02); session.step({").replace(
     """print("step", session.local_step, flush=True)""", "pass"

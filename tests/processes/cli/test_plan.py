@@ -12,8 +12,8 @@ import pytest
 import worker_client
 from lockstep.planning.trace import HEADER, parse_trace
 from ps_protocol.model.variables import Array
-from tests.support.commands import cluster, lockstep_here
-from tests.support.processes import speaking
+from tests.support.processes.commands import cluster, lockstep_here
+from tests.support.processes.processes import speaking
 from tests.support.waiting import wait_until
 
 STEPS, COMPUTING_S = 12, (0.05, 0.12)

@@ -10,8 +10,8 @@ import pytest
 
 import worker_client
 from ps_protocol.model.variables import Array
-from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.commands import lockstep_here
+from tests.support.processes.commands import lockstep_here
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 
 
 @pytest.fixture

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes import Ended, run
+from tests.support.processes.processes import Ended, run
 from tests.support.repository import ROOT
 
 

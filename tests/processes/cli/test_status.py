@@ -14,9 +14,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.commands import cluster, lockstep, lockstep_here
-from tests.support.processes import speaking
+from tests.support.processes.commands import cluster, lockstep, lockstep_here
+from tests.support.processes.processes import speaking
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.waiting import wait_until
 
 

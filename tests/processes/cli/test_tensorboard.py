@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.event_files import events
+from tests.support.formats.event_files import events
 from tests.support.repository import ROOT
 
 PROGRAM = """

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.chrome_trace import checked
-from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.commands import Ended, lockstep_here
-from tests.support.servers import unused_address
+from tests.support.formats.chrome_trace import checked
+from tests.support.network.servers import unused_address
+from tests.support.processes.commands import Ended, lockstep_here
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.waiting import wait_until
 
 

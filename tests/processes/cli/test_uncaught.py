@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import run_up
-from tests.support.processes import run
+from tests.support.processes.commands import run_up
+from tests.support.processes.processes import run
 
 PROGRAM = """
 import numpy as np

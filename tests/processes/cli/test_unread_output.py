@@ -14,9 +14,9 @@ import psutil
 import pytest
 
 import worker_client
-from tests.support.commands import TRAIN, are_gone
-from tests.support.processes import announced, start_role
-from tests.support.unread import Unread, full_pipe, stopped_terminal
+from tests.support.processes.commands import TRAIN, are_gone
+from tests.support.processes.processes import announced, start_role
+from tests.support.processes.unread import Unread, full_pipe, stopped_terminal
 from tests.support.waiting import wait_until
 
 OUTPUTS = pytest.mark.parametrize("unread", [full_pipe, stopped_terminal], ids=["full pipe", "Ctrl-S"])

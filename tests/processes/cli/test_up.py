@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import IDLE, TRAIN, are_gone, descendants, lockstep_here, read_until, run_up, up
+from tests.support.processes.commands import IDLE, TRAIN, are_gone, descendants, lockstep_here, read_until, run_up, up
 from tests.support.waiting import wait_until
 
 FAMILY = f"import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', {IDLE!r}], start_new_session=True)\n{TRAIN}"

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from tests.support.commands import run_up
+from tests.support.processes.commands import run_up
 
 # A process less to start. The launcher asks the chief the same, wherever that runs.
 IN_PS = "--chief-in-ps"

@@ -18,9 +18,9 @@ import worker_client
 from ps_protocol.errors import PermissionDenied, Unauthenticated
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.tokens import parse_tokens
-from tests.support.certificates import Files, make
-from tests.support.commands import TRAIN, lockstep_here, read_until, up
-from tests.support.processes import announced, start_role
+from tests.support.network.certificates import Files, make
+from tests.support.processes.commands import TRAIN, lockstep_here, read_until, up
+from tests.support.processes.processes import announced, start_role
 
 
 @dataclass(frozen=True)

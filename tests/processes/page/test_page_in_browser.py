@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from ps_protocol.roles.chief import ClusterState
-from tests.support.browser import MISSING, PROGRAM, Browser, opened
-from tests.support.commands import read_until, up
-from tests.support.running_chief import RunningChief, Worker, client_of, parameter_server
+from tests.support.chief.running_chief import RunningChief, Worker, client_of, parameter_server
+from tests.support.processes.browser import MISSING, PROGRAM, Browser, opened
+from tests.support.processes.commands import read_until, up
 from tests.support.waiting import wait_until
 
 # A cluster and a browser have to start on a machine that runs other tests, too.

@@ -12,7 +12,7 @@ import worker_client
 from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import ClusterStatus
 from ps_protocol.rpc.chief import GrpcChief
-from tests.support.processes import Process, start
+from tests.support.processes.processes import Process, start
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 

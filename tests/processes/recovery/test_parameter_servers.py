@@ -15,11 +15,11 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.shard import SaveRequest, SaveState, WholeShard
-from tests.support.eras import fence
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.repository import ROOT
-from tests.support.sharded_training import CHIEF, ShardedTraining
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 MODEL = ModelSpec(
     variables=tuple(VariableSpec(name=name, data_type=DataType.FLOAT32, shape=(50, 3)) for name in ("a", "b")),

@@ -14,7 +14,7 @@ import pytest
 
 import worker_client
 from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
-from tests.support.processes import Process, start
+from tests.support.processes.processes import Process, start
 from tests.support.waiting import wait_until
 from worker_client import PushOutcome, Session
 

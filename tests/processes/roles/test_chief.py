@@ -9,9 +9,9 @@ from pathlib import Path
 
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.rpc.chief import GrpcChief
-from tests.support.processes import announced, end_of, speaking
-from tests.support.running_chief import Worker, parameter_server
-from tests.support.servers import unused_address
+from tests.support.chief.running_chief import Worker, parameter_server
+from tests.support.network.servers import unused_address
+from tests.support.processes.processes import announced, end_of, speaking
 from tests.support.waiting import wait_until
 
 

@@ -13,12 +13,12 @@ import lockstep.combined.__main__ as command
 from ps_protocol.errors import Unauthenticated
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.rpc.chief import GrpcChief
-from tests.support.certificates import make
-from tests.support.commands import TRAIN, run_up
-from tests.support.processes import announced, end_of, speaking
-from tests.support.running_chief import Worker, parameter_server
+from tests.support.chief.running_chief import Worker, parameter_server
+from tests.support.network.certificates import make
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
+from tests.support.processes.commands import TRAIN, run_up
+from tests.support.processes.processes import announced, end_of, speaking
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 
 def combined(

@@ -17,8 +17,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
-from tests.support.clusters import GrpcTestCluster, Shape, run_chief, start_chief, start_ps_process
-from tests.support.processes import talking
+from tests.support.processes.processes import talking
+from tests.support.sessions.clusters import GrpcTestCluster, Shape, run_chief, start_chief, start_ps_process
 from tests.support.waiting import wait_until
 from worker_client.cluster.chief import machine_name
 

@@ -9,7 +9,7 @@ from google.protobuf.descriptor import MethodDescriptor
 
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
-from tests.support.processes import announced, start_role
+from tests.support.processes.processes import announced, start_role
 
 SERVICES = {
     "ps": (parameter_service_pb2.DESCRIPTOR, accumulator_service_pb2.DESCRIPTOR, handshake_service_pb2.DESCRIPTOR),

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.processes import announced, speaking, start_role
-from tests.support.prometheus import Read, parsed, value
-from tests.support.servers import unused_address
+from tests.support.formats.prometheus import Read, parsed, value
+from tests.support.network.servers import unused_address
+from tests.support.processes.processes import announced, speaking, start_role
 from tests.support.waiting import wait_until
 
 OBSERVER, WORKER, CHIEF = "o" * 40, "w" * 40, "c" * 40

@@ -9,8 +9,8 @@ from typing import IO
 import pytest
 
 from ps_server.config import ParameterServerConfig
-from tests.support.processes import talking
-from tests.support.shards import open_server
+from tests.support.parameter_servers.shards import open_server
+from tests.support.processes.processes import talking
 
 NAME = "ps0.lockstep.test"
 # In a mount namespace of its own a process has its own file of names, which the test writes.
@@ -37,7 +37,7 @@ def test_a_name_that_is_unknown_and_then_means_another_address_is_asked_for_agai
         first = stack.enter_context(ExitStack())
         address = first.enter_context(open_server(ParameterServerConfig(index=0, address="127.0.0.1:0"))).address
         port = address.rpartition(":")[2]
-        words = (sys.executable, "-m", "tests.support.named_server", f"{NAME}:{port}")
+        words = (sys.executable, "-m", "tests.support.processes.named_server", f"{NAME}:{port}")
         client = talking(stack, *WITH_NAMES, hosts, *words)
         assert client.stdin and client.stdout
         client.stdin.write(b"\n")

@@ -17,11 +17,11 @@ from ps_protocol.errors import PsError
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_server.config import ParameterServerConfig, parse_config
 from ps_server.server import ParameterServer
-from tests.support.eras import fence
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.shards import open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.repository import ROOT
-from tests.support.shards import open_server
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.roles.identity import PROTOCOL_VERSION
-from tests.support.processes import Process, announced, start
+from tests.support.processes.processes import Process, announced, start
 from tests.support.repository import ROOT
 
 OURS, MAJOR = str(PROTOCOL_VERSION), PROTOCOL_VERSION.major
@@ -27,7 +27,7 @@ def role(stack: ExitStack, directory: Path, version: str, module: str, *words: s
     name = module.replace("_", "-")
     log = stack.enter_context((directory / f"{name}.log").open("wb"))
     place = ("--address", f"unix:{directory}/{name}", "--announce", str(directory / f"{name}.at"))
-    process = start(stack, "-m", "tests.support.other_version", version, module, *place, *words, log=log)
+    process = start(stack, "-m", "tests.support.processes.other_version", version, module, *place, *words, log=log)
     announced(process, directory / f"{name}.at")
     return process, Path(log.name)
 
@@ -41,7 +41,7 @@ def cluster(stack: ExitStack, directory: Path, *, servers: str, chief: str) -> t
 def call(directory: Path, version: str, *words: str) -> tuple[int, str, float]:
     """Runs a caller of a version; returns its exit code, what it says, and how long it took from its first call on."""
     environment = {"LOCKSTEP_CHIEF": f"unix:{directory}/chief", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.support.other_version", version, *words]
+    command = [sys.executable, "-m", "tests.support.processes.other_version", version, *words]
     began = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=40, check=False)
     return done.returncode, done.stdout + done.stderr, time.monotonic() - began

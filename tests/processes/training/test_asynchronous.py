@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 import worker_client
-from tests.support.clusters import Shape
-from tests.support.real_cluster import RealCluster
+from tests.support.processes.real_cluster import RealCluster
+from tests.support.sessions.clusters import Shape
 
 # One overwritten block of one update in this many rounds is enough to show the race; some five rounds show it on an idle machine.
 MAX_ROUNDS = 60

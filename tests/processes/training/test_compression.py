@@ -8,7 +8,7 @@ import pytest
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.suites.wire.compression import FORMATS, in_words
 from benchmarks.suites.wire.training import wire_bytes
-from tests.support.processes import run
+from tests.support.processes.processes import run
 from worker_client.model.wire_format import wire_format
 
 MIB = 1 << 20

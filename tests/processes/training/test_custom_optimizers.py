@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import lockstep_here, run_up
+from tests.support.processes.commands import lockstep_here, run_up
 from tests.support.repository import ROOT
 
 EXAMPLE = ROOT / "examples" / "custom_optimizers.py"

@@ -14,8 +14,8 @@ from lockstep.in_process import InProcessCluster
 from ps_protocol.model.variables import Array
 from tests.processes.training.equivalence import NUM_STEPS, NUM_WORKERS, UPDATES, Values, train_alone
 from tests.processes.training.equivalence_worker import train
-from tests.support.clusters import Shape, start_chief, start_ps
-from tests.support.processes import announced, start
+from tests.support.processes.processes import announced, start
+from tests.support.sessions.clusters import Shape, start_chief, start_ps
 
 # One with state and one with numbers that change with the step: what carries the bytes knows no optimizer.
 IN_PROCESSES = ["momentum", "adam"]

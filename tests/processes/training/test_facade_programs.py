@@ -8,10 +8,10 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import worker_client
-from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.commands import run_up
-from tests.support.processes import end
+from tests.support.processes.commands import run_up
+from tests.support.processes.processes import end
 from tests.support.repository import ROOT
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.waiting import wait_until
 
 # Counts its accepted contributions in `w`; ends ten runs after its session has come back as another incarnation, or with an error.

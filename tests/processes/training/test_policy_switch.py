@@ -9,8 +9,8 @@ import pytest
 
 import worker_client
 from ps_protocol.model.policy import PolicySpec
-from tests.support.clusters import Shape
-from tests.support.real_cluster import RealCluster
+from tests.support.processes.real_cluster import RealCluster
+from tests.support.sessions.clusters import Shape
 from tests.support.waiting import wait_until
 
 SYNC, SSP, ASYNC = worker_client.sync_policy(), worker_client.ssp_policy(2), worker_client.async_policy()

@@ -12,11 +12,11 @@ import pytest
 from ps_protocol.roles.shard import ShardStatus
 from ps_protocol.shared_memory import segment
 from ps_protocol.shared_memory.segment import NAME_PREFIX
-from tests.support.clusters import Shape
-from tests.support.real_cluster import RealCluster
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
+from tests.support.processes.real_cluster import RealCluster
+from tests.support.processes.worker_tasks import PATIENCE_VARIABLE
+from tests.support.sessions.clusters import Shape
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
-from tests.support.worker_tasks import PATIENCE_VARIABLE
 
 pytestmark = pytest.mark.skipif(not segment.boot_id(), reason="this system has no memory that can be shared")
 

@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 from ps_protocol.model.variables import Array
-from tests.support.clusters import Shape
-from tests.support.models import contribution
-from tests.support.real_cluster import RealCluster, Worker
+from tests.support.processes.real_cluster import RealCluster, Worker
+from tests.support.sessions.clusters import Shape
+from tests.support.sessions.models import contribution
 from worker_client import MetricReport
 
 LAST_STEP = 32

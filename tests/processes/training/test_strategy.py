@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.support.commands import run_up
+from tests.support.processes.commands import run_up
 from tests.support.repository import ROOT
 
 EXAMPLE = ROOT / "examples" / "strategy_digits.py"

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from ps_protocol.model.variables import Array
-from tests.support.clusters import Shape
-from tests.support.models import NUM_FEW, NUM_MANY, WIDTH
-from tests.support.real_cluster import RealCluster
+from tests.support.processes.real_cluster import RealCluster
+from tests.support.sessions.clusters import Shape
+from tests.support.sessions.models import NUM_FEW, NUM_MANY, WIDTH
 
 Launch = Callable[..., RealCluster]
 # Rows of one step: each worker's indices, some of them twice, some of them both workers'.

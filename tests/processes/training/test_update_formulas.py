@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.commands import descendants, lockstep_here, read_until, up
+from tests.support.processes.commands import descendants, lockstep_here, read_until, up
 
 # The program of each worker: a count that every step adds one to, and a variable with a slot that a formula moves.
 PROGRAM = """

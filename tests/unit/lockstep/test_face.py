@@ -4,7 +4,7 @@ import pytest
 
 import lockstep
 import worker_client
-from tests.support.processes import run
+from tests.support.processes.processes import run
 from worker_client.estimator import DNNClassifier
 
 

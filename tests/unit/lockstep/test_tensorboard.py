@@ -6,8 +6,8 @@ import numpy as np
 
 import worker_client
 from lockstep.tensorboard import Sample, TensorBoardWriter, scalars
-from tests.support.cluster_status import cluster_status, worker_status
-from tests.support.event_files import events
+from tests.support.chief.cluster_status import cluster_status, worker_status
+from tests.support.formats.event_files import events
 
 
 def sample(at_s: float, step: int, *, epoch: int = 1, **changes: object) -> Sample:

@@ -7,8 +7,8 @@ from lockstep.timeline import CHIEF, MAX_TRACKS, SERVERS, WORKERS, Timeline
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ClusterStatus, LedgerEntry
 from ps_protocol.roles.shard import PushId, ShardReport
-from tests.support.chrome_trace import Event, checked
-from tests.support.cluster_status import cluster_status, server_status, worker_status
+from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
+from tests.support.formats.chrome_trace import Event, checked
 
 
 def entry(step: int, arrivals_us: dict[int, int], *, duration_s: float = 0.1, wait_s: float = 0.03, apply_s: float = 0.02) -> LedgerEntry:

@@ -12,10 +12,10 @@ from ps_protocol.roles.chief import DequeueTokenRequest
 from ps_protocol.v1 import chief_service_pb2 as cpb
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
-from tests.support.eras import fence
-from tests.support.raw_shard import WHOLE, Outcome, Server, cut_push_off, frame, push_stream
-from tests.support.running_chief import Worker, client_of, cluster
-from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of
+from tests.support.chief.eras import fence
+from tests.support.chief.running_chief import Worker, client_of, cluster
+from tests.support.parameter_servers.raw_shard import WHOLE, Outcome, Server, cut_push_off, frame, push_stream
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of
 from tests.support.waiting import wait_until
 from tests.wire.bad_input import test_chief as chief_cases
 from tests.wire.bad_input.scenes import Scene, told

@@ -8,8 +8,8 @@ import grpc
 from ps_protocol.security.tokens import new_token
 from ps_protocol.v1 import handshake_service_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
-from tests.support.raw_shard import WHOLE, Outcome, Server, fresh_shard, push_stream
-from tests.support.shards import variable
+from tests.support.parameter_servers.raw_shard import WHOLE, Outcome, Server, fresh_shard, push_stream
+from tests.support.parameter_servers.shards import variable
 from tests.wire.bad_input import calls
 from tests.wire.bad_input import test_chief as chief_cases
 from tests.wire.bad_input import test_encodings as encoding_cases

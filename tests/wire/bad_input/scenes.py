@@ -19,14 +19,14 @@ from ps_protocol.security.options import Security
 from ps_protocol.v1 import chief_service_pb2 as cpb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
-from tests.support.certificates import Files, make
-from tests.support.eras import LIFE
-from tests.support.processes import Process, announced, start_role
-from tests.support.raw_shard import Outcome, RawShard, Server, outcome
-from tests.support.running_chief import Worker
-from tests.support.shards import Trainer
-from tests.support.talk import converse
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.chief.eras import LIFE
+from tests.support.chief.running_chief import Worker
+from tests.support.network.certificates import Files, make
+from tests.support.network.talk import converse
+from tests.support.parameter_servers.raw_shard import Outcome, RawShard, Server, outcome
+from tests.support.parameter_servers.shards import Trainer
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
+from tests.support.processes.processes import Process, announced, start_role
 from tests.wire.bad_input import test_rows as table_cases
 
 CHIEF_SERVICE = "ps_protocol.v1.ChiefService"

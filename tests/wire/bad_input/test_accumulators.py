@@ -19,8 +19,8 @@ from ps_protocol.v1 import accumulator_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_server.accumulators.registry import MAX_TAKERS
 from ps_server.config import ParameterServerConfig
-from tests.support.raw_shard import Outcome, RawShard, frame
-from tests.support.shards import open_server
+from tests.support.parameter_servers.raw_shard import Outcome, RawShard, frame
+from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
 
 PATH = "/ps_protocol.v1.AccumulatorService/"

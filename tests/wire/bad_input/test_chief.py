@@ -12,10 +12,10 @@ from ps_protocol.roles.fence import session_secret
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2, tensor_pb2
-from tests.support.eras import LIFE
-from tests.support.raw_shard import Outcome, outcome
-from tests.support.running_chief import SESSION_KEY, RunningChief, Worker, client_of, cluster
-from tests.support.talk import Talk, converse
+from tests.support.chief.eras import LIFE
+from tests.support.chief.running_chief import SESSION_KEY, RunningChief, Worker, client_of, cluster
+from tests.support.network.talk import Talk, converse
+from tests.support.parameter_servers.raw_shard import Outcome, outcome
 from tests.support.waiting import wait_until
 
 

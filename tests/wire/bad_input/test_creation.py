@@ -7,9 +7,9 @@ import pytest
 
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
-from tests.support.eras import fence
-from tests.support.raw_shard import HALF, WHOLE, Server, frame, fresh_shard, push_stream
-from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.raw_shard import HALF, WHOLE, Server, frame, fresh_shard, push_stream
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, variable
 
 CODE = grpc.StatusCode
 

@@ -11,9 +11,9 @@ from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
-from tests.support.raw_shard import Outcome, RawShard, frame, push_stream
-from tests.support.shards import EPOCH, MIXED, Trainer, open_server
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.parameter_servers.raw_shard import Outcome, RawShard, frame, push_stream
+from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 HALVED = encoded_nbytes(MIXED, FloatEncoding.BFLOAT16)
 INT8 = encoded_nbytes(MIXED, FloatEncoding.INT8_BLOCKS)

@@ -10,9 +10,9 @@ from ps_protocol.v1 import handshake_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.shard.shard import Shard
-from tests.support.eras import era, fence
-from tests.support.raw_shard import HALF, WHOLE, Outcome, Server, frame, push_stream, trained_shard
-from tests.support.shards import CHIEF, EPOCH, MIXED
+from tests.support.chief.eras import era, fence
+from tests.support.parameter_servers.raw_shard import HALF, WHOLE, Outcome, Server, frame, push_stream, trained_shard
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED
 
 CODE = grpc.StatusCode
 

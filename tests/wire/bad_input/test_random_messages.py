@@ -14,10 +14,10 @@ from google.protobuf.message import Message
 
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from ps_server.config import ParameterServerConfig
-from tests.support.raw_shard import outcome
-from tests.support.running_chief import Worker, client_of, cluster
-from tests.support.shards import Trainer, open_server
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.chief.running_chief import Worker, client_of, cluster
+from tests.support.parameter_servers.raw_shard import outcome
+from tests.support.parameter_servers.shards import Trainer, open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 NUM_CALLS = 400
 MAX_DEPTH = 5

@@ -12,10 +12,10 @@ from ps_protocol.roles.shard import RestoreRequest, SaveRequest, ShardSettings
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
-from tests.support.eras import fence
-from tests.support.raw_shard import RawShard
-from tests.support.shards import CHIEF, EPOCH, Trainer, open_server
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.raw_shard import RawShard
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 SHA256 = "0" * 64
 

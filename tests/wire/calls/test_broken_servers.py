@@ -21,8 +21,8 @@ from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.frames import encode_frame
-from tests.support.servers import serving
-from tests.support.shards import MIXED
+from tests.support.network.servers import serving
+from tests.support.parameter_servers.shards import MIXED
 
 Messages = Iterator[bytes]
 

@@ -18,7 +18,7 @@ from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.fields import encode_max_wait
-from tests.support.servers import serving_aio, unary
+from tests.support.network.servers import serving_aio, unary
 from tests.wire.codecs.examples import COMMIT, MODEL, PIECEWISE, PLACEMENT, POLICIES, RESULT, STATUS, WORKER
 
 REGISTER = chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=2, host="h", pid=1, request_id=9)

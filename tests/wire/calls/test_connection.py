@@ -19,7 +19,7 @@ from ps_protocol.rpc.channel import CHANNEL_OPTIONS, DEFAULT_ACCESS, MAX_MESSAGE
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.status import from_status
 from ps_protocol.v1.error_pb2 import ErrorDetails
-from tests.support.servers import downward, serving, unary, unused_address, upward
+from tests.support.network.servers import downward, serving, unary, unused_address, upward
 from tests.support.waiting import wait_until
 
 SERVICE = "test.Service"

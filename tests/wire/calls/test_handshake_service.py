@@ -12,9 +12,9 @@ from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identit
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.server import handshake_handler
-from tests.support.raw_shard import HANDSHAKE, RawShard
-from tests.support.servers import serving, unary, unused_address
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.network.servers import serving, unary, unused_address
+from tests.support.parameter_servers.raw_shard import HANDSHAKE, RawShard
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 PS = Identity(cluster="job-a", role=Role.PARAMETER_SERVER, index=1, process_incarnation=7)
 CHIEF = Identity(cluster="job-a", role=Role.CHIEF, index=0, process_incarnation=8)

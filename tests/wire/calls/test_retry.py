@@ -14,7 +14,7 @@ from ps_protocol import errors
 from ps_protocol.process import waiting
 from ps_protocol.rpc.client import Connection
 from ps_protocol.v1.error_pb2 import ErrorDetails
-from tests.support.servers import serving, unary
+from tests.support.network.servers import serving, unary
 
 
 class Flaky:

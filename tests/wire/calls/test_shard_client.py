@@ -31,9 +31,9 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.frames import encode_frame, encode_stream, parse
-from tests.support.eras import era, fence
-from tests.support.servers import both_ways, serving, unary, upward
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.chief.eras import era, fence
+from tests.support.network.servers import both_ways, serving, unary, upward
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 MIB = 1 << 20
 ID = PushId(worker=0, incarnation=1, sequence=1)

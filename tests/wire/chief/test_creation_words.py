@@ -9,7 +9,7 @@ import pytest
 
 import worker_client
 from ps_protocol.model.layout import Segments
-from tests.support.running_chief import RunningChief, client_of, parameter_server
+from tests.support.chief.running_chief import RunningChief, client_of, parameter_server
 from tests.support.waiting import wait_until
 from worker_client.model.memory import with_tables
 

@@ -8,10 +8,10 @@ import pytest
 from ps_protocol.errors import EpochMismatch, Superseded
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.roles.fence import NOBODY
-from tests.support.eras import fence
-from tests.support.running_chief import RunningChief, Worker, client_of, parameter_server
+from tests.support.chief.eras import fence
+from tests.support.chief.running_chief import RunningChief, Worker, client_of, parameter_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 
 def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:

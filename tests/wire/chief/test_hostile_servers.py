@@ -8,8 +8,8 @@ import pytest
 from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import TokenResult
 from ps_protocol.v1 import parameter_service_pb2 as pb
-from tests.support.running_chief import RunningChief, Worker, client_of, parameter_server
-from tests.support.tampering import Tampering
+from tests.support.chief.running_chief import RunningChief, Worker, client_of, parameter_server
+from tests.support.network.tampering import Tampering
 from tests.support.waiting import wait_until
 
 MOST = (1 << 64) - 1

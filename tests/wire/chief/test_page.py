@@ -17,9 +17,9 @@ from ps_protocol.security.options import OPEN, Security
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import new_token_lines, token_of
 from ps_server.config import ParameterServerConfig
-from tests.support.prometheus import Read, parsed, value
-from tests.support.running_chief import RunningChief
-from tests.support.shards import open_server
+from tests.support.chief.running_chief import RunningChief
+from tests.support.formats.prometheus import Read, parsed, value
+from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
 
 ACTION = {"X-Lockstep-Action": "1", "Content-Type": "application/json"}

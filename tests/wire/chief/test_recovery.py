@@ -16,8 +16,8 @@ from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ModelState, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.shard import ApplyRequest
 from ps_protocol.rpc.chief import GrpcChief
-from tests.support.eras import fence
-from tests.support.running_chief import RunningChief, Worker, parameter_server
+from tests.support.chief.eras import fence
+from tests.support.chief.running_chief import RunningChief, Worker, parameter_server
 from tests.support.waiting import wait_until
 
 _OPEN = (ClusterState.WAITING_FOR_MODEL, ClusterState.TRAINING)

@@ -25,9 +25,9 @@ from ps_protocol.roles.chief import ClusterState, End, ModelState, ParticipantKi
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
-from tests.support.running_chief import MODEL, RunningChief, Worker, client_of, cluster, parameter_server
-from tests.support.servers import unused_address
-from tests.support.talk import Talk
+from tests.support.chief.running_chief import MODEL, RunningChief, Worker, client_of, cluster, parameter_server
+from tests.support.network.servers import unused_address
+from tests.support.network.talk import Talk
 from tests.support.waiting import wait_until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING

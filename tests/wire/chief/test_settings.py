@@ -10,7 +10,7 @@ from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.chief import HyperparameterChange, ModelState, PushOutcome, SettingsReply, TokenResult
 from ps_protocol.rpc.chief import GrpcChief
-from tests.support.running_chief import MODEL, Worker, client_of, cluster
+from tests.support.chief.running_chief import MODEL, Worker, client_of, cluster
 
 ASYNC = PolicySpec(name=PolicyName.ASYNC)
 UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)

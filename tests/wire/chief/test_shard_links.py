@@ -13,9 +13,9 @@ from ps_protocol import errors
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.roles.shard import ApplyRequest, PushId, PushResult, ShardSettings
 from ps_server.config import ParameterServerConfig
-from tests.support.eras import fence
-from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 LAYOUT = layout_of(variable("a", (2,)), variable("b", (3,)))
 

@@ -18,9 +18,9 @@ from ps_server.server import ParameterServer
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
-from tests.support.eras import fence
-from tests.support.raw_shard import RawShard
-from tests.support.servers import serving
+from tests.support.chief.eras import fence
+from tests.support.network.servers import serving
+from tests.support.parameter_servers.raw_shard import RawShard
 
 APPLY = ApplyRequest(fence=fence(1, 1), step=0, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
 

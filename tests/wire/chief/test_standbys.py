@@ -25,9 +25,9 @@ from ps_protocol.roles.shard import (
 )
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from tests.support.eras import fence
-from tests.support.shards import CHIEF, EPOCH, Trainer, layout_of, variable
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, variable
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 LAYOUT = layout_of(variable("a", (2,)), variable("b", (3,)))
 PRIMARY, STANDBY = 0, 1

@@ -15,8 +15,8 @@ import worker_client
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2 as shard_pb
-from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.tampering import Tampering
+from tests.support.network.tampering import Tampering
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client import Session
 
 Changes = dict[str, Callable[[Any], None]]

@@ -16,10 +16,10 @@ from ps_protocol.security.options import OPEN, Security
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import new_token_lines, token_of
 from ps_server.config import ParameterServerConfig
-from tests.support.prometheus import Read, parsed, value
-from tests.support.running_chief import RunningChief
-from tests.support.servers import unused_address
-from tests.support.shards import open_server
+from tests.support.chief.running_chief import RunningChief
+from tests.support.formats.prometheus import Read, parsed, value
+from tests.support.network.servers import unused_address
+from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
 
 NUM_BYTES, NUM_STEPS = 4_000, 5

@@ -23,7 +23,7 @@ from ps_protocol.model.variables import (
 )
 from ps_protocol.roles import chief, identity, shard
 from ps_protocol.roles.identity import ProtocolVersion
-from tests.support.eras import era, fence
+from tests.support.chief.eras import era, fence
 
 # Values that travel, each with every field set to something that tells it from the others. Claims nothing.
 

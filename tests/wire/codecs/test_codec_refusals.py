@@ -18,7 +18,7 @@ from ps_protocol.roles.identity import HandshakeRequest
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, PushReply, ShardSettings, ShardSpec
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import codec
-from tests.support.eras import era, fence
+from tests.support.chief.eras import era, fence
 from tests.wire.codecs.examples import ADAM, COMMIT, ID, MODEL, SLICES, SPEC, VALUES
 
 

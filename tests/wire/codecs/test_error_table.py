@@ -13,7 +13,7 @@ from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.status import answering, rebuild, status_of
 from ps_protocol.v1.error_pb2 import ErrorDetails
 from ps_protocol.wire.call_errors import MAX_TEXT_CHARACTERS
-from tests.support.servers import downward, serving, unary, upward
+from tests.support.network.servers import downward, serving, unary, upward
 
 ERRORS = sorted(PsError.__subclasses__(), key=lambda error: error.__name__)
 TEXT = "variable 'wä' has shape (3, 4),\nthe gradient has (4, 3)… push the gradient of 'wä' itself; 100 % of it"

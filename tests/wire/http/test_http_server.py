@@ -17,7 +17,7 @@ from ps_protocol.errors import InvalidSpec, NotInitialized
 from ps_protocol.http.messages import MAX_BODY_BYTES, TEXT, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
 from ps_protocol.security.options import OPEN, Security
-from tests.support.certificates import Files, make
+from tests.support.network.certificates import Files, make
 from tests.support.waiting import wait_until
 
 STATUS, FINISH = "/ps_protocol.v1.ChiefService/GetClusterStatus", "/ps_protocol.v1.ChiefService/FinishTraining"

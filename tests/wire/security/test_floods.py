@@ -21,11 +21,11 @@ from ps_protocol.rpc.strangers import BUDGET_BYTES, StrangerGuard, Turnstile
 from ps_protocol.security.options import Security
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from tests.support.certificates import make
-from tests.support.floods import CONTROL_KINDS, KINDS, Flood
-from tests.support.shards import Trainer, layout_of, open_server, variable
+from tests.support.network.certificates import make
+from tests.support.network.floods import CONTROL_KINDS, KINDS, Flood
+from tests.support.parameter_servers.shards import Trainer, layout_of, open_server, variable
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody can look at gRPC's connections")
 HERE = network_of("127.0.0.1")
@@ -199,7 +199,7 @@ def test_connection_that_floods_is_cut_and_others_are_answered(kind: str, server
 
 def test_flood_stops_no_caller(server: ParameterServer) -> None:
     """Without the guard, next to nothing is answered while it lasts."""
-    words = [sys.executable, "-m", "tests.support.floods", server.address, "priority", "--seconds", "2"]
+    words = [sys.executable, "-m", "tests.support.network.floods", server.address, "priority", "--seconds", "2"]
     num_answers = 0
     with contextlib.closing(WholeGrpcShard(server.address)) as shard, subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         while process.poll() is None:

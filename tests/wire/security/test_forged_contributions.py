@@ -14,7 +14,7 @@ from ps_protocol.model.spec import layouts
 from ps_protocol.roles.chief import ClusterState, Participant, PushCommit, TokenResult
 from ps_protocol.roles.shard import PushHeader, PushId
 from ps_protocol.shared_memory.worker import share_memory
-from tests.support.running_chief import RunningChief, Worker, client_of, cluster
+from tests.support.chief.running_chief import RunningChief, Worker, client_of, cluster
 
 # Where everything that a stranger to a worker knows of it is in the status.
 

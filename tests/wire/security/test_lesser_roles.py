@@ -15,11 +15,11 @@ from ps_protocol.rpc.client_stream import open_stream
 from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
 from ps_server.config import ParameterServerConfig
-from tests.support.certificates import Files, make
-from tests.support.running_chief import RunningChief
-from tests.support.shards import open_server
+from tests.support.chief.running_chief import RunningChief
+from tests.support.network.certificates import Files, make
+from tests.support.parameter_servers.shards import open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 
 @pytest.fixture(scope="module")

@@ -13,8 +13,8 @@ from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security import certificates
 from ps_protocol.security.options import Security
 from ps_server.config import ParameterServerConfig
-from tests.support.certificates import Files, make
-from tests.support.shards import open_server
+from tests.support.network.certificates import Files, make
+from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
 
 

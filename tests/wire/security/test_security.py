@@ -18,11 +18,11 @@ from ps_protocol.security import tokens
 from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import ALLOWED, CallerRole
 from ps_server.config import ParameterServerConfig
-from tests.support.certificates import Files, make
-from tests.support.eras import fence
-from tests.support.running_chief import RunningChief
-from tests.support.shards import open_server
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.chief.eras import fence
+from tests.support.chief.running_chief import RunningChief
+from tests.support.network.certificates import Files, make
+from tests.support.parameter_servers.shards import open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 MISSING = r"^missing token\. Set LOCKSTEP_TOKEN_FILE or pass token=$"
 

@@ -26,12 +26,12 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from tests.support.certificates import Files, make
-from tests.support.eras import fence
-from tests.support.floods import KINDS, RST_STREAM
-from tests.support.shards import open_server
+from tests.support.chief.eras import fence
+from tests.support.network.certificates import Files, make
+from tests.support.network.floods import KINDS, RST_STREAM
+from tests.support.parameter_servers.shards import open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 # How a client begins TLS: a record of 512 bytes, of which these are the first.
 CLIENT_HELLO = bytes([0x16, 3, 1, 2, 0, 1, 0, 1, 0xFC, 3, 3])

@@ -18,10 +18,10 @@ from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.shared_memory.worker import MemoryLink
 from ps_server.config import ParameterServerConfig
-from tests.support.running_chief import RunningChief
-from tests.support.shards import open_server
+from tests.support.chief.running_chief import RunningChief
+from tests.support.parameter_servers.shards import open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 SHARD, CHIEF = "/ps_protocol.v1.ParameterService", "/ps_protocol.v1.ChiefService"
 ROLES = [role.value for role in CallerRole]

@@ -33,10 +33,10 @@ from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE
 from ps_server.shard.handles import Reading
-from tests.support import certificates
-from tests.support.shards import EPOCH, Trainer, layout_of, open_server, variable
+from tests.support.network import certificates
+from tests.support.parameter_servers.shards import EPOCH, Trainer, layout_of, open_server, variable
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 # Larger than what the kernel buffers, so that who does not read stops the sender.
 LARGE = layout_of(variable("w", (4 << 20,)))

@@ -18,11 +18,11 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 from ps_protocol.roles.shard import PushHeader, PushId, WholeShard
-from tests.support.clusters import GrpcTestCluster, Shape
-from tests.support.eras import era
-from tests.support.processes import talking
-from tests.support.sharded_training import ShardedTraining
-from tests.support.shards import open_shard
+from tests.support.chief.eras import era
+from tests.support.parameter_servers.sharded_training import ShardedTraining
+from tests.support.parameter_servers.shards import open_shard
+from tests.support.processes.processes import talking
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 
 TIMEOUT_S = 20.0
 SIZE = 1 << 18

@@ -27,10 +27,10 @@ from ps_protocol.shared_memory.worker import SharedMemoryShard, share_memory
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
+from tests.support.network.tampering import Tampering
+from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.repository import ROOT
-from tests.support.shards import EPOCH, MIXED, Trainer, open_server
-from tests.support.tampering import Tampering
-from tests.support.whole_shard import WholeGrpcShard
 
 pytestmark = pytest.mark.skipif(not memory_segments.boot_id(), reason="this system has no memory that can be shared")
 

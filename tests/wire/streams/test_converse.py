@@ -12,8 +12,8 @@ from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.fields import encode_max_wait
-from tests.support.running_chief import RunningChief, Worker, client_of, cluster
-from tests.support.talk import Talk
+from tests.support.chief.running_chief import RunningChief, Worker, client_of, cluster
+from tests.support.network.talk import Talk
 from tests.support.waiting import wait_until
 
 CODE = grpc.StatusCode

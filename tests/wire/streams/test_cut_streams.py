@@ -16,7 +16,8 @@ from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
-from tests.support.raw_shard import (
+from tests.support.network.servers import serving
+from tests.support.parameter_servers.raw_shard import (
     HALF,
     Outcome,
     RawShard,
@@ -29,10 +30,9 @@ from tests.support.raw_shard import (
     push_stream,
     trained_shard,
 )
-from tests.support.servers import serving
-from tests.support.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
+from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 CODE = grpc.StatusCode
 

@@ -14,7 +14,7 @@ import pytest
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.rpc import server_stream
 from ps_protocol.rpc.server_stream import Peer, StreamThread, stream_handler
-from tests.support.servers import serving
+from tests.support.network.servers import serving
 from tests.support.waiting import wait_until
 
 METHOD = "/test.Service/Talk"

@@ -16,12 +16,12 @@ from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
-from tests.support.eras import fence
-from tests.support.raw_shard import TIMEOUT_S, Outcome, RawShard
-from tests.support.servers import serving
-from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer, open_server
+from tests.support.chief.eras import fence
+from tests.support.network.servers import serving
+from tests.support.parameter_servers.raw_shard import TIMEOUT_S, Outcome, RawShard
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer, open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 CODE = grpc.StatusCode
 

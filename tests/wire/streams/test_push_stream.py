@@ -15,7 +15,7 @@ from ps_server.serving.streams import IdleStreams, PushStream
 from ps_server.shard import handles
 from ps_server.shard.handles import OpenPush
 from ps_server.shard.shard import Shard
-from tests.support.shards import MIXED, Trainer
+from tests.support.parameter_servers.shards import MIXED, Trainer
 from tests.support.waiting import wait_until
 
 HALF = MIXED.nbytes // 2

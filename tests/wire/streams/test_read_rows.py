@@ -17,9 +17,9 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire.frames import FRAME_BYTES, parse
 from ps_server.serving.streams import index_blocks, row_messages
-from tests.support.raw_shard import RawShard, frame
-from tests.support.servers import serving
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.network.servers import serving
+from tests.support.parameter_servers.raw_shard import RawShard, frame
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 REQUEST = RowsRequest(epoch=1, layout_hash="abc", table=2, step=None)
 INDICES_PER_FRAME = FRAME_BYTES // 8

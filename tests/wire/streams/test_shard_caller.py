@@ -15,8 +15,8 @@ from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.commands import Commands
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.serving.calls import SERVICE
-from tests.support.eras import fence
-from tests.support.servers import serving
+from tests.support.chief.eras import fence
+from tests.support.network.servers import serving
 
 Handler = Callable[[Iterator[bytes], grpc.ServicerContext], Iterator[bytes]]
 

@@ -22,11 +22,11 @@ from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard,
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from tests.support.eras import fence
-from tests.support.raw_shard import RawShard
-from tests.support.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.raw_shard import RawShard
+from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
-from tests.support.whole_shard import WholeGrpcShard
 
 pytestmark = pytest.mark.skipif(not memory_segments.boot_id(), reason="this system has no memory that can be shared")
 

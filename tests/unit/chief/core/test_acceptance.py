@@ -8,8 +8,8 @@ from chief.core import messages
 from ps_protocol.errors import EpochMismatch, Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.roles.chief import CommitPushRequest, CommitResult, FinishTrainingRequest, PushOutcome, TokenReply, TokenResult
-from tests.support.chief_driver import Driver, Worker
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Driver, Worker
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 ACCEPTED, DUPLICATE = PushOutcome.ACCEPTED, PushOutcome.DUPLICATE
 

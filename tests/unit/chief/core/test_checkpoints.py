@@ -10,7 +10,7 @@ from ps_protocol.errors import CheckpointStorageMissing, NotInitialized, Storage
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, PushOutcome, SaveCheckpointRequest, SavedCheckpoint
 from ps_protocol.roles.shard import PushId
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 BY_STEP = CheckpointConfig(durability=Durability.STEP)
 ON_DEMAND = CheckpointConfig(durability=Durability.NONE)

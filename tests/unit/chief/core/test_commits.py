@@ -11,7 +11,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.roles.chief import CommitResult, ParticipantKind, PushOutcome, TokenResult
 from ps_protocol.roles.shard import PushId
-from tests.support.chief_driver import Driver, Worker
+from tests.support.chief.chief_driver import Driver, Worker
 
 # Who waits for a token, for how long, and who is released.
 

@@ -16,9 +16,9 @@ from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import LeaseReply, LeaseResult, PushOutcome, TokenResult
 from ps_protocol.roles.shard import PushId
-from tests.support.chief_driver import Worker
+from tests.support.chief.chief_driver import Worker
+from tests.support.chief.recovery_driver import RecoveryDriver
 from tests.support.examples import examples
-from tests.support.recovery_driver import RecoveryDriver
 
 SIX = DataSpec(name="train", num_samples=60, range_size=10)
 MOVES = ("lease", "count", "apply", "drop", "refuse", "save", "restore")

@@ -7,7 +7,7 @@ from ps_protocol.errors import (
     TrainingFailed,
 )
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, ParticipantKind, PushOutcome, TokenResult
-from tests.support.chief_driver import Driver, Worker
+from tests.support.chief.chief_driver import Driver, Worker
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
 

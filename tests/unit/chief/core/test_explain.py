@@ -4,7 +4,7 @@ from chief.core import messages as ev
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest
 from ps_protocol.roles.shard import ShardReport
-from tests.support.chief_driver import Driver, Worker
+from tests.support.chief.chief_driver import Driver, Worker
 
 
 def words(driver: Driver) -> str:

@@ -8,9 +8,9 @@ from ps_protocol.errors import EpochMismatch, Superseded, Unavailable
 from ps_protocol.model.data import DataSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, LeaseReply, LeaseResult, ModelReply
-from tests.support.chief_driver import Worker
-from tests.support.eras import fence
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Worker
+from tests.support.chief.eras import fence
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 DATA = DataSpec(name="train", num_samples=12, range_size=2, num_epochs=1)
 

@@ -9,7 +9,7 @@ from chief.core import messages as ev
 from ps_protocol.errors import LeaseExpired, Superseded, WorkerIndexTaken
 from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, PushCommit, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.shard import PushId
-from tests.support.chief_driver import Driver, Worker
+from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.examples import machine_settings
 
 LEASE_S = 10.0

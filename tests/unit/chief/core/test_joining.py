@@ -24,9 +24,9 @@ from ps_protocol.roles.chief import (
     Registration,
     SaveCheckpointRequest,
 )
-from tests.support.chief_driver import MODEL, Driver, Worker, model_of
-from tests.support.eras import era
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import MODEL, Driver, Worker, model_of
+from tests.support.chief.eras import era
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 # How workers and observers come in, and how they agree on a model.
 

@@ -10,9 +10,9 @@ from ps_protocol.errors import EpochMismatch, Superseded, WorkerIndexTaken
 from ps_protocol.model.data import DataSpec
 from ps_protocol.roles.chief import HeartbeatRequest, Participant, PushCommit, PushOutcome
 from ps_protocol.roles.shard import PushId
-from tests.support.chief_driver import Worker
-from tests.support.eras import era
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Worker
+from tests.support.chief.eras import era
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 SAVED = {"checkpoints": CheckpointConfig(every_steps=2)}
 DATA = DataSpec(name="train", num_samples=12, range_size=1)

@@ -15,7 +15,7 @@ from ps_protocol.errors import (
     WorkerIndexTaken,
 )
 from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest
-from tests.support.eras import era
+from tests.support.chief.eras import era
 
 WORKER = ParticipantKind.WORKER
 

@@ -11,7 +11,7 @@ from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.spec import ClipSpec, ModelSpec
 from ps_protocol.roles.chief import ClusterState, CommitPushRequest, HeartbeatRequest, LeaseRangesRequest, LeaseReply, PushOutcome
 from ps_protocol.roles.shard import PushId
-from tests.support.chief_driver import MODEL, Driver, Worker
+from tests.support.chief.chief_driver import MODEL, Driver, Worker
 
 ASYNC = PolicySpec(name=PolicyName.ASYNC)
 

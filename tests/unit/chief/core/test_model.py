@@ -3,7 +3,7 @@ import pytest
 from chief.core.cluster.model import ModelRegistry
 from ps_protocol.errors import ModelMismatch, NotInitializer
 from ps_protocol.roles.chief import ModelState
-from tests.support.chief_driver import MODEL, model_of
+from tests.support.chief.chief_driver import MODEL, model_of
 
 
 def test_the_first_worker_initialises_and_the_others_wait() -> None:

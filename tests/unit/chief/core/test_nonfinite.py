@@ -6,8 +6,8 @@ import pytest
 
 from chief.config import parse_config
 from chief.core.messages import RestoreShards
-from tests.support.chief_driver import Driver, Worker
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Driver, Worker
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 
 def trained(**config: Any) -> tuple[RecoveryDriver, list[Worker]]:

@@ -17,8 +17,8 @@ from ps_protocol.roles.chief import (
     SaveCheckpointRequest,
 )
 from ps_protocol.roles.shard import Adoption, AppliedPush, WorkerPushes
-from tests.support.chief_driver import Worker, model_of
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Worker, model_of
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 # Parameter servers that lose their variables: the cluster goes back to a checkpoint under a new epoch. No process, no file, no clock.
 

@@ -11,9 +11,9 @@ from ps_protocol.errors import PsError
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, PushOutcome
 from ps_protocol.roles.shard import PushId
-from tests.support.chief_driver import Worker
+from tests.support.chief.chief_driver import Worker
+from tests.support.chief.recovery_driver import RecoveryDriver
 from tests.support.examples import machine_settings
-from tests.support.recovery_driver import RecoveryDriver
 
 pick = st.integers(min_value=0, max_value=1 << 16)
 # All goes on within that once all is well.

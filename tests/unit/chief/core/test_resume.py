@@ -12,8 +12,8 @@ from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, ModelState, PushOutcome, TokenResult
-from tests.support.chief_driver import MODEL, Worker, model_of
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import MODEL, Worker, model_of
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 ACCEPTED, DUPLICATE = PushOutcome.ACCEPTED, PushOutcome.DUPLICATE
 

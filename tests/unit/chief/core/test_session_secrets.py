@@ -20,8 +20,8 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.fence import session_secret
 from ps_protocol.roles.shard import PushId
-from tests.support.chief_driver import KEY, Driver, Worker
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import KEY, Driver, Worker
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 
 def stranger(participant: Participant) -> Participant:

@@ -21,8 +21,8 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.shard import ShardReport
-from tests.support.chief_driver import MODEL, Driver, Worker
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import MODEL, Driver, Worker
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 # Policy and optimizers change while the cluster lives: when that holds, what is told to shards, and that nothing counted is lost.
 

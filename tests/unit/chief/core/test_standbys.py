@@ -12,9 +12,9 @@ from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import TokenResult
 from ps_protocol.roles.shard import PushId, ShardReport, ShardStatus
-from tests.support.chief_driver import Worker
-from tests.support.eras import fence
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Worker
+from tests.support.chief.eras import fence
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 ON_DEMAND = CheckpointConfig(durability=Durability.NONE)
 

@@ -9,8 +9,8 @@ from chief.shards.requests import step_requests
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.roles.chief import PushOutcome
-from tests.support.chief_driver import Driver, Worker
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Driver, Worker
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 
 def rate(value: float, group: str = "") -> tuple[StepHyperparameter, ...]:

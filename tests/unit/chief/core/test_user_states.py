@@ -8,8 +8,8 @@ from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.user_state import MAX_USER_STATE_BYTES, MAX_USER_STATES_BYTES, UserState
 from ps_protocol.roles.chief import ModelReply, ModelState, PushOutcome
-from tests.support.chief_driver import Driver, Worker
-from tests.support.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Driver, Worker
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 EVERY_2 = CheckpointConfig(every_steps=2)
 

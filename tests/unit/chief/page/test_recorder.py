@@ -9,7 +9,7 @@ from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, WorkerTraffic
 from ps_protocol.roles.shard import MetricCell, PushId
-from tests.support.cluster_status import cluster_status, server_status, worker_status
+from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 
 
 class Scene:

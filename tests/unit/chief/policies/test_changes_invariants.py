@@ -11,7 +11,7 @@ from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.chief import CommitResult, HyperparameterChange, PushOutcome, SettingsReply, TokenReply, TokenResult
 from ps_protocol.roles.shard import PushId
-from tests.support.chief_driver import Driver, Worker
+from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.examples import machine_settings
 
 pick = st.integers(min_value=0, max_value=1 << 16)

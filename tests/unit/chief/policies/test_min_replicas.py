@@ -1,7 +1,7 @@
 """Fewer contributions a step when workers are gone: never fewer than was asked for, and never for one that may still come."""
 
 from ps_protocol.roles.chief import PushOutcome
-from tests.support.chief_driver import Driver, Worker
+from tests.support.chief.chief_driver import Driver, Worker
 
 ACCEPTED = PushOutcome.ACCEPTED
 

@@ -9,7 +9,7 @@ from chief.policies.sync import StrictTokens, SyncPolicy
 from ps_protocol.errors import InvalidSpec, StepAhead
 from ps_protocol.model.policy import PolicySpec, TokenMode
 from ps_protocol.roles.chief import PushOutcome, TokenResult
-from tests.support.chief_driver import Driver, Worker
+from tests.support.chief.chief_driver import Driver, Worker
 
 ALL = range(10)
 

@@ -25,7 +25,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import ApplyReply, ApplyRequest, PushHeader, PushId, ShardSettings, ShardSpec
 from ps_server.serving.local import InProcessShard
-from tests.support.chief_driver import MODEL
+from tests.support.chief.chief_driver import MODEL
 
 
 class Interrupted(InProcessShard):

@@ -19,9 +19,9 @@ from ps_protocol.roles.chief import (
     RegisterRequest,
     TokenResult,
 )
-from tests.support import skipping_loop
-from tests.support.chief_runner import FakeLink, Scene, play, until
-from tests.support.running_chief import MODEL
+from tests.support.chief.chief_runner import FakeLink, Scene, play, until
+from tests.support.chief.running_chief import MODEL
+from tests.support.sessions import skipping_loop
 
 
 def test_a_step_is_repeated_at_a_shard_that_cannot_be_reached_until_it_answers() -> None:

@@ -7,7 +7,7 @@ import pytest
 from chief.core.messages import FindCheckpoint
 from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.checkpoint.storage import LocalStorage
-from tests.support.checkpoints import CLUSTER, save, write_files
+from tests.support.parameter_servers.checkpoints import CLUSTER, save, write_files
 
 
 @pytest.fixture

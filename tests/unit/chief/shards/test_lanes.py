@@ -12,8 +12,8 @@ from chief.shards.link import BlockingCaller, ShardLanes
 from ps_protocol.errors import ContributionMissing, PsError, Unavailable
 from ps_protocol.roles.chief import ClusterState, TokenResult
 from ps_protocol.roles.shard import ApplyRequest
-from tests.support.chief_runner import FakeLink, Scene
-from tests.support.eras import fence
+from tests.support.chief.chief_runner import FakeLink, Scene
+from tests.support.chief.eras import fence
 
 REQUEST = ApplyRequest(fence=fence(1, 1), step=0, contributors=())
 

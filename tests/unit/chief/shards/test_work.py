@@ -12,8 +12,8 @@ from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.errors import DataLoss, EpochMismatch, PsError, StorageFull, Superseded, TrainingFailed, Unauthenticated, Unavailable
 from ps_protocol.roles.shard import Adoption, RestoreProgress
 from ps_protocol.wire.codec import RecordPacker
-from tests.support.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play, restoring
-from tests.support.eras import fence
+from tests.support.chief.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play, restoring
+from tests.support.chief.eras import fence
 
 
 def test_shards_are_looked_at_before_anything_is_done_to_them() -> None:

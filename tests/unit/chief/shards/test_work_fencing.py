@@ -10,8 +10,8 @@ from chief.core import messages
 from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.errors import Superseded, Unavailable
 from ps_protocol.roles.checkpoint import Checkpoint
-from tests.support.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play
-from tests.support.eras import fence
+from tests.support.chief.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play
+from tests.support.chief.eras import fence
 
 FENCE = fence(3, 5)
 

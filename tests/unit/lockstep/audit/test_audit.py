@@ -19,8 +19,8 @@ from ps_protocol.process.history import HistoryWriter, read_history
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, PushReply, ReplicaState
 from ps_server.serving.local import InProcessShard
 from tests.contract.shard.test_checkpoints import model_of
-from tests.support.sharded_training import ShardedTraining
-from tests.support.whole_shard import ForwardingShard
+from tests.support.parameter_servers.sharded_training import ShardedTraining
+from tests.support.parameter_servers.whole_shard import ForwardingShard
 
 
 class _Noted(ForwardingShard):

@@ -13,7 +13,7 @@ from lockstep.__main__ import main
 from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.checkpoint.tensor_file import decode_header, decode_length
 from ps_protocol.model.variables import Array
-from tests.support.checkpoints import VARIABLES, save, values_of, write_files
+from tests.support.parameter_servers.checkpoints import VARIABLES, save, values_of, write_files
 
 
 @pytest.fixture

@@ -15,7 +15,7 @@ from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.process.options import UP, Given, add_options, options_of, policy_of, policy_words
 from ps_protocol.roles.chief import HyperparameterChange
-from tests.support.chief_driver import Driver
+from tests.support.chief.chief_driver import Driver
 
 SSP = PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=4, too_stale=TooStale.SCALE)
 UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)

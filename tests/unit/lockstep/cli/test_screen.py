@@ -11,7 +11,7 @@ from chief.page.recorder import Look
 from lockstep.cli.watch.screen import frame, sparkline
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
 from ps_protocol.roles.shard import PushId
-from tests.support.cluster_status import cluster_status, server_status, worker_status
+from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 
 POINTS = [(float(number), number, number / 7) for number in range(300)]
 

@@ -9,7 +9,7 @@ from lockstep.cli.formatting import bytes_text, duration_text, printable
 from lockstep.cli.watch.text import as_json, as_text
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
 from ps_protocol.roles.shard import PushId, ShardReport
-from tests.support.cluster_status import cluster_status, server_status, worker_status
+from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 
 FAILED = worker_status(
     1,

@@ -7,7 +7,7 @@ import pytest
 from lockstep.cli.watch.text import as_text, loss_text, why_text
 from ps_protocol.roles.chief import CheckpointStatus, ClusterState, DataStatus
 from ps_protocol.roles.shard import ShardReport
-from tests.support.cluster_status import cluster_status, server_status, worker_status
+from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 
 CHECKPOINT = CheckpointStatus(durability="interval", tag="step-000000030", step=30, age_s=12.4)
 

@@ -25,7 +25,7 @@ from lockstep.doctor.machine import LEAST_PYTHON, LEAST_VERSIONS, machine_findin
 from ps_protocol.roles.identity import Address, parse_address
 from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
-from tests.support.certificates import make
+from tests.support.network.certificates import make
 from tests.support.repository import ROOT
 
 

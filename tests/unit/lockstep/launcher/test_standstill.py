@@ -4,7 +4,7 @@ import dataclasses
 
 from lockstep.launcher.watch import GRACE_S, Standstill, cannot_step
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantStatus
-from tests.support.cluster_status import cluster_status, worker_status
+from tests.support.chief.cluster_status import cluster_status, worker_status
 
 
 def report(*workers: ParticipantStatus, num_contributions: int = 1, step: int = 10, required: int = 2) -> ClusterStatus:

@@ -7,7 +7,7 @@ import pytest
 from lockstep.planning.trace import HEADER, TraceRecorder, TraceRow, parse_trace, times_by_worker
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
-from tests.support.chief_driver import Driver, Worker
+from tests.support.chief.chief_driver import Driver, Worker
 
 ROWS = [TraceRow(worker=0, step=0, seconds=1.5), TraceRow(worker=3, step=0, seconds=0.25), TraceRow(worker=0, step=1, seconds=2.0)]
 

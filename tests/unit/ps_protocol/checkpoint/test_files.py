@@ -20,7 +20,7 @@ from ps_protocol.errors import DataLoss, InvalidSpec
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.spec import place
 from ps_protocol.model.variables import DataType, VariableSpec
-from tests.support.checkpoints import MODEL, tensors_of
+from tests.support.parameter_servers.checkpoints import MODEL, tensors_of
 
 
 def file_of(tensors: list[SavedTensor], **metadata: str) -> bytes:

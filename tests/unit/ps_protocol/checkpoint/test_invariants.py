@@ -12,8 +12,8 @@ from ps_protocol.checkpoint.catalog import KnownCheckpoints, find_checkpoint, pr
 from ps_protocol.checkpoint.storage import MANIFEST, LocalStorage
 from ps_protocol.errors import CheckpointNotFound, DataLoss
 from ps_protocol.roles.checkpoint import Checkpoint
-from tests.support.checkpoints import CLUSTER, Crash, Disk, save
 from tests.support.examples import machine_settings
+from tests.support.parameter_servers.checkpoints import CLUSTER, Crash, Disk, save
 
 KEEP = 2
 pick = st.integers(min_value=0, max_value=1 << 16)

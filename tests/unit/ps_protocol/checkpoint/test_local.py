@@ -11,7 +11,7 @@ from ps_protocol.checkpoint.catalog import find_checkpoint, prune, verify_checkp
 from ps_protocol.checkpoint.storage import MANIFEST, LocalStorage, size_text
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
 from ps_protocol.process.failpoints import enable_failpoints
-from tests.support.checkpoints import CLUSTER, Crash, Disk, save, write_files
+from tests.support.parameter_servers.checkpoints import CLUSTER, Crash, Disk, save, write_files
 
 
 def save_and_prune(storage: LocalStorage) -> None:

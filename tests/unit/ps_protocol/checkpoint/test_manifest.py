@@ -13,7 +13,7 @@ from ps_protocol.checkpoint.manifest import ManifestEncoder, decode_manifest, ma
 from ps_protocol.errors import DataLoss, InvalidSpec
 from ps_protocol.roles.checkpoint import Checkpoint, epoch_of
 from ps_protocol.roles.shard import CheckpointFile
-from tests.support.checkpoints import checkpoint_of
+from tests.support.parameter_servers.checkpoints import checkpoint_of
 
 Fields = dict[str, Any]
 

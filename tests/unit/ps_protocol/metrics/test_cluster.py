@@ -6,8 +6,8 @@ from ps_protocol.metrics.cluster import MAX_INDEXED, cluster_families
 from ps_protocol.metrics.exposition import exposition
 from ps_protocol.roles.chief import CheckpointStatus, ClusterState, ClusterStatus, DataStatus, StepTotals, WorkerTraffic
 from ps_protocol.roles.shard import ShardReport
-from tests.support.cluster_status import cluster_status, server_status, worker_status
-from tests.support.prometheus import Read, parsed, value
+from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
+from tests.support.formats.prometheus import Read, parsed, value
 from tests.support.repository import ROOT
 
 TOTALS = StepTotals(num_steps=40, duration_s=10.0, apply_s=2.0)

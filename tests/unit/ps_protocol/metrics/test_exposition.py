@@ -4,7 +4,7 @@ import math
 import time
 
 from ps_protocol.metrics.exposition import counter, exposition, gauge, labels, process_families, summary
-from tests.support.prometheus import parsed, value
+from tests.support.formats.prometheus import parsed, value
 
 
 def test_each_kind_has_its_lines() -> None:

@@ -12,7 +12,7 @@ from ps_protocol.metrics.worker import session_families
 from ps_protocol.roles.chief import CheckpointStatus, DataStatus, StepTotals, WorkerTraffic
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
-from tests.support.cluster_status import cluster_status, server_status, worker_status
+from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 
 PROGRAM = shutil.which("promtool")
 CLUSTER = cluster_status(

@@ -7,7 +7,7 @@ from ps_protocol.metrics.exposition import exposition
 from ps_protocol.metrics.server import MAX_NAMES, shard_families
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
-from tests.support.prometheus import Read, parsed, value
+from tests.support.formats.prometheus import Read, parsed, value
 from tests.support.repository import ROOT
 
 

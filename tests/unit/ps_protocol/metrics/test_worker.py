@@ -5,7 +5,7 @@ import re
 from ps_protocol.metrics.exposition import exposition
 from ps_protocol.metrics.worker import session_families
 from ps_protocol.roles.chief import WorkerTraffic
-from tests.support.prometheus import parsed
+from tests.support.formats.prometheus import parsed
 from tests.support.repository import ROOT
 
 

@@ -8,7 +8,7 @@ import pytest
 from ps_protocol.errors import InvalidSpec, Unavailable
 from ps_protocol.process import failpoints
 from ps_protocol.process.failpoints import enable_failpoints, enable_worker_failpoints, failpoint
-from tests.support.processes import run
+from tests.support.processes.processes import run
 
 
 @pytest.fixture(autouse=True)

@@ -16,7 +16,7 @@ from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.process import history as events
 from ps_protocol.process.history import Chronicle, HistoryWriter, read_history
 from ps_protocol.roles.shard import ApplyRequest, Metric, PushHeader, PushId, ShardSettings, ShardSpec
-from tests.support.eras import era, fence
+from tests.support.chief.eras import era, fence
 
 _PUSH = PushId(worker=1, incarnation=3, sequence=9)
 

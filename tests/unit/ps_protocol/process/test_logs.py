@@ -15,8 +15,8 @@ import pytest
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.logs import BoundedLogHandler, log_format_of, logging_to_stderr
 from ps_protocol.process.output import BoundedOutput
+from tests.support.processes.unread import full_pipe
 from tests.support.repository import ROOT
-from tests.support.unread import full_pipe
 from tests.support.waiting import wait_until
 
 log = logging.getLogger("tests.logs")

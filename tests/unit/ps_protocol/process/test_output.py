@@ -15,7 +15,7 @@ from typing import TextIO
 import pytest
 
 from ps_protocol.process.output import BoundedOutput, write_last
-from tests.support.unread import full_pipe
+from tests.support.processes.unread import full_pipe
 from tests.support.waiting import wait_until
 
 LINE = "x" * 99 + "\n"

@@ -21,7 +21,7 @@ from ps_protocol.errors import (
 from ps_protocol.roles.shard import PushReply, PushResult, contributions_named
 from ps_server.contributions import inbox
 from ps_server.contributions.inbox import Contribution
-from tests.support.staging import NBYTES, STEP, StagingShard, push_id
+from tests.support.parameter_servers.staging import NBYTES, STEP, StagingShard, push_id
 
 # Contributions from their first byte to the step they enter, or whatever else ends them. After each test no buffer is lost.
 

@@ -9,8 +9,8 @@ from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.buffers import GradientBuffers
 from ps_protocol.shared_memory.words import PushMode, private_words
 from ps_server.contributions.shared_buffers import SharedBuffer
-from tests.support.eras import era
-from tests.support.staging import LAYOUT, NBYTES, STEP, StagingShard, push_id
+from tests.support.chief.eras import era
+from tests.support.parameter_servers.staging import LAYOUT, NBYTES, STEP, StagingShard, push_id
 
 EPOCH = 4
 

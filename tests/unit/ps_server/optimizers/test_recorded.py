@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.framework_optimizers import NUM_STEPS, PAIRS
+from tests.support.sessions.framework_optimizers import NUM_STEPS, PAIRS
 
 RECORDED = json.loads(Path(__file__).with_name("recorded.json").read_text(encoding="utf-8"))
 

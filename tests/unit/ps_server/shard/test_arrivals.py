@@ -13,7 +13,7 @@ from ps_protocol.roles.shard import PushResult
 from ps_server.optimizers.rule import UpdateRule
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
-from tests.support.shards import EPOCH, Trainer, layout_of, table, variable, views
+from tests.support.parameter_servers.shards import EPOCH, Trainer, layout_of, table, variable, views
 
 LAYOUT = layout_of(variable("w", (4,)), table("emb", (6, 2)))
 

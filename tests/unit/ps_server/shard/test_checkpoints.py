@@ -26,8 +26,8 @@ from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.shard import ReplicaState, SaveRequest, SaveState, ShardSettings
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
-from tests.support.eras import fence
-from tests.support.sharded_training import CHIEF, ShardedTraining
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
 
 MODEL = ModelSpec(
     variables=(VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(1024,)),),

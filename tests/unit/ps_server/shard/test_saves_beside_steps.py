@@ -19,9 +19,9 @@ from ps_server.numbers.apply import ONE_THREAD
 from ps_server.numbers.memory import MemoryBudget
 from ps_server.serving.local import InProcessShard
 from ps_server.shard.checkpoints import CopyMemories, SavePace, copy_memory
-from tests.support.checkpoints import WatchedStorage
-from tests.support.eras import fence
-from tests.support.sharded_training import CHIEF, ShardedTraining
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.checkpoints import WatchedStorage
+from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
 from tests.support.waiting import wait_until
 
 _MIB = 1 << 20

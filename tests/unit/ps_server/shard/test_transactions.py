@@ -21,8 +21,8 @@ from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, PushRes
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
 from ps_server.shard.shard import Shard
-from tests.support.eras import fence
-from tests.support.shards import CHIEF, EPOCH, MIXED, Trainer
+from tests.support.chief.eras import fence
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer
 
 HALF = MIXED.nbytes // 2
 

@@ -7,7 +7,7 @@ import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
 from ps_protocol.roles.shard import ShardReport, ShardStatus
-from tests.support.eras import fence
+from tests.support.chief.eras import fence
 from tests.support.waiting import wait_until
 from worker_client.cluster.chief import ChiefLink
 

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, PushCommit, PushOutcome
 from ps_protocol.roles.shard import PushId
-from tests.support.eras import era
+from tests.support.chief.eras import era
 from worker_client.core.state import OpenCommits
 
 OWNER = Participant(era=era(1), kind=ParticipantKind.WORKER, index=0, incarnation=1)

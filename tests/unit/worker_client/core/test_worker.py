@@ -22,7 +22,7 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.shard import PushId, PushResult, named_contributions
-from tests.support.eras import era
+from tests.support.chief.eras import era
 from worker_client.core import requests as ask
 from worker_client.core.place import Place
 from worker_client.core.worker import Worker

@@ -8,7 +8,7 @@ import pytest
 
 from ps_protocol.errors import LeaseExpired, Superseded
 from ps_protocol.roles.chief import End, Participant, ParticipantKind, RegisterRequest, Registration, WorkerTraffic
-from tests.support.eras import era
+from tests.support.chief.eras import era
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport
 from worker_client.core.requests import Beat, run

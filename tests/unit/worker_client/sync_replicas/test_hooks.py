@@ -12,8 +12,8 @@ import pytest
 
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.process.event_file import EventFile, crc32c
-from tests.support.event_files import records
-from tests.support.facade import FakeCluster, quadratic
+from tests.support.formats.event_files import records
+from tests.support.sessions.facade import FakeCluster, quadratic
 from worker_client import sync_replicas
 from worker_client.sync_replicas import (
     CheckpointSaverHook,

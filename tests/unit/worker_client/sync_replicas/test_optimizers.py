@@ -9,7 +9,7 @@ import pytest
 
 import worker_client
 from ps_protocol.model.policy import PolicyName, PolicySpec
-from tests.support.facade import quadratic
+from tests.support.sessions.facade import quadratic
 from worker_client import Buffer, IndexedSlices, Variable, sync_replicas
 from worker_client.sync_replicas import (
     AdadeltaOptimizer,

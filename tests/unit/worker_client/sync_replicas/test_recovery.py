@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import PsError, ShuttingDown, Superseded, Unavailable
-from tests.support.facade import FakeCluster, quadratic
+from tests.support.sessions.facade import FakeCluster, quadratic
 from worker_client.sync_replicas import (
     GradientDescentOptimizer,
     Graph,

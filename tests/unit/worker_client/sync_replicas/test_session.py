@@ -8,7 +8,7 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.roles.chief import PushOutcome
-from tests.support.facade import FakeCluster, Recording, quadratic
+from tests.support.sessions.facade import FakeCluster, Recording, quadratic
 from worker_client import Buffer
 from worker_client.sync_replicas import (
     AdamOptimizer,

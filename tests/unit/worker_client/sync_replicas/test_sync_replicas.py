@@ -8,7 +8,7 @@ import pytest
 
 import worker_client
 from ps_protocol.model.policy import PolicySpec, TokenMode
-from tests.support.facade import FakeCluster, quadratic
+from tests.support.sessions.facade import FakeCluster, quadratic
 from worker_client import Buffer, EmbeddingTable, IndexedSlices, sync_replicas
 from worker_client.sync_replicas import (
     AdamOptimizer,

@@ -14,7 +14,7 @@ with importing_for_good():
     import numpy as np
 
     import worker_client
-    from tests.support.models import MODELS, WIDTH, contribution, ones
+    from tests.support.sessions.models import MODELS, WIDTH, contribution, ones
     from worker_client import IndexedSlices, Session
 
 # Of each push: outcome, step of its variables, step that it was applied at, staleness.

@@ -36,8 +36,9 @@ from ps_protocol.roles.shard import (
     ShardSettings,
     ShardStatus,
 )
-from tests.support import eras, skipping_loop
-from tests.support.running_chief import MODEL
+from tests.support.chief import eras
+from tests.support.chief.running_chief import MODEL
+from tests.support.sessions import skipping_loop
 
 
 class FakeLink:

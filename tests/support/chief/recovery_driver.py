@@ -13,8 +13,8 @@ from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import LeaseRangesRequest, Registration
 from ps_protocol.roles.fence import Fence, joined_keys
 from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, ShardReport, ShardStatus, WorkerPushes
-from tests.support.chief_driver import KEY, MODEL, Driver, Worker
-from tests.support.eras import fence
+from tests.support.chief.chief_driver import KEY, MODEL, Driver, Worker
+from tests.support.chief.eras import fence
 
 
 @dataclass(slots=True)

@@ -21,7 +21,7 @@ from ps_protocol.model.user_state import UserState
 from ps_protocol.model.variables import Array, DataType, Partition, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, tag_of
 from ps_protocol.roles.shard import AppliedPush, CheckpointFile, WorkerPushes
-from tests.support.eras import fence
+from tests.support.chief.eras import fence
 
 # Checkpoints of a tiny model for the tests of files, manifests and places.
 

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import psutil
 
-from tests.support.commands import descendants, read_until, up
+from tests.support.processes.commands import descendants, read_until, up
 
 NUM_STEPS = 20
 # For programs: `in_the_middle()` on worker 0 waits until the test has killed a process, so that it is killed in the middle of a step.

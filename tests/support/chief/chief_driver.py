@@ -37,7 +37,7 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.shard import PushId, ShardReport, ShardSettings, ShardStatus
-from tests.support.eras import fence
+from tests.support.chief.eras import fence
 
 
 def model_of(*shape: int, name: str = "w") -> ModelSpec:

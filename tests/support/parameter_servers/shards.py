@@ -29,8 +29,8 @@ from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard,
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.local import InProcessShard
-from tests.support.eras import era, fence
-from tests.support.whole_shard import ForwardingShard, WholeGrpcShard
+from tests.support.chief.eras import era, fence
+from tests.support.parameter_servers.whole_shard import ForwardingShard, WholeGrpcShard
 
 # All workers of a test behind one WholeShard, each of which shares the server's memory on its own, as soon as it pushes. Asserts nothing.
 

@@ -7,7 +7,7 @@ from ps_server.contributions.inbox import Contribution, Inbox
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from ps_server.contributions.staging import StagingMemory
 from ps_server.numbers.memory import BufferPool, MemoryBudget
-from tests.support.eras import era
+from tests.support.chief.eras import era
 
 NBYTES = 64
 LAYOUT = Layout([VariableSlice(variable=VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(16,)), start=0, stop=16)])

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from lockstep.in_process import InProcessCluster
-from tests.support.clusters import GrpcTestCluster, Shape
+from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client.sync_replicas import (
     Graph,
     LossResult,

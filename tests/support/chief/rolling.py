@@ -12,8 +12,8 @@ from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import EpochMismatch, LeaseExpired
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
 from ps_protocol.roles.shard import PushHeader, PushId, ShardStatus
-from tests.support.eras import era, fence
-from tests.support.faults import Flaky
+from tests.support.chief.eras import era, fence
+from tests.support.network.faults import Flaky
 from worker_client import Session
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport

@@ -28,7 +28,7 @@ from ps_protocol.roles.shard import (
     SparsePart,
     WholeShard,
 )
-from tests.support.eras import era, fence
+from tests.support.chief.eras import era, fence
 
 NUM_WORKERS = 2
 CHIEF = 2

@@ -6,7 +6,7 @@ import sys
 from ps_protocol.errors import Unavailable
 from ps_protocol.process.waiting import call
 from ps_protocol.roles.identity import HandshakeReply
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 
 def main(address: str) -> None:

@@ -1,6 +1,6 @@
 """What a stranger without a token sends to a port as fast as it goes, over several connections. Knows HTTP/2's frames; no role.
 
-    python -m tests.support.floods HOST:PORT KIND --connections 4 --seconds 4 [--tls] [--let-in]
+    python -m tests.support.network.floods HOST:PORT KIND --connections 4 --seconds 4 [--tls] [--let-in]
 
 With `--let-in`, each connection makes a call first that is answered: for parameter servers without tokens.
 

@@ -12,18 +12,18 @@ from typing import Any
 
 import worker_client
 from benchmarks.harness.relay import Relay
-from tests.support.clusters import Shape, start_chief
-from tests.support.commands import lockstep_here
-from tests.support.processes import Process, announced, end, start_role, talking
+from tests.support.processes.commands import lockstep_here
+from tests.support.processes.processes import Process, announced, end, start_role, talking
+from tests.support.sessions.clusters import Shape, start_chief
 
 Outcome = Callable[[], Any]
 
 
 class Worker:
-    """A process that does the tasks of `tests.support.worker_tasks`, one after the other."""
+    """A process that does the tasks of `tests.support.processes.worker_tasks`, one after the other."""
 
     def __init__(self, chief_address: str, index: int, stack: ExitStack) -> None:
-        command = [sys.executable, "-m", "tests.support.worker_tasks", chief_address, str(index)]
+        command = [sys.executable, "-m", "tests.support.processes.worker_tasks", chief_address, str(index)]
         self.index = index
         self._process = talking(stack, *command)
         stack.callback(self._end)

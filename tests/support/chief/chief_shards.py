@@ -15,9 +15,9 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.chief import DEFAULT_POLICY
 from ps_protocol.roles.shard import PushId, ShardSettings, ShardSpec
-from tests.support import skipping_loop
-from tests.support.chief_runner import FakeLink
-from tests.support.eras import fence
+from tests.support.chief.chief_runner import FakeLink
+from tests.support.chief.eras import fence
+from tests.support.sessions import skipping_loop
 
 APPLY = messages.ApplyStep(fence=fence(1, 5), step=3, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
 SAVE = messages.SaveStep(fence=fence(1, 5), step=3, tag="step-000000003")

@@ -32,8 +32,8 @@ from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.options import OPEN, Security
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from tests.support.eras import LIFE
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.chief.eras import LIFE
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 _requests = itertools.count(1)
 

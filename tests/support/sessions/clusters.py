@@ -10,8 +10,8 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from tests.support.processes import Process, announced, start_role
-from tests.support.running_chief import RunningChief
+from tests.support.chief.running_chief import RunningChief
+from tests.support.processes.processes import Process, announced, start_role
 from worker_client import Observer, Session
 
 

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from ps_protocol.v1 import chief_service_pb2 as pb
-from tests.support.raw_shard import Outcome, outcome, refused
+from tests.support.parameter_servers.raw_shard import Outcome, outcome, refused
 
 SERVICE = "ps_protocol.v1.ChiefService"
 

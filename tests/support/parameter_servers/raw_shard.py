@@ -18,8 +18,8 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
 from ps_server.config import ParameterServerConfig
-from tests.support.shards import MIXED, Trainer, open_server
-from tests.support.whole_shard import WholeGrpcShard
+from tests.support.parameter_servers.shards import MIXED, Trainer, open_server
+from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 # A parameter server called with bytes: nothing is checked or repaired on the way out. Knows methods and messages; asserts nothing.
 
