@@ -90,6 +90,8 @@ class Worker:
         self.who = f"worker {place.participant.index}"
         self.state = WorkerState(place.participant, step=place.registration.global_step, commits=place.commits)
         self.num_rollbacks = 0
+        # The model that it takes part in, from the agreement on: before its first token its place does not have it.
+        self._agreed: ModelSpec | None = None
         # Of its program; whenever the worker takes another place, it is what the cluster has of it.
         self.user_state = UserState()
         self.recovery_timeout_s: float | None = None
@@ -167,6 +169,7 @@ class Worker:
     def _take_part(self, model: ModelSpec, registration: Registration, wait: Deadline, *, may_create: bool) -> Asking[bool]:
         """Agrees on the model and comes to the first step; in strict sync waits for one that takes something from this worker."""
         reply, has_created = yield from self._agree(model, registration.participant, wait, may_create=may_create)
+        self._agreed = model
         commits, participant = self.place.commits, registration.participant
         commits.begin(participant)
         # Registered before the servers were brought back, it may have been given the step that was open then.
@@ -499,7 +502,7 @@ class Worker:
 
     def _hear_policy(self) -> Asking[None]:
         """Learns the policy, which another client may have set, from the answer on the agreed model. Asks for no token."""
-        state, model = self.state, self.place.model
+        state, model = self.state, self._agreed
         assert model is not None
         reply: ModelReply = yield from self.place.ask(Agree(state.participant, model, None, may_create=False), state.participant)
         state.hear_policy(reply.policy, global_step=reply.global_step)

@@ -101,7 +101,7 @@ def test_worker_cannot_stage_without_end(trainer: Trainer) -> None:
         trainer.push(trainer.header())
     with pytest.raises(TooManyPushes) as caught:
         trainer.push(trainer.header())
-    assert caught.value.facts == {"worker": "0", "in_flight": "3", "limit": "3"}
+    assert caught.value.facts == {"worker": "0", "in_flight": "3", "limit": "3", "contributions": "0/1/1 0/1/2 0/1/3"}
     header = trainer.header(1)
     trainer.push(header)
     trainer.apply(header.push_id)

@@ -141,7 +141,7 @@ def test_a_page_is_measured_by_turns_with_none(capsys: pytest.CaptureFixture[str
     assert benchmarks(["run", "watched", "--steps", "10", "--repeat", "1", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert [row["kind"] for row in report["rows"]] == ["off", "on", "scraped"]
-    assert all(row["step_ms"] > 0 and row["mean_ms"] > 0 and row["chief_cpu_ms"] > 0 for row in report["rows"])
+    assert all(row["step_ms"] > 0 and row["mean_ms"] > 0 and row["chief_cpu_ms"] >= 0 for row in report["rows"])
 
 
 @pytest.mark.timeout(180)

@@ -34,9 +34,12 @@ def test_a_slow_creation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, cap
     monkeypatch.setattr(Halting, "release", threading.Event())
     values = {"w": np.zeros(1 << 18, np.float32)}
 
+    told_after: list[str] = []
+
     def work() -> None:
         with worker_client.connect(chief.address, transport="grpc") as session:
             session.create_or_join(values, optimizer=worker_client.sgd(0.5))
+            told_after.append(client.status().waiting_for)  # here: once its worker has left, the chief may end
 
     with parameter_server() as server, RunningChief(server.address, total_num_replicas=2) as chief, client_of(chief) as client:
         worker = threading.Thread(target=work)
@@ -49,4 +52,5 @@ def test_a_slow_creation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, cap
         finally:
             Halting.release.set()
             worker.join()
-        assert "received" not in client.status().waiting_for
+        assert len(told_after) == 1
+        assert "received" not in told_after[0]

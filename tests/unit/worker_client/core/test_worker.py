@@ -302,3 +302,15 @@ def test_the_way_back_of_a_call_that_reads_has_its_limit(around: Surroundings) -
 
     assert around.run(around.worker.read(is_copied=True, timeout_s=5.0), Give=once) == {"w": 1}
     assert ("worker 0 comes back to the model", 5.0) in around.waits
+
+
+def test_a_worker_whose_first_token_comes_with_another_policy_asks_for_it_and_joins() -> None:
+    around = Surroundings()
+    around.place.registration = replace(FIRST, may_contribute=False)
+
+    def token(request: ask.AwaitToken) -> TokenReply:
+        return replace(around.token(request), settings_version=3)
+
+    around.run(around.worker.join(MODEL, may_create=False, timeout_s=5.0), AwaitToken=token)
+    assert around.asked == ["Agree", "Open", "AwaitToken", "Agree", "FreeGradients", "Arrived"]
+    assert around.worker.state.local_step == 1
