@@ -48,9 +48,11 @@ class Mirrored:
 
 
 def map_nested(function: Callable[[Any], Any], nested: Any) -> Any:
-    """Returns `nested` with `function` applied to everything in it that is no tuple, list or dict."""
+    """Returns `nested` with `function` applied to everything in it that is no tuple, list or dict; in a dict by key."""
     if isinstance(nested, dict):
-        return {key: map_nested(function, value) for key, value in nested.items()}
+        # Programs of several workers put the same keys in different orders, and what is done for each must be done alike.
+        mapped = {key: map_nested(function, nested[key]) for key in sorted(nested, key=repr)}
+        return {key: mapped[key] for key in nested}
     if isinstance(nested, tuple | list):
         return _like(nested, [map_nested(function, value) for value in nested])
     return function(nested)

@@ -431,6 +431,19 @@ def test_values_that_are_equal_by_chance_in_one_worker_are_reduced_over_all(toge
     assert together(part) == [(3.5, [3.5, 3.5])] * 3
 
 
+def test_the_order_of_the_keys_of_a_dict_is_no_matter(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        keys = ["a", "b"] if session.worker_index else ["b", "a"]
+        numbers = {"a": 1.0, "b": 100.0}
+        own = {key: numbers[key] for key in keys}
+        in_replicas, given = strategy.run(lambda: (_context().all_reduce("SUM", own), own))
+        reduced = strategy.reduce("SUM", given)
+        first = {key: strategy.experimental_local_results(in_replicas[key])[0] for key in keys}
+        return [float(found[key]) for found in (first, reduced) for key in ("a", "b")]
+
+    assert together(part) == [[6, 600, 6, 600]] * 3
+
+
 def test_an_update_in_replicas_takes_what_all_replicas_of_a_worker_share(together: Any) -> None:
     def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         with strategy.scope():
