@@ -199,12 +199,19 @@ class Optimizer:
                 )
         variables = [variable for _, variable in pairs]
 
-        def apply(strategy: ParameterServerStrategy, gradients: Sequence[Any]) -> None:
+        def apply(strategy: ParameterServerStrategy, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
+            for variable in variables:
+                if not isinstance(variable, Variable):
+                    names = ", ".join(f'"{one.name}"' for one in strategy.experimental_local_results(variable))
+                    raise ValueError(
+                        f"apply_gradients(): replicas have gradients of different variables in one place: {names}; "
+                        "all must have the same in the same order, with zeros instead of None where only some have a gradient"
+                    )
             reduced = strategy.extended.batch_reduce_to(op, list(zip(gradients, variables, strict=True)))
             self._apply(strategy, zip(variables, reduced, strict=True))
 
         # Each an object of its own: what all replicas share would count once.
-        context.merge_call(apply, args=([np.asarray(gradient).view() for gradient, _ in pairs],))
+        context.merge_call(apply, args=([np.asarray(gradient).view() for gradient, _ in pairs], variables))
 
     def _apply(self, strategy: ParameterServerStrategy, reduced: Iterable[tuple[Variable, Any]]) -> None:
         powers = {name: self._rule.dtype.type(variable.read_value()) for name, variable in self._powers.items()}

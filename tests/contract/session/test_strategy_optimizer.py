@@ -13,7 +13,7 @@ from ps_protocol.errors import DtypeMismatch, InvalidSpec, ShapeMismatch
 from tests.support.sessions.clusters import Shape, Start
 from tests.support.sessions.facade_programs import SHAPES, running_cluster, target_of, train
 from worker_client import IndexedSlices, OptimizerSpec, sync_replicas
-from worker_client.strategy import Optimizer, ParameterServerStrategy, Variable, get_replica_context
+from worker_client.strategy import Optimizer, ParameterServerStrategy, PerReplica, Variable, get_replica_context
 
 NUM_STEPS, NUM_WORKERS = 5, 3
 LION = "v = v - lr * (sign(b1 * m + (1 - b1) * g) + decay * v); m = b2 * m + (1 - b2) * g"
@@ -170,3 +170,19 @@ def test_what_an_optimizer_cannot_do_is_said_and_changes_nothing() -> None:
         with pytest.raises(kind, match=reason):
             strategy.run(lambda pairs=gradients: optimizer.apply_gradients(pairs))
     assert v.read_value().tolist() == [0, 0]
+
+
+@pytest.mark.parametrize("firsts", [("a", "b"), ("b", "a")])
+def test_replicas_with_gradients_of_different_variables_are_refused(firsts: tuple[str, str]) -> None:
+    strategy = ParameterServerStrategy(2)
+    with strategy.scope():
+        variables = {name: Variable(np.zeros(2), name=name) for name in ("a", "b")}
+        optimizer = Optimizer(worker_client.sgd(1.0))
+        optimizer.build(list(variables.values()))
+
+    def step(has: str) -> None:
+        optimizer.apply_gradients([(np.ones(2) if name == has else None, one) for name, one in variables.items()])
+
+    with pytest.raises(ValueError, match=f'different variables in one place: "{firsts[0]}", "{firsts[1]}"'):
+        strategy.run(step, args=(PerReplica(dict(enumerate(firsts))),))
+    assert [one.read_value().tolist() for one in variables.values()] == [[0, 0], [0, 0]]
