@@ -71,6 +71,11 @@ def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
     return frozen(np.asarray(total, dtype) if dtype.kind == "f" else total)
 
 
+def sum_along(array: Array, axis: int) -> Any:
+    """Returns the sum along an axis; of halves as float32, since their sum stops growing."""
+    return array.sum(axis, dtype=np.float32 if array.dtype == np.float16 else None)
+
+
 def frozen(array: Array) -> Array:
     """Returns the array, which nobody else holds, after making it one that cannot be written: all who get it see the same."""
     array.flags.writeable = False
@@ -86,6 +91,17 @@ def _reduce_rows(op: ReduceOp, contributions: Mapping[int, Any]) -> IndexedSlice
             raise ShapeMismatch(f"replica {replica} contributes rows of a shape {tuple(value.dense_shape)}, another one of {whole}")
         whole = whole if value.dense_shape is None else tuple(value.dense_shape)
     parts = [contributions[replica] for replica in sorted(contributions)]
+    first = np.asarray(parts[0].values)
+    for replica, part in zip(sorted(contributions), parts, strict=True):
+        rows = np.asarray(part.values)
+        if rows.shape[:1] != np.asarray(part.indices).shape:
+            raise ShapeMismatch(f"replica {replica} contributes values of shape {rows.shape} for {np.size(part.indices)} rows")
+        if rows.shape[1:] != first.shape[1:]:
+            raise ShapeMismatch(
+                f"replica {replica} contributes rows of shape {rows.shape[1:]}, another one {first.shape[1:]}; want the same"
+            )
+        if rows.dtype != first.dtype:
+            raise DtypeMismatch(f"replica {replica} contributes rows of {rows.dtype}, another one {first.dtype}; cast with .astype()")
     indices = np.concatenate([np.asarray(part.indices) for part in parts])
     values = np.concatenate([np.asarray(part.values) for part in parts])
     if op is ReduceOp.MEAN:

@@ -16,10 +16,10 @@ from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
 from worker_client.strategy import contexts
 from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall, Group, LocalGroup, MemoryCell
-from worker_client.strategy.reduction import ReduceOp, reduce_one, reduce_op_of
+from worker_client.strategy.reduction import ReduceOp, frozen, reduce_one, reduce_op_of, sum_along
 from worker_client.strategy.replicas import run_replicas
 from worker_client.strategy.values import Mirrored, PerReplica, leaves, map_nested, regroup, select
-from worker_client.strategy.variables import Variable, VariableCopy, container_of
+from worker_client.strategy.variables import Variable, VariableCopy, as_array, container_of
 from worker_client.strategy.workers import WorkerGroup
 
 
@@ -56,9 +56,16 @@ class ReplicaContext:
         """Calls `merge_fn(strategy, *args, **kwargs)` once, across replicas, and returns this replica's part of the result.
 
         Waits until all replicas are there. The arguments are those of all replicas, merged as `run()` merges what it returns. If `merge_fn`
-        raises, or some replicas do not come, all replicas end here, and `run()` raises that error or RuntimeError: catch it there.
+        raises, or some replicas do not come, all replicas end here, and `run()` raises that error or RuntimeError: catch it there. Raises
+        RuntimeError anywhere but in this replica.
         """
         if self._call is not None:
+            mode = contexts.current()
+            if mode is None or mode.replica is not self._call:
+                raise RuntimeError(
+                    "merge_call() works only in the replica whose context this is, while it runs; call get_replica_context() there, not "
+                    "in a merge, in another replica or thread, or after run()"
+                )
             return self._call.merge(merge_fn, tuple(args), dict(kwargs or {}))
         with self._strategy.scope():
             return merge_fn(self._strategy, *args, **dict(kwargs or {}))
@@ -159,13 +166,15 @@ class StrategyExtended:
         another strategy's context.
         """
         given = (tuple(args), dict(kwargs or {}))
+        if not callable(fn) and not isinstance(fn, str):
+            raise InvalidSpec(f"update(): got a {type(fn).__name__}, want a function, or a formula as text")
         formula = _parsed(fn, given) if isinstance(fn, str) else None
         called = fn if callable(fn) else _computing(formula)
         mode = contexts.current()
         if mode is not None and mode.replica is not None:
             contexts.check_same(mode, self._strategy)
 
-            def merged(_: Any, *merged_args: Any, **merged_kwargs: Any) -> Any:
+            def merged(_: Any, /, *merged_args: Any, **merged_kwargs: Any) -> Any:
                 one_args, one_kwargs = map_nested(_one_of_all, (merged_args, merged_kwargs))
                 return self.update(var, fn, one_args, one_kwargs, group)
 
@@ -174,9 +183,10 @@ class StrategyExtended:
             variable = self._own_variable(var, "update()")
             if not self._is_mirrored and not variable.is_on_read and self._group.num_replicas > 1:
                 _check_not_per_replica(given, f'update() of variable "{variable.name}"')
+            others = (self._own_variable(leaf, "update()") for leaf in leaves(given) if isinstance(leaf, Variable))
+            touched = dict.fromkeys((variable, *others))
             if formula is not None and self._is_computed_there(variable, formula, given[1]):
                 return variable if group else [variable]
-            touched = dict.fromkeys((variable, *(leaf for leaf in leaves(given) if isinstance(leaf, Variable))))
             copies = [copy for one in touched for copy in one.copies.values()]
             for copy in copies:
                 copy.stage()
@@ -250,17 +260,19 @@ class StrategyExtended:
 
     def _is_computed_there(self, variable: Variable, formula: Formula, kwargs: Mapping[str, Any]) -> bool:
         """Has a formula computed where its variables lie, if all of them have one copy and the group can."""
+        used = {name: kwargs[name] for name in sorted(formula.reads & kwargs.keys())}
+        touched = [variable, *(one for value in used.values() if (one := container_of(value)) is not None)]
+        # What has copies may have another value for each of them.
+        if self._is_mirrored or any(one.is_on_read for one in touched):
+            return False
         variables: dict[str, str] = {"v": variable.name}
         values: dict[str, Array | float] = {}
-        for name in sorted(formula.reads & kwargs.keys()):
-            container = container_of(kwargs[name])
+        for name, value in select(min(variable.copies), used).items():
+            container = container_of(value)
             if container is not None and container.strategy is self._strategy:
                 variables[name] = container.name
             else:
-                values[name] = _given(kwargs[name], variable)
-        touched = [variable, *(one for name in variables if name != "v" and (one := container_of(kwargs[name])) is not None)]
-        if self._is_mirrored or any(one.is_on_read for one in touched):
-            return False
+                values[name] = _given(name, value, variable)
         return self._group.compute(FormulaCall(formula=formula, variables=variables, values=values))
 
     # What variables ask of their strategy.
@@ -432,17 +444,21 @@ class ParameterServerStrategy:
             return self._extended.reduce_to(op, value, self._extended.parameter_devices[0])
         if not isinstance(value, PerReplica):
             whole = np.asarray(value)
-            along = whole.sum(axis) if op is ReduceOp.SUM else whole.mean(axis)
+            total = sum_along(whole, axis)
+            along = whole.mean(axis) if op is ReduceOp.MEAN else total.astype(whole.dtype) if whole.dtype == np.float16 else total
             return self._extended.reduce_to(op, along, self._extended.parameter_devices[0])
         parts = {replica: np.asarray(part) for replica, part in value.values.items()}
         total = self._extended.reduce_to(
-            ReduceOp.SUM, PerReplica({replica: part.sum(axis) for replica, part in parts.items()}), self._extended.parameter_devices[0]
+            ReduceOp.SUM,
+            PerReplica({replica: sum_along(part, axis) for replica, part in parts.items()}),
+            self._extended.parameter_devices[0],
         )
+        dtype = parts[min(parts)].dtype
         if op is ReduceOp.SUM:
-            return total
+            return frozen(total.astype(dtype)) if dtype == np.float16 else total
         counts = PerReplica({replica: np.float64(part.shape[axis]) for replica, part in parts.items()})
         count = self._extended.reduce_to(ReduceOp.SUM, counts, self._extended.parameter_devices[0])
-        return np.asarray(total / count, total.dtype if total.dtype.kind == "f" else None)
+        return np.asarray(total / count, dtype if dtype.kind == "f" else None)
 
 
 @functools.cache
@@ -509,9 +525,9 @@ def _computing(formula: Formula | None) -> Callable[..., Any]:
     """Returns what computes this formula and assigns to the copies that it writes."""
     assert formula is not None
 
-    def compute(copy: VariableCopy, **values: Any) -> VariableCopy:
+    def compute(copy: VariableCopy, /, **values: Any) -> VariableCopy:
         copies = {"v": copy, **{name: value for name, value in values.items() if isinstance(value, VariableCopy)}}
-        given = {name: _given(value, copy) for name, value in values.items()}
+        given = {name: _given(name, value, copy) for name, value in values.items() if name in formula.reads}
         for name, result in formula.compute({**given, "v": copy.read_value()}, in_double=True).items():
             copies[name].assign(result)
         return copy
@@ -519,11 +535,11 @@ def _computing(formula: Formula | None) -> Callable[..., Any]:
     return compute
 
 
-def _given(value: Any, variable: Variable | VariableCopy) -> Array | float:
+def _given(name: str, value: Any, variable: Variable | VariableCopy) -> Array | float:
     """Returns an argument of a formula: a number, or an array of the variable's type unless it has one of its own."""
     if isinstance(value, VariableCopy):
         return value.read_value()
-    array = np.asarray(value, None if hasattr(value, "dtype") else variable.dtype)
+    array = as_array(value, variable.dtype, what=f"update() with a formula: {name!r}")
     return array if array.ndim or array.dtype.kind not in "fiub" else float(value if isinstance(value, int | float) else array)
 
 

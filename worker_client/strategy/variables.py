@@ -12,7 +12,7 @@ from ps_protocol.model.variables import Array, check_name
 from worker_client.strategy import contexts
 from worker_client.strategy.group import Cell
 from worker_client.strategy.reduction import ReduceOp, frozen
-from worker_client.strategy.values import map_replicas
+from worker_client.strategy.values import PerReplica, map_replicas
 
 
 class VariableAggregation(enum.Enum):
@@ -61,8 +61,9 @@ class VariableCopy:
 
     def __init__(self, variable: "Variable", index: int, cell: Cell) -> None:
         self._variable, self._index, self._cell = variable, index, cell
-        self._is_staging = False
         self._staged: Array | None = None
+        # Of the updates that this one is inside of, what was staged before each.
+        self._before: list[Array | None] = []
 
     @property
     def name(self) -> str:
@@ -107,40 +108,31 @@ class VariableCopy:
 
     def change(self, how: str, value: Any) -> Array:
         """Does the method of this name."""
-        new = frozen(np.asarray(_CHANGES[how](self.read_value(), self._checked(value, how)), self.dtype))
-        if self._is_staging:
+        new = frozen(np.asarray(_CHANGES[how](self.read_value(), self._variable.fitting(value, how)), self.dtype))
+        if self._before:
             self._staged = new
         else:
             self._cell.write(new)
         return new
 
     def stage(self) -> None:
-        """Has changes wait, and only the copy itself see them, until `commit` or `drop`."""
-        self._is_staging = True
+        """Has changes wait, and only the copy itself see them, until `commit` or `drop`. May be nested: the outermost counts."""
+        self._before.append(self._staged)
 
     def commit(self) -> None:
         """Makes what changes have waited for."""
-        new, self._staged, self._is_staging = self._staged, None, False
-        if new is not None:
+        self._before.pop()
+        if not self._before and self._staged is not None:
+            new, self._staged = self._staged, None
             self._cell.write(new)
 
     def drop(self) -> None:
-        """Forgets the changes that wait."""
-        self._staged, self._is_staging = None, False
+        """Forgets the changes that wait since `stage`."""
+        self._staged = self._before.pop()
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         value = self.read_value()
         return np.array(value, dtype) if copy else np.asarray(value, dtype)
-
-    def _checked(self, value: Any, how: str) -> Array:
-        array = np.asarray(value) if hasattr(value, "dtype") else np.asarray(value, self.dtype)
-        if array.shape != self.shape:
-            raise ShapeMismatch(f'variable "{self.name}" has shape {self.shape}, {how}() was given {array.shape}; nothing is broadcast')
-        if array.dtype != self.dtype:
-            raise DtypeMismatch(
-                f'variable "{self.name}" has type {self.dtype}, {how}() was given {array.dtype}; cast with .astype({self.dtype.name!r})'
-            )
-        return array
 
 
 class Variable:
@@ -233,6 +225,17 @@ class Variable:
         """Subtracts from the variable, like `assign_add`."""
         return self._change("assign_sub", delta)
 
+    def fitting(self, value: Any, how: str) -> Array:
+        """Returns what the method `how` was given as an array of the variable. Raises ShapeMismatch, DtypeMismatch."""
+        array = as_array(value, self.dtype, what=f'variable "{self.name}": {how}()')
+        if array.shape != self.shape:
+            raise ShapeMismatch(f'variable "{self.name}" has shape {self.shape}, {how}() was given {array.shape}; nothing is broadcast')
+        if array.dtype != self.dtype:
+            raise DtypeMismatch(
+                f'variable "{self.name}" has type {self.dtype}, {how}() was given {array.dtype}; cast with .astype({self.dtype.name!r})'
+            )
+        return array
+
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         value = self.read_value()
         return np.array(value, dtype) if copy else np.asarray(value, dtype)
@@ -268,7 +271,7 @@ class Variable:
                     "how much; use assign(), or write it in run()"
                 )
             # So that the sum of all is what was assigned.
-            value = map_replicas(lambda one: np.asarray(one, self.dtype) / self.dtype.type(self._owner.num_replicas_in_sync), value)
+            value = map_replicas(lambda one: self.fitting(one, how) / self.dtype.type(self._owner.num_replicas_in_sync), value)
         self._owner.extended.update(self, lambda copy, new: copy.change(how, new), args=(value,))
 
     def _change_together(self, how: str, value: Any, replica: contexts.Replica) -> None:
@@ -285,12 +288,34 @@ class Variable:
             elif self.aggregation is VariableAggregation.NONE:
                 one = values
             else:
+                # Of what differs only: a number that is the same for all has no sum, and 0 is 0.
+                if isinstance(values, PerReplica):
+                    values = map_replicas(lambda part: np.asarray(part, self.dtype) if _is_plain_number(part) else part, values)
                 one = extended.reduce_to(_REDUCTIONS[self.aggregation], values, self)
             extended.update(self, lambda copy, new: copy.change(how, new), args=(one,))
 
         # A list is an array here, not a structure of values that are merged one by one.
         given = np.asarray(value, self.dtype) if isinstance(value, list | tuple) else value
         replica.merge(merged, (given,), {})
+
+
+def as_array(value: Any, dtype: "np.dtype[Any]", *, what: str) -> Array:
+    """Returns Python's numbers and lists of them as this type, and what has a type of its own as it is. Raises DtypeMismatch for others."""
+    if hasattr(value, "dtype"):
+        return np.asarray(value)
+    plain = np.asarray(value)
+    # NumPy makes NaN of None, and a number of a text.
+    is_number = all(map(_is_plain_number, plain.flat)) if plain.dtype.kind == "O" else plain.dtype.kind in "biuf"
+    try:
+        if is_number:
+            return np.asarray(value, dtype)
+    except OverflowError:
+        raise DtypeMismatch(f"{what}: got an integer that no {dtype} can have") from None
+    raise DtypeMismatch(f"{what}: got a {type(value).__name__}, want an array, a number, or lists of numbers")
+
+
+def _is_plain_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool | np.generic)
 
 
 def container_of(value: Any) -> Variable | None:

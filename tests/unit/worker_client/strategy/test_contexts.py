@@ -204,3 +204,21 @@ def test_an_error_in_an_assignment_of_all_replicas_reaches_the_caller(aggregatio
     v = _variable(strategy, aggregation=aggregation)
     with pytest.raises(ValueError, match="cannot be reduced with SUM"):
         strategy.run(lambda: v.assign(5.0))
+
+
+def test_a_context_that_was_kept_is_refused_outside_of_its_replica() -> None:
+    strategy, kept = ParameterServerStrategy(2), list[Any]()
+
+    def merges_again() -> None:
+        context = _context()
+        kept.append(context)
+        context.merge_call(lambda strategy: context.all_reduce("SUM", np.ones(1)))
+
+    def takes_the_others() -> None:
+        kept[0].all_reduce("SUM", np.ones(1))
+
+    for step in (merges_again, takes_the_others):
+        with pytest.raises(RuntimeError, match="only in the replica whose context this is"):
+            strategy.run(step)
+    with pytest.raises(RuntimeError, match="only in the replica whose context this is"):
+        kept[0].merge_call(lambda strategy: None)

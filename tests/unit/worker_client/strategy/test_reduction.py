@@ -77,6 +77,12 @@ def test_contributions_of_other_shapes_types_and_kinds_are_refused_with_the_repl
         reduce_all(ReduceOp.SUM, {0: ones, 1: rows})
     with pytest.raises(ShapeMismatch, match=r"rows of a shape \(5, 2\)"):
         reduce_all(ReduceOp.SUM, {0: rows, 1: IndexedSlices(np.array([0]), np.ones((1, 2)), (5, 2))})
+    with pytest.raises(ShapeMismatch, match=r"replica 1 contributes rows of shape \(3,\)"):
+        reduce_all(ReduceOp.SUM, {0: rows, 1: IndexedSlices(np.array([0]), np.ones((1, 3)))})
+    with pytest.raises(ShapeMismatch, match=r"replica 1 contributes values of shape \(1, 2\) for 2 rows"):
+        reduce_all(ReduceOp.SUM, {0: rows, 1: IndexedSlices(np.array([0, 1]), np.ones((1, 2)))})
+    with pytest.raises(DtypeMismatch, match="replica 1 contributes rows of float32, another one float64"):
+        reduce_all(ReduceOp.SUM, {0: rows, 1: IndexedSlices(np.array([0]), np.ones((1, 2), np.float32))})
 
 
 def test_a_reduction_is_named_in_any_case_and_others_are_refused() -> None:

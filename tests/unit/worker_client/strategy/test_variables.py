@@ -251,6 +251,40 @@ def test_an_update_that_fails_leaves_the_variable_as_it_was(is_mirrored: bool) -
     assert _in_replicas(strategy, v) == [1, 1]
 
 
+@pytest.mark.parametrize("is_mirrored", [False, True])
+def test_an_update_within_an_update_fails_by_itself_and_with_the_outer_one(is_mirrored: bool) -> None:
+    strategy = ParameterServerStrategy(1, mirrored=is_mirrored)
+    v = _variable(strategy, 1.0)
+
+    def add(copy: Any, delta: float, *, fails: bool) -> None:
+        copy.assign_add(delta)
+        if fails:
+            raise KeyError("inner" if delta == 10 else "outer")
+
+    def outer(copy: Any, *, inner_fails: bool) -> None:
+        copy.assign_add(1.0)
+        try:
+            strategy.extended.update(v, add, args=(10.0,), kwargs={"fails": inner_fails})
+        except KeyError:
+            return
+        raise KeyError("outer")
+
+    with pytest.raises(KeyError, match="outer"):
+        strategy.extended.update(v, outer, kwargs={"inner_fails": False})
+    assert _across(strategy, v) == 1
+    strategy.extended.update(v, outer, kwargs={"inner_fails": True})
+    assert _across(strategy, v) == 2
+
+
+def test_an_update_takes_no_variable_of_another_strategy() -> None:
+    strategy, other = ParameterServerStrategy(2), ParameterServerStrategy(2)
+    v, foreign = _variable(strategy), _variable(other, 1.0, name="foreign")
+    for fn in (lambda copy, s: s.assign(7.0), "s = s + 1; v = s"):
+        with pytest.raises(ValueError, match='"foreign" was not created in the scope of this strategy'):
+            strategy.extended.update(v, fn, kwargs={"s": foreign})
+    assert _across(other, foreign) == 1
+
+
 def test_an_update_in_a_replica_waits_for_the_others_and_happens_once() -> None:
     strategy = ParameterServerStrategy(3)
     v, calls = _variable(strategy), list[float]()
@@ -360,6 +394,15 @@ def test_reduce_along_an_axis_weighs_every_element_the_same() -> None:
     assert float(strategy.reduce("MEAN", np.array([1.0, 3.0]), axis=0)) == 2
 
 
+def test_a_sum_of_halves_goes_on_growing_along_an_axis() -> None:
+    strategy, halves = ParameterServerStrategy(2), np.ones((4096, 2), np.float16)
+    value = PerReplica({0: halves, 1: halves})
+    for op, expected in (("SUM", 8192), ("MEAN", 1)):
+        result = strategy.reduce(op, value, axis=0)
+        assert (result.dtype, result.tolist()) == (np.float16, [expected, expected])
+    assert strategy.reduce("SUM", PerReplica({0: halves[:1], 1: halves[:1]}), axis=0).tolist() == [2, 2]
+
+
 def test_what_is_read_cannot_be_written_and_what_was_assigned_can_change() -> None:
     strategy, mine = ParameterServerStrategy(2), np.ones(2)
     v = _variable(strategy, np.zeros(2))
@@ -368,6 +411,23 @@ def test_what_is_read_cannot_be_written_and_what_was_assigned_can_change() -> No
     assert _across(strategy, v) == [1, 1]
     with pytest.raises(ValueError, match="read-only"):
         v.read_value()[0] = 3
+
+
+@pytest.mark.parametrize("dtype", [np.float16, np.float32, np.float64])
+def test_numbers_that_replicas_write_take_the_variables_type(dtype: Any) -> None:
+    strategy = ParameterServerStrategy(2)
+    with strategy.scope():
+        v, count = (Variable(np.zeros((), dtype), name=name, aggregation=SUM) for name in ("v", "count"))
+        metric = Variable(np.zeros((), dtype), name="metric", aggregation=SUM, synchronization=ON_READ)
+
+    def step(number: int) -> None:
+        v.assign_add(number / 2)
+        count.assign_add(number)
+
+    strategy.run(step, args=(PerReplica({0: 1, 1: 2}),))
+    assert (float(v.read_value()), float(count.read_value()), v.read_value().dtype) == (1.5, 3, dtype)
+    with pytest.raises(DtypeMismatch, match="cast with"):
+        metric.assign(np.zeros((), np.float16 if dtype is np.float32 else np.float32 if dtype is np.float64 else np.float64))
 
 
 def test_what_does_not_fit_a_variable_is_refused_and_changes_nothing() -> None:
@@ -379,6 +439,9 @@ def test_what_does_not_fit_a_variable_is_refused_and_changes_nothing() -> None:
         v.assign(np.zeros(2, np.float32))
     with pytest.raises(TypeError, match="reduce it"):
         v.copies[0].assign(_per_replica(1, 2))
+    for wrong in (None, "1", [None, 1.0], 1j, 10**400, object()):
+        with pytest.raises(DtypeMismatch, match=r'variable "v": assign\(\): got'):
+            v.assign(wrong)
     assert _across(strategy, v) == [0, 0]
 
 
@@ -431,4 +494,28 @@ def test_a_formula_that_does_not_fit_is_refused_and_changes_nothing() -> None:
         update(v, "s = s + 1; v = v - g", kwargs={"s": slot, "g": np.ones(3)})
     with pytest.raises(DtypeMismatch):
         update(v, "s = s + 1; v = v - g", kwargs={"s": slot, "g": np.ones(2, np.float32)})
+    for wrong in (None, "0.5", [None, 1.0], 10**400):
+        with pytest.raises(DtypeMismatch, match="with a formula: 'g': got"):
+            update(v, "s = s + 1; v = v - g", kwargs={"s": slot, "g": wrong})
+    with pytest.raises(InvalidSpec, match="got a NoneType, want a function"):
+        update(v, None)  # type: ignore[arg-type]
     assert (_across(strategy, v), _across(strategy, slot)) == ([1, 1], [1, 1])
+
+
+@pytest.mark.parametrize("name", ["_", "copy", "self", "fn"])
+def test_a_formula_has_any_names(name: str) -> None:
+    strategy = ParameterServerStrategy(2)
+    v = _variable(strategy, 1.0)
+    strategy.extended.update(v, f"v - {name}", kwargs={name: 0.25, "unused": "text"})
+    strategy.run(lambda: strategy.extended.update(v, f"v - {name}", kwargs={name: 0.25}))
+    assert _across(strategy, v) == 0.5
+
+
+@pytest.mark.parametrize(("num_replicas", "options"), [(2, {"mirrored": True}), (1, {}), (2, {})])
+def test_a_formula_takes_for_each_copy_what_is_its_own(num_replicas: int, options: Any) -> None:
+    strategy = ParameterServerStrategy(num_replicas, **options)
+    kind: dict[str, Any] = {"synchronization": ON_READ, "aggregation": MEAN} if num_replicas == 2 and not options else {}
+    v = _variable(strategy, 1.0, **kind)
+    value = PerReplica({replica: np.float64(replica + 1) for replica in range(num_replicas)})
+    strategy.extended.update(v, "v + g", kwargs={"g": value})
+    assert _in_replicas(strategy, v) == [2.0, 3.0][:num_replicas]
