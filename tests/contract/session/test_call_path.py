@@ -1,7 +1,7 @@
 """How far it is from `session.step(gradients)` to the wire: few modules and few frames, so that one can follow it."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
 from types import FrameType
@@ -39,15 +39,20 @@ def ways_to_the_wire(session: Session) -> set[tuple[Frame, ...]]:
         if event == "call" and frame.f_globals.get("__name__", "") == WIRE and frame.f_code.co_name in WRITES:
             ways.add(tuple(stack_of(frame)))
 
+    step_under(note, session)
+    return ways
+
+
+def step_under(profiler: Callable[[FrameType, str, Any], None], session: Session) -> None:
+    """Makes a few steps, until the streams stand, and one more that the profiler sees."""
     gradients = {"w": np.ones(1000)}
     for _ in range(3):
-        session.step(gradients, timeout_s=20)  # the streams stand
-    sys.setprofile(note)
+        session.step(gradients, timeout_s=20)
+    sys.setprofile(profiler)
     try:
         session.step(gradients, timeout_s=20)
     finally:
         sys.setprofile(None)
-    return ways
 
 
 def calls_of_a_step(session: Session) -> int:
@@ -58,14 +63,7 @@ def calls_of_a_step(session: Session) -> int:
         nonlocal num_calls
         num_calls += event == "call"
 
-    gradients = {"w": np.ones(1000)}
-    for _ in range(3):
-        session.step(gradients, timeout_s=20)  # the streams stand
-    sys.setprofile(note)
-    try:
-        session.step(gradients, timeout_s=20)
-    finally:
-        sys.setprofile(None)
+    step_under(note, session)
     return num_calls
 
 
