@@ -421,7 +421,8 @@ class _Here:
             return pack_outcome(Outcome(value=function(*args, **kwargs)))
         except _NoFunction as error:
             return pack_outcome(Outcome(error=str(error)))
-        except Exception as error:
+        except (Exception, SystemExit) as error:
+            # SystemExit, too: the closure of a worker that ended would be given to the next, and end one after the other.
             log.warning("closure %r failed", call.function, exc_info=True)
             return pack_outcome(Outcome(error=f"{type(error).__name__}: {error}"))
 

@@ -1,6 +1,7 @@
 """Rule 81: closures are scheduled in one program and run in any worker, at least once; errors are told once, and values count once."""
 
 import itertools
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
@@ -370,3 +371,12 @@ def test_a_closure_that_was_sent_again_does_not_stay_on_the_servers(start: Start
             may_go_on.set()
             assert value.fetch(30)
     assert not {name for name in left if "closures for" in name}
+
+
+def test_a_closure_that_ends_the_program_is_an_error_and_its_worker_serves_on(cluster: AnyCluster) -> None:
+    with serving(cluster, FUNCTIONS | {"leave": sys.exit}), ClusterCoordinator(cluster.observer()) as coordinator:
+        coordinator.schedule("leave", (3,))
+        with pytest.raises(RuntimeError, match=r"'leave' failed on worker .: SystemExit: 3"):
+            coordinator.join(30)
+        value = coordinator.schedule("square", (3,))
+        assert coordinator.fetch(value) == 9
