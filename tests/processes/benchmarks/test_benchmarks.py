@@ -138,10 +138,11 @@ def test_a_benchmark_that_cannot_run_says_so_in_one_line(capsys: pytest.CaptureF
 
 @pytest.mark.timeout(180)
 def test_a_page_is_measured_by_turns_with_none(capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmarks(["run", "watched", "--steps", "10", "--repeat", "1", "--json"]) == 0
+    assert benchmarks(["run", "watched", "--steps", "200", "--repeat", "1", "--json"]) == 0
+    # Enough steps for a clock of hundredths of a second to see the chief's.
     report = json.loads(capsys.readouterr().out)
     assert [row["kind"] for row in report["rows"]] == ["off", "on", "scraped"]
-    assert all(row["step_ms"] > 0 and row["mean_ms"] > 0 and row["chief_cpu_ms"] >= 0 for row in report["rows"])
+    assert all(row["step_ms"] > 0 and row["mean_ms"] > 0 and row["chief_cpu_ms"] > 0 for row in report["rows"])
 
 
 @pytest.mark.timeout(180)

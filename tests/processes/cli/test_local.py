@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.processes.commands import TRAIN, Ended, lockstep_here, read_until, up
+from tests.support.waiting import wait_until
 
 SLOWLY = TRAIN.replace("session.step({", "__import__('time').sleep(0.02); session.step({").replace(
     """print("step", session.local_step, flush=True)""", "pass"
@@ -60,8 +61,12 @@ def test_its_page_is_printed_with_a_token_that_lets_its_reader_in(running: list[
     assert any(line.endswith(printed) for line in running), "it is the address that `up` has printed"
     url, _, token = printed.partition("#token=")
     request = urllib.request.Request(f"{url}api/cluster", headers={"Authorization": f"Bearer {token}"})
-    with urllib.request.urlopen(request, timeout=10) as response:
-        assert b'"state":"training"' in response.read()
+
+    def is_training() -> bool:
+        with urllib.request.urlopen(request, timeout=10) as response:
+            return b'"state":"training"' in response.read()
+
+    wait_until(is_training, what="the page says that it trains")
     assert here(runtime, "page", "--admin").stdout.strip().partition("#")[0] == url
 
 
