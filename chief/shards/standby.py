@@ -194,7 +194,7 @@ async def once_more(one: Replica, call: Callable[[ReplicaLink], Awaitable[Result
 async def goes_along(one: Replica, found: Adoption, best: Replica, of_best: Adoption, fence: Fence) -> tuple[PushId, ...] | None:
     """Whether a replica that an earlier chief left has the same as the best, if need be by the one step that it lacks. Says why not.
 
-    Returns the contributions to the last step of which it had been given others; None: it is not at that step for another reason.
+    Returns the contributions to the last step of which the two were given different gradients; None: it cannot come to that step.
     """
     last = of_best.last_apply
     if (found.step, found.layout_hash) == (of_best.step, of_best.layout_hash):

@@ -123,7 +123,7 @@ def _reach(name: str) -> None:
     if point.action in _SIGNALS:
         os.kill(os.getpid(), getattr(signal, _SIGNALS[point.action]))
     elif point.action == "delay":
-        time.sleep(_seconds(point.argument))
+        time.sleep(_seconds(point.argument))  # the delay is what the failpoint does
     elif point.argument:
         number = _DISK_ERRORS[point.argument]
         raise OSError(number, os.strerror(number), name)

@@ -156,7 +156,7 @@ class Wait:
     def pause(self, seconds: float) -> None:
         """Blocks for so long, at most to the deadline."""
         left_s = self.left_s()
-        time.sleep(seconds if left_s is None else min(seconds, left_s))
+        time.sleep(seconds if left_s is None else min(seconds, left_s))  # the caller wants time to pass, and waits for nothing
 
     def explain(self, waiting_for: str) -> None:
         """Takes note that the wait goes on; logs why if it is time to. Raises DeadlineExceeded at the deadline."""

@@ -93,7 +93,7 @@ class LongLivedCalls:
 
     def _look(self) -> None:
         while True:
-            time.sleep(credentials.LOOK_INTERVAL_S)
+            time.sleep(credentials.LOOK_INTERVAL_S)  # files of tokens are looked at again at intervals; the thread is a daemon
             self._tokens.renew()
             with self._lock:
                 if not self._calls:

@@ -46,7 +46,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
             session.create_or_join({"w": np.zeros(1, np.float32)}, optimizer=worker_client.sgd(0.1))
             num_processes = start_crowd(cluster, options)
             one_round(cluster, session, 1, options, num_processes)
-            # The page looks at the cluster by itself once a second, whoever asks; so that is in both.
+            # The page reads the cluster's status once a second also without readers, so both figures include that.
             alone = _share(cluster, options.seconds, path="")
             rows = [{"path": path, **_share(cluster, options.seconds, path=path)} for path in _PATHS.values()]
             cluster.processes.release()

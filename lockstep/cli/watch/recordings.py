@@ -77,7 +77,7 @@ def _look(chief: Chief, timeline: Timeline, *, seconds: float, is_quiet: bool) -
         if left_s <= 0:
             return status
         step_s = sum(entry.duration_s for entry in status.ledger) / len(status.ledger) if status.ledger else _LONGEST_S
-        # The chief answers at once whatever has happened, so this asks again before it has forgotten half of what it keeps.
+        # The chief does not wait for news before it answers, so the pace is here: it asks before half of the ledger has been replaced.
         time.sleep(min(left_s, max(_SHORTEST_S, min(_LONGEST_S, step_s * _NUM_ENTRIES / 2))))
 
 
@@ -103,7 +103,7 @@ def run_tensorboard(arguments: argparse.Namespace) -> int:
 
 
 def _record(observer: worker_client.Observer, writer: TensorBoardWriter) -> None:
-    """Has the writer record about every second, and once more when training has ended."""
+    """Has the writer record about every second, which is the resolution of its files, and once more when training has ended."""
     while (state := observer.status().state) in _BEFORE:
         time.sleep(_TENSORBOARD_PERIOD_S)
     while state is not ClusterState.FAILED:

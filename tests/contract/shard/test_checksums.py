@@ -1,4 +1,4 @@
-"""What every `WholeShard` says of contributions for whoever applies the same step elsewhere: equal checksums of equal gradients."""
+"""Every `WholeShard` reports checksums of the contributions that it applies: equal ones for equal gradients, on each transport."""
 
 from collections.abc import Callable
 from dataclasses import replace
