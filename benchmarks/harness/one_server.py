@@ -9,8 +9,9 @@ from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, SaveProgress, SaveRequest, SaveState, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, SaveProgress, SaveRequest, SaveState, ShardSpec
 from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
 

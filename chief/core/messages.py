@@ -8,7 +8,6 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ps_protocol.errors import PsError
-from ps_protocol.model.user_state import UserState
 from ps_protocol.model.value import step_value
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
@@ -23,8 +22,9 @@ from ps_protocol.roles.chief import (
     SettingsReply,
     TokenReply,
 )
+from ps_protocol.roles.contribution import GivenNumbers, PushId, UserState
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import Adoption, CheckpointFile, GivenNumbers, PushId, ShardReport, ShardSettings, ShardSpec, ShardStatus
+from ps_protocol.roles.shard import Adoption, CheckpointFile, ShardReport, ShardSettings, ShardSpec, ShardStatus
 
 # -- events
 

@@ -32,7 +32,8 @@ from chief.policies.factory import new_policy
 from ps_protocol.errors import LeaseExpired, PsError
 from ps_protocol.model.layout import Layout
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
-from ps_protocol.roles.shard import Adoption, ApplyRequest, PushId, ShardStatus, WorkerPushes
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import Adoption, ApplyRequest, ShardStatus, WorkerPushes
 
 # Storage that cannot be read is tried again after the first of these, then less and less often.
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 8.0

@@ -6,7 +6,7 @@ from ps_protocol.errors import printable as printable
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.roles.chief import ParticipantKind
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 # A lease that runs longer is one that does not end, as those inside one process; its number would say nothing.
 _MAX_LEASE_S = 86_400.0

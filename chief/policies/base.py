@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.value import step_value
 from ps_protocol.roles.chief import PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 
 class Grant(NamedTuple):

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from chief.policies.base import Counted, Grant, Verdict
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 
 class FreePolicy:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from chief.policies.base import Counted, Grant, Verdict
 from ps_protocol.model.policy import PolicyName, PolicySpec, TooStale
 from ps_protocol.roles.chief import PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 
 @dataclass(slots=True)

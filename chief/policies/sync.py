@@ -12,7 +12,7 @@ from ps_protocol.errors import StepAhead
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.value import step_value
 from ps_protocol.roles.chief import PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 
 class TokenRule(Protocol):

@@ -14,6 +14,7 @@ from chief.core.wording import workers_of
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
 from ps_protocol.errors import ContributionMissing, PsError, Superseded, Unavailable
+from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.identity import HandshakeReply
 from ps_protocol.roles.shard import (
@@ -21,7 +22,6 @@ from ps_protocol.roles.shard import (
     Adoption,
     ApplyReply,
     ApplyRequest,
-    PushId,
     ReplicaState,
     RestoreProgress,
     RestoreRequest,
@@ -29,7 +29,6 @@ from ps_protocol.roles.shard import (
     SaveRequest,
     ShardSettings,
     ShardStatus,
-    contributions_named,
 )
 
 # A replica that does not answer within this, while its twin does, is lost.

@@ -24,18 +24,9 @@ from chief.shards.requests import (
 from chief.shards.standby import distrust_unconfirmed
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.process.history import History, note_rolled_back, note_step
+from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import (
-    Adoption,
-    ApplyRequest,
-    CheckpointFile,
-    PushId,
-    RestoreRequest,
-    SaveRequest,
-    SaveState,
-    ShardStatus,
-    contributions_named,
-)
+from ps_protocol.roles.shard import Adoption, ApplyRequest, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
 from ps_protocol.wire.codec import RecordPacker
 
 log = logging.getLogger("lockstep.chief")

@@ -8,7 +8,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 
 from lockstep.audit.facts import Facts, Outcome, Sent, ShardLife, words_of
-from ps_protocol.roles.shard import MAX_STEP, PushId
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import MAX_STEP
 
 Contributors = tuple[PushId, ...]
 _REFUSED = ("STALE", "LATE")

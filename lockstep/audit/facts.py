@@ -6,7 +6,8 @@ from dataclasses import dataclass, field, replace
 from ps_protocol.model.variables import Array
 from ps_protocol.process import history as events
 from ps_protocol.process.history import Chronicle, Record
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSpec
 
 # A contribution belongs to the epoch that it was sent in: servers drop all when another epoch begins.
 Sent = tuple[int, PushId]

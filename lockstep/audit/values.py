@@ -13,8 +13,9 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Segments, VariableSlice
 from ps_protocol.model.variables import Array
 from ps_protocol.process import history as events
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
-from ps_protocol.roles.shard import ApplyRequest, PushId, ShardSettings
+from ps_protocol.roles.shard import ApplyRequest, ShardSettings
 from ps_server.model.shard_model import ShardModel
 from ps_server.model.snapshot import HiddenState
 from ps_server.numbers.memory import MemoryBudget

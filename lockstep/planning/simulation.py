@@ -41,8 +41,9 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY
-from ps_protocol.roles.shard import PushId, ShardReport, ShardStatus
+from ps_protocol.roles.shard import ShardReport, ShardStatus
 
 # A network link that concurrent transfers share evenly, in simulated time.
 

@@ -19,7 +19,8 @@ from google.protobuf.message import Message
 from ps_protocol.errors import DataLoss, InvalidSpec, PsError
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSettings, ShardSpec
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSettings, ShardSpec
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 

@@ -1,6 +1,6 @@
 """What each role can be asked, as Protocols and values, whatever carries the call. Pure; knows no transport and no thread.
 
-`shard` is a parameter server, `chief` the chief, `fence` shows when and by whom something is said (eras, fences, session
-secrets), `accumulators` is the holder of named accumulators, `checkpoint` what is saved of a cluster, `identity` who
-answers at an address and with which version of the protocol.
+`shard` is a parameter server, `chief` the chief, `contribution` what one is called and what it brings besides tensors, `fence` shows when
+and by whom something is said (eras, fences, session secrets), `accumulators` is the holder of named accumulators, `checkpoint` what is
+saved of a cluster, `identity` who answers at an address and with which version of the protocol.
 """

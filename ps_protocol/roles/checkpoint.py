@@ -9,9 +9,9 @@ from ps_protocol.model.data import DataMarks, DataProgress
 from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
-from ps_protocol.model.user_state import UserState
+from ps_protocol.roles.contribution import PushId, UserState
 from ps_protocol.roles.fence import NOBODY, Fence
-from ps_protocol.roles.shard import CheckpointFile, PushId, WorkerPushes
+from ps_protocol.roles.shard import CheckpointFile, WorkerPushes
 
 _TAG = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
 _OWN_TAG = re.compile(r"step-\d{9,19}(?:-epoch-(\d{1,9})(?!\d))?(?:-|\Z)")

@@ -11,8 +11,9 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparam
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
 from ps_protocol.model.value import step_value
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era
-from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, PushId, ShardReport
+from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, ShardReport
 
 # What workers and observers say to the chief, and hear from it, as values.
 

@@ -3,7 +3,7 @@
 import enum
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError
@@ -11,9 +11,9 @@ from ps_protocol.model.layout import Layout, Segments, check_disjoint
 from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
-from ps_protocol.model.user_state import UserState
 from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
+from ps_protocol.roles.contribution import GivenNumbers, PushId, UserState
 from ps_protocol.roles.fence import Era, Fence
 
 # What chief and workers say to a parameter server, and hear from it, as values.
@@ -22,44 +22,6 @@ from ps_protocol.roles.fence import Era, Fence
 # No call of any role waits longer in one go: who wants to wait on asks again.
 MAX_WAIT_SLICE_S = 20.0
 MAX_STEP = 1 << 62
-
-
-# A tuple: each step makes, hashes, compares and sorts some.
-class PushId(NamedTuple):
-    """Names one contribution for ever; sorts by worker, then incarnation, then sequence: the order of every sum."""
-
-    worker: int
-    incarnation: int
-    sequence: int
-
-    def __str__(self) -> str:
-        return f"{self.worker}/{self.incarnation}/{self.sequence}"
-
-
-# In one error: its facts have 2 KiB in all, and one that does not fit is left out whole. A caller that asks again hears of the others.
-_MAX_NAMED_BYTES = 1_800
-
-
-def named_contributions(push_ids: Sequence[PushId]) -> dict[str, str]:
-    """Returns the facts of an error about these contributions, or the first of them."""
-    words, room = [], _MAX_NAMED_BYTES
-    for word in map(str, push_ids):
-        room -= len(word) + 1
-        if room < 0:
-            break
-        words.append(word)
-    return {"worker": str(push_ids[0].worker), "contributions": " ".join(words)}
-
-
-def contributions_named(facts: Mapping[str, str]) -> tuple[PushId, ...]:
-    """Returns what `named_contributions` has named; nothing if these are not its facts."""
-    found = []
-    for word in facts.get("contributions", "").split():
-        numbers = word.split("/")
-        if len(numbers) != 3 or not all(number.isascii() and number.isdigit() for number in numbers):
-            return ()
-        found.append(PushId(worker=int(numbers[0]), incarnation=int(numbers[1]), sequence=int(numbers[2])))
-    return tuple(found)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -182,14 +144,6 @@ class ShardSettings:
     applies_on_arrival: bool = False
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
     rejects_nonfinite: bool = False
-
-
-@step_value(frozen=True, slots=True, kw_only=True)
-class GivenNumbers:
-    """What contributions have their step use of hyper-parameters, each of `push_ids` the same."""
-
-    push_ids: tuple[PushId, ...]
-    hyperparameters: tuple[StepHyperparameter, ...]
 
 
 @step_value(frozen=True, slots=True, kw_only=True)

@@ -5,7 +5,8 @@ from dataclasses import dataclass
 
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushHeader, PushReply, PushResult
 from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import PushMode, Words
 

@@ -18,10 +18,10 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparam
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
-from ps_protocol.model.user_state import UserState
 from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
-from ps_protocol.roles import accumulators, chief, fence, identity, shard
+from ps_protocol.roles import accumulators, chief, contribution, fence, identity, shard
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
+from ps_protocol.roles.contribution import UserState
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special, step
 from ps_protocol.wire.fields import Coder, Pair, decode_max_wait, encode_duration, require, write_max_wait
@@ -174,7 +174,7 @@ PAIRS: tuple[Pair, ...] = (
     # Parameter servers.
     Pair(value=fence.Era, message=tensor_pb2.Era, write=step.write_era, decode=step.decode_era),
     Pair(value=fence.Fence, message=tensor_pb2.Fence, write=step.write_fence, decode=step.decode_fence),
-    Pair(value=shard.PushId, message=tensor_pb2.PushId, write=step.write_push_id, decode=step.decode_push_id),
+    Pair(value=contribution.PushId, message=tensor_pb2.PushId, write=step.write_push_id, decode=step.decode_push_id),
     Pair(value=shard.SparsePart, message=parameter_service_pb2.SparsePart),
     Pair(value=shard.Metric, message=parameter_service_pb2.Metric),
     Pair(

@@ -10,7 +10,6 @@ from ps_protocol.encodings.formats import FORMATS, FloatEncoding
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.updates import FormulaUpdate, check_amount, check_updates
-from ps_protocol.model.user_state import UserState, check_user_states
 from ps_protocol.model.variables import check_name
 from ps_protocol.roles.chief import (
     CommitResult,
@@ -23,15 +22,14 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.contribution import GivenNumbers, PushId, UserState, check_user_states
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.shard import (
     MAX_WAIT_SLICE_S,
     ApplyReply,
     ApplyRequest,
-    GivenNumbers,
     Metric,
     PushHeader,
-    PushId,
     PushReply,
     PushResult,
     ReadRequest,

@@ -15,17 +15,8 @@ from typing import TypeVar
 
 from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, LimitExceeded, PsError, PushIdReused, StepAhead, Superseded
 from ps_protocol.model.variables import check_name
-from ps_protocol.roles.shard import (
-    AppliedPush,
-    Metric,
-    MetricCell,
-    PushHeader,
-    PushId,
-    PushReply,
-    PushResult,
-    WorkerPushes,
-    named_contributions,
-)
+from ps_protocol.roles.contribution import PushId, named_contributions
+from ps_protocol.roles.shard import AppliedPush, Metric, MetricCell, PushHeader, PushReply, PushResult, WorkerPushes
 from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import too_many_pushes
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers

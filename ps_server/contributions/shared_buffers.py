@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.layout import SegmentWriter
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import Words
 from ps_server.contributions.staging import StagedGradients

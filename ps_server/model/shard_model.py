@@ -9,8 +9,9 @@ from ps_protocol.model.spec import AVERAGE_SLOT
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import ApplyRequest, PushId, RowsRequest, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, RowsRequest, ShardSettings, ShardSpec
 from ps_protocol.shared_memory import words as at
 from ps_server.contributions.inbox import Contribution, Inbox
 from ps_server.contributions.shared_buffers import SharedBuffers

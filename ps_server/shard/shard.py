@@ -26,6 +26,7 @@ from ps_protocol.process import history as events
 from ps_protocol.process.allocator import give_back_freed_memory
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import History
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import (
     ONLY_REPLICA,
@@ -34,7 +35,6 @@ from ps_protocol.roles.shard import (
     ApplyRequest,
     MetricCell,
     PushHeader,
-    PushId,
     PushReply,
     ReplicaState,
     RestoreProgress,

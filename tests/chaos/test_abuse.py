@@ -22,8 +22,8 @@ import pytest
 
 from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import CommitPushRequest, DeregisterRequest, HeartbeatRequest, Participant, ParticipantKind, PushCommit
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era
-from ps_protocol.roles.shard import PushId
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.permissions import ALLOWED
 from tests.chaos.conftest import Started

@@ -4,7 +4,7 @@ from dataclasses import dataclass, field
 
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Participant
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 Contributors = tuple[PushId, ...]
 # Life of the cluster, and epoch.

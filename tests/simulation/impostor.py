@@ -8,7 +8,8 @@ import numpy as np
 
 from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import PushCommit
-from ps_protocol.roles.shard import PushHeader, PushId
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushHeader
 from tests.simulation.tasks import Answer, Call, Life, Task
 from tests.simulation.worker_node import WorkerNode
 from tests.simulation.world import World

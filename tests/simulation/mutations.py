@@ -25,8 +25,9 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, Participant, PushOutcome
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era
-from ps_protocol.roles.shard import PushId, PushReply, PushResult
+from ps_protocol.roles.shard import PushReply, PushResult
 from ps_server.contributions.inbox import Inbox
 from ps_server.contributions.staging import StagingMemory
 from ps_server.model.shard_model import ShardModel

@@ -13,7 +13,8 @@ from ps_protocol.model.data import DataSpec
 from ps_protocol.model.layout import ALIGNMENT
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import CommitResult, PushOutcome
-from ps_protocol.roles.shard import ApplyRequest, PushId, RestoreRequest, ShardReport, ShardSpec
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyRequest, RestoreRequest, ShardReport, ShardSpec
 from tests.simulation.epochs import Contributors, Epoch, Era, State
 from tests.simulation.rules import PolicyRules
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.chief import CommitResult, PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 # A live worker: its index, and which of the processes of that index.
 Who = tuple[int, int]

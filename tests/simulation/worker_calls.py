@@ -7,7 +7,8 @@ from typing import Any
 from ps_protocol.errors import Cancelled, PsError, ShuttingDown, Unavailable
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Registration
-from ps_protocol.roles.shard import PushId, PushReply, ShardStatus
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushReply, ShardStatus
 from tests.simulation.tasks import All, Call, Sleep, Task
 from tests.simulation.world import World
 from worker_client.core.replicas import DOUBTFUL, in_one, lasting

@@ -35,7 +35,8 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult, ShardSpec
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
 from tests.simulation.oracle import Oracle, gradient_of, index_of, lie_of, rate_of

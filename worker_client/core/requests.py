@@ -10,7 +10,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.roles.chief import ModelReply, Participant, PushCommit
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 Result = TypeVar("Result")
 # Yields requests and gets their answers; returns the result.

@@ -18,7 +18,8 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushId, PushResult
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushResult
 from worker_client.core.outcomes import Push, push_of
 
 

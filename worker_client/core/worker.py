@@ -36,7 +36,8 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushId, PushResult, contributions_named
+from ps_protocol.roles.contribution import PushId, contributions_named
+from ps_protocol.roles.shard import PushResult
 from worker_client.core.outcomes import Push as Outcome
 from worker_client.core.outcomes import push_of
 from worker_client.core.place import LOST, Place

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
-from ps_protocol.model.user_state import MAX_USER_STATE_BYTES
+from ps_protocol.roles.contribution import MAX_USER_STATE_BYTES
 
 _MAX_DEPTH = 32
 _MAX_KEY = 256

@@ -14,7 +14,8 @@ from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ModelReply
-from ps_protocol.roles.shard import Metric, PushId, PushResult
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import Metric, PushResult
 from worker_client.core import requests as ask
 from worker_client.core.state import WorkerState
 from worker_client.model.gradients import FiniteGradients, Gradients, Metrics, ShardPart, ShardParts, Staging, Updates, as_metrics

@@ -16,7 +16,8 @@ from ps_protocol.process import waiting
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import note_contribution
 from ps_protocol.roles.chief import ModelReply, Participant, Registration
-from ps_protocol.roles.shard import Metric, MetricCell, PushHeader, PushId, PushResult, RowsRequest, Shard, ShardSpec
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import Metric, MetricCell, PushHeader, PushResult, RowsRequest, Shard, ShardSpec
 from worker_client.cluster.threads import FanOut, run_bounded
 from worker_client.cluster.traffic import TrafficCount
 from worker_client.cluster.transport import SharingShard, Transport

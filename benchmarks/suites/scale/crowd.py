@@ -20,8 +20,9 @@ from benchmarks.suites.scale.calls import Calls
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import layouts
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY
-from ps_protocol.roles.shard import PushHeader, PushId
+from ps_protocol.roles.shard import PushHeader
 from ps_protocol.rpc.channel import CHANNEL_OPTIONS
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.v1 import chief_service_pb2 as pb

@@ -24,8 +24,9 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSpec
 from ps_protocol.rpc.shard import GrpcShard
 
 _THERE, _HERE, _PORT, _START_S = "10.99.0.1", "10.99.0.2", 5000, 30.0

@@ -14,8 +14,9 @@ from lockstep.demo.digits import DEFAULT, evaluate, initial_values, load_digits,
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
 from ps_protocol.model.variables import Array, VariableSpec, data_type_of
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSpec
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer

@@ -16,8 +16,8 @@ from chief.options import CheckpointConfig
 from ps_protocol.errors import InternalError, LimitExceeded, PsError, StorageFull
 from ps_protocol.roles.checkpoint import Checkpoint, Durability, tag_of
 from ps_protocol.roles.chief import CheckpointStatus, SavedCheckpoint
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import PushId
 
 # A step that is held back is saved again after this time if that failed; the last checkpoint is given up after that one.
 RETRY_S = 1.0

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from ps_protocol.errors import DataMismatch
 from ps_protocol.model.data import DataMarks, DataProgress, DataRange, DataSpec
 from ps_protocol.roles.chief import DataStatus
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 _NUM_ROUNDS = 4
 

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ps_protocol.roles.chief import LedgerEntry, PushOutcome, StepTotals
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 
 @dataclass(slots=True, kw_only=True)

@@ -34,8 +34,9 @@ from ps_protocol.roles.chief import (
     RegisterRequest,
     WorkerTraffic,
 )
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, joined_keys, numbered, session_secret
-from ps_protocol.roles.shard import AppliedPush, PushId, WorkerPushes
+from ps_protocol.roles.shard import AppliedPush, WorkerPushes
 
 _WINDOW = 16
 # Sequences that a worker passes over between two that are counted: of contributions that it did not commit.

@@ -7,8 +7,7 @@ the contribution is not. What has changed since shards have kept a record travel
 from collections.abc import Iterable, Mapping, Sequence
 
 from ps_protocol.errors import LimitExceeded
-from ps_protocol.model.user_state import MAX_USER_STATES_BYTES, UserState, check_user_state
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import MAX_USER_STATES_BYTES, PushId, UserState, check_user_state
 
 # States that have not changed again travel with the steps until so many bytes have; then a record is worth its bytes.
 _MAX_CARRIED_BYTES = 64 << 10

@@ -14,12 +14,11 @@ from chief.core.messages import Answer, KeepRecord, RecordKept
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting
 from chief.policies.base import Policy
 from ps_protocol.errors import PsError, Unavailable
-from ps_protocol.model.user_state import UserState
 from ps_protocol.model.value import step_value
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply
+from ps_protocol.roles.contribution import PushId, UserState
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import PushId
 
 # A caller that waits for a record gets an answer after this time, and asks again.
 _RECORD_S = 1.0

@@ -12,7 +12,7 @@ from chief.core.waiting import Outbox
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.spec import ModelSpec, StepNumbers
-from ps_protocol.roles.shard import GivenNumbers, PushId
+from ps_protocol.roles.contribution import GivenNumbers, PushId
 
 Numbers = tuple[StepHyperparameter, ...]
 

@@ -59,8 +59,9 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, PushId, ShardSettings, ShardSpec, WorkerPushes
+from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSettings, ShardSpec, WorkerPushes
 
 # Contributions looked at to know what was applied lately: each worker's latest are among them.
 _MAX_PUSHES = 20_000

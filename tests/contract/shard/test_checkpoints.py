@@ -23,7 +23,8 @@ from ps_protocol.errors import (
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, VariableSpec
-from ps_protocol.roles.shard import Adoption, PushId, SaveRequest, SaveState, WholeShard
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import Adoption, SaveRequest, SaveState, WholeShard
 from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining, metrics_of

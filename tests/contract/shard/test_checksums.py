@@ -12,7 +12,8 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import DataType, VariableSpec
-from ps_protocol.roles.shard import PushId, PushResult, WholeShard
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushResult, WholeShard
 from tests.support.parameter_servers.shards import Trainer, layout_of, table, variable
 
 _PLAIN = OptimizerSpec(name="assign_mean", learning_rate=constant(1.0))

@@ -13,8 +13,9 @@ from ps_protocol.errors import (
     Superseded,
 )
 from ps_protocol.model.layout import Segments
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import session_secret
-from ps_protocol.roles.shard import Adoption, PushHeader, PushId, PushResult, WholeShard
+from ps_protocol.roles.shard import Adoption, PushHeader, PushResult, WholeShard
 from tests.support.chief.eras import era, fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, TRANSPORTS, SharingWorkers, Trainer
 

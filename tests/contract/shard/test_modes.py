@@ -9,7 +9,8 @@ import pytest
 from ps_protocol.errors import ContributionMissing, InvalidSpec, MalformedMessage, NotInitialized, StepMismatch, Superseded
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ClipSpec
-from ps_protocol.roles.shard import Metric, PushId, PushResult, WholeShard
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import Metric, PushResult, WholeShard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable, views
 

@@ -11,7 +11,8 @@ from ps_protocol.errors import (
     PsError,
     StepMismatch,
 )
-from ps_protocol.roles.shard import PushId, PushResult, contributions_named
+from ps_protocol.roles.contribution import PushId, contributions_named
+from ps_protocol.roles.shard import PushResult
 from tests.support.parameter_servers.shards import MIXED, Trainer, open_shard, views
 
 

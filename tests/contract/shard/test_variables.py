@@ -19,7 +19,8 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.layout import Layout, Segments, aligned_bytes
 from ps_protocol.model.variables import DataType
-from ps_protocol.roles.shard import PushId, WholeShard
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import WholeShard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, variable, views
 

@@ -36,7 +36,8 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushId, ShardReport, ShardSettings, ShardStatus
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ShardReport, ShardSettings, ShardStatus
 from tests.support.chief.eras import fence
 
 

@@ -19,6 +19,7 @@ from ps_protocol.roles.chief import (
     RegisterRequest,
     TokenReply,
 )
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.shard import (
@@ -26,7 +27,6 @@ from ps_protocol.roles.shard import (
     ApplyReply,
     ApplyRequest,
     CheckpointFile,
-    PushId,
     RestoreProgress,
     RestoreRequest,
     SaveProgress,

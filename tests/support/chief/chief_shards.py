@@ -14,7 +14,8 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.chief import DEFAULT_POLICY
-from ps_protocol.roles.shard import PushId, ShardSettings, ShardSpec
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ShardSettings, ShardSpec
 from tests.support.chief.chief_runner import FakeLink
 from tests.support.chief.eras import fence
 from tests.support.sessions import skipping_loop

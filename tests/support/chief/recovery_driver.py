@@ -11,8 +11,9 @@ from ps_protocol.model.data import DataSpec
 from ps_protocol.model.spec import ModelSpec, layouts, place
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import LeaseRangesRequest, Registration
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Fence, joined_keys
-from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, PushId, ShardReport, ShardStatus, WorkerPushes
+from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyRequest, CheckpointFile, ShardReport, ShardStatus, WorkerPushes
 from tests.support.chief.chief_driver import KEY, MODEL, Driver, Worker
 from tests.support.chief.eras import fence
 

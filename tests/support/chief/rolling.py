@@ -11,7 +11,8 @@ from typing import Any
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import EpochMismatch, LeaseExpired
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
-from ps_protocol.roles.shard import PushHeader, PushId, ShardStatus
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushHeader, ShardStatus
 from tests.support.chief.eras import era, fence
 from tests.support.network.faults import Flaky
 from worker_client import Session

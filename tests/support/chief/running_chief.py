@@ -26,8 +26,9 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import KEY_BYTES
-from ps_protocol.roles.shard import PushHeader, PushId, PushResult, ShardSpec
+from ps_protocol.roles.shard import PushHeader, PushResult, ShardSpec
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.options import OPEN, Security
 from ps_server.config import ParameterServerConfig

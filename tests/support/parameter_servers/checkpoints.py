@@ -17,9 +17,9 @@ from ps_protocol.model.data import DataProgress, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement, PlacementPolicy, place
-from ps_protocol.model.user_state import UserState
 from ps_protocol.model.variables import Array, DataType, Partition, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, tag_of
+from ps_protocol.roles.contribution import UserState
 from ps_protocol.roles.shard import AppliedPush, CheckpointFile, WorkerPushes
 from tests.support.chief.eras import fence
 

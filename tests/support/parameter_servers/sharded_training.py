@@ -14,11 +14,11 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AVERAGE_SLOT, ModelSpec, layouts, place
 from ps_protocol.model.variables import Array, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
     ApplyRequest,
     Metric,
     PushHeader,
-    PushId,
     RestoreRequest,
     RowsRequest,
     SaveRequest,

@@ -12,12 +12,12 @@ from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_by
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import NO_CLIP, ClipSpec
 from ps_protocol.model.variables import Array, DataType, Initializer, SparseMean, VariableSpec
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
     ApplyReply,
     ApplyRequest,
     Metric,
     PushHeader,
-    PushId,
     PushReply,
     RowsRequest,
     ShardSettings,

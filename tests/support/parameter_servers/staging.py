@@ -2,7 +2,8 @@
 
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.variables import DataType, VariableSpec
-from ps_protocol.roles.shard import PushHeader, PushId, PushReply, PushResult
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushHeader, PushReply, PushResult
 from ps_server.contributions.inbox import Contribution, Inbox
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from ps_server.contributions.staging import StagingMemory

@@ -6,7 +6,8 @@ from typing import Any
 from lockstep.timeline import CHIEF, MAX_TRACKS, SERVERS, WORKERS, Timeline
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ClusterStatus, LedgerEntry
-from ps_protocol.roles.shard import PushId, ShardReport
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ShardReport
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 from tests.support.formats.chrome_trace import Event, checked
 

@@ -14,17 +14,8 @@ from ps_protocol import errors
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import Array, DataType, VariableSpec
-from ps_protocol.roles.shard import (
-    ApplyReply,
-    ApplyRequest,
-    MetricCell,
-    PushHeader,
-    PushId,
-    PushReply,
-    PushResult,
-    ShardSettings,
-    ShardSpec,
-)
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyReply, ApplyRequest, MetricCell, PushHeader, PushReply, PushResult, ShardSettings, ShardSpec
 from ps_protocol.rpc.shard import SERVICE
 from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb

@@ -11,7 +11,8 @@ import pytest
 from chief.shards.link import GrpcShardLink
 from ps_protocol import errors
 from ps_protocol.model.optimizers import OptimizerSpec, constant
-from ps_protocol.roles.shard import ApplyRequest, PushId, PushResult, ShardSettings
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyRequest, PushResult, ShardSettings
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable

@@ -9,7 +9,8 @@ import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
-from ps_protocol.roles.shard import ApplyRequest, PushId
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server import server as server_module

@@ -14,15 +14,9 @@ from chief.core import messages as rev
 from chief.shards.link import GrpcShardLink
 from chief.shards.standby import ReplicaReturn, ReplicatedLink, distrust_unconfirmed
 from ps_protocol import errors
+from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import KEY_BYTES
-from ps_protocol.roles.shard import (
-    ApplyRequest,
-    PushId,
-    PushResult,
-    ReplicaState,
-    ShardSettings,
-    contributions_named,
-)
+from ps_protocol.roles.shard import ApplyRequest, PushResult, ReplicaState, ShardSettings
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.chief.eras import fence

@@ -10,7 +10,6 @@ from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter, constant
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
-from ps_protocol.model.user_state import UserState
 from ps_protocol.model.variables import (
     Constraint,
     ConstraintKind,
@@ -21,7 +20,8 @@ from ps_protocol.model.variables import (
     SparseMean,
     VariableSpec,
 )
-from ps_protocol.roles import chief, identity, shard
+from ps_protocol.roles import chief, contribution, identity, shard
+from ps_protocol.roles.contribution import UserState
 from ps_protocol.roles.identity import ProtocolVersion
 from tests.support.chief.eras import era, fence
 
@@ -59,7 +59,7 @@ FORMULAS = VariableSpec(
 )  # fmt: skip
 UPDATE = FormulaUpdate(text="s = s + g; v = v - rate * s", variables={"s": 2, "v": 0}, arrays={"g": 2}, numbers={"rate": -math.inf})
 PIECEWISE = Schedule(name="piecewise_constant", boundaries=(10.0, 20.0), values=(0.1, 0.01, 0.001))
-ID = shard.PushId(worker=3, incarnation=2, sequence=1 << 60)
+ID = contribution.PushId(worker=3, incarnation=2, sequence=1 << 60)
 MODEL = ModelSpec(
     variables=(W, B),
     optimizer=OptimizerSpec(name="sgd", learning_rate=PIECEWISE),
@@ -170,15 +170,15 @@ VALUES: list[Any] = [
     UPDATE,
     shard.PushHeader(era=era(1), push_id=ID, step=0, layout_hash="abc"),
     *(shard.PushReply(result=result, step=7) for result in shard.PushResult),
-    shard.ApplyRequest(fence=fence(1, 2), step=3, contributors=(shard.PushId(worker=1, incarnation=1, sequence=1), ID)),
+    shard.ApplyRequest(fence=fence(1, 2), step=3, contributors=(contribution.PushId(worker=1, incarnation=1, sequence=1), ID)),
     shard.ApplyRequest(
         fence=fence(1, 2),
         step=3,
         contributors=(ID,),
         weights=(0.5,),
         scales=(1.0, 0.25),
-        discards=(shard.PushId(worker=1, incarnation=7, sequence=0), ID),
-        numbers=(shard.GivenNumbers(push_ids=(ID,), hyperparameters=(StepHyperparameter(group="g", name="beta1", value=0.5),)),),
+        discards=(contribution.PushId(worker=1, incarnation=7, sequence=0), ID),
+        numbers=(contribution.GivenNumbers(push_ids=(ID,), hyperparameters=(StepHyperparameter(group="g", name="beta1", value=0.5),)),),
         user_states=(UserState(worker=3, json='{"n":1}'),),
         wants_checksums=True,
     ),

@@ -11,7 +11,7 @@ from ps_protocol.model import policy
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import ConstraintKind, DataType, InitializerKind, SparseMean, VariableSpec
-from ps_protocol.roles import chief, identity, shard
+from ps_protocol.roles import chief, contribution, identity, shard
 from ps_protocol.roles.chief import CommitResult, GetModelRequest, Participant
 from ps_protocol.roles.shard import ApplyRequest, ShardSpec
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
@@ -83,13 +83,13 @@ def test_index_that_no_worker_can_have_is_refused_before_it_is_sent() -> None:
 
 
 def test_contributors_are_sorted_whatever_their_order_on_the_wire() -> None:
-    ids = [shard.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
+    ids = [contribution.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
     message = parameter_service_pb2.ApplyRequest(contributors=[codec.encode(each) for each in ids])
     assert [each.worker for each in codec.decode(ApplyRequest, message).contributors] == [0, 1, 2]
 
 
 def test_weights_stay_with_their_contributors() -> None:
-    ids = [shard.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
+    ids = [contribution.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
     message = parameter_service_pb2.ApplyRequest(contributors=[codec.encode(each) for each in ids], weights=[0.2, 0.0, 0.1])
     assert codec.decode(ApplyRequest, message).weights == (0.0, 0.1, 0.2)
 

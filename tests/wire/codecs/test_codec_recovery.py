@@ -7,10 +7,10 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
 from ps_protocol.model.data import DataProgress, DataSpec
-from ps_protocol.model.user_state import UserState
 from ps_protocol.roles import chief
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import PushCommit, RegisterRequest
+from ps_protocol.roles.contribution import UserState
 from ps_protocol.v1 import chief_service_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.step import MAX_RANGES_A_CALL

@@ -14,8 +14,9 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import VariableSpec
 from ps_protocol.roles.chief import HyperparameterChange, Participant, PushCommit
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.identity import HandshakeRequest
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, PushReply, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ShardSettings, ShardSpec
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import codec
 from tests.support.chief.eras import era, fence

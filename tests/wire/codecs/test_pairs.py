@@ -20,7 +20,8 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.variables import DataType, SparseMean
 from ps_protocol.roles.accumulators import AccumulatorSpec, Reduction
-from ps_protocol.roles.shard import PushId, ShardSpec
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ShardSpec
 from ps_protocol.wire import codec
 from ps_protocol.wire.fields import Pair, message_fields
 from tests.wire.codecs.examples import ADAM, AVERAGES, CLIP, MIXED, PIECEWISE, RICH_MODEL, SPEC, VALUES

@@ -12,7 +12,8 @@ from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.spec import layouts
 from ps_protocol.roles.chief import ClusterState, Participant, PushCommit, TokenResult
-from ps_protocol.roles.shard import PushHeader, PushId
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushHeader
 from ps_protocol.shared_memory.worker import share_memory
 from tests.support.chief.running_chief import RunningChief, Worker, client_of, cluster
 

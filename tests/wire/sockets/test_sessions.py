@@ -17,7 +17,8 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import Array, DataType, VariableSpec
-from ps_protocol.roles.shard import PushHeader, PushId, WholeShard
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushHeader, WholeShard
 from tests.support.chief.eras import era
 from tests.support.parameter_servers.sharded_training import ShardedTraining
 from tests.support.parameter_servers.shards import open_shard

@@ -18,7 +18,8 @@ import pytest
 
 from ps_protocol.errors import ContributionMissing, MalformedMessage
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.shard import PushId, PushResult
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushResult
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory.segment import map_segment

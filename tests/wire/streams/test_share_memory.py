@@ -14,7 +14,8 @@ import pytest
 
 from ps_protocol.errors import Cancelled, ContributionMissing, StepGone, StepNotReady, Superseded
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.shard import Metric, PushResult, contributions_named
+from ps_protocol.roles.contribution import contributions_named
+from ps_protocol.roles.shard import Metric, PushResult
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory.segment import NAME_PREFIX, SegmentMaker

@@ -9,7 +9,7 @@ from chief.options import CheckpointConfig
 from ps_protocol.errors import CheckpointStorageMissing, NotInitialized, StorageFull
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, PushOutcome, SaveCheckpointRequest, SavedCheckpoint
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.recovery_driver import RecoveryDriver
 
 BY_STEP = CheckpointConfig(durability=Durability.STEP)

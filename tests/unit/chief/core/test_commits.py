@@ -10,7 +10,7 @@ from ps_protocol.errors import (
     StepAhead,
 )
 from ps_protocol.roles.chief import CommitResult, ParticipantKind, PushOutcome, TokenResult
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
 
 # Who waits for a token, for how long, and who is released.

@@ -15,7 +15,7 @@ from ps_protocol.errors import DataMismatch
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import LeaseReply, LeaseResult, PushOutcome, TokenResult
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Worker
 from tests.support.chief.recovery_driver import RecoveryDriver
 from tests.support.examples import examples

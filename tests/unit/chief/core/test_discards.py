@@ -2,7 +2,7 @@
 
 from chief.core.epoch.training import Discards
 from chief.policies.base import Counted
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 
 def push(worker: int, sequence: int = 1, incarnation: int = 1) -> PushId:

@@ -8,7 +8,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from chief.core import messages as ev
 from ps_protocol.errors import LeaseExpired, Superseded, WorkerIndexTaken
 from ps_protocol.roles.chief import ClusterState, ModelReply, ModelState, PushCommit, PushOutcome, TokenReply, TokenResult
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.examples import machine_settings
 

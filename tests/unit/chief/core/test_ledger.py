@@ -1,6 +1,6 @@
 from chief.core.cluster.ledger import Ledger
 from ps_protocol.roles.chief import PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 
 
 def push(worker: int) -> PushId:

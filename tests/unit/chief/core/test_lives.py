@@ -9,7 +9,7 @@ from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, Superseded, WorkerIndexTaken
 from ps_protocol.model.data import DataSpec
 from ps_protocol.roles.chief import HeartbeatRequest, Participant, PushCommit, PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Worker
 from tests.support.chief.eras import era
 from tests.support.chief.recovery_driver import RecoveryDriver

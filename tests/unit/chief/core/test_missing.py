@@ -10,7 +10,7 @@ from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.spec import ClipSpec, ModelSpec
 from ps_protocol.roles.chief import ClusterState, CommitPushRequest, HeartbeatRequest, LeaseRangesRequest, LeaseReply, PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import MODEL, Driver, Worker
 
 ASYNC = PolicySpec(name=PolicyName.ASYNC)

@@ -10,7 +10,7 @@ from chief.options import CheckpointConfig
 from ps_protocol.errors import PsError
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Worker
 from tests.support.chief.recovery_driver import RecoveryDriver
 from tests.support.examples import machine_settings

@@ -18,8 +18,8 @@ from ps_protocol.roles.chief import (
     PushOutcome,
     Request,
 )
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import session_secret
-from ps_protocol.roles.shard import PushId
 from tests.support.chief.chief_driver import KEY, Driver, Worker
 from tests.support.chief.recovery_driver import RecoveryDriver
 

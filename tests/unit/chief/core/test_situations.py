@@ -4,7 +4,7 @@ import pytest
 
 from chief.core.report import Situation
 from ps_protocol.roles.chief import ClusterState, PushOutcome, TokenReply, TokenResult
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
 
 ACCEPTED, LATE, STALE = PushOutcome.ACCEPTED, PushOutcome.LATE, PushOutcome.STALE

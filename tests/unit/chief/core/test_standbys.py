@@ -11,7 +11,8 @@ from ps_protocol.errors import Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import TokenResult
-from ps_protocol.roles.shard import PushId, ShardReport, ShardStatus
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ShardReport, ShardStatus
 from tests.support.chief.chief_driver import Worker
 from tests.support.chief.eras import fence
 from tests.support.chief.recovery_driver import RecoveryDriver

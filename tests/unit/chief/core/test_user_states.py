@@ -6,8 +6,8 @@ from chief.core import messages as ev
 from chief.options import CheckpointConfig
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.policy import PolicyName, PolicySpec
-from ps_protocol.model.user_state import MAX_USER_STATE_BYTES, MAX_USER_STATES_BYTES, UserState
 from ps_protocol.roles.chief import ModelReply, ModelState, PushOutcome
+from ps_protocol.roles.contribution import MAX_USER_STATE_BYTES, MAX_USER_STATES_BYTES, UserState
 from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.chief.recovery_driver import RecoveryDriver
 

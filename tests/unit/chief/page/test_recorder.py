@@ -8,7 +8,8 @@ from chief.page.recorder import Look, Recorder
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, WorkerTraffic
-from ps_protocol.roles.shard import MetricCell, PushId
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import MetricCell
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 
 

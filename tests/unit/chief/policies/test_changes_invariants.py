@@ -10,7 +10,7 @@ from ps_protocol.errors import InvalidSpec, LeaseExpired, StepAhead, Superseded
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.chief import CommitResult, HyperparameterChange, PushOutcome, SettingsReply, TokenReply, TokenResult
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.examples import machine_settings
 

@@ -7,7 +7,8 @@ import pytest
 from chief.core import messages as ev
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.roles.chief import ClusterState, PushCommit, SettingsReply, TokenReply, TokenResult
-from ps_protocol.roles.shard import PushId, PushResult, ShardSettings
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import PushResult, ShardSettings
 from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.examples import examples
 

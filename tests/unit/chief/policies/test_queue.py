@@ -5,7 +5,7 @@ import pytest
 from chief.core.messages import Asked
 from ps_protocol.model.policy import PolicyName, PolicySpec, TooStale
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, PushOutcome, TokenReply, TokenResult
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
 
 ACCEPTED, STALE, LATE, DUPLICATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.LATE, PushOutcome.DUPLICATE

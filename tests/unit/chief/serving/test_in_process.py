@@ -23,7 +23,8 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import ApplyReply, ApplyRequest, PushHeader, PushId, ShardSettings, ShardSpec
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyReply, ApplyRequest, PushHeader, ShardSettings, ShardSpec
 from ps_server.serving.local import InProcessShard
 from tests.support.chief.chief_driver import MODEL
 

@@ -16,7 +16,8 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import AverageSpec
 from ps_protocol.process import history as events
 from ps_protocol.process.history import HistoryWriter, read_history
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushId, PushReply, ReplicaState
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ReplicaState
 from ps_server.serving.local import InProcessShard
 from tests.contract.shard.test_checkpoints import model_of
 from tests.support.parameter_servers.sharded_training import ShardedTraining

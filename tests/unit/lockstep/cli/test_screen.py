@@ -10,7 +10,7 @@ from chief.page.feed import snapshot
 from chief.page.recorder import Look
 from lockstep.cli.watch.screen import frame, sparkline
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 
 POINTS = [(float(number), number, number / 7) for number in range(300)]

@@ -8,7 +8,8 @@ import pytest
 from lockstep.cli.formatting import bytes_text, duration_text, printable
 from lockstep.cli.watch.text import as_json, as_text
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
-from ps_protocol.roles.shard import PushId, ShardReport
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ShardReport
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 
 FAILED = worker_status(

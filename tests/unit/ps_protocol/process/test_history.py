@@ -15,7 +15,8 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.process import history as events
 from ps_protocol.process.history import Chronicle, HistoryWriter, read_history
-from ps_protocol.roles.shard import ApplyRequest, Metric, PushHeader, PushId, ShardSettings, ShardSpec
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyRequest, Metric, PushHeader, ShardSettings, ShardSpec
 from tests.support.chief.eras import era, fence
 
 _PUSH = PushId(worker=1, incarnation=3, sequence=9)

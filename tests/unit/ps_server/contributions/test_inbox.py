@@ -18,7 +18,8 @@ from ps_protocol.errors import (
     Superseded,
     TooManyPushes,
 )
-from ps_protocol.roles.shard import PushReply, PushResult, contributions_named
+from ps_protocol.roles.contribution import contributions_named
+from ps_protocol.roles.shard import PushReply, PushResult
 from ps_server.contributions import inbox
 from ps_server.contributions.inbox import Contribution
 from tests.support.parameter_servers.staging import NBYTES, STEP, StagingShard, push_id

@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from ps_protocol.roles.chief import CommitResult, Participant, ParticipantKind, PushCommit, PushOutcome
-from ps_protocol.roles.shard import PushId
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.eras import era
 from worker_client.core.state import OpenCommits
 

@@ -21,7 +21,8 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.shard import PushId, PushResult, named_contributions
+from ps_protocol.roles.contribution import PushId, named_contributions
+from ps_protocol.roles.shard import PushResult
 from tests.support.chief.eras import era
 from worker_client.core import requests as ask
 from worker_client.core.place import Place

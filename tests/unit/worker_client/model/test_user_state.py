@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
-from ps_protocol.model.user_state import MAX_USER_STATE_BYTES
+from ps_protocol.roles.contribution import MAX_USER_STATE_BYTES
 from worker_client.model.user_state import UserState
 
 RNG = np.random.default_rng(3).bit_generator.state
