@@ -48,6 +48,21 @@ _KEPT_BYTES = 64 << 20
 _CONTRIBUTION, _REFUSAL, _ANSWER, _ERROR, _QUESTION, _KEPT, _UNKNOWN = range(7)
 
 
+# Exchanges are numbered by calls of the program, from 1, and within each call: (call, exchange) as one number, whose order is theirs.
+_MOST_EXCHANGES = 1 << 20
+
+
+def exchange_number(call: int, exchange: int) -> int:
+    """Returns the number of an exchange of a call; both count from 1."""
+    return call * _MOST_EXCHANGES + exchange
+
+
+def exchange_text(number: int) -> str:
+    """Names an exchange by its number."""
+    call, exchange = divmod(number, _MOST_EXCHANGES)
+    return f"call {call}, exchange {exchange}"
+
+
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Place:
     """Where in the program an exchange is: in which step, which call of it (even: between calls), which reduction, which part of that."""
@@ -96,19 +111,23 @@ class _Head:
     answered: Serial = _NO_MESSAGE
     # Whether the sender has heard the answer to its message before.
     is_settled: bool = False
+    # Whether the sender may not be its worker's first program, so that others have begun to count exchanges before it.
+    is_restarted: bool = False
 
     def array(self) -> Array:
-        answered = self.answered
-        return np.array([self.kind, *astuple(self.place), self.exchange, answered.run, answered.number, self.is_settled], np.int64)
+        answered = (self.answered.run, self.answered.number)
+        return np.array([self.kind, *astuple(self.place), self.exchange, *answered, self.is_settled, self.is_restarted], np.int64)
 
 
 def _head_of(message: Message) -> _Head:
     try:
-        kind, step, call, reduction, part, exchange, run, number, is_settled = (int(one) for one in message.values[0])
+        kind, step, call, reduction, part, exchange, run, number, *flags = (int(one) for one in message.values[0])
+        is_settled, is_restarted = map(bool, flags)
     except (IndexError, TypeError, ValueError):
         raise MalformedMessage("a message of a reduction cannot be read") from None
     place = Place(step=step, call=call, reduction=reduction, part=part)
-    return _Head(kind=kind, place=place, exchange=exchange, answered=Serial(run, number), is_settled=bool(is_settled))
+    answered = Serial(run, number)
+    return _Head(kind=kind, place=place, exchange=exchange, answered=answered, is_settled=is_settled, is_restarted=is_restarted)
 
 
 class _Kept:
@@ -135,11 +154,11 @@ class Contributing:
     """The part of a worker other than worker 0.
 
     Call `begin`, carry out the actions that it returns, and hand over each message from worker 0, until `is_over`. Messages may come
-    between exchanges, too.
+    between exchanges, too. `is_restarted`: another program of this worker may have had part in exchanges.
     """
 
-    def __init__(self, sender: Sender) -> None:
-        self._sender, self._kept = sender, _Kept()
+    def __init__(self, sender: Sender, *, is_restarted: bool) -> None:
+        self._sender, self._is_restarted, self._kept = sender, is_restarted, _Kept()
         self._place = _NOWHERE
         # What was contributed and is not answered, and the latest message that was sent.
         self._contribution: Message | None = None
@@ -198,8 +217,9 @@ class Contributing:
         return _results_of(self._outcome)
 
     def _contribute(self, kind: int, exchange: int, values: list[Any]) -> list[Action]:
-        head = _Head(kind=kind, place=self._place, exchange=exchange, is_settled=self._is_settled)
-        self._contribution, self._is_settled = self._sender.message([head.array(), *values]), False
+        is_settled, self._is_settled = self._is_settled, False
+        head = _Head(kind=kind, place=self._place, exchange=exchange, is_settled=is_settled, is_restarted=self._is_restarted)
+        self._contribution = self._sender.message([head.array(), *values])
         return self._sent(self._contribution)
 
     def _sent(self, message: Message) -> list[Action]:
@@ -228,22 +248,37 @@ class _Exchange:
     failed: Exception | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Numbering:
+    """How worker 0 numbers the exchanges of another worker, of which one is known to both: calls count on from there."""
+
+    theirs: int = 0
+    own: int = 0
+
+    def own_of(self, exchange: int) -> int:
+        """Returns the own number of the other's exchange."""
+        num_calls = exchange // _MOST_EXCHANGES - self.theirs // _MOST_EXCHANGES
+        if not num_calls:
+            return self.own + exchange - self.theirs
+        return exchange_number(self.own // _MOST_EXCHANGES + num_calls, exchange % _MOST_EXCHANGES)
+
+
 class Gathering:
     """Worker 0's part: gathers contributions of `num_workers` workers with `per_worker` replicas each, and answers them.
 
     Call `begin`, carry out the actions that it returns, and hand over messages of the worker that `waits_for` names, or say that none
-    comes, until it is None. Messages may come between exchanges, too.
+    comes, until it is None. Messages may come between exchanges, too. `is_restarted`: another program of worker 0 may have made exchanges.
     """
 
-    def __init__(self, sender: Sender, *, num_workers: int, per_worker: int) -> None:
-        self._sender, self._num_workers, self._per_worker = sender, num_workers, per_worker
+    def __init__(self, sender: Sender, *, num_workers: int, per_worker: int, is_restarted: bool) -> None:
+        self._sender, self._num_workers, self._per_worker, self._is_restarted = sender, num_workers, per_worker, is_restarted
         self._kept = _Kept()
         # Of the present exchange, or the latest.
         self._place, self._number = _NOWHERE, 0
         self._present: _Exchange | None = None
         self._outcome: list[Any] | Exception | None = None
-        # Of each worker: its run, with what its count of exchanges is short of the own.
-        self._runs: dict[int, tuple[int, int]] = {}
+        # Of each worker: its run, and the own numbers of its exchanges.
+        self._runs: dict[int, tuple[int, _Numbering]] = {}
         # Of each worker: its latest message that was answered, and the answer.
         self._answers: dict[int, tuple[Serial, Message]] = {}
         # Messages for a later exchange.
@@ -314,12 +349,15 @@ class Gathering:
             return self._told(worker, message, is_known=head.kind == _KEPT) if is_asked else []
         if head.kind not in (_CONTRIBUTION, _REFUSAL):
             return []
-        if self._runs.get(worker, (None, 0))[0] != message.serial.run:
+        if worker not in self._runs and not self._is_restarted and not head.is_restarted:
+            # Also where its first message is not of the first exchange, which has failed in one of the two.
+            self._runs[worker] = message.serial.run, _Numbering()
+        elif worker not in self._runs or self._runs[worker][0] != message.serial.run:
             if present is None or head.place != present.place:
                 return self._elsewhere(worker, message, head)
             # A program that was started again begins to count anew.
-            self._runs[worker] = message.serial.run, present.number - head.exchange
-        number = head.exchange + self._runs[worker][1]
+            self._runs[worker] = message.serial.run, _Numbering(theirs=head.exchange, own=present.number)
+        number = self._runs[worker][1].own_of(head.exchange)
         if number > self._number:
             return self._later(worker, message, head)
         if present is None or number < present.number:
@@ -391,7 +429,9 @@ class Gathering:
             return [Send(worker=worker, message=answered[1])]  # the answer was lost
         if (results := self._kept.get(head.place)) is not None:
             return [self._answer(worker, message.serial, _ANSWER, results)]
-        error = DeadlineExceeded(f"worker 0 has given up the reduction that this was for: its exchange {number}")
+        error: Exception = DeadlineExceeded(f"worker 0 has given up the reduction that this was for: its {exchange_text(number)}")
+        if NO_STEP < head.place.step < self._place.step:
+            error = _behind("a reduction", worker, head.place.step, of=FIRST, at=self._place.step)
         return [self._answer(worker, message.serial, _ERROR, _failed(error))]
 
     def _note(self, error: Exception) -> None:

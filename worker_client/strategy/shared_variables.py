@@ -11,7 +11,7 @@ from ps_protocol.roles.chief import PushOutcome
 from worker_client.model.declarations import Buffer, Placement, UpdateFormula
 from worker_client.model.optimizers import sgd
 from worker_client.session.session import Session
-from worker_client.strategy.exchange import NO_STEP, Place
+from worker_client.strategy.exchange import NO_STEP, Place, exchange_number
 from worker_client.strategy.group import Cell, FormulaCall
 from worker_client.strategy.reduction import frozen
 
@@ -46,6 +46,9 @@ class SharedVariables:
         self._calls: list[FormulaCall] = []
         self._num_blocks = 0
         self._has_written = False
+        # What numbers exchanges: outermost blocks with exchanges and reductions outside of any, and exchanges in the present one.
+        # A block that fails in this worker alone counts, too, so that the others' part of it is never taken for a part of the next.
+        self._num_begun = self._num_exchanges = 0
         # Where in the step the next reduction is: blocks with reductions that have ended, and reductions since then or in the present one.
         self._num_ended = self._num_reduced = 0
 
@@ -69,6 +72,14 @@ class SharedVariables:
             return Place(step=step, call=2 * self._num_ended + is_in_call, reduction=self._num_reduced, part=part)
         # A program that was started again does not count the calls that the others have made.
         return Place(step=NO_STEP, call=int(is_in_call), reduction=self._num_reduced if is_in_call else 0, part=part)
+
+    def numbers(self, count: int) -> range:
+        """Returns the numbers of the next exchanges, which a program that does the same gives them, too."""
+        if not self._num_blocks:
+            self._begin_call()
+        first = exchange_number(self._num_begun, self._num_exchanges + 1)
+        self._num_exchanges += count
+        return range(first, first + count)
 
     def has_reduced(self) -> None:
         """Counts a reduction that has succeeded."""
@@ -118,6 +129,7 @@ class SharedVariables:
         """Sends what was written in the block when it ends; if it fails, nothing was written."""
         self._num_blocks += 1
         if self._num_blocks == 1:
+            self._begin_call()
             num_before, step_before, self._num_reduced = self._num_reduced, self._step, 0
         try:
             yield
@@ -131,6 +143,8 @@ class SharedVariables:
         else:
             if self._num_blocks == 1 and (self._pending or self._calls):
                 self._send()
+            if self._num_blocks == 1 and not self._num_exchanges:
+                self._num_begun -= 1
             if self._num_blocks == 1 and NO_STEP < step_before < self._step:
                 self._num_ended = self._num_reduced = 0
             elif self._num_blocks == 1:
@@ -138,6 +152,9 @@ class SharedVariables:
                 self._num_reduced = 0 if self._num_reduced else num_before
         finally:
             self._num_blocks -= 1
+
+    def _begin_call(self) -> None:
+        self._num_begun, self._num_exchanges = self._num_begun + 1, 0
 
     def _check_steps(self) -> None:
         """Raises InvalidSpec where a step may be made without worker 0, which writes, or needs two contributions of it."""

@@ -12,9 +12,10 @@ import numpy as np
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import FIRST_NOTICE_S, Wait
+from ps_protocol.roles.fence import numbered
 from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
-from worker_client.strategy.exchange import FIRST, Action, Contributing, Gathering, Place, Send, replicas_of
+from worker_client.strategy.exchange import FIRST, Action, Contributing, Gathering, Place, Send, exchange_text, replicas_of
 from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall
 from worker_client.strategy.links import AGAIN_S, Link, new_sender
 from worker_client.strategy.mailboxes import Mailboxes
@@ -91,12 +92,11 @@ class WorkerGroup:
         wait_s = TIMEOUT_S if hints.timeout_seconds is None else hints.timeout_seconds
         results: list[Any] = []
         packs = list(_packs(combinations, hints.bytes_per_pack))
-        # Also where a worker gives up in the middle: the next call has the same numbers in all workers.
-        numbers = self._exchanges.next_numbers(len(packs))
+        numbers = self._variables.numbers(len(packs))
         for part, (pack, number) in enumerate(zip(packs, numbers, strict=True), start=1):
             sent = pack if hints.wire_dtype is None else [_narrowed(one, hints.wire_dtype) for one in pack]
             place = self._variables.place(part)
-            found = self._exchanges.combined(f"{what} (exchange {number})", sent, place=place, number=number, timeout_s=wait_s)
+            found = self._exchanges.combined(f"{what} ({exchange_text(number)})", sent, place=place, number=number, timeout_s=wait_s)
             results += found if sent is pack else [_as_given(value, one) for value, one in zip(found, pack, strict=True)]
         self._variables.has_reduced()
         return results
@@ -115,13 +115,6 @@ class _Exchanges:
 
     def __init__(self, side: Gathering | Contributing, links: dict[int, Link], mailboxes: Mailboxes, *, per_worker: int) -> None:
         self._side, self._links, self._mailboxes, self._per_worker = side, links, mailboxes, per_worker
-        self._num_exchanges = 0
-
-    def next_numbers(self, count: int) -> range:
-        """Returns the numbers of so many exchanges, from 1."""
-        first = self._num_exchanges + 1
-        self._num_exchanges += count
-        return range(first, first + count)
 
     def combined(self, what: str, combinations: Sequence[Combination], *, place: Place, number: int, timeout_s: float) -> list[Any]:
         """Returns what an exchange makes of the contributions of all workers. Raises its error."""
@@ -222,10 +215,13 @@ def _exchanges(session: Session, per_worker: int, *, name: str) -> _Exchanges:
         here, there = (f"strategy/{name}/{replicas_of(worker, per_worker)} of worker {worker}" for worker in (index, other))
         return Link(mailboxes, outgoing=f"{here} to worker {other}", incoming=f"{there} to worker {index}")
 
+    # The first chief of a cluster gives an index's first program this number, and no other.
+    is_restarted = session.membership.registration.participant.incarnation != numbered(1, 1)
     if index != FIRST:
-        return _Exchanges(Contributing(sender), {FIRST: link(FIRST)}, mailboxes, per_worker=per_worker)
-    side = Gathering(sender, num_workers=num_workers, per_worker=per_worker)
-    return _Exchanges(side, {worker: link(worker) for worker in range(1, num_workers)}, mailboxes, per_worker=per_worker)
+        side = Contributing(sender, is_restarted=is_restarted)
+        return _Exchanges(side, {FIRST: link(FIRST)}, mailboxes, per_worker=per_worker)
+    gathering = Gathering(sender, num_workers=num_workers, per_worker=per_worker, is_restarted=is_restarted)
+    return _Exchanges(gathering, {worker: link(worker) for worker in range(1, num_workers)}, mailboxes, per_worker=per_worker)
 
 
 def _packs(combinations: Sequence[Combination], max_bytes: int) -> Iterator[Sequence[Combination]]:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, ShapeMismatch, Unavailable
-from worker_client.strategy.exchange import FIRST, NO_STEP, Action, Contributing, Gathering, Place, Send, Settled
+from worker_client.strategy.exchange import FIRST, NO_STEP, Action, Contributing, Gathering, Place, Send, Settled, exchange_number
 from worker_client.strategy.group import Combination
 from worker_client.strategy.links import new_sender
 from worker_client.strategy.messages import Message
@@ -26,8 +26,12 @@ def _sum(replica: int, value: Any) -> list[Combination]:
     return [Combination(op=ReduceOp.SUM, contributions={replica: np.asarray(value)})]
 
 
-def _gathering(num_workers: int = 2, per_worker: int = 1) -> Gathering:
-    return Gathering(new_sender(), num_workers=num_workers, per_worker=per_worker)
+def _gathering(num_workers: int = 2, *, is_restarted: bool = True) -> Gathering:
+    return Gathering(new_sender(), num_workers=num_workers, per_worker=1, is_restarted=is_restarted)
+
+
+def _contributing(*, is_restarted: bool = True) -> Contributing:
+    return Contributing(new_sender(), is_restarted=is_restarted)
 
 
 def _message(actions: Sequence[Action], worker: int = FIRST) -> Message:
@@ -93,9 +97,10 @@ class _Cluster:
             self.step += 1
 
 
-def _program(worker: int, network: _Network, cluster: _Cluster, *, is_async: bool) -> Generator[None, None, None]:
+def _program(worker: int, network: _Network, cluster: _Cluster, *, is_async: bool, is_restarted: bool) -> Generator[None, None, None]:
     """Makes the cluster's steps, each of some reductions and a write, from where it is; yields wherever it waits."""
-    side = _gathering(NUM_WORKERS) if worker == FIRST else Contributing(new_sender())
+    is_first = worker == FIRST
+    side = _gathering(NUM_WORKERS, is_restarted=is_restarted) if is_first else _contributing(is_restarted=is_restarted)
     others = range(1, NUM_WORKERS) if worker == FIRST else [FIRST]
     exchange = 0
 
@@ -138,7 +143,7 @@ def test_whatever_is_lost_or_started_again_all_get_the_sums_and_each_write_is_ma
     is_async: bool, events: list[tuple[str, int]]
 ) -> None:
     network, cluster = _Network(), _Cluster()
-    programs = [_program(worker, network, cluster, is_async=is_async) for worker in range(NUM_WORKERS)]
+    programs = [_program(worker, network, cluster, is_async=is_async, is_restarted=False) for worker in range(NUM_WORKERS)]
 
     def run(worker: int) -> None:
         next(programs[worker], None)
@@ -150,7 +155,7 @@ def test_whatever_is_lost_or_started_again_all_get_the_sums_and_each_write_is_ma
             case "end":
                 programs[worker].close()
                 network.forget(worker)
-                programs[worker] = _program(worker, network, cluster, is_async=is_async)
+                programs[worker] = _program(worker, network, cluster, is_async=is_async, is_restarted=True)
             case "lose":
                 for (sender, _), link in network.links.items():
                     link.lies = link.lies if sender != worker else None
@@ -168,7 +173,7 @@ def test_whatever_is_lost_or_started_again_all_get_the_sums_and_each_write_is_ma
 
 
 def test_a_gathering_that_was_started_again_asks_for_what_the_others_have_and_joins_where_they_are() -> None:
-    first, other = _gathering(), Contributing(new_sender())
+    first, other = _gathering(), _contributing()
     for reduction in range(2):
         first.begin("sum", _place(reduction=reduction), _sum(0, 1.0), exchange=reduction + 1, timeout_s=60.0)
         answer = _message(first.receive(1, _message(other.begin(_place(reduction=reduction), _sum(1, 2.0), exchange=reduction + 1))), 1)
@@ -188,7 +193,7 @@ def test_a_gathering_that_was_started_again_asks_for_what_the_others_have_and_jo
 
 
 def test_results_for_a_question_that_is_over_are_not_taken() -> None:
-    first, other = _gathering(), Contributing(new_sender())
+    first, other = _gathering(), _contributing()
     first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
     other.receive(0, _message(first.receive(1, _message(other.begin(_place(), _sum(1, 2.0), exchange=1))), 1))
     again = _gathering()
@@ -208,7 +213,7 @@ def test_results_for_a_question_that_is_over_are_not_taken() -> None:
 
 
 def test_programs_at_different_places_are_told_so_and_can_make_the_call_again() -> None:
-    first, other = _gathering(), Contributing(new_sender())
+    first, other = _gathering(), _contributing()
     first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
     ahead = _message(other.begin(_place(reduction=1), _sum(1, 2.0), exchange=1))
     unknown = _message(other.receive(0, _message(first.receive(1, ahead), 1)))
@@ -224,7 +229,7 @@ def test_programs_at_different_places_are_told_so_and_can_make_the_call_again() 
 
 
 def test_an_exchange_that_one_side_gave_up_fails_on_the_other_and_the_next_ones_are_paired() -> None:
-    first, other = _gathering(), Contributing(new_sender())
+    first, other = _gathering(), _contributing()
 
     def exchanged(number: int) -> None:
         first.begin("sum", _place(), _sum(0, number), exchange=number, timeout_s=60.0)
@@ -248,8 +253,27 @@ def test_an_exchange_that_one_side_gave_up_fails_on_the_other_and_the_next_ones_
     exchanged(4)
 
 
+def test_a_first_exchange_that_has_failed_in_one_program_alone_is_never_paired_with_the_second() -> None:
+    first, other = _gathering(is_restarted=False), _contributing(is_restarted=False)
+    first.begin("sum", _place(), _sum(0, 1.0), exchange=exchange_number(1, 1), timeout_s=60.0)
+    first.receive(1, _message(other.begin(_place(), _sum(1, 20.0), exchange=exchange_number(2, 1))))
+    with pytest.raises(DeadlineExceeded, match="worker 1 has given up this exchange"):
+        first.results()
+    answer = first.begin("sum", _place(), _sum(0, 2.0), exchange=exchange_number(2, 1), timeout_s=60.0)
+    other.receive(0, _message(answer, 1))
+    assert first.results() == other.results() == [22.0]
+
+
+def test_exchanges_count_anew_in_each_call_after_a_program_has_joined_another_in_the_middle_of_one() -> None:
+    first, other = _gathering(), _contributing()
+    for own, theirs in [((7, 3), (1, 1)), ((7, 4), (1, 2)), ((8, 1), (2, 1)), ((8, 2), (2, 2)), ((10, 1), (4, 1))]:
+        first.begin("sum", _place(), _sum(0, 1.0), exchange=exchange_number(*own), timeout_s=60.0)
+        first.receive(1, _message(other.begin(_place(), _sum(1, 2.0), exchange=exchange_number(*theirs))))
+        assert first.results() == [3.0]
+
+
 def test_a_worker_whose_variables_are_older_has_no_part_in_a_reduction() -> None:
-    first, other = _gathering(), Contributing(new_sender())
+    first, other = _gathering(), _contributing()
     first.begin("sum", _place(3), _sum(0, 1.0), exchange=1, timeout_s=60.0)
     other.receive(0, _message(first.receive(1, _message(other.begin(_place(2), _sum(1, 1.0), exchange=1))), 1))
     with pytest.raises(Unavailable, match="worker 1 is at step 2, worker 0 at 3: they would reduce values of different steps"):
@@ -263,7 +287,7 @@ def test_a_worker_whose_variables_are_older_has_no_part_in_a_reduction() -> None
 
 
 def test_what_cannot_be_sent_or_combined_fails_for_all() -> None:
-    first, other = _gathering(), Contributing(new_sender())
+    first, other = _gathering(), _contributing()
 
     def fails(actions: Sequence[Action], expected: type[Exception], words: str) -> None:
         other.receive(0, _message(actions, 1))
@@ -283,7 +307,7 @@ def test_what_cannot_be_sent_or_combined_fails_for_all() -> None:
     first.begin("sum", _place(), _sum(0, 1.0), exchange=5, timeout_s=60.0)
     first.receive(1, _message(other.begin(_place(), _sum(1, 1.0), exchange=5)))
     fails(first.fail(LimitExceeded("the results are too large")), LimitExceeded, "the results are too large")
-    two = _message(Contributing(new_sender()).begin(_place(), [*_sum(1, 1.0), *_sum(1, 1.0)], exchange=6))
+    two = _message(_contributing().begin(_place(), [*_sum(1, 1.0), *_sum(1, 1.0)], exchange=6))
     first.begin("sum", _place(), _sum(0, 1.0), exchange=6, timeout_s=60.0)
     first.receive(1, two)
     with pytest.raises(ValueError, match="worker 1 reduces SUM, SUM where worker 0 reduces SUM"):
@@ -291,7 +315,7 @@ def test_what_cannot_be_sent_or_combined_fails_for_all() -> None:
 
 
 def test_workers_with_other_numbers_of_replicas_are_told_so() -> None:
-    first, other = _gathering(), Contributing(new_sender())
+    first, other = _gathering(), _contributing()
     first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
     combination = Combination(op=ReduceOp.SUM, contributions={1: np.zeros(1), 2: np.zeros(1)})
     first.receive(1, _message(other.begin(_place(), [combination], exchange=1)))
@@ -305,13 +329,13 @@ def test_results_of_a_steps_earlier_calls_are_kept_up_to_64_mib() -> None:
         value = np.zeros(nbytes, np.uint8)
         first.begin("sum", _place(call=1), _sum(0, value), exchange=1, timeout_s=60.0)
         first.begin("sum", _place(call=3), _sum(0, value[:1]), exchange=2, timeout_s=60.0)
-        asks = Contributing(new_sender()).begin(_place(call=1), _sum(1, value), exchange=1)
+        asks = _contributing().begin(_place(call=1), _sum(1, value), exchange=1)
         answer = _message(first.receive(1, _message(asks)), 1)
         assert (len(answer.values[1].tobytes()) == nbytes) is is_kept
 
 
 def test_a_message_that_cannot_be_read_is_an_error_and_changes_nothing() -> None:
-    first, other = _gathering(), Contributing(new_sender())
+    first, other = _gathering(), _contributing()
     first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
     contribution = _message(other.begin(_place(), _sum(1, 1.0), exchange=1))
     for values in ([], [np.zeros(3)], [np.full(9, np.nan)], [None]):
