@@ -83,7 +83,10 @@ def pack(message: Message) -> dict[str, Array]:
 def check(value: Any) -> None:
     """Raises InvalidSpec for an array or IndexedSlices that `pack` refuses."""
     if isinstance(value, IndexedSlices):
-        _check(np.asarray(value.indices, np.int64))
+        indices = np.asarray(value.indices)
+        if indices.size and indices.dtype.kind not in "iu":
+            raise InvalidSpec(f"indices of {indices.dtype} are no rows; want integers")
+        _check(indices.astype(np.int64))
         value = value.values
     _check(np.asarray(value))
 

@@ -46,7 +46,8 @@ def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
     """Returns the sum or mean of what the replicas contributed, added in the order of their ids, as an array that cannot be written.
 
     Rows (IndexedSlices) are put one after the other; their mean divides the values by the number of replicas. Raises ValueError if only
-    some contribute rows, ShapeMismatch and DtypeMismatch with the replica whose array is another, DtypeMismatch for what is no number.
+    some contribute rows, ShapeMismatch and DtypeMismatch with the replica whose array is another, DtypeMismatch for what is no number and
+    for a sum of integers that their type cannot have. The mean of integers is a float32 up to 16 bits, else a float64.
     """
     in_order = [contributions[replica] for replica in sorted(contributions)]
     if any(isinstance(value, IndexedSlices) for value in in_order):
@@ -65,10 +66,20 @@ def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
     # A sum of halves stops growing: 2048 + 1 is 2048.
     total = np.array(arrays[0], np.float32 if dtype == np.float16 else dtype)
     for array in arrays[1:]:
+        before = total.copy() if dtype.kind in "iu" else total
         total += array
+        # It is less than before exactly where a number of at least 0 is added that there is no room for, and the other way round.
+        if dtype.kind in "iu" and np.any((total < before) != (array < 0)):
+            raise DtypeMismatch(f"the sum over the replicas is beyond what {dtype} has; cast with .astype(np.int64), or to a float")
     if op is ReduceOp.MEAN:
-        total = np.asarray(total / len(arrays))
+        total = _divided(total, len(arrays))
     return frozen(np.asarray(total, dtype) if dtype.kind == "f" else total)
+
+
+def _divided(total: Array, count: int) -> Array:
+    """Returns a mean; of integers in the type of float that the original gives."""
+    is_integer = total.dtype.kind in "iu"
+    return np.asarray(total / count, (np.float32 if total.dtype.itemsize <= 2 else np.float64) if is_integer else None)
 
 
 def sum_along(array: Array, axis: int) -> Any:
@@ -93,7 +104,9 @@ def _reduce_rows(op: ReduceOp, contributions: Mapping[int, Any]) -> IndexedSlice
     parts = [contributions[replica] for replica in sorted(contributions)]
     first = np.asarray(parts[0].values)
     for replica, part in zip(sorted(contributions), parts, strict=True):
-        rows = np.asarray(part.values)
+        rows, indices = np.asarray(part.values), np.asarray(part.indices)
+        if indices.size and indices.dtype.kind not in "iu":
+            raise DtypeMismatch(f"replica {replica} contributes rows at indices of {indices.dtype}; want integers")
         if rows.shape[:1] != np.asarray(part.indices).shape:
             raise ShapeMismatch(f"replica {replica} contributes values of shape {rows.shape} for {np.size(part.indices)} rows")
         if rows.shape[1:] != first.shape[1:]:
@@ -105,7 +118,7 @@ def _reduce_rows(op: ReduceOp, contributions: Mapping[int, Any]) -> IndexedSlice
     indices = np.concatenate([np.asarray(part.indices) for part in parts])
     values = np.concatenate([np.asarray(part.values) for part in parts])
     if op is ReduceOp.MEAN:
-        values = (values / len(parts)).astype(values.dtype)
+        values = np.asarray(_divided(values, len(parts)), values.dtype if values.dtype.kind == "f" else None)
     return IndexedSlices(indices, values, whole)
 
 

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from ps_protocol.errors import InvalidSpec, MalformedMessage
 from worker_client import IndexedSlices
 from worker_client.strategy.links import new_sender
-from worker_client.strategy.messages import HEAD, Message, Serial, pack, unpack
+from worker_client.strategy.messages import HEAD, Message, Serial, check, pack, unpack
 
 ARRAYS = st.sampled_from(["float16", "float32", "float64", "int32", "uint8", "bool"]).flatmap(
     lambda dtype: hnp.arrays(dtype, hnp.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3))
@@ -86,6 +86,8 @@ def test_what_cannot_travel_exactly_is_refused() -> None:
         pack(Message(Serial(1, 1), [np.zeros(2, np.complex128)]))
     with pytest.raises(InvalidSpec, match=r"beyond 2\^53"):
         pack(Message(Serial(1, 1), [np.array([1 << 60])]))
+    with pytest.raises(InvalidSpec, match="indices of float64 are no rows; want integers"):
+        check(IndexedSlices(np.array([0.7]), np.ones((1, 2))))
 
 
 MARK = [1.0, *([0.0] * 12)]

@@ -60,6 +60,24 @@ def test_a_sum_of_halves_goes_on_growing() -> None:
     assert (total.dtype, total.tolist()) == (np.float16, [2056])
 
 
+@pytest.mark.parametrize(
+    ("dtype", "mean"), [("int8", "float32"), ("uint8", "float32"), ("int16", "float32"), ("int32", "float64"), ("int64", "float64")]
+)
+def test_the_mean_of_integers_has_the_originals_type_and_a_sum_that_has_no_room_is_refused(dtype: str, mean: str) -> None:
+    low, high = np.iinfo(dtype).min, np.iinfo(dtype).max
+    fits = {0: np.array([high, 3], dtype), 1: np.array([low, 4], dtype)}
+    total, average = (reduce_all(op, fits) for op in (ReduceOp.SUM, ReduceOp.MEAN))
+    assert (total.dtype, total.tolist()) == (dtype, [low + high, 7])
+    assert (average.dtype, average.tolist()) == (mean, [np.dtype(mean).type((low + high) / 2), 3.5])
+    rows = {replica: IndexedSlices(np.array([replica]), np.array([[3 + 2 * replica, 4 + 2 * replica]], dtype)) for replica in range(2)}
+    assert (reduce_all(ReduceOp.MEAN, rows).values.dtype, reduce_all(ReduceOp.MEAN, rows).values.tolist()) == (mean, [[1.5, 2], [2.5, 3]])
+    for edge, step in ((high, 1), (low, -1)):
+        if low or step > 0:
+            for op in ReduceOp:
+                with pytest.raises(DtypeMismatch, match=f"the sum over the replicas is beyond what {dtype} has; cast"):
+                    reduce_all(op, {0: np.array([0, edge], dtype), 1: np.array([0, step], dtype)})
+
+
 def test_contributions_of_other_shapes_types_and_kinds_are_refused_with_the_replica() -> None:
     ones = np.ones(2, np.float32)
     with pytest.raises(ShapeMismatch, match=r"replica 1 contributes shape \(3,\)"):
@@ -81,6 +99,8 @@ def test_contributions_of_other_shapes_types_and_kinds_are_refused_with_the_repl
         reduce_all(ReduceOp.SUM, {0: rows, 1: IndexedSlices(np.array([0]), np.ones((1, 3)))})
     with pytest.raises(ShapeMismatch, match=r"replica 1 contributes values of shape \(1, 2\) for 2 rows"):
         reduce_all(ReduceOp.SUM, {0: rows, 1: IndexedSlices(np.array([0, 1]), np.ones((1, 2)))})
+    with pytest.raises(DtypeMismatch, match="replica 1 contributes rows at indices of float64; want integers"):
+        reduce_all(ReduceOp.SUM, {0: rows, 1: IndexedSlices(np.array([0.7]), np.ones((1, 2)))})
     with pytest.raises(DtypeMismatch, match="replica 1 contributes rows of float32, another one float64"):
         reduce_all(ReduceOp.SUM, {0: rows, 1: IndexedSlices(np.array([0]), np.ones((1, 2), np.float32))})
 
