@@ -14,8 +14,11 @@ import numpy as np
 from ps_protocol.errors import InvalidSpec, MalformedMessage
 from worker_client.model.declarations import IndexedSlices
 from worker_client.strategy.messages import check
+from worker_client.strategy.values import one_deeper
 
 _NUMBERS = itertools.count()
+# Integers travel as decimal digits, of which Python takes about so many, and no more.
+_MAX_BITS = 4096
 # What is in a message besides plain values: an array by its position, containers by their kind, and a worker's own datasets.
 _ARRAY, _LIST, _TUPLE, _DICT, _DATASET = "array", "list", "tuple", "dict", "dataset"
 
@@ -87,7 +90,9 @@ def unpack_outcome(message: Sequence[Any]) -> Outcome:
 def _packed(value: Any, *, what: str) -> list[Any]:
     arrays: list[Any] = []
 
-    def plain(one: Any) -> Any:
+    def plain(one: Any, depth: int) -> Any:
+        if isinstance(one, int) and one.bit_length() > _MAX_BITS:
+            raise InvalidSpec(f"{what}: an int of {one.bit_length():,} bits cannot travel; want at most {_MAX_BITS:,}")
         if one is None or (isinstance(one, bool | int | float | str) and not isinstance(one, np.generic)):
             return one
         if isinstance(one, np.ndarray | np.generic | IndexedSlices):
@@ -99,13 +104,15 @@ def _packed(value: Any, *, what: str) -> list[Any]:
             return {_ARRAY: len(arrays) - 1}
         if isinstance(one, PerWorkerIterator):
             return {_DATASET: [one.dataset.function, one.dataset.number, one.number]}
-        if isinstance(one, tuple | list):
-            return {_TUPLE if isinstance(one, tuple) else _LIST: [plain(part) for part in one]}
+        if type(one) in (tuple, list):
+            return {_TUPLE if isinstance(one, tuple) else _LIST: [plain(part, one_deeper(depth)) for part in one]}
         if isinstance(one, Mapping) and all(isinstance(key, str) for key in one):
-            return {_DICT: {key: plain(part) for key, part in one.items()}}
-        raise InvalidSpec(f"{what}: a {type(one).__name__} cannot travel; want arrays, numbers, text, and tuples, lists and dicts of them")
+            return {_DICT: {key: plain(part, one_deeper(depth)) for key, part in one.items()}}
+        raise InvalidSpec(
+            f"{what}: a {type(one).__name__} cannot travel; want arrays, numbers, text, and plain tuples, lists and dicts of them"
+        )
 
-    text = json.dumps(plain(value))
+    text = json.dumps(plain(value, 0))
     return [np.frombuffer(text.encode(), np.uint8), *arrays]
 
 

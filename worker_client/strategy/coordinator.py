@@ -108,6 +108,8 @@ class _Queue:
         self._changed = threading.Condition()
         self._jobs: deque[_Job] = deque()
         self._running: dict[_Worker, tuple[_Job, float]] = {}
+        # Workers that have answered and take closures.
+        self._serving: set[_Worker] = set()
         self._keyed: dict[str, RemoteValue] = {}
         self._num_scheduled = 0
         self._failure: Exception | None = None
@@ -132,6 +134,7 @@ class _Queue:
     def take(self, worker: _Worker) -> _Job | None:
         """Waits for a closure for this worker; None: there will be none. Raises _Gone."""
         with self._changed:
+            self._serving.add(worker)
             while not self._jobs or self._failure is not None:
                 if self._is_closing:
                     return None
@@ -222,7 +225,9 @@ class _Queue:
         self._changed.wait(wait.slice_s())
         now = time.monotonic()
         running = [f"{job.what} on worker {worker[0]} for {now - since:.0f} s" for worker, (job, since) in self._running.items()]
-        where = ", ".join(running[:3]) or "no worker has called serve()"
+        num_serving = len(self._serving & self._live)
+        idle = f"none has begun yet; workers that serve: {num_serving}" if num_serving else "no worker has called serve(), as far as known"
+        where = ", ".join(running[:3]) or idle
         wait.explain(f"{len(self._jobs)} closures queued, {len(self._running)} running: {where}")
 
     def _cancel(self, job: _Job) -> None:
@@ -533,7 +538,7 @@ def _answered_by(message: Message) -> Serial | None:
 def _name_of(fn: object, what: str) -> str:
     function = fn if isinstance(fn, str) else getattr(fn, "__name__", "")
     if not isinstance(function, str) or not function:
-        raise InvalidSpec(f"{what}: got {fn!r}, want the name of a function that the workers have registered")
+        raise InvalidSpec(f"{what}: got a {type(fn).__name__}, want the name of a function that the workers have registered")
     return function
 
 

@@ -6,7 +6,11 @@ from typing import Any
 
 import numpy as np
 
+from ps_protocol.errors import InvalidSpec
 from worker_client.model.declarations import IndexedSlices
+
+# More levels than any program's structures have, and fewer than Python can call functions inside of each other.
+_MAX_DEPTH = 100
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -47,14 +51,19 @@ class Mirrored:
         return np.array(self.primary, dtype) if copy else np.asarray(self.primary, dtype)
 
 
-def map_nested(function: Callable[[Any], Any], nested: Any) -> Any:
-    """Returns `nested` with `function` applied to everything in it that is no tuple, list or dict; in a dict by key."""
+def map_nested(function: Callable[[Any], Any], nested: Any, *, depth: int = 0) -> Any:
+    """Returns `nested` with `function` applied to everything in it that is no tuple, list or dict; in a dict by key.
+
+    `depth`: how many levels are around it. Raises InvalidSpec for more than 100 levels, and for a tuple or list that cannot be made again.
+    """
     if isinstance(nested, dict):
+        depth = one_deeper(depth)
         # Programs of several workers put the same keys in different orders, and what is done for each must be done alike.
-        mapped = {key: map_nested(function, nested[key]) for key in sorted(nested, key=repr)}
+        mapped = {key: map_nested(function, nested[key], depth=depth) for key in sorted(nested, key=repr)}
         return {key: mapped[key] for key in nested}
     if isinstance(nested, tuple | list):
-        return _like(nested, [map_nested(function, value) for value in nested])
+        depth = one_deeper(depth)
+        return _like(nested, [map_nested(function, value, depth=depth) for value in nested])
     return function(nested)
 
 
@@ -68,7 +77,12 @@ def map_replicas(function: Callable[[Any], Any], value: Any) -> Any:
 def leaves(nested: Any) -> list[Any]:
     """Returns everything in `nested` that is no tuple, list or dict, in order."""
     found: list[Any] = []
-    map_nested(found.append, nested)
+
+    def note(leaf: Any) -> Any:
+        found.append(leaf)
+        return leaf
+
+    map_nested(note, nested)
     return found
 
 
@@ -86,17 +100,19 @@ def select(replica: int, nested: Any) -> Any:
     return map_nested(own, nested)
 
 
-def regroup(results: Mapping[int, Any], container_of: Callable[[Any], Any] = lambda value: None, *, wraps_same: bool = False) -> Any:
+def regroup(
+    results: Mapping[int, Any], container_of: Callable[[Any], Any] = lambda value: None, *, wraps_same: bool = False, depth: int = 0
+) -> Any:
     """Returns what the replicas returned as one: where all have the same object, that object, else a PerReplica; nested likewise.
 
     `container_of(value)` is the variable that a value is or is a part of, or None; the parts of one variable become that variable. With
     `wraps_same`, for one of several processes, arrays and numbers always become PerReplica: the same object here says nothing of the other
-    processes, and all must reduce alike. Raises ValueError if the replicas' results are nested differently.
+    processes, and all must reduce alike. Raises ValueError if the replicas' results are nested differently, and what `map_nested` does.
     """
     first = results[min(results)]
 
     def again(parts: Mapping[int, Any]) -> Any:
-        return regroup(parts, container_of, wraps_same=wraps_same)
+        return regroup(parts, container_of, wraps_same=wraps_same, depth=one_deeper(depth))
 
     if isinstance(first, dict):
         _check_alike(results, lambda value: sorted(map(repr, value)), "keys")
@@ -115,6 +131,22 @@ def regroup(results: Mapping[int, Any], container_of: Callable[[Any], Any] = lam
     if all(result is first for result in results.values()):
         return first
     return PerReplica(dict(results))
+
+
+def check_alike(merged: Any, what: str) -> None:
+    """Raises RuntimeError if there is anything in `merged` that the replicas do not have in common."""
+    for leaf in leaves(merged):
+        if isinstance(leaf, PerReplica):
+            first = min(leaf.values)
+            replica = next(one for one in sorted(leaf.values) if leaf.values[one] is not leaf.values[first])
+            raise RuntimeError(
+                f"{what}: replica {replica} has {_named(leaf.values[replica])} where replica {first} has {_named(leaf.values[first])}; "
+                "all replicas must make the same calls in the same order"
+            )
+
+
+def _named(value: Any) -> str:
+    return f'{type(value).__name__} "{value.name}"' if isinstance(getattr(value, "name", None), str) else repr(value)
 
 
 def _check_alike(results: Mapping[int, Any], part: Callable[[Any], Any], word: str) -> None:
@@ -136,7 +168,19 @@ def _may_differ_elsewhere(value: Any) -> bool:
     return isinstance(value, int | float | IndexedSlices) or hasattr(value, "__array__")
 
 
+def one_deeper(depth: int) -> int:
+    """Returns the next level of a structure. Raises InvalidSpec where there are too many."""
+    if depth == _MAX_DEPTH:
+        raise InvalidSpec(f"tuples, lists and dicts are nested in more than {_MAX_DEPTH} levels; want fewer, and none that contains itself")
+    return depth + 1
+
+
 def _like(sample: Any, values: list[Any]) -> Any:
-    if hasattr(sample, "_fields"):  # a named tuple
-        return type(sample)(*values)
-    return type(sample)(values)
+    kind = type(sample)
+    try:
+        # A named tuple's elements are arguments of their own, also where it has a constructor of another form.
+        return kind._make(values) if hasattr(kind, "_make") else kind(values)
+    except Exception as error:
+        raise InvalidSpec(
+            f"a {kind.__name__} cannot be made again of other elements: {type(error).__name__}: {error}; want a tuple, named tuple or list"
+        ) from error

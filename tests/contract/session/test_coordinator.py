@@ -3,6 +3,7 @@
 import itertools
 import sys
 import threading
+from collections import namedtuple
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
@@ -19,6 +20,7 @@ from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.messages import Message
 
 NUM_WORKERS = 3
+Pair = namedtuple("Pair", ["left", "right"])
 Functions = dict[str, Callable[..., Any]]
 
 
@@ -76,6 +78,19 @@ def test_arguments_and_values_are_nested_arrays_numbers_and_text_and_earlier_val
         assert (kwargs["earlier"], kwargs["earlier"].dtype, kwargs["rows"].dense_shape) == (2.25, np.float32, (5, 2))
         with pytest.raises(InvalidSpec, match=r"closure 'same': a function cannot travel; want arrays, numbers, text"):
             coordinator.schedule("same", (_fails,))
+        deep: list[Any] = []
+        for _ in range(700):
+            deep = [deep]
+        for wrong, words in (
+            (10**5000, r"closure 'same': an int of 16,610 bits cannot travel; want at most 4,096"),
+            (deep, r"nested in more than 100 levels"),
+            (Pair(1, 2), r"closure 'same': a Pair cannot travel; want arrays, numbers, text, and plain tuples"),
+        ):
+            with pytest.raises(InvalidSpec, match=words):
+                coordinator.schedule("same", (wrong,))
+        with pytest.raises(InvalidSpec, match=r"schedule\(\): got a int, want the name of a function"):
+            coordinator.schedule(10**5000)  # type: ignore[arg-type]
+        assert coordinator.schedule("same", (-(10**1200),)).fetch(30) == ((-(10**1200),), {})
         with pytest.raises(RuntimeError, match=r"'code' failed on worker .*: InvalidSpec: what the closure returned: a .* cannot travel"):
             coordinator.fetch(coordinator.schedule("code"), 30)
         with pytest.raises(RuntimeError):
@@ -280,6 +295,8 @@ def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_told(sta
         with pytest.raises(DeadlineExceeded, match=r"join: not within 2.5 s: 1 closures queued, 0 running: no worker has called serve"):
             coordinator.join(2.5)
         assert "join: waiting for 2 s: 1 closures queued" in caplog.text
+        with pytest.raises(DeadlineExceeded, match=r"join: not within 0 s: 1 closures queued, 0 running: no worker has called serve"):
+            coordinator.join(0)
         assert not value.is_done and not coordinator.done()
 
 

@@ -1,6 +1,7 @@
 """Values that differ by replica: taken apart for each replica, and put together from what the replicas return."""
 
 from collections import namedtuple
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -8,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ps_protocol.errors import InvalidSpec
 from worker_client.strategy.values import Mirrored, PerReplica, leaves, map_nested, regroup, select
 
 Pair = namedtuple("Pair", ["left", "right"])
@@ -82,3 +84,42 @@ def test_what_is_done_for_the_values_of_a_dict_is_done_in_the_order_of_its_keys(
     for nested in ({"a": 1, "b": [2, 3]}, {"b": [2, 3], "a": 1}):
         assert list(map_nested(lambda one: seen.append(one), nested)) == list(nested)
     assert seen == [1, 2, 3, 1, 2, 3]
+
+
+class Sized(tuple[Any, ...]):
+    """A tuple that is made of a number, not of elements."""
+
+    def __new__(cls, size: int) -> "Sized":
+        return super().__new__(cls, range(size + 0))
+
+
+class Point(namedtuple("Point", ["x", "y"])):
+    """A named tuple with a constructor of its own."""
+
+    def __new__(cls, both: float) -> "Point":
+        return super().__new__(cls, both, both)
+
+
+def test_a_tuple_keeps_its_type_and_one_that_cannot_be_made_again_is_refused() -> None:
+    point = map_nested(lambda one: one + 1, Point(1.0))
+    assert (type(point), point.x, point.y) == (Point, 2.0, 2.0)
+    calls: list[Callable[[], Any]] = [lambda: select(0, [Sized(2)]), lambda: regroup({0: Sized(2), 1: Sized(2)})]
+    for call in calls:
+        with pytest.raises(InvalidSpec, match=r"a Sized cannot be made again of other elements: TypeError: .*; want a tuple"):
+            call()
+
+
+def test_a_structure_has_at_most_100_levels() -> None:
+    def nested(depth: int) -> Any:
+        structure: Any = 1.0
+        for level in range(depth):
+            structure = [structure] if level % 2 else {"a": structure}
+        return structure
+
+    assert leaves(nested(100)) == [1.0]
+    assert leaves(regroup({0: nested(100), 1: nested(100)})) == [1.0]
+    for depth in (101, 700, 5000):
+        with pytest.raises(InvalidSpec, match="nested in more than 100 levels"):
+            select(0, nested(depth))
+        with pytest.raises(InvalidSpec, match="nested in more than 100 levels"):
+            regroup({0: nested(depth), 1: nested(depth)})
