@@ -5,6 +5,7 @@ present step, by their place in it. So a program that was started again makes it
 before: one of another worker from worker 0, worker 0 from any of the others. What it then writes is what was to be written.
 """
 
+import zlib
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass, field
 from typing import Any
@@ -43,6 +44,8 @@ _ERRORS: tuple[type[Exception], ...] = (
 )
 # Results of earlier calls of a step are kept up to so many bytes.
 _KEPT_BYTES = 64 << 20
+# Of values that differ so many are named.
+_MOST_NAMED = 4
 # What a message is: values to be combined, or the error of a worker that has none; results, or an error for all; worker 0's question for
 # the results at a place, those, or that they are not known.
 _CONTRIBUTION, _REFUSAL, _ANSWER, _ERROR, _QUESTION, _KEPT, _UNKNOWN = range(7)
@@ -370,8 +373,7 @@ class Gathering:
         elif head.kind == _REFUSAL:
             self._note(_error_in(message.values[1:]))
         elif not np.array_equal(message.values[1], codes := _codes(present.combinations)):
-            asked = f"worker {worker} reduces {_asked(message.values[1])} where worker 0 reduces {_asked(codes)}"
-            self._note(_unlike(f"{present.what}: {asked}"))
+            self._note(_unlike(f"{present.what}: {_difference(worker, message.values[1], codes, present.combinations)}"))
         elif len(message.values) - 2 != len(codes) * self._per_worker:
             self._note(_unlike(f"{present.what}: worker {worker} has other replicas than {self._per_worker}, as worker 0 has"))
         else:
@@ -527,8 +529,20 @@ def _failed(error: Exception) -> list[Any]:
 
 
 def _codes(combinations: Sequence[Combination]) -> Array:
-    return np.array([_OPS.index(one.op) for one in combinations], np.int64)
+    """Returns what is to be combined, as numbers that tell it from anything else: values of one shape may be for different variables."""
+    return np.array([(_OPS.index(one.op), zlib.crc32(one.variable.encode())) for one in combinations], np.int64)
 
 
-def _asked(codes: Array) -> str:
-    return ", ".join("the first" if (op := _OPS[int(code)]) is None else op.name for code in codes) or "nothing"
+def _difference(worker: int, theirs: Array, own: Array, combinations: Sequence[Combination]) -> str:
+    """Says what a worker reduces other than worker 0; of many values from the first that is another."""
+    names = {zlib.crc32(one.variable.encode()): f' for "{one.variable}"' if one.variable else "" for one in combinations}
+    least = min(len(theirs), len(own))
+    first = next((place for place in range(least) if not np.array_equal(theirs[place], own[place])), least)
+    begin = first if max(len(theirs), len(own)) > _MOST_NAMED else 0
+
+    def asked(codes: Array) -> str:
+        ops = ["the first" if (op := _OPS[int(code)]) is None else op.name for code, _ in codes]
+        texts = [op + names.get(int(name), " for another variable") for op, (_, name) in zip(ops, codes, strict=True)]
+        return ", ".join(texts[begin : begin + _MOST_NAMED]) or "nothing"
+
+    return f"worker {worker} reduces {asked(theirs)} where worker 0 reduces {asked(own)}"

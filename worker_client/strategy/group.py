@@ -29,7 +29,8 @@ class CollectiveHints:
     def __post_init__(self) -> None:
         if isinstance(self.bytes_per_pack, bool) or not isinstance(self.bytes_per_pack, int) or self.bytes_per_pack < 0:
             raise InvalidSpec(f"bytes_per_pack: got {self.bytes_per_pack!r}, want an int >= 0; 0: all values at once")
-        if self.timeout_seconds is not None and not self.timeout_seconds > 0:
+        is_number = isinstance(self.timeout_seconds, int | float) and not isinstance(self.timeout_seconds, bool)
+        if self.timeout_seconds is not None and not (is_number and self.timeout_seconds > 0):
             raise InvalidSpec(f"timeout_seconds: got {self.timeout_seconds!r}, want seconds > 0, or None for 60")
         if self.wire_dtype is not None and self.wire_dtype not in _WIRE_DTYPES:
             raise InvalidSpec(f"wire_dtype: got {self.wire_dtype!r}, want {', '.join(_WIRE_DTYPES)}, or None: as they are")
@@ -39,11 +40,12 @@ class CollectiveHints:
 class Combination:
     """One value to be made of those that the replicas contribute: their sum or mean, or with `op` None that of the first replica.
 
-    `contributions` are those of this process's replicas, by id.
+    `contributions` are those of this process's replicas, by id. `variable`: the name of that which it is for, if any.
     """
 
     op: ReduceOp | None
     contributions: Mapping[int, Any]
+    variable: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

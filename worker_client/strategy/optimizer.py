@@ -15,6 +15,7 @@ from ps_protocol.model.optimizers import GRADIENT, LEARNING_RATE, OPTIMIZERS, ST
 from worker_client.model.declarations import IndexedSlices
 from worker_client.strategy.reduction import ReduceOp, reduce_op_of
 from worker_client.strategy.strategy import ParameterServerStrategy, get_replica_context
+from worker_client.strategy.values import PerReplica, check_alike
 from worker_client.strategy.variables import Variable
 
 Numbers = Mapping[str, Any]
@@ -144,10 +145,12 @@ class Optimizer:
         """Creates what the optimizer remembers of these variables: its slots beside each, and its other numbers where
         `non_slot_devices()` says. In the strategy's scope, once.
 
-        Raises RuntimeError if it has been called, or in a replica.
+        Raises RuntimeError if it has been called, or in a replica, and InvalidSpec for what are no variables.
         """
         if self._slots:
             raise RuntimeError("Optimizer.build(): it has been called before; make another optimizer for other variables")
+        if not isinstance(var_list, Sequence) or not var_list or not all(isinstance(variable, Variable) for variable in var_list):
+            raise InvalidSpec("Optimizer.build(): want a list of the variables that are optimized, at least one")
         strategy: ParameterServerStrategy = var_list[0].strategy
         first = self._spec.slots
         with strategy.extended.colocate_vars_with(strategy.extended.non_slot_devices(var_list)):
@@ -180,7 +183,7 @@ class Optimizer:
         if context is None:
             raise RuntimeError("apply_gradients() is called in replicas, by strategy.run(); this is across them")
         op = reduce_op_of(reduce_op)
-        pairs = [(gradient, variable) for gradient, variable in grads_and_vars if gradient is not None]
+        pairs = [(gradient, variable) for gradient, variable in _pairs(grads_and_vars) if gradient is not None]
         if not pairs:
             raise ValueError("apply_gradients(): no gradients provided for any variable")
         if pairs[0][1].strategy is not context.strategy:
@@ -197,21 +200,19 @@ class Optimizer:
                 raise DtypeMismatch(
                     f'apply_gradients(): variable "{variable.name}" is {variable.dtype}, its gradient {array.dtype}; cast with .astype()'
                 )
-        variables = [variable for _, variable in pairs]
 
-        def apply(strategy: ParameterServerStrategy, gradients: Sequence[Any], variables: Sequence[Any]) -> None:
-            for variable in variables:
-                if not isinstance(variable, Variable):
-                    names = ", ".join(f'"{one.name}"' for one in strategy.experimental_local_results(variable))
-                    raise ValueError(
-                        f"apply_gradients(): replicas have gradients of different variables in one place: {names}; "
-                        "all must have the same in the same order, with zeros instead of None where only some have a gradient"
-                    )
+        def apply_gradients(strategy: ParameterServerStrategy, merged: Any, what: Any) -> None:
+            check_alike(what, "apply_gradients()")
+            given: Mapping[int, _Gradients] = (
+                merged.values if isinstance(merged, PerReplica) else {context.replica_id_in_sync_group: merged}
+            )
+            variables = _variables_of_all(given)
+            gradients = [PerReplica({replica: one.arrays[place] for replica, one in given.items()}) for place in range(len(variables))]
             reduced = strategy.extended.batch_reduce_to(op, list(zip(gradients, variables, strict=True)))
             self._apply(strategy, zip(variables, reduced, strict=True))
 
-        # Each an object of its own: what all replicas share would count once.
-        context.merge_call(apply, args=([np.asarray(gradient).view() for gradient, _ in pairs], variables))
+        arrays, variables = [np.asarray(gradient) for gradient, _ in pairs], [variable for _, variable in pairs]
+        context.merge_call(apply_gradients, args=(_Gradients(arrays, variables), (self, op)))
 
     def _apply(self, strategy: ParameterServerStrategy, reduced: Iterable[tuple[Variable, Any]]) -> None:
         powers = {name: self._rule.dtype.type(variable.read_value()) for name, variable in self._powers.items()}
@@ -225,6 +226,36 @@ class Optimizer:
                 strategy.extended.update(power, "v + 1")
             else:
                 strategy.extended.update(power, "v * decay", kwargs={"decay": self._rule.dtype.type(self._spec.numbers[name])})
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Gradients:
+    """What one replica gives: an array for each of some variables. No list, so that a merge leaves it whole."""
+
+    arrays: Sequence[Any]
+    variables: Sequence[Variable]
+
+    def __str__(self) -> str:
+        return ", ".join(f'"{variable.name}"' for variable in self.variables)
+
+
+def _variables_of_all(given: Mapping[int, _Gradients]) -> Sequence[Variable]:
+    first = min(given)
+    for replica, one in given.items():
+        if one.variables != given[first].variables:
+            raise ValueError(
+                f"apply_gradients(): replica {replica} has gradients of {one}, replica {first} of {given[first]}; "
+                "all must have the same in the same order, with zeros instead of None where only some have a gradient"
+            )
+    return given[first].variables
+
+
+def _pairs(grads_and_vars: Any) -> list[tuple[Any, Variable]]:
+    pairs = list(grads_and_vars) if isinstance(grads_and_vars, Iterable) else [grads_and_vars]
+    for pair in pairs:
+        if not isinstance(pair, tuple | list) or len(pair) != 2 or not isinstance(pair[1], Variable):
+            raise InvalidSpec(f"apply_gradients(): got a {type(pair).__name__} among the pairs; want pairs (gradient, variable)")
+    return pairs
 
 
 def _single(number: float) -> "np.float32":

@@ -1,6 +1,8 @@
 """The replicas of one process: threads that run in turn, each until it merges or ends. Knows contexts; no variable, no reduction."""
 
 import contextvars
+import functools
+import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -94,7 +96,7 @@ def run_replicas(
 
     The replicas run one after the other, each until its merge_call; then the function of the merge runs here, with the arguments of all
     replicas as `merged` makes them one, and each goes on with its part of the result. Raises what a replica or a merge raised, once all
-    replicas have ended, and RuntimeError if some replicas merge where others have ended.
+    replicas have ended, and RuntimeError if some replicas merge where others have ended, or merge with another function.
     """
 
     def call_in(replica: int) -> Callable[[], Any]:
@@ -118,7 +120,8 @@ def run_replicas(
             if len(merges) < len(threads):
                 ended = ", ".join(str(thread.replica) for thread in threads if thread.replica not in merges)
                 raise RuntimeError(f"replica {min(merges)} calls merge_call, replica {ended} has returned; all must merge equally often")
-            answer = merges[min(merges)].function(
+            function = one_function({replica: merge.function for replica, merge in merges.items()}, "merge_call()")
+            answer = function(
                 strategy,
                 *merged({replica: tuple(merge.args) for replica, merge in merges.items()}),
                 **merged({replica: dict(merge.kwargs) for replica, merge in merges.items()}),
@@ -127,3 +130,29 @@ def run_replicas(
     finally:
         for thread in threads:
             thread.end()
+
+
+def one_function(functions: Mapping[int, Callable[..., Any] | str], what: str) -> Any:
+    """Returns the function or text that all replicas give: the same, or made in each by the same lines. Raises RuntimeError."""
+    first = min(functions)
+    for replica, function in functions.items():
+        if _lines_of(function) != _lines_of(functions[first]):
+            raise RuntimeError(
+                f"{what}: replica {replica} is at {_where(function)}, replica {first} at {_where(functions[first])}; "
+                "all replicas must make the same calls in the same order"
+            )
+    return functions[first]
+
+
+def _lines_of(function: Any) -> Any:
+    """Returns the code of a function, also of one that is called with some arguments given; of what has none itself."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function) if callable(function) else function
+    return getattr(function, "__code__", None) or getattr(type(function).__call__ if callable(function) else None, "__code__", function)
+
+
+def _where(function: Any) -> str:
+    code = _lines_of(function)
+    name = getattr(function, "__name__", None) or (function if isinstance(function, str) else type(function).__name__)
+    return f"{name!r} (line {code.co_firstlineno} of {code.co_filename})" if inspect.iscode(code) else repr(name)

@@ -17,8 +17,8 @@ from worker_client.session.session import Session
 from worker_client.strategy import contexts
 from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall, Group, LocalGroup, MemoryCell
 from worker_client.strategy.reduction import ReduceOp, frozen, reduce_one, reduce_op_of, sum_along
-from worker_client.strategy.replicas import run_replicas
-from worker_client.strategy.values import Mirrored, PerReplica, leaves, map_nested, regroup, select
+from worker_client.strategy.replicas import one_function, run_replicas
+from worker_client.strategy.values import Mirrored, PerReplica, check_alike, leaves, map_nested, regroup, select
 from worker_client.strategy.variables import Variable, VariableCopy, as_array, container_of
 from worker_client.strategy.workers import WorkerGroup
 
@@ -77,12 +77,13 @@ class ReplicaContext:
         """
         op = reduce_op_of(reduce_op)
 
-        def merged(strategy: ParameterServerStrategy, values: Any) -> Any:
+        def all_reduce(strategy: ParameterServerStrategy, values: Any, one_op: Any) -> Any:
+            check_alike(one_op, "all_reduce()")
             found = leaves(values)
             results = iter(strategy.extended.batch_reduce_to(op, [(one, one) for one in found]))
             return map_nested(lambda _: next(results), values)
 
-        return self.merge_call(merged, args=(map_nested(_own, value),))
+        return self.merge_call(all_reduce, args=(map_nested(_own, value), op))
 
 
 class StrategyExtended:
@@ -117,9 +118,10 @@ class StrategyExtended:
         """
         contexts.check_cross_replica(self._strategy, "reduce_to()")
         op = reduce_op_of(reduce_op)
+        hints = _hints(experimental_hints)
         self._check_destination(destinations)
         if isinstance(value, PerReplica):
-            (result,) = self._combined(f"reduce_to() of {op.name}", [(op, value)], experimental_hints)
+            (result,) = self._combined(f"reduce_to() of {op.name}", [(op, value)], hints, [destinations])
             return self._sent_to(destinations, result)
         if isinstance(value, Mirrored) and op is ReduceOp.MEAN:
             return value
@@ -136,15 +138,14 @@ class StrategyExtended:
         As in the original, a value that is the same for all replicas counts as one contribution here, so its sum is itself.
         """
         contexts.check_cross_replica(self._strategy, "batch_reduce_to()")
-        op = reduce_op_of(reduce_op)
-        for _, destinations in value_destination_pairs:
+        op, hints = reduce_op_of(reduce_op), _hints(experimental_hints)
+        pairs = list(value_destination_pairs)
+        for _, destinations in pairs:
             self._check_destination(destinations)
-        per_replica = [(op, value) for value, _ in value_destination_pairs if isinstance(value, PerReplica)]
-        reduced = iter(self._combined(f"batch_reduce_to() of {op.name}", per_replica, experimental_hints) if per_replica else ())
-        return [
-            self._sent_to(destinations, next(reduced) if isinstance(value, PerReplica) else value)
-            for value, destinations in value_destination_pairs
-        ]
+        of_replicas = [pair for pair in pairs if isinstance(pair[0], PerReplica)]
+        what, values, places = f"batch_reduce_to() of {op.name}", [(op, value) for value, _ in of_replicas], [one for _, one in of_replicas]
+        reduced = iter(self._combined(what, values, hints, places) if values else ())
+        return [self._sent_to(destinations, next(reduced) if isinstance(value, PerReplica) else value) for value, destinations in pairs]
 
     def update(
         self,
@@ -174,17 +175,22 @@ class StrategyExtended:
         if mode is not None and mode.replica is not None:
             contexts.check_same(mode, self._strategy)
 
-            def merged(_: Any, /, *merged_args: Any, **merged_kwargs: Any) -> Any:
+            def update(_: Any, variable: Any, functions: Any, /, *merged_args: Any, **merged_kwargs: Any) -> Any:
+                check_alike(variable, "update()")
+                if isinstance(functions, PerReplica):
+                    one_function(functions.values, "update()")
                 one_args, one_kwargs = map_nested(_one_of_all, (merged_args, merged_kwargs))
                 return self.update(var, fn, one_args, one_kwargs, group)
 
-            return mode.replica.merge(merged, *given)
+            return mode.replica.merge(update, (self.value_container(var), fn, *given[0]), given[1])
         with self._strategy.scope():
             variable = self._own_variable(var, "update()")
             if not self._is_mirrored and not variable.is_on_read and self._group.num_replicas > 1:
                 _check_not_per_replica(given, f'update() of variable "{variable.name}"')
             others = (self._own_variable(leaf, "update()") for leaf in leaves(given) if isinstance(leaf, Variable))
             touched = dict.fromkeys((variable, *others))
+            if formula is not None:
+                _check_named_once(variable, given[1])
             if formula is not None and self._is_computed_there(variable, formula, given[1]):
                 return variable if group else [variable]
             copies = [copy for one in touched for copy in one.copies.values()]
@@ -287,29 +293,34 @@ class StrategyExtended:
     def reduce_copies(self, op: ReduceOp, variable: Variable) -> Any:
         """Returns the sum or mean of the copies of all replicas."""
         copies = PerReplica({index: copy.read_value() for index, copy in variable.copies.items()})
-        (value,) = self._combined(f'reading variable "{variable.name}"', [(op, copies)], None)
+        (value,) = self._combined(f'reading variable "{variable.name}"', [(op, copies)], CollectiveHints(), [variable])
         return value
 
     def first_copy(self, variable: Variable) -> Any:
         """Returns the value of the one copy, or of replica 0's."""
         if self._is_mirrored or variable.is_on_read:
-            return self.first_of(PerReplica({index: copy.read_value() for index, copy in variable.copies.items()}))
+            return self.first_of(PerReplica({index: copy.read_value() for index, copy in variable.copies.items()}), variable)
         return next(iter(variable.copies.values())).read_value()
 
-    def first_of(self, value: Any) -> Any:
-        """Returns what replica 0 has of a value."""
+    def first_of(self, value: Any, variable: Variable) -> Any:
+        """Returns what replica 0 has of a value for a variable."""
         if not isinstance(value, PerReplica):
             return value
-        (first,) = self._combined("the value of replica 0", [(None, value)], None)
+        (first,) = self._combined("the value of replica 0", [(None, value)], CollectiveHints(), [variable])
         return first
 
-    def _combined(self, what: str, values: Sequence[tuple[ReduceOp | None, PerReplica]], hints: CollectiveHints | None) -> list[Any]:
+    def _combined(
+        self, what: str, values: Sequence[tuple[ReduceOp | None, PerReplica]], hints: CollectiveHints, places: Sequence[Any]
+    ) -> list[Any]:
         own = self._group.replicas
         for _, value in values:
             if set(value.values) != set(own):
                 raise ValueError(f"a PerReplica of {len(value.values)} values cannot be reduced over {len(own)} replicas")
-        combinations = [Combination(op=op, contributions=value.values) for op, value in values]
-        return self._group.combine(what, combinations, hints=hints or CollectiveHints())
+        variables = ["" if (variable := container_of(place)) is None else variable.name for place in places]
+        combinations = [
+            Combination(op=op, contributions=value.values, variable=name) for (op, value), name in zip(values, variables, strict=True)
+        ]
+        return self._group.combine(what, combinations, hints=hints)
 
     def _sent_to(self, destinations: Any, result: Any) -> Any:
         if isinstance(destinations, Variable):
@@ -323,6 +334,8 @@ class StrategyExtended:
     def _check_destination(self, destinations: Any) -> None:
         if isinstance(destinations, tuple | list):
             raise ValueError(f"destinations: got a {type(destinations).__name__}; want one variable, value or device")
+        if container_of(destinations) is not None:
+            self._own_variable(destinations, "destinations")
         # Not to another worker: it makes the same call and has the result itself.
         known = dict.fromkeys((*self._group.parameter_devices, *(self.worker_devices[replica] for replica in self._group.replicas)))
         if isinstance(destinations, str) and destinations not in known:
@@ -363,6 +376,8 @@ class ParameterServerStrategy:
         if isinstance(replicas_per_worker, bool) or not isinstance(replicas_per_worker, int) or replicas_per_worker < 1:
             raise InvalidSpec(f"replicas_per_worker: got {replicas_per_worker!r}, want an int from 1")
         check_name(name)
+        if session is not None and not isinstance(session, Session):
+            raise InvalidSpec(f"session: got a {type(session).__name__}, want the session that lockstep.connect() returns")
         self._workers = None if session is None else WorkerGroup(session, replicas_per_worker, name=name)
         self._group: Group = self._workers or LocalGroup(replicas_per_worker)
         self._extended = StrategyExtended(self, self._group, is_mirrored=mirrored)
@@ -496,6 +511,12 @@ def get_replica_context() -> ReplicaContext | None:
     return ReplicaContext(mode.strategy, mode.copy, mode.replica)
 
 
+def _hints(hints: CollectiveHints | None) -> CollectiveHints:
+    if hints is not None and not isinstance(hints, CollectiveHints):
+        raise InvalidSpec(f"experimental_hints: got a {type(hints).__name__}, want CollectiveHints(…) or None")
+    return hints or CollectiveHints()
+
+
 def _own(value: Any) -> Any:
     """Returns an object of this replica's own with the same value, so that it counts once for each replica that gives it."""
     if isinstance(value, IndexedSlices):
@@ -519,6 +540,16 @@ def _parsed(text: str, given: tuple[Any, Mapping[str, Any]]) -> Formula:
         raise InvalidSpec("update() with a formula: 'v' is the variable itself; give the argument another name")
     variables = sorted(name for name, value in kwargs.items() if isinstance(value, Variable))
     return parsed(text, ("v", *variables), tuple(sorted(kwargs.keys() - set(variables))))
+
+
+def _check_named_once(variable: Variable, kwargs: Mapping[str, Any]) -> None:
+    names = {variable: "v"}
+    for name, value in kwargs.items():
+        container = container_of(value)
+        if container is not None and names.setdefault(container, name) != name:
+            raise InvalidSpec(
+                f'update() with a formula: {names[container]!r} and {name!r} are one variable, "{container.name}"; give it one name'
+            )
 
 
 def _computing(formula: Formula | None) -> Callable[..., Any]:

@@ -12,7 +12,7 @@ from ps_protocol.model.variables import Array, check_name
 from worker_client.strategy import contexts
 from worker_client.strategy.group import Cell
 from worker_client.strategy.reduction import ReduceOp, frozen
-from worker_client.strategy.values import PerReplica, map_replicas
+from worker_client.strategy.values import PerReplica, check_alike, map_replicas
 
 
 class VariableAggregation(enum.Enum):
@@ -156,6 +156,7 @@ class Variable:
     ) -> None:
         check_name(name)
         value = np.array(initial_value)
+        value = value.astype(value.dtype.newbyteorder("="), copy=False)
         if value.dtype.kind != "f" or value.dtype.itemsize > 8:
             raise InvalidSpec(f'variable "{name}" has type {value.dtype}; want floats of 16, 32 or 64 bits')
         if not isinstance(aggregation, VariableAggregation):
@@ -281,10 +282,11 @@ class Variable:
                 "meaning; create it with aggregation SUM, MEAN or ONLY_FIRST_REPLICA"
             )
 
-        def merged(strategy: Any, values: Any) -> None:
+        def write(strategy: Any, values: Any, what: tuple[Any, Any]) -> None:
+            check_alike(what, f'{how}() of variable "{self.name}"')
             extended = strategy.extended
             if self.aggregation is VariableAggregation.ONLY_FIRST_REPLICA:
-                one = extended.first_of(values)
+                one = extended.first_of(values, self)
             elif self.aggregation is VariableAggregation.NONE:
                 one = values
             else:
@@ -296,7 +298,7 @@ class Variable:
 
         # A list is an array here, not a structure of values that are merged one by one.
         given = np.asarray(value, self.dtype) if isinstance(value, list | tuple) else value
-        replica.merge(merged, (given,), {})
+        replica.merge(write, (given, (self, how)), {})
 
 
 def as_array(value: Any, dtype: "np.dtype[Any]", *, what: str) -> Array:

@@ -5,6 +5,7 @@ import threading
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -239,7 +240,7 @@ def _packs(combinations: Sequence[Combination], max_bytes: int) -> Iterator[Sequ
 
 def _narrowed(combination: Combination, dtype: str) -> Combination:
     """Returns a combination whose floats travel as `dtype`, if they are wider."""
-    return Combination(op=combination.op, contributions={replica: _cast(one, dtype) for replica, one in combination.contributions.items()})
+    return replace(combination, contributions={replica: _cast(one, dtype) for replica, one in combination.contributions.items()})
 
 
 def _cast(value: Any, dtype: str) -> Any:

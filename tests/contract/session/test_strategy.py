@@ -16,6 +16,7 @@ from tests.support.sessions.clusters import Shape, Start
 from worker_client import IndexedSlices, Session, UpdateFormula, async_policy
 from worker_client.strategy import (
     CollectiveHints,
+    Optimizer,
     ParameterServerStrategy,
     PerReplica,
     ReplicaContext,
@@ -393,6 +394,39 @@ def test_what_does_not_fit_fails_alike_in_all_workers_and_the_next_reduction_wor
     assert together(part) == [[15, 15]] * 3
 
 
+def test_values_of_one_shape_for_different_variables_are_refused_alike_in_all_workers(together: Any) -> None:
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        with strategy.scope():
+            a, b = (Variable(np.zeros(2), name=name, aggregation=VariableAggregation.SUM) for name in ("a", "b"))
+            optimizer = Optimizer(worker_client.sgd(1.0))
+            optimizer.build([a, b])
+        is_other, ones = session.worker_index == 1, np.ones(2)
+        first, second = ([None, ones], [ones, None])
+
+        def each(call: Callable[[], Any]) -> str:
+            with pytest.raises(ValueError, match="; all workers must make the same calls in the same order") as caught:
+                strategy.run(call)
+            return str(caught.value)
+
+        words = [
+            each(lambda: optimizer.apply_gradients(zip(first if is_other else second, [a, b], strict=True))),
+            each(lambda: optimizer.apply_gradients(zip([ones, ones], [b, a] if is_other else [a, b], strict=True))),
+            each(lambda: (b if is_other else a).assign(ones)),
+        ]
+        strategy.run(lambda: optimizer.apply_gradients(zip([ones, None], [a, b], strict=True)))
+        return words, a.read_value().tolist(), b.read_value().tolist()
+
+    found = together(part)
+    assert found == [found[0]] * 3
+    words, *values = found[0]
+    assert [one.partition(": ")[2].partition(";")[0] for one in words] == [
+        'worker 1 reduces SUM for another variable where worker 0 reduces SUM for "a"',
+        'worker 1 reduces SUM for "b", SUM for "a" where worker 0 reduces SUM for "a", SUM for "b"',
+        'worker 1 reduces SUM for another variable where worker 0 reduces SUM for "a"',
+    ]
+    assert values == [[-6, -6], [0, 0]]
+
+
 def test_hints_say_how_values_travel_and_all_workers_get_the_same_bits(together: Any) -> None:
     numbers = np.random.default_rng(2).normal(size=(6, 3, 40))
 
@@ -426,6 +460,7 @@ def test_hints_say_how_values_travel_and_all_workers_get_the_same_bits(together:
     [
         ({"bytes_per_pack": -1}, r"bytes_per_pack: got -1, want an int >= 0"),
         ({"timeout_seconds": 0}, r"timeout_seconds: got 0, want seconds > 0"),
+        ({"timeout_seconds": "5"}, r"timeout_seconds: got '5', want seconds > 0"),
         ({"wire_dtype": "int8"}, r"wire_dtype: got 'int8', want float16, float32"),
     ],
 )

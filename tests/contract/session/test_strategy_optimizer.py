@@ -153,6 +153,9 @@ def test_what_an_optimizer_cannot_do_is_said_and_changes_nothing() -> None:
     with strategy.scope():
         v, new = (Variable(np.zeros(2), name=name) for name in ("v", "new"))
         optimizer = Optimizer(worker_client.sgd(0.1))
+        for wrong in ([], v, [np.zeros(2)], None):
+            with pytest.raises(InvalidSpec, match="want a list of the variables that are optimized, at least one"):
+                optimizer.build(wrong)  # type: ignore[arg-type]
         optimizer.build([v])
         with pytest.raises(RuntimeError, match=r"it has been called before"):
             optimizer.build([v])
@@ -169,6 +172,9 @@ def test_what_an_optimizer_cannot_do_is_said_and_changes_nothing() -> None:
     ):
         with pytest.raises(kind, match=reason):
             strategy.run(lambda pairs=gradients: optimizer.apply_gradients(pairs))
+    for grads_and_vars, got in (([np.ones(2)], "ndarray"), (np.ones(2), "float64"), (None, "NoneType"), ([(np.ones(2), "v")], "tuple")):
+        with pytest.raises(InvalidSpec, match=rf"got a {got} among the pairs; want pairs \(gradient, variable\)"):
+            strategy.run(lambda given=grads_and_vars: optimizer.apply_gradients(given))
     assert v.read_value().tolist() == [0, 0]
 
 
@@ -183,6 +189,6 @@ def test_replicas_with_gradients_of_different_variables_are_refused(firsts: tupl
     def step(has: str) -> None:
         optimizer.apply_gradients([(np.ones(2) if name == has else None, one) for name, one in variables.items()])
 
-    with pytest.raises(ValueError, match=f'different variables in one place: "{firsts[0]}", "{firsts[1]}"'):
+    with pytest.raises(ValueError, match=f'replica 1 has gradients of "{firsts[1]}", replica 0 of "{firsts[0]}"; all must have the same'):
         strategy.run(step, args=(PerReplica(dict(enumerate(firsts))),))
     assert [one.read_value().tolist() for one in variables.values()] == [[0, 0], [0, 0]]

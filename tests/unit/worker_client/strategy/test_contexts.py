@@ -1,5 +1,6 @@
 """Contexts of a strategy: in a replica, across replicas, in an update; and replicas that merge."""
 
+import functools
 import threading
 from typing import Any
 
@@ -222,3 +223,48 @@ def test_a_context_that_was_kept_is_refused_outside_of_its_replica() -> None:
             strategy.run(step)
     with pytest.raises(RuntimeError, match="only in the replica whose context this is"):
         kept[0].merge_call(lambda strategy: None)
+
+
+def test_replicas_that_merge_different_things_are_told_which() -> None:
+    strategy = ParameterServerStrategy(3)
+    with strategy.scope():
+        v, other = (Variable(np.zeros(2), name=name, aggregation=VariableAggregation.SUM) for name in ("v", "other"))
+    update = strategy.extended.update
+    ones = np.ones(2)
+
+    def first(strategy: ParameterServerStrategy, value: Any) -> None:
+        raise AssertionError
+
+    def second(strategy: ParameterServerStrategy, value: Any) -> None:
+        raise AssertionError
+
+    calls: list[tuple[Any, Any, str]] = [
+        (lambda: _context().merge_call(first, (1,)), lambda: _context().merge_call(second, (1,)), r"'second' \(line .*'first' \(line"),
+        (lambda: _context().merge_call(first, (1,)), lambda: v.assign(ones), r"replica 2 is at 'write' .* replica 0 at 'first'"),
+        (lambda: v.assign(ones), lambda: other.assign(ones), 'replica 2 has Variable "other" where replica 0 has Variable "v"'),
+        (lambda: v.assign(ones), lambda: v.assign_add(ones), "replica 2 has 'assign_add' where replica 0 has 'assign'"),
+        (lambda: _context().all_reduce("SUM", ones), lambda: _context().all_reduce("MEAN", ones), r"replica 2 has .*MEAN.* where .*SUM"),
+        (lambda: update(v, "v + 1"), lambda: update(v, "v + 2"), r"update\(\): replica 2 is at 'v \+ 2', replica 0 at 'v \+ 1'"),
+        (lambda: update(v, "v + 1"), lambda: update(other, "v + 1"), r'update\(\): replica 2 has Variable "other"'),
+    ]
+    for call, another, words in calls:
+        with pytest.raises(RuntimeError, match=f"{words}.*; all replicas must make the same calls in the same order"):
+            strategy.run(lambda call=call, another=another: another() if _replica() == 2 else call())
+    with strategy.scope():
+        assert [one.read_value().tolist() for one in (v, other)] == [[0, 0], [0, 0]]
+
+
+def test_a_function_that_each_replica_makes_of_the_same_lines_is_the_same() -> None:
+    class Merges:
+        def __call__(self, strategy: ParameterServerStrategy, factor: Any = 1) -> Any:
+            return factor
+
+        def method(self, strategy: ParameterServerStrategy) -> Any:
+            return 1
+
+    def made(number: int) -> Any:
+        return lambda strategy: number
+
+    strategy = ParameterServerStrategy(2)
+    for make in (lambda: made(1), Merges, lambda: Merges().method, lambda: functools.partial(Merges(), factor=1)):
+        assert strategy.run(lambda make=make: _context().merge_call(make())) == 1

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, ShapeMismatch
 from worker_client import IndexedSlices
 from worker_client.strategy import (
+    CollectiveHints,
     Mirrored,
     ParameterServerStrategy,
     PerReplica,
@@ -178,6 +179,25 @@ def test_rule_80_there_is_no_reducing_to_a_place_that_this_worker_does_not_have(
     assert float(strategy.extended.reduce_to("SUM", _per_replica(1, 2), "worker:0/replica:1")) == 3
     with pytest.raises(ValueError, match=f"there is no device '{device}'"):
         strategy.extended.reduce_to("SUM", _per_replica(1, 2), device)
+
+
+@pytest.mark.parametrize("reduce", ["reduce_to", "batch_reduce_to"])
+def test_what_is_no_destination_and_no_hints_is_refused(reduce: str) -> None:
+    strategy, other = ParameterServerStrategy(2), ParameterServerStrategy(2)
+    v, foreign = _variable(strategy), _variable(other, name="foreign")
+
+    def reduced(destinations: Any, hints: Any = None) -> Any:
+        if reduce == "reduce_to":
+            return strategy.extended.reduce_to("SUM", _per_replica(1, 2), destinations, hints)
+        return strategy.extended.batch_reduce_to("SUM", [(_per_replica(1, 2), destinations)], hints)[0]
+
+    assert float(reduced(v, CollectiveHints())) == float(reduced(v.copies[0])) == 3
+    for variable in (foreign, foreign.copies[0]):
+        with pytest.raises(ValueError, match='destinations: variable "foreign" was not created in the scope of this strategy'):
+            reduced(variable)
+    for wrong in ({"timeout_seconds": 5}, {}, 5, "float16"):
+        with pytest.raises(InvalidSpec, match=r"experimental_hints: got a .*, want CollectiveHints"):
+            reduced(v, wrong)
 
 
 def test_a_value_for_other_replicas_is_refused() -> None:
@@ -457,6 +477,8 @@ def test_a_variable_that_cannot_be_is_refused() -> None:
     for wrong in (0, True, 1.5):
         with pytest.raises(InvalidSpec, match="replicas_per_worker"):
             ParameterServerStrategy(wrong)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSpec, match=r"session: got a str, want the session that lockstep.connect\(\) returns"):
+        ParameterServerStrategy(session="x")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize("is_mirrored", [False, True])
@@ -499,6 +521,10 @@ def test_a_formula_that_does_not_fit_is_refused_and_changes_nothing() -> None:
             update(v, "s = s + 1; v = v - g", kwargs={"s": slot, "g": wrong})
     with pytest.raises(InvalidSpec, match="got a NoneType, want a function"):
         update(v, None)  # type: ignore[arg-type]
+    with pytest.raises(InvalidSpec, match="'v' and 's' are one variable, \"v\"; give it one name"):
+        update(v, "v = v + 1; s = s + 1", kwargs={"s": v})
+    with pytest.raises(InvalidSpec, match="'s' and 't' are one variable, \"slot\""):
+        strategy.run(lambda: update(v, "v + s + t", kwargs={"s": slot, "t": slot}))
     assert (_across(strategy, v), _across(strategy, slot)) == ([1, 1], [1, 1])
 
 
@@ -519,3 +545,12 @@ def test_a_formula_takes_for_each_copy_what_is_its_own(num_replicas: int, option
     value = PerReplica({replica: np.float64(replica + 1) for replica in range(num_replicas)})
     strategy.extended.update(v, "v + g", kwargs={"g": value})
     assert _in_replicas(strategy, v) == [2.0, 3.0][:num_replicas]
+
+
+def test_a_variable_of_another_byte_order_has_this_machines() -> None:
+    strategy = ParameterServerStrategy(2)
+    with strategy.scope():
+        v = Variable(np.arange(3, dtype=">f8"), name="v")
+    strategy.extended.update(v, "v + g", kwargs={"g": np.ones(3)})
+    assert v.dtype.isnative and v.read_value().dtype.isnative
+    assert _across(strategy, v) == [1, 2, 3]
