@@ -55,12 +55,13 @@ test-lowest: $(DEV)  ## all tests with the oldest dependencies, in .venv-lowest
 	@.venv-lowest/bin/python $(PIP) --constraint .venv-lowest/floors.txt --editable '.[demo,certs,estimator,bfloat16,remote]' --group dev
 	@.venv-lowest/bin/python -m pytest -n 3 --dist worksteal $(ARGS)
 
-# The frameworks take 2 GB. PyTorch comes from its own index, which has builds without CUDA.
+# The frameworks take 2 GB. PyTorch, and nothing else, comes from its own index, which has builds without CUDA; TORCH_INDEX= does without it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 test-frameworks:  ## tests with PyTorch, JAX and others, in .venv-frameworks
 	@test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
 	@.venv-frameworks/bin/python $(PIP) --upgrade 'pip>=25.1'
-	@.venv-frameworks/bin/python $(PIP) --extra-index-url $(TORCH_INDEX) --editable '.[demo,certs,estimator,bfloat16,remote,jax,keras,torch]' --group frameworks
+	@.venv-frameworks/bin/python $(PIP) --no-deps $(addprefix --extra-index-url=,$(TORCH_INDEX)) 'torch>=2.6,<3'
+	@.venv-frameworks/bin/python $(PIP) --editable '.[demo,certs,estimator,bfloat16,remote,jax,keras,torch]' --group frameworks
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/frameworks tests/contract/session/test_documented_programs.py -n 2 --dist worksteal $(ARGS)
 
 coverage: $(DEV)  ## which lines and branches the tests reach, processes and all
