@@ -4,6 +4,7 @@ The modules have no parameters of their own. `Optimizer` finds them in the model
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -20,16 +21,29 @@ ReadRows = Callable[[Any], Any]
 class Table:
     """The rows of one module: where they are read, and the gradients that the backward pass has made since the last step."""
 
-    def __init__(self, shape: tuple[int, int], weight: Any, *, initializer: Any, optimizer: Any, dtype: Any, sparse_mean: str) -> None:
+    def __init__(
+        self,
+        shape: tuple[int, int],
+        weight: Any,
+        *,
+        padding_idx: int | None,
+        initializer: Initializer | None,
+        optimizer: OptimizerSpec | None,
+        dtype: Any,
+        sparse_mean: str,
+    ) -> None:
         if weight is not None and tuple(weight.shape) != shape:
             raise ValueError(f"_weight has shape {tuple(weight.shape)}, the module is for {shape}")
         if weight is not None and initializer is not None:
             raise ValueError("_weight and initializer both say what the rows begin with; give one of them")
         self.dtype = (weight.dtype if weight is not None else dtype) or torch.get_default_dtype()
+        if weight is None:
+            # The row for padding begins with zeros, as in torch.
+            initializer = replace(initializer or normal_initializer(0.0, 1.0), zero_row=padding_idx)
         self.declared = EmbeddingTable(
             array_of(weight) if weight is not None else shape,
             dtype=str(self.dtype).removeprefix("torch."),
-            initializer=initializer or (None if weight is not None else normal_initializer(0.0, 1.0)),
+            initializer=initializer,
             optimizer=optimizer,
             sparse_mean=sparse_mean,
         )
@@ -47,8 +61,12 @@ class Table:
         rows = tensor_of(self.read_rows(indices)).to(unique.device)
         if torch.is_grad_enabled():
             rows.requires_grad_()
-            rows.register_hook(lambda gradient: self._gradients.append((indices, gradient.detach())))
+            rows.register_post_accumulate_grad_hook(lambda leaf: self._add(indices, leaf))
         return rows
+
+    def _add(self, indices: Any, leaf: "torch.Tensor") -> None:
+        self._gradients.append((indices, leaf.grad))
+        leaf.grad = None  # a second backward pass through this graph would add to what was noted
 
     @property
     def has_gradient(self) -> bool:
@@ -93,7 +111,10 @@ class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed wh
         self.num_embeddings, self.embedding_dim, self.scale_grad_by_freq = num_embeddings, embedding_dim, scale_grad_by_freq
         self.padding_idx = padding_idx % num_embeddings if padding_idx is not None else None
         shape = (num_embeddings, embedding_dim)
-        self.table = Table(shape, weight, initializer=initializer, optimizer=optimizer, dtype=dtype, sparse_mean=sparse_mean)
+        self.table = Table(
+            shape, weight,
+            padding_idx=self.padding_idx, initializer=initializer, optimizer=optimizer, dtype=dtype, sparse_mean=sparse_mean,
+        )  # fmt: skip
 
     def _read(self, indices: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor, int | None]":
         """Returns the rows, where each index is among them, and where the row for padding is (None: it is not)."""
@@ -114,9 +135,10 @@ class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed wh
 class Embedding(_Rows):
     """torch.nn.Embedding on a table.
 
-    `initializer`: what lockstep.uniform_initializer(…) and others return (None: N(0, 1), as in torch, made by the servers). `_weight`:
-    first values instead. `optimizer`: the table's own, None: that of the first parameter group. `sparse_mean`: "per_replica" (the mean over
-    the workers, as for dense gradients) or "per_index" (over those workers that have a row).
+    `initializer`: what lockstep.uniform_initializer(…) and others return (None: N(0, 1), as in torch, made by the servers); the row of
+    `padding_idx` begins with zeros. `_weight`: first values instead. `optimizer`: the table's own, None: that of the first parameter group.
+    `sparse_mean`: "per_replica" (the mean over the workers, as for dense gradients) or "per_index" (over those workers that have a row).
+    `device` means nothing: rows come to that of the indices.
     """
 
     def __init__(
@@ -130,6 +152,7 @@ class Embedding(_Rows):
         sparse: bool = True,
         _weight: Any = None,
         *,
+        device: Any = None,
         initializer: Initializer | None = None,
         optimizer: OptimizerSpec | None = None,
         dtype: Any = None,
@@ -163,6 +186,7 @@ class EmbeddingBag(_Rows):
         include_last_offset: bool = False,
         padding_idx: int | None = None,
         *,
+        device: Any = None,
         initializer: Initializer | None = None,
         optimizer: OptimizerSpec | None = None,
         dtype: Any = None,

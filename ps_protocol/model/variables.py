@@ -106,19 +106,22 @@ class InitializerKind(enum.Enum):
 class Initializer:
     """First values that the server makes by itself, so that a large table need not travel.
 
-    The same `seed` gives the same values, however the variable is spread.
+    The same `seed` gives the same values, however the variable is spread. The row `zero_row` begins with zeros, as one for padding does.
     """
 
     kind: InitializerKind
     low: float = 0.0
     high: float = 0.0
     seed: int = 0
+    zero_row: int | None = None
 
     def __post_init__(self) -> None:
         _check_finite("initializer: low", self.low)
         _check_finite("initializer: high", self.high)
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
             raise InvalidSpec(f"initializer: seed = {self.seed!r}, want a whole number, 0 to 2^63 - 1")
+        if self.zero_row is not None and (type(self.zero_row) is not int or self.zero_row < 0):
+            raise InvalidSpec(f"initializer: zero_row = {self.zero_row!r}, want a row from 0 on, or None")
         if self.kind is InitializerKind.UNIFORM and self.low > self.high:
             raise InvalidSpec(f"initializer uniform: low = {self.low} is above high = {self.high}; swap them")
         if self.kind is InitializerKind.NORMAL and self.high < 0:
@@ -250,6 +253,9 @@ class VariableSpec:
             raise InvalidSpec(f"{what}: {self.optimizer.name!r} is for dense variables; a sparse one takes gradients")
         if self.initializer is not None and not self.is_sparse:
             raise InvalidSpec(f"{what}: only sparse variables are initialised by the server; give the values of a dense one")
+        zero_row = None if self.initializer is None else self.initializer.zero_row
+        if zero_row is not None and zero_row >= self.shape[0]:
+            raise InvalidSpec(f"{what}: its initializer makes row {zero_row} zero, and there are {self.shape[0]} rows")
         if self.partition is None:
             return
         if self.partition.axis >= max(1, len(self.shape)):

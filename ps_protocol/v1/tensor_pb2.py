@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bps_protocol/v1/tensor.proto\x12\x0eps_protocol.v1\"\"\n\x03\x45ra\x12\x0c\n\x04life\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"D\n\x05\x46\x65nce\x12 \n\x03\x65ra\x18\x01 \x01(\x0b\x32\x13.ps_protocol.v1.Era\x12\x19\n\x11\x63hief_incarnation\x18\x02 \x01(\x04\"\xe4\x01\n\nConstraint\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.ps_protocol.v1.Constraint.Kind\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\x12\x0f\n\x07\x66ormula\x18\x04 \x01(\t\"{\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11KIND_NON_NEGATIVE\x10\x01\x12\r\n\tKIND_CLIP\x10\x02\x12\x11\n\rKIND_MAX_NORM\x10\x03\x12\x12\n\x0eKIND_UNIT_NORM\x10\x04\x12\x10\n\x0cKIND_FORMULA\x10\x05\"\xba\x01\n\x0bInitializer\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .ps_protocol.v1.Initializer.Kind\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\"R\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n\rKIND_CONSTANT\x10\x01\x12\x10\n\x0cKIND_UNIFORM\x10\x02\x12\x0f\n\x0bKIND_NORMAL\x10\x03\"-\n\tPartition\x12\x0c\n\x04\x61xis\x18\x01 \x01(\r\x12\x12\n\nnum_slices\x18\x02 \x01(\r\"\xde\x02\n\x0cVariableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\tdata_type\x18\x02 \x01(\x0e\x32\x18.ps_protocol.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x30\n\toptimizer\x18\x04 \x01(\x0b\x32\x1d.ps_protocol.v1.OptimizerSpec\x12\x11\n\tis_sparse\x18\x05 \x01(\x08\x12/\n\x0bsparse_mean\x18\x06 \x01(\x0e\x32\x1a.ps_protocol.v1.SparseMean\x12\x30\n\x0binitializer\x18\x07 \x01(\x0b\x32\x1b.ps_protocol.v1.Initializer\x12.\n\nconstraint\x18\x08 \x01(\x0b\x32\x1a.ps_protocol.v1.Constraint\x12,\n\tpartition\x18\t \x01(\x0b\x32\x19.ps_protocol.v1.Partition\"j\n\rVariableSlice\x12.\n\x08variable\x18\x01 \x01(\x0b\x32\x1c.ps_protocol.v1.VariableSpec\x12\r\n\x05start\x18\x02 \x01(\x03\x12\x0c\n\x04stop\x18\x03 \x01(\x03\x12\x0c\n\x04\x61xis\x18\x04 \x01(\r\"*\n\nArenaFrame\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xc2\x01\n\x14LearningRateSchedule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x46\n\targuments\x18\x02 \x03(\x0b\x32\x33.ps_protocol.v1.LearningRateSchedule.ArgumentsEntry\x12\x12\n\nboundaries\x18\x03 \x03(\x01\x12\x0e\n\x06values\x18\x04 \x03(\x01\x1a\x30\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf6\x02\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12K\n\x0fhyperparameters\x18\x02 \x03(\x0b\x32\x32.ps_protocol.v1.OptimizerSpec.HyperparametersEntry\x12;\n\rlearning_rate\x18\x03 \x01(\x0b\x32$.ps_protocol.v1.LearningRateSchedule\x12\x0f\n\x07\x66ormula\x18\x04 \x01(\t\x12\x42\n\x0bslot_values\x18\x05 \x03(\x0b\x32-.ps_protocol.v1.OptimizerSpec.SlotValuesEntry\x12\r\n\x05group\x18\x06 \x01(\t\x1a\x36\n\x14HyperparametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x31\n\x0fSlotValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"@\n\x12StepHyperparameter\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\"?\n\x06PushId\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"]\n\x0b\x41verageSpec\x12\r\n\x05\x64\x65\x63\x61y\x18\x01 \x01(\x01\x12\x17\n\x0fuse_num_updates\x18\x02 \x01(\x08\x12\x13\n\x0bzero_debias\x18\x03 \x01(\x08\x12\x11\n\tvariables\x18\x04 \x03(\t\"<\n\x08\x43lipSpec\x12\r\n\x05value\x18\x01 \x01(\x01\x12\x0c\n\x04norm\x18\x02 \x01(\x01\x12\x13\n\x0bglobal_norm\x18\x03 \x01(\x01*\x82\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x03\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x04*a\n\nSparseMean\x12\x1b\n\x17SPARSE_MEAN_UNSPECIFIED\x10\x00\x12\x19\n\x15SPARSE_MEAN_PER_INDEX\x10\x01\x12\x1b\n\x17SPARSE_MEAN_PER_REPLICA\x10\x02\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1bps_protocol/v1/tensor.proto\x12\x0eps_protocol.v1\"\"\n\x03\x45ra\x12\x0c\n\x04life\x18\x01 \x01(\x06\x12\r\n\x05\x65poch\x18\x02 \x01(\x04\"D\n\x05\x46\x65nce\x12 \n\x03\x65ra\x18\x01 \x01(\x0b\x32\x13.ps_protocol.v1.Era\x12\x19\n\x11\x63hief_incarnation\x18\x02 \x01(\x04\"\xe4\x01\n\nConstraint\x12-\n\x04kind\x18\x01 \x01(\x0e\x32\x1f.ps_protocol.v1.Constraint.Kind\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\x12\x0f\n\x07\x66ormula\x18\x04 \x01(\t\"{\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x15\n\x11KIND_NON_NEGATIVE\x10\x01\x12\r\n\tKIND_CLIP\x10\x02\x12\x11\n\rKIND_MAX_NORM\x10\x03\x12\x12\n\x0eKIND_UNIT_NORM\x10\x04\x12\x10\n\x0cKIND_FORMULA\x10\x05\"\xde\x01\n\x0bInitializer\x12.\n\x04kind\x18\x01 \x01(\x0e\x32 .ps_protocol.v1.Initializer.Kind\x12\x0b\n\x03low\x18\x02 \x01(\x01\x12\x0c\n\x04high\x18\x03 \x01(\x01\x12\x0c\n\x04seed\x18\x04 \x01(\x04\x12\x15\n\x08zero_row\x18\x05 \x01(\x04H\x00\x88\x01\x01\"R\n\x04Kind\x12\x14\n\x10KIND_UNSPECIFIED\x10\x00\x12\x11\n\rKIND_CONSTANT\x10\x01\x12\x10\n\x0cKIND_UNIFORM\x10\x02\x12\x0f\n\x0bKIND_NORMAL\x10\x03\x42\x0b\n\t_zero_row\"-\n\tPartition\x12\x0c\n\x04\x61xis\x18\x01 \x01(\r\x12\x12\n\nnum_slices\x18\x02 \x01(\r\"\xde\x02\n\x0cVariableSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12+\n\tdata_type\x18\x02 \x01(\x0e\x32\x18.ps_protocol.v1.DataType\x12\r\n\x05shape\x18\x03 \x03(\x03\x12\x30\n\toptimizer\x18\x04 \x01(\x0b\x32\x1d.ps_protocol.v1.OptimizerSpec\x12\x11\n\tis_sparse\x18\x05 \x01(\x08\x12/\n\x0bsparse_mean\x18\x06 \x01(\x0e\x32\x1a.ps_protocol.v1.SparseMean\x12\x30\n\x0binitializer\x18\x07 \x01(\x0b\x32\x1b.ps_protocol.v1.Initializer\x12.\n\nconstraint\x18\x08 \x01(\x0b\x32\x1a.ps_protocol.v1.Constraint\x12,\n\tpartition\x18\t \x01(\x0b\x32\x19.ps_protocol.v1.Partition\"j\n\rVariableSlice\x12.\n\x08variable\x18\x01 \x01(\x0b\x32\x1c.ps_protocol.v1.VariableSpec\x12\r\n\x05start\x18\x02 \x01(\x03\x12\x0c\n\x04stop\x18\x03 \x01(\x03\x12\x0c\n\x04\x61xis\x18\x04 \x01(\r\"*\n\nArenaFrame\x12\x0e\n\x06offset\x18\x01 \x01(\x04\x12\x0c\n\x04\x64\x61ta\x18\x02 \x01(\x0c\"\xc2\x01\n\x14LearningRateSchedule\x12\x0c\n\x04name\x18\x01 \x01(\t\x12\x46\n\targuments\x18\x02 \x03(\x0b\x32\x33.ps_protocol.v1.LearningRateSchedule.ArgumentsEntry\x12\x12\n\nboundaries\x18\x03 \x03(\x01\x12\x0e\n\x06values\x18\x04 \x03(\x01\x1a\x30\n\x0e\x41rgumentsEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"\xf6\x02\n\rOptimizerSpec\x12\x0c\n\x04name\x18\x01 \x01(\t\x12K\n\x0fhyperparameters\x18\x02 \x03(\x0b\x32\x32.ps_protocol.v1.OptimizerSpec.HyperparametersEntry\x12;\n\rlearning_rate\x18\x03 \x01(\x0b\x32$.ps_protocol.v1.LearningRateSchedule\x12\x0f\n\x07\x66ormula\x18\x04 \x01(\t\x12\x42\n\x0bslot_values\x18\x05 \x03(\x0b\x32-.ps_protocol.v1.OptimizerSpec.SlotValuesEntry\x12\r\n\x05group\x18\x06 \x01(\t\x1a\x36\n\x14HyperparametersEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x1a\x31\n\x0fSlotValuesEntry\x12\x0b\n\x03key\x18\x01 \x01(\t\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\"@\n\x12StepHyperparameter\x12\r\n\x05group\x18\x01 \x01(\t\x12\x0c\n\x04name\x18\x02 \x01(\t\x12\r\n\x05value\x18\x03 \x01(\x01\"?\n\x06PushId\x12\x0e\n\x06worker\x18\x01 \x01(\r\x12\x13\n\x0bincarnation\x18\x02 \x01(\x04\x12\x10\n\x08sequence\x18\x03 \x01(\x04\"]\n\x0b\x41verageSpec\x12\r\n\x05\x64\x65\x63\x61y\x18\x01 \x01(\x01\x12\x17\n\x0fuse_num_updates\x18\x02 \x01(\x08\x12\x13\n\x0bzero_debias\x18\x03 \x01(\x08\x12\x11\n\tvariables\x18\x04 \x03(\t\"<\n\x08\x43lipSpec\x12\r\n\x05value\x18\x01 \x01(\x01\x12\x0c\n\x04norm\x18\x02 \x01(\x01\x12\x13\n\x0bglobal_norm\x18\x03 \x01(\x01*\x82\x01\n\x08\x44\x61taType\x12\x19\n\x15\x44\x41TA_TYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT32\x10\x01\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT64\x10\x02\x12\x15\n\x11\x44\x41TA_TYPE_FLOAT16\x10\x03\x12\x16\n\x12\x44\x41TA_TYPE_BFLOAT16\x10\x04*a\n\nSparseMean\x12\x1b\n\x17SPARSE_MEAN_UNSPECIFIED\x10\x00\x12\x19\n\x15SPARSE_MEAN_PER_INDEX\x10\x01\x12\x1b\n\x17SPARSE_MEAN_PER_REPLICA\x10\x02\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -37,10 +37,10 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_OPTIMIZERSPEC_HYPERPARAMETERSENTRY']._serialized_options = b'8\001'
   _globals['_OPTIMIZERSPEC_SLOTVALUESENTRY']._loaded_options = None
   _globals['_OPTIMIZERSPEC_SLOTVALUESENTRY']._serialized_options = b'8\001'
-  _globals['_DATATYPE']._serialized_start=1988
-  _globals['_DATATYPE']._serialized_end=2118
-  _globals['_SPARSEMEAN']._serialized_start=2120
-  _globals['_SPARSEMEAN']._serialized_end=2217
+  _globals['_DATATYPE']._serialized_start=2024
+  _globals['_DATATYPE']._serialized_end=2154
+  _globals['_SPARSEMEAN']._serialized_start=2156
+  _globals['_SPARSEMEAN']._serialized_end=2253
   _globals['_ERA']._serialized_start=47
   _globals['_ERA']._serialized_end=81
   _globals['_FENCE']._serialized_start=83
@@ -50,33 +50,33 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_CONSTRAINT_KIND']._serialized_start=259
   _globals['_CONSTRAINT_KIND']._serialized_end=382
   _globals['_INITIALIZER']._serialized_start=385
-  _globals['_INITIALIZER']._serialized_end=571
-  _globals['_INITIALIZER_KIND']._serialized_start=489
-  _globals['_INITIALIZER_KIND']._serialized_end=571
-  _globals['_PARTITION']._serialized_start=573
-  _globals['_PARTITION']._serialized_end=618
-  _globals['_VARIABLESPEC']._serialized_start=621
-  _globals['_VARIABLESPEC']._serialized_end=971
-  _globals['_VARIABLESLICE']._serialized_start=973
-  _globals['_VARIABLESLICE']._serialized_end=1079
-  _globals['_ARENAFRAME']._serialized_start=1081
-  _globals['_ARENAFRAME']._serialized_end=1123
-  _globals['_LEARNINGRATESCHEDULE']._serialized_start=1126
-  _globals['_LEARNINGRATESCHEDULE']._serialized_end=1320
-  _globals['_LEARNINGRATESCHEDULE_ARGUMENTSENTRY']._serialized_start=1272
-  _globals['_LEARNINGRATESCHEDULE_ARGUMENTSENTRY']._serialized_end=1320
-  _globals['_OPTIMIZERSPEC']._serialized_start=1323
-  _globals['_OPTIMIZERSPEC']._serialized_end=1697
-  _globals['_OPTIMIZERSPEC_HYPERPARAMETERSENTRY']._serialized_start=1592
-  _globals['_OPTIMIZERSPEC_HYPERPARAMETERSENTRY']._serialized_end=1646
-  _globals['_OPTIMIZERSPEC_SLOTVALUESENTRY']._serialized_start=1648
-  _globals['_OPTIMIZERSPEC_SLOTVALUESENTRY']._serialized_end=1697
-  _globals['_STEPHYPERPARAMETER']._serialized_start=1699
-  _globals['_STEPHYPERPARAMETER']._serialized_end=1763
-  _globals['_PUSHID']._serialized_start=1765
-  _globals['_PUSHID']._serialized_end=1828
-  _globals['_AVERAGESPEC']._serialized_start=1830
-  _globals['_AVERAGESPEC']._serialized_end=1923
-  _globals['_CLIPSPEC']._serialized_start=1925
-  _globals['_CLIPSPEC']._serialized_end=1985
+  _globals['_INITIALIZER']._serialized_end=607
+  _globals['_INITIALIZER_KIND']._serialized_start=512
+  _globals['_INITIALIZER_KIND']._serialized_end=594
+  _globals['_PARTITION']._serialized_start=609
+  _globals['_PARTITION']._serialized_end=654
+  _globals['_VARIABLESPEC']._serialized_start=657
+  _globals['_VARIABLESPEC']._serialized_end=1007
+  _globals['_VARIABLESLICE']._serialized_start=1009
+  _globals['_VARIABLESLICE']._serialized_end=1115
+  _globals['_ARENAFRAME']._serialized_start=1117
+  _globals['_ARENAFRAME']._serialized_end=1159
+  _globals['_LEARNINGRATESCHEDULE']._serialized_start=1162
+  _globals['_LEARNINGRATESCHEDULE']._serialized_end=1356
+  _globals['_LEARNINGRATESCHEDULE_ARGUMENTSENTRY']._serialized_start=1308
+  _globals['_LEARNINGRATESCHEDULE_ARGUMENTSENTRY']._serialized_end=1356
+  _globals['_OPTIMIZERSPEC']._serialized_start=1359
+  _globals['_OPTIMIZERSPEC']._serialized_end=1733
+  _globals['_OPTIMIZERSPEC_HYPERPARAMETERSENTRY']._serialized_start=1628
+  _globals['_OPTIMIZERSPEC_HYPERPARAMETERSENTRY']._serialized_end=1682
+  _globals['_OPTIMIZERSPEC_SLOTVALUESENTRY']._serialized_start=1684
+  _globals['_OPTIMIZERSPEC_SLOTVALUESENTRY']._serialized_end=1733
+  _globals['_STEPHYPERPARAMETER']._serialized_start=1735
+  _globals['_STEPHYPERPARAMETER']._serialized_end=1799
+  _globals['_PUSHID']._serialized_start=1801
+  _globals['_PUSHID']._serialized_end=1864
+  _globals['_AVERAGESPEC']._serialized_start=1866
+  _globals['_AVERAGESPEC']._serialized_end=1959
+  _globals['_CLIPSPEC']._serialized_start=1961
+  _globals['_CLIPSPEC']._serialized_end=2021
 # @@protoc_insertion_point(module_scope)

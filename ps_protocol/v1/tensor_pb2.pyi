@@ -72,7 +72,7 @@ class Constraint(_message.Message):
     def __init__(self, kind: _Optional[_Union[Constraint.Kind, str]] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., formula: _Optional[str] = ...) -> None: ...
 
 class Initializer(_message.Message):
-    __slots__ = ("kind", "low", "high", "seed")
+    __slots__ = ("kind", "low", "high", "seed", "zero_row")
     class Kind(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
         __slots__ = ()
         KIND_UNSPECIFIED: _ClassVar[Initializer.Kind]
@@ -87,11 +87,13 @@ class Initializer(_message.Message):
     LOW_FIELD_NUMBER: _ClassVar[int]
     HIGH_FIELD_NUMBER: _ClassVar[int]
     SEED_FIELD_NUMBER: _ClassVar[int]
+    ZERO_ROW_FIELD_NUMBER: _ClassVar[int]
     kind: Initializer.Kind
     low: float
     high: float
     seed: int
-    def __init__(self, kind: _Optional[_Union[Initializer.Kind, str]] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ...) -> None: ...
+    zero_row: int
+    def __init__(self, kind: _Optional[_Union[Initializer.Kind, str]] = ..., low: _Optional[float] = ..., high: _Optional[float] = ..., seed: _Optional[int] = ..., zero_row: _Optional[int] = ...) -> None: ...
 
 class Partition(_message.Message):
     __slots__ = ("axis", "num_slices")

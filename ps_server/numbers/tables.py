@@ -104,7 +104,13 @@ def fill_table(values: Array, piece: VariableSlice, initializer: Initializer) ->
     """Fills `values` (rows of `piece`, two-dimensional) with first values. Takes about 10 ns an element."""
     if initializer.kind is InitializerKind.CONSTANT:
         values.fill(initializer.low)
-        return
+    else:
+        _fill_randomly(values, piece, initializer)
+    if initializer.zero_row is not None and piece.start <= initializer.zero_row < piece.stop:
+        values[initializer.zero_row - piece.start] = 0
+
+
+def _fill_randomly(values: Array, piece: VariableSlice, initializer: Initializer) -> None:
     width = values.shape[1]
     block_rows = max(1, _INITIAL_BLOCK_ELEMENTS // max(1, math.prod(piece.variable.shape[1:])))
     sum_dtype = piece.variable.data_type.sum_dtype

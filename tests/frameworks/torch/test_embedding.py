@@ -148,6 +148,23 @@ def test_rows_are_made_by_the_servers_and_a_table_may_have_an_optimizer_of_its_o
     assert not list(embedding.parameters()), "nothing of the table is here"
 
 
+def test_the_row_for_padding_begins_with_zeros_as_torch_s(session: Session) -> None:
+    model = nn.ModuleList([lt.Embedding(ROWS, WIDTH, padding_idx=3, device="cpu"), lt.EmbeddingBag(ROWS, WIDTH, padding_idx=-1)])
+    lt.Optimizer(session, model, lockstep.sgd(0.1))
+    assert not model[0](torch.tensor([3])).any() and model[0](torch.tensor([2])).all()
+    assert not session.read_rows("1.weight", [ROWS - 1]).any() and session.read_rows("1.weight", [ROWS - 2]).all()
+
+
+def test_a_second_backward_pass_through_a_graph_adds_its_gradient_once(session: Session) -> None:
+    model = lt.Embedding(ROWS, WIDTH, _weight=FIRST.clone())
+    optimizer = lt.Optimizer(session, model, lockstep.sgd(1.0))
+    loss = model(torch.tensor([3])).sum()
+    loss.backward(retain_graph=True)
+    loss.backward()
+    optimizer.step()
+    np.testing.assert_allclose(session.read_rows("weight", [3]), FIRST[3:4].numpy() - 2.0, atol=1e-6)
+
+
 def test_a_model_is_saved_with_its_tables_and_loads_into_plain_torch(session: Session, tmp_path: Any) -> None:
     mine = Bag(lt.EmbeddingBag(ROWS, WIDTH, _weight=FIRST.clone()))
     optimizer = lt.Optimizer(session, mine, torch.optim.SGD(mine.parameters(), lr=0.1))

@@ -38,7 +38,7 @@ DENSE = VariableSpec(
 )  # fmt: skip
 TABLE = VariableSpec(
     name="table", data_type=DataType.BFLOAT16, shape=(7, 2), is_sparse=True, sparse_mean=SparseMean.PER_REPLICA,
-    initializer=Initializer(kind=InitializerKind.UNIFORM, low=-0.5, high=0.5, seed=(1 << 63) - 1),
+    initializer=Initializer(kind=InitializerKind.UNIFORM, low=-0.5, high=0.5, seed=(1 << 63) - 1, zero_row=0),
 )  # fmt: skip
 MIXED = (
     VariableSlice(variable=TABLE, start=2, stop=5),

@@ -1,5 +1,6 @@
 """Tables: first values, rows, slots and journal. Updating rows equals updating them in a dense variable; readers see one step only."""
 
+import dataclasses
 from itertools import pairwise
 from typing import Any
 
@@ -205,6 +206,15 @@ def test_other_seed_gives_other_values_and_no_row_repeats() -> None:
     other = Initializer(kind=InitializerKind.NORMAL, low=1.0, high=0.25, seed=6)
     assert not np.array_equal(_filled(NORMAL), _filled(other))
     assert len(np.unique(_filled(NORMAL), axis=0)) == 3000
+
+
+@pytest.mark.parametrize("initializer", [NORMAL, CONSTANT])
+def test_one_row_may_begin_with_zeros_however_the_table_is_cut(initializer: Initializer) -> None:
+    wanted = _filled(initializer)
+    wanted[1500] = 0
+    with_zeros = dataclasses.replace(initializer, zero_row=1500)
+    parts = [_filled(with_zeros, start, stop) for start, stop in pairwise([0, 1500, 1501, 3000])]
+    np.testing.assert_array_equal(np.concatenate(parts), wanted)
 
 
 def test_range_of_no_width_gives_its_only_value() -> None:
