@@ -82,6 +82,10 @@ def _ranges(
         num_samples = len(dataset)
     except TypeError:
         raise TypeError(f"a {type(dataset).__name__} has no length: ranges of samples need a map-style data set") from None
+    if not hasattr(dataset, "__getitem__"):
+        raise TypeError(f"a {type(dataset).__name__} has no samples by index: give the data set itself, such as loader.dataset")
+    if not (shuffle_seed is None or (isinstance(shuffle_seed, int) and abs(shuffle_seed) < 1 << 32)):
+        raise TypeError(f"shuffle_seed = {shuffle_seed!r}, want None, or a whole number of up to 32 bits that is the same on all workers")
     order: list[int] = []
     epoch = -1
     leased = session.batches(name, num_samples=num_samples, batch_size=batch_size, num_epochs=num_epochs, timeout_s=timeout_s)

@@ -22,10 +22,16 @@ class Model:
     """
 
     def __init__(
-        self, module: Any, optimizer: "torch.optim.Optimizer | OptimizerSpec", groups: list[dict[str, Any]], *, master: Any
+        self,
+        module: "nn.Module | None",
+        pairs: "list[tuple[str, torch.Tensor]]",
+        optimizer: "torch.optim.Optimizer | OptimizerSpec",
+        groups: list[dict[str, Any]],
+        *,
+        master: Any,
     ) -> None:
-        self._module = module if isinstance(module, nn.Module) else None
-        named = {plain_name(name): one for name, one in (module.named_parameters() if self._module is not None else module)}
+        self._module = module
+        named = {plain_name(name): one for name, one in pairs}
         names = {id(parameter): name for name, parameter in reversed(named.items())}
         self.group_of: dict[str, int] = {}
         self.recognized: list[Recognized] = []

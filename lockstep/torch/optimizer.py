@@ -7,7 +7,7 @@ import atexit
 import copy
 import logging
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
 
@@ -17,6 +17,8 @@ import lockstep
 from lockstep.contributing import AddedGradients, until_counted
 from lockstep.torch import data
 from lockstep.torch.model import TABLES, Model
+from lockstep.torch.recognition import Recognized
+from lockstep.torch.tensors import FLOATS
 from worker_client import OptimizerSpec, Push, Session
 
 log = logging.getLogger("lockstep.torch")
@@ -54,8 +56,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
             raise TypeError(
                 f"session: got a {type(session).__name__}, want what lockstep.connect() returns, its arguments as a dict, or None"
             )
-        groups = _groups_of(optimizer, model)
-        self._model = Model(model, optimizer, groups, master=master_dtype)
+        if not (master_dtype is None or master_dtype in FLOATS):
+            raise TypeError(f"master_dtype = {master_dtype!r}, want torch.float32, another type of floats of torch, or None")
+        module = model if isinstance(model, torch.nn.Module) else None
+        named = list(module.named_parameters()) if module is not None else _pairs(model)
+        groups = _groups_of(optimizer, named)
+        self._model = Model(module, named, optimizer, groups, master=master_dtype)
         if buffers == "local":
             self._model.drop_buffers()
         self._torch = optimizer if isinstance(optimizer, torch.optim.Optimizer) else None
@@ -121,6 +127,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         A worker that is started again, and a rollback, then have the same rates as the others and as before. For a scheduler that is
         stepped once a step, and the only one of its groups (ChainedScheduler and SequentialLR make one of several).
         """
+        if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
+            raise TypeError(
+                "follow(): ReduceLROnPlateau goes by a metric, not by the step: call scheduler.step(metric) on each worker, with a number"
+                " that is the same on all of them"
+            )
         known = self._followers.get(id(scheduler))
         if known is None:
             numbers = [{name: value for name, value in group.items() if name != "params"} for group in self.param_groups]
@@ -139,10 +150,10 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         """Returns what gives this step's gradients, and the rest; it may be called again."""
         session, model, gradients = self._session, self._model, self._model.gradients()
         self._check(gradients)
+        numbers = self._numbers()
         rows = {name: table.take(-scale if model.recognized[0].is_negated else scale) for name, table in model.tables.items()}
         updates = model.updates(gives_counts=session.worker_index == 0)
         metrics, self._metrics = self._metrics, {}
-        numbers = self._numbers()
 
         def give() -> Push:
             staged: dict[str, Any] = session.gradient_buffers()
@@ -176,14 +187,14 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         """The learning rates and hyper-parameters that a scheduler, or the program, has changed since the optimizer was made."""
         found: dict[str, Any] = {}
         for position, (known, one, group) in enumerate(zip(self._sent, self._model.recognized, self.param_groups, strict=True)):
-            numbers = known.changed(one, group)
+            numbers = known.changed(one, group, f"group {position}")
             if not numbers:
                 continue
             if position == 0:
                 found.update(numbers)
                 if any(table.declared.optimizer is None for table in self._model.tables.values()):
                     found[TABLES] = numbers
-            else:
+            elif group["params"]:
                 found[f"group {position}"] = numbers
         return found or None
 
@@ -224,12 +235,20 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         return {**super().state_dict(), "lockstep": {"step": self.global_step}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes the numbers of the parameter groups: they hold from the next step on. The servers' state stays as it is."""
+        """Takes the numbers of the parameter groups: they hold from the next step on. The servers' state stays as it is.
+
+        Raises ValueError for groups of another optimizer, or with another formula.
+        """
+        groups = [dict(group) for group in state_dict["param_groups"]]
+        for position, (one, group) in enumerate(zip(self._model.recognized, groups, strict=False)):  # torch compares how many there are
+            one.check(f"load_state_dict(): group {position}", group)
+            for name, value in one.fixed.items():
+                group.setdefault(name, value)  # a torch that had no such option yet
         if state_dict.get("state"):
             self._say(
                 "the state of the optimizer is on the parameter servers, and what was loaded of it is not used; numbers of groups are"
             )
-        super().load_state_dict({**{key: value for key, value in state_dict.items() if key != "lockstep"}, "state": {}})
+        super().load_state_dict({**state_dict, "state": {}, "param_groups": groups})
         if self._torch is not None:
             self._torch.param_groups = self.param_groups  # schedulers that were made with it go on
 
@@ -318,11 +337,12 @@ class _Numbers:
         self._told: set[str] = set()
         self._last: tuple[list[Any], dict[str, float]] | None = None
 
-    def changed(self, one: Any, group: Mapping[str, Any]) -> dict[str, float]:
-        """Returns the numbers that differ from those at first, or once did."""
+    def changed(self, one: Recognized, group: Mapping[str, Any], what: str) -> dict[str, float]:
+        """Returns the numbers that differ from those at first, or once did. Raises ValueError where the formula is another."""
         values = one.values(group)
         if self._last is not None and self._last[0] == values:
             return self._last[1]
+        one.check(what, group)
         now = one.numbers(group)
         self._told.update(name for name, value in now.items() if value != self._at_first[name])
         found = {name: now[name] for name in now if name in self._told}
@@ -334,11 +354,22 @@ def _reader(session: Session, name: str) -> Callable[[Any], Any]:
     return lambda indices: session.read_rows(name, indices)
 
 
-def _groups_of(optimizer: "torch.optim.Optimizer | OptimizerSpec", model: Any) -> list[dict[str, Any]]:
+def _pairs(model: Any) -> "list[tuple[str, torch.Tensor]]":
+    """Returns the pairs of a model that is no module. Raises TypeError for anything else."""
+    wanted = "want a torch.nn.Module, or (name, parameter) pairs such as model.named_parameters()"
+    if not isinstance(model, Iterable) or isinstance(model, (Mapping, torch.Tensor)):
+        raise TypeError(f"model: got a {type(model).__name__}, {wanted}")
+    given = list(model)
+    for one in given:
+        if not (isinstance(one, tuple) and len(one) == 2 and isinstance(one[0], str) and isinstance(one[1], torch.Tensor)):
+            raise TypeError(f"model: got a {type(one).__name__} among the pairs, {wanted}")
+    return given
+
+
+def _groups_of(optimizer: "torch.optim.Optimizer | OptimizerSpec", named: "list[tuple[str, torch.Tensor]]") -> list[dict[str, Any]]:
     if isinstance(optimizer, torch.optim.Optimizer):
         groups: list[dict[str, Any]] = optimizer.param_groups
         return groups
-    named = model.named_parameters() if isinstance(model, torch.nn.Module) else model
     rate = optimizer.learning_rate
     numbers = optimizer.hyperparameters if optimizer.is_custom else optimizer.numbers
     return [{"params": [one for _, one in named if one.requires_grad], "lr": rate.arguments.get("value", 0.0), **numbers}]

@@ -3,7 +3,7 @@
 The formulas are those of torch.optim, operation by operation. What only concerns speed (foreach, fused, capturable) has no meaning here.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,20 +16,51 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Recognized:
-    """What a parameter group is to the servers: `spec`; the names in the group whose numbers count while training are `watched`."""
+    """What a parameter group is to the servers: `spec`, and the names of options in the group.
+
+    The numbers of those that are `watched` count while training. The `fixed` ones, with their values, made the formula what it is.
+    """
 
     spec: OptimizerSpec
     watched: tuple[str, ...]
+    fixed: Mapping[str, Any]
     is_negated: bool
     _numbers: Callable[[Group], dict[str, float]]
 
     def values(self, group: Group) -> list[Any]:
         """Returns what the group says now, to be compared with what it said before."""
-        return [group[name] for name in self.watched]
+        return [_plain(group[name]) for name in (*self.watched, *self.fixed)]
 
     def numbers(self, group: Group) -> dict[str, float]:
         """Returns the learning rate and the hyper-parameters as the servers call them."""
         return {"learning_rate": float(group["lr"]), **self._numbers(group)}
+
+    def check(self, what: str, group: Group) -> None:
+        """Raises ValueError, which begins with `what`, for a group without an option of this optimizer, or with another formula."""
+        for name in self.watched:
+            if name not in group:
+                raise ValueError(f"{what} has no {name!r}, so it is of another optimizer than the one that this was made with")
+        for name, value in self.fixed.items():
+            if group.get(name, value) != value:
+                raise ValueError(
+                    f"{what} has {name} = {group[name]!r}: it was {value!r} when the optimizer was made, and the servers' formula does not"
+                    f" change while training. Give the torch optimizer {name} = {group[name]!r} from the start"
+                )
+
+
+# What only concerns speed, and what only counts at the start.
+_WITHOUT_MEANING = frozenset({"foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"})
+
+
+def _fixed(names: Iterable[str], watched: Sequence[str], group: Group) -> dict[str, Any]:
+    return {name: group[name] for name in names if name in group and name not in watched and name not in _WITHOUT_MEANING}
+
+
+def _plain(value: Any) -> Any:
+    """The value as it is now: schedulers write to a tensor in place."""
+    if isinstance(value, torch.Tensor):
+        return value.item()
+    return tuple(map(_plain, value)) if type(value) is tuple else value
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,14 +76,16 @@ def recognize(optimizer: "torch.optim.Optimizer | OptimizerSpec", group: Group) 
     """Returns what a group is to the servers. Raises TypeError for an optimizer whose formula is not known, ValueError for an option."""
     if isinstance(optimizer, OptimizerSpec):
         names = tuple(optimizer.numbers if not optimizer.is_custom else optimizer.hyperparameters)
-        names = tuple(name for name in names if name not in optimizer.fixed_hyperparameters)
-        return Recognized(optimizer, ("lr", *names), False, lambda now: {name: float(now[name]) for name in names})
+        fixed = _fixed(names, [name for name in names if name not in optimizer.fixed_hyperparameters], group)
+        names = tuple(name for name in names if name not in fixed)
+        return Recognized(optimizer, ("lr", *names), fixed, False, lambda now: {name: float(now[name]) for name in names})
     if group.get("differentiable"):
         raise ValueError("differentiable=True: the servers compute the step, so no gradient goes through it; leave it out")
     kind = type(optimizer)
     if kind in (torch.optim.Adam, torch.optim.AdamW):
         # Older AdamW say so by their class alone.
-        return _adam(group, is_decoupled=kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay")))
+        is_decoupled = kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
+        return _adam(group, optimizer.defaults, is_decoupled=is_decoupled)
     if kind not in _TEXTS:
         known = ", ".join(sorted([one.__name__ for one in _TEXTS] + ["Adam", "AdamW"]))
         raise TypeError(
@@ -64,10 +97,15 @@ def recognize(optimizer: "torch.optim.Optimizer | OptimizerSpec", group: Group) 
     spec = custom_optimizer("\n".join(text.lines), float(group["lr"]), slots=dict(text.slots), **numbers)
     names_of = dict(text.names)
     watched = ("lr", *dict.fromkeys(names_of.values()))
-    return Recognized(spec, watched, bool(group["maximize"]), lambda now: {ours: float(now[theirs]) for ours, theirs in names_of.items()})
+    fixed = _fixed(optimizer.defaults, watched, group)
+
+    def now(group: Group) -> dict[str, float]:
+        return {ours: float(group[theirs]) for ours, theirs in names_of.items()}
+
+    return Recognized(spec, watched, fixed, bool(group["maximize"]), now)
 
 
-def _adam(group: Group, *, is_decoupled: bool) -> Recognized:
+def _adam(group: Group, names: Iterable[str], *, is_decoupled: bool) -> Recognized:
     decay, other = ("weight_decay", "l2") if is_decoupled else ("l2", "weight_decay")
     beta1, beta2 = (float(beta) for beta in group["betas"])
     decays = {decay: float(group["weight_decay"]), other: 0.0}
@@ -82,7 +120,8 @@ def _adam(group: Group, *, is_decoupled: bool) -> Recognized:
         beta1, beta2 = group["betas"]
         return {"beta1": float(beta1), "beta2": float(beta2), "epsilon": float(group["eps"]), decay: float(group["weight_decay"])}
 
-    return Recognized(spec, ("lr", "betas", "eps", "weight_decay"), bool(group["maximize"]), now)
+    watched = ("lr", "betas", "eps", "weight_decay")
+    return Recognized(spec, watched, _fixed(names, watched, group), bool(group["maximize"]), now)
 
 
 def _gradient(group: Group, names: dict[str, str]) -> tuple[list[str], str]:

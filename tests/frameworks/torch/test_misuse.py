@@ -109,6 +109,18 @@ def test_an_optimizer_of_an_optimizer_a_wrong_session_and_a_wrong_option_are_ref
             lt.Optimizer("127.0.0.1:5000", model, plain)  # type: ignore[arg-type]
         with pytest.raises(ValueError, match="buffers = 'sum', want 'mean' or 'local'"):
             lt.Optimizer(session, model, plain, buffers="sum")
+        for dtype in ("float32", torch.int8):
+            with pytest.raises(TypeError, match=r"master_dtype = .*, want torch\.float32, another type of floats"):
+                lt.Optimizer(session, model, plain, master_dtype=dtype)
+        for other, kind in (
+            (model.parameters(), "Parameter among the pairs"),
+            (model.state_dict(), "OrderedDict"),
+            (None, "NoneType"),
+        ):
+            with pytest.raises(TypeError, match=rf"model: got a {kind}, want a torch\.nn\.Module, or \(name, parameter\) pairs"):
+                lt.Optimizer(session, other, plain)
+        with pytest.raises(TypeError, match=r"ReduceLROnPlateau goes by a metric, not by the step: call scheduler\.step\(metric\)"):
+            optimizer.follow(torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer))
 
 
 def test_a_group_that_is_added_later_is_refused_with_what_to_do() -> None:
@@ -214,6 +226,10 @@ def test_a_data_set_without_a_length_is_refused() -> None:
         _, optimizer = made(session)
         with pytest.raises(TypeError, match="a generator has no length: ranges of samples need a map-style data set"):
             next(optimizer.batches((one for one in range(3)), 2))
+        with pytest.raises(TypeError, match="a DataLoader has no samples by index: give the data set itself"):
+            next(optimizer.batches(torch.utils.data.DataLoader(Samples()), 2))
+        with pytest.raises(TypeError, match="shuffle_seed = 'a', want None, or a whole number"):
+            next(optimizer.batches(Samples(), 2, shuffle_seed="a"))
 
 
 BEGIN = """

@@ -132,6 +132,76 @@ def test_a_scheduler_of_the_torch_optimizer_and_a_changed_momentum_count_from_th
         assert distance(mine, theirs) < 1e-6, step
 
 
+def test_a_rate_that_is_a_tensor_moves_with_its_scheduler(session: Session) -> None:
+    mine, theirs = made(), made()
+    inner, plain = (torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.05)) for model in (mine, theirs))
+    ours = lt.Optimizer(session, mine, inner)
+    schedulers = [torch.optim.lr_scheduler.ExponentialLR(one, 0.5) for one in (ours, plain)]  # it writes into the tensor
+    for step in range(6):
+        stepped(mine, ours, step)
+        stepped(theirs, plain, step)
+        for scheduler in schedulers:
+            scheduler.step()
+    assert distance(mine, theirs) < 1e-6
+
+
+def test_a_group_without_parameters_may_have_a_scheduler(session: Session) -> None:
+    model = made()
+    optimizer = lt.Optimizer(session, model, torch.optim.SGD([{"params": model.parameters()}, {"params": []}], lr=0.1))
+    scheduler = torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.5)
+    for step in range(3):
+        stepped(model, optimizer, step)
+        scheduler.step()
+    assert optimizer.global_step == 3
+
+
+CHANGED: list[tuple[str, dict[str, Any], str, Any]] = [
+    ("SGD", {"momentum": 0.9}, "weight_decay", 0.1),
+    ("SGD", {"momentum": 0.9}, "nesterov", True),
+    ("SGD", {}, "momentum", 0.9),
+    ("Adam", {}, "amsgrad", True),
+    ("AdamW", {}, "maximize", True),
+    ("RMSprop", {}, "centered", True),
+    ("Adagrad", {}, "lr_decay", 0.1),
+]
+
+
+@pytest.mark.parametrize(("name", "options", "changed", "value"), CHANGED, ids=lambda value: str(value))
+def test_an_option_that_changes_the_formula_while_training_is_refused_and_may_be_put_back(
+    session: Session, name: str, options: dict[str, Any], changed: str, value: Any
+) -> None:
+    model = made()
+    optimizer = lt.Optimizer(session, model, getattr(torch.optim, name)(model.parameters(), lr=0.1, **options))
+    stepped(model, optimizer, 0)
+    first, optimizer.param_groups[0][changed] = optimizer.param_groups[0][changed], value
+    with pytest.raises(ValueError, match=f"group 0 has {changed} = {value}: it was {first} when the optimizer was made"):
+        stepped(model, optimizer, 1)
+    with pytest.raises(ValueError, match=f"load_state_dict.*: group 0 has {changed} = {value}"):
+        optimizer.load_state_dict(optimizer.state_dict())
+    optimizer.param_groups[0][changed] = first
+    stepped(model, optimizer, 1)
+    assert optimizer.global_step == 2
+
+
+def test_the_state_of_another_optimizer_is_refused_and_one_of_an_older_torch_is_taken(session: Session) -> None:
+    model = made()
+    optimizer = lt.Optimizer(session, model, torch.optim.AdamW(model.parameters(), lr=0.1))
+    with pytest.raises(ValueError, match="group 0 has no 'betas', so it is of another optimizer"):
+        optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
+    older = copy.deepcopy(optimizer.state_dict())
+    del older["param_groups"][0]["maximize"]
+    optimizer.load_state_dict(older)
+    stepped(model, optimizer, 0)
+
+
+@pytest.mark.parametrize("optimizer", [lockstep.lion(0.01), None], ids=["lockstep", "torch"])
+def test_the_model_may_be_given_as_pairs(session: Session, optimizer: Any) -> None:
+    model = made()
+    ours = lt.Optimizer(session, model.named_parameters(), optimizer or torch.optim.SGD(model.parameters(), lr=0.1))
+    stepped(model, ours, 0)
+    assert sorted(session.views()) == sorted(dict(model.named_parameters()))
+
+
 OWN = [lockstep.lion(0.01), lockstep.nadam(0.01), lockstep.adam(lockstep.exponential_decay(0.1, 10, 0.5))]
 
 
