@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from chief.core import messages as ev
+from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.checkpoints import Checkpoints
 from chief.core.cluster.data import DataLeases
 from chief.core.cluster.ledger import Ledger
@@ -17,7 +18,6 @@ from chief.core.cluster.members import Member, Membership, MemberState, gone_err
 from chief.core.cluster.model import ModelCalls, ModelRegistry
 from chief.core.cluster.parameter_servers import ShardTable
 from chief.core.cluster.settings import Settings
-from chief.core.cluster.user_states import UserStates
 from chief.core.epoch.answers import RecordVersions
 from chief.core.epoch.training import Parts, Start, Training
 from chief.core.recovery import Recovery
@@ -108,7 +108,7 @@ class Coordinator:
             members=Membership(config=lambda: self._settings.config, epoch=1, session_key=session_key, timers=timers, on_lapse=self._lapse),
             model=model,
             data=DataLeases(),
-            states=UserStates(),
+            attachments=ContributedAttachments(lambda: model.model, out, has_successors=has_successors),
             servers=ShardTable(shard_addresses, now=now),
             ledger=Ledger(size=config.ledger_size, now=now),
             settings=self._settings,
@@ -138,7 +138,7 @@ class Coordinator:
             optimizers=lambda: self._settings.optimizers,
             members=self._members,
             servers=self._servers,
-            states=self._parts.states,
+            attachments=self._parts.attachments,
             out=out,
             waiting=waiting,
         )

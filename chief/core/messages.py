@@ -22,7 +22,7 @@ from ps_protocol.roles.chief import (
     SettingsReply,
     TokenReply,
 )
-from ps_protocol.roles.contribution import GivenNumbers, PushId, UserState
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import Adoption, CheckpointFile, ShardReport, ShardSettings, ShardSpec, ShardStatus
 
@@ -400,8 +400,8 @@ class Refuse:
 class ApplyStep:
     """Have all shards apply a step, and report StepApplied when all have, or ContributionsMissing. `contributors` are sorted.
 
-    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`,
-    `numbers` and `user_states`: see ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
+    `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`
+    and `attached`: see ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
     """
 
     fence: Fence
@@ -412,8 +412,7 @@ class ApplyStep:
     discards: tuple[PushId, ...] = ()
     ranges: tuple[int, ...] = ()
     without: tuple[tuple[PushId, ...], ...] = ()
-    numbers: tuple[GivenNumbers, ...] = ()
-    user_states: tuple[UserState, ...] = ()
+    attached: StepAttachments = NO_STEP_ATTACHMENTS
 
 
 @step_value(frozen=True, slots=True, kw_only=True)

@@ -32,7 +32,7 @@ from chief.policies.factory import new_policy
 from ps_protocol.errors import LeaseExpired, PsError
 from ps_protocol.model.layout import Layout
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
-from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, NO_STEP_ATTACHMENTS, PushId
 from ps_protocol.roles.shard import Adoption, ApplyRequest, ShardStatus, WorkerPushes
 
 # Storage that cannot be read is tried again after the first of these, then less and less often.
@@ -337,6 +337,7 @@ class Recovery:
             self._refuse_participants()
         self._model.restart()
         self._settings.begin_anew(is_again=is_again)
+        self._parts.attachments.restart(NO_STEP_ATTACHMENTS)
         self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
         self._servers.release_all()
         self.why = self._plan = ""
@@ -408,7 +409,7 @@ class Recovery:
         self._branch = Branch(epoch=self._members.epoch, base=checkpoint.age_order)
         self._members.remember(checkpoint.pushes)
         self._data.restart(checkpoint.data)
-        self._parts.states.restart(checkpoint.user_states)
+        self._parts.attachments.restart(checkpoint.attached)
         training = self._host.begin_training(Start(step=checkpoint.step, oldest_kept=checkpoint.step))
         self._checkpoints.restored(checkpoint, now)
         # A chief that came after this one could not tell otherwise which training data these values have.
@@ -626,10 +627,10 @@ class Recovery:
             self._members.stem_from(record.earlier)
         stage.pushes = newest_pushes(adoption.pushes for adoption in held)
         self._data.restart(None)
-        self._parts.states.restart(())
+        self._parts.attachments.restart(NO_STEP_ATTACHMENTS)
         if record is not None and record.epoch == self._members.epoch:
             self._take_data(stage, record, held)
-            self._take_states(record, held)
+            self._take_attachments(record, held)
             if found.redo is None:
                 applied = {
                     PushId(worker=one.worker, incarnation=one.incarnation, sequence=push.sequence)
@@ -661,10 +662,10 @@ class Recovery:
         awaited = frozenset({one.worker for one in stage.pushes} | {one.push_id.worker for one in record.chosen})
         stage.start = replace(stage.start, done=tuple(sorted(done)), is_data_kept=True, awaited=awaited)
 
-    def _take_states(self, record: ChiefRecord, held: Sequence[Adoption]) -> None:
-        """The states of workers' programs: those of the record, and what has changed with steps since."""
+    def _take_attachments(self, record: ChiefRecord, held: Sequence[Adoption]) -> None:
+        """What lasts of what contributions have brought: that of the record, and what has changed with steps since."""
         applies = sorted((one.last_apply for one in held if one.last_apply is not None), key=lambda request: request.step)
-        self._parts.states.resume(record.user_states, (state for request in applies for state in request.user_states))
+        self._parts.attachments.resume(record.attached, (request.attached for request in applies))
 
     def _begin_where_they_are(self, stage: _TakingOver, now: float) -> None:
         """Training begins where the shards are, repeating an interrupted step. If the model is unknown, a worker must present it first."""
@@ -680,7 +681,6 @@ class Recovery:
             step=found.step,
             is_start=False,
             counted=() if found.redo is not None else self._counted(stage, found.step),
-            hyperparameters=tuple((one.push_id, one.hyperparameters) for one in stage.chosen if one.hyperparameters),
             tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
         )
         training = self._host.begin_training(start)
@@ -697,8 +697,8 @@ class Recovery:
         policy = new_policy(self._config)
         for one in stage.chosen:
             self._data.count(one.push_id, one.ranges)
-            if one.user_state:
-                self._parts.states.count(one.push_id, one.user_state)
+            if one.attached != NO_ATTACHMENTS:
+                self._parts.attachments.count(one.push_id, one.attached)
         steps = {one.push_id: step if policy.has_common_steps else step + position for position, one in enumerate(stage.chosen)}
         self._members.remember(stage.pushes, chosen=steps)
         counted = tuple(Counted(push_id=one.push_id, step=one.step, weight=one.weight) for one in stage.chosen)

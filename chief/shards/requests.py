@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
 from ps_protocol.wire.codec import unpack_record
@@ -29,8 +30,7 @@ def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[Ap
             discards=to_apply.discards if to_apply is not None else (),
             ranges=to_apply.ranges if to_apply is not None else (),
             without=step.without[index] if step.without else (),
-            numbers=to_apply.numbers if to_apply is not None else (),
-            user_states=to_apply.user_states if to_apply is not None else (),
+            attached=to_apply.attached if to_apply is not None else NO_STEP_ATTACHMENTS,
         )
         for index in range(num_shards)
     )

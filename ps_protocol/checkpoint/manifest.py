@@ -13,12 +13,12 @@ from ps_protocol.errors import DataLoss, InvalidSpec, PsError
 from ps_protocol.model.data import DataProgress
 from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement, check_placement
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, check_tag
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, StepAttachments
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import MAX_STEP, CheckpointFile, WorkerPushes
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.fields import require
-from ps_protocol.wire.step import decode_user_states
 
 FORMAT = "lockstep-checkpoint"
 FORMAT_VERSION = 1
@@ -132,7 +132,7 @@ def _encode_rest(checkpoint: Checkpoint, saved_at: str) -> pb.CheckpointManifest
         files=[codec.encode(file) for file in checkpoint.files],
         pushes=[codec.encode(pushes) for pushes in checkpoint.pushes],
         data=None if checkpoint.data is None else codec.encode(checkpoint.data),
-        user_states=[codec.encode(one) for one in checkpoint.user_states],
+        attached=None if checkpoint.attached == NO_STEP_ATTACHMENTS else codec.encode(checkpoint.attached),
         saved_at=saved_at,
     )
 
@@ -150,7 +150,7 @@ def _decode(message: pb.CheckpointManifest) -> Checkpoint:
         files=codec.decode_each(CheckpointFile, message.files, field="files"),
         pushes=codec.decode_each(WorkerPushes, message.pushes, field="pushes"),
         data=codec.decode(DataProgress, message.data) if message.HasField("data") else None,
-        user_states=decode_user_states(message.user_states),
+        attached=codec.decode(StepAttachments, message.attached),
     )
 
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataMarks, DataProgress
-from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
+from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
-from ps_protocol.roles.contribution import PushId, UserState
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, NO_STEP_ATTACHMENTS, Attachments, PushId, StepAttachments
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import CheckpointFile, WorkerPushes
 
@@ -27,17 +27,13 @@ class Durability(enum.Enum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPush:
-    """A contribution that is counted and not applied: computed from `step`, made from these ranges of the training data.
-
-    `hyperparameters`: what it has its step use. `user_state`: that of its worker from it on; empty: it has not changed.
-    """
+    """A contribution that is counted and not applied: computed from `step`, made from these ranges of the training data."""
 
     push_id: PushId
     step: int
     weight: float = 1.0
     ranges: tuple[int, ...] = ()
-    hyperparameters: tuple[StepHyperparameter, ...] = ()
-    user_state: str = ""
+    attached: Attachments = NO_ATTACHMENTS
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,8 +42,8 @@ class ChiefRecord:
 
     `rejects_nonfinite`: whether the shards refuse gradients that are not finite.
 
-    Of `epoch` (0: unknown) and the open `step`: what was `chosen` for that (a worker may know it), the training data done and the states
-    of workers' programs.
+    Of `epoch` (0: unknown) and the open `step`: what was `chosen` for that (a worker may know it), the training data done, and what
+    lasts of what applied contributions have brought.
     `earlier`: what the chief commanded by that made the checkpoint which the present life has begun with; NOBODY: none is known.
     """
 
@@ -62,7 +58,7 @@ class ChiefRecord:
     step: int = 0
     chosen: tuple[ChosenPush, ...] = ()
     data: DataMarks | None = None
-    user_states: tuple[UserState, ...] = ()
+    attached: StepAttachments = NO_STEP_ATTACHMENTS
     earlier: Fence = NOBODY
 
 
@@ -80,7 +76,7 @@ class Checkpoint:
     files: tuple[CheckpointFile, ...]
     pushes: tuple[WorkerPushes, ...] = ()
     data: DataProgress | None = None
-    user_states: tuple[UserState, ...] = ()
+    attached: StepAttachments = NO_STEP_ATTACHMENTS
 
     @property
     def num_bytes(self) -> int:

@@ -7,11 +7,11 @@ from typing import ClassVar, Protocol, TypeVar, cast
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataRange, DataSpec
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
 from ps_protocol.model.value import step_value
-from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, ShardReport
 
@@ -82,7 +82,7 @@ class ModelState(enum.Enum):
 class ModelReply:
     """The state of the model for the caller; `placement` is empty while ABSENT. `shards_version` is as in Registration.
 
-    `user_state`, with READY: that of the caller's index, as of its last contribution that counts; empty: there is none.
+    `attached`, with READY: what lasts of what contributions of the caller's index have brought, up to the last one that counts.
     """
 
     state: ModelState
@@ -92,7 +92,7 @@ class ModelReply:
     global_step: int
     waiting_for: str = ""
     policy: PolicySpec = DEFAULT_POLICY
-    user_state: str = ""
+    attached: Attachments = NO_ATTACHMENTS
     shards_version: int = 0
 
 
@@ -127,9 +127,7 @@ class PushOutcome(enum.Enum):
 class PushCommit:
     """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it.
 
-    `ranges`: ids of the leased ranges of the training data that it was made from. `hyperparameters`: what the step that it becomes a part
-    of shall use, unless a contribution of a lower push id to that step has some too. `user_state`: that of the worker from this
-    contribution on, as JSON; empty: it has not changed.
+    `ranges`: ids of the leased ranges of the training data that it was made from.
     """
 
     push_id: PushId
@@ -137,8 +135,7 @@ class PushCommit:
     staged: bool
     is_applied: bool = False
     ranges: tuple[int, ...] = ()
-    hyperparameters: tuple[StepHyperparameter, ...] = ()
-    user_state: str = ""
+    attached: Attachments = NO_ATTACHMENTS
 
 
 @step_value(frozen=True, slots=True, kw_only=True)

@@ -1,17 +1,18 @@
-"""A contribution: its name, and what it brings besides tensors. Knows what is in none of it, and no shard and no chief."""
+"""A contribution: its name, and what is attached to it besides tensors. Knows no shard, no chief and no message.
 
-from collections.abc import Mapping, Sequence
+What is attached passes through every hop (commit, record, command, checkpoint) as one value, which no hop looks into. A thing that is to
+travel with contributions is a field here and in the message; the chief's `attachments` checks it and decides what of it a step has. Ranges
+of the training data are not attached: they are the chief's, which leases them and takes them back.
+"""
+
+from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from dataclasses import dataclass
+from itertools import groupby
 from typing import NamedTuple
 
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.value import step_value
-
-# Of one worker. It travels with each contribution that changes it, and with the step that the contribution becomes a part of.
-MAX_USER_STATE_BYTES = 64 << 10
-# Of all workers, applied and about to be: a chief's record has them, and that has 12 MiB at most.
-MAX_USER_STATES_BYTES = 4 << 20
 
 
 # A tuple: each step makes, hashes, compares and sorts some.
@@ -52,6 +53,29 @@ def contributions_named(facts: Mapping[str, str]) -> tuple[PushId, ...]:
     return tuple(found)
 
 
+# Of one step: a learning rate and a few others for each of some hundred groups of variables.
+MAX_STEP_HYPERPARAMETERS = 1_024
+# Of one worker. It travels with each contribution that changes it, and with the step that the contribution becomes a part of.
+MAX_USER_STATE_BYTES = 64 << 10
+# Of all workers, applied and about to be: a chief's record has them, and that has 12 MiB at most.
+MAX_USER_STATES_BYTES = 4 << 20
+
+
+@step_value(frozen=True, slots=True, kw_only=True)
+class Attachments:
+    """What one contribution brings besides tensors.
+
+    `hyperparameters`: what the step that it becomes a part of shall use, unless a contribution of a lower push id to it has some too.
+    `user_state`: state of its worker's program from it on, a JSON object; empty: it has not changed.
+    """
+
+    hyperparameters: tuple[StepHyperparameter, ...] = ()
+    user_state: str = ""
+
+
+NO_ATTACHMENTS = Attachments()
+
+
 @step_value(frozen=True, slots=True, kw_only=True)
 class GivenNumbers:
     """What contributions have their step use of hyper-parameters, each of `push_ids` the same."""
@@ -68,11 +92,55 @@ class UserState:
     json: str
 
 
-def check_user_states(states: Sequence[UserState]) -> None:
+@step_value(frozen=True, slots=True, kw_only=True)
+class StepAttachments:
+    """What contributions have brought, as a step has it; in a record and in a checkpoint, what lasts of it.
+
+    `numbers`: hyper-parameters of the step, in the order of its contributors; they do not last. `user_states`: in a command, those that
+    change with the step, and those that changed earlier and that no record has; else those of all workers as of the step.
+    """
+
+    numbers: tuple[GivenNumbers, ...] = ()
+    user_states: tuple[UserState, ...] = ()
+
+    def hyperparameters(self, *, without: Collection[PushId]) -> tuple[StepHyperparameter, ...]:
+        """Returns those of the lowest contribution that has any and is not among these."""
+        for given in self.numbers:
+            if not without or not {*given.push_ids} <= {*without}:
+                return given.hyperparameters
+        return ()
+
+
+NO_STEP_ATTACHMENTS = StepAttachments()
+
+
+def joined(contributions: Iterable[tuple[PushId, Attachments]], *, earlier: Mapping[int, str]) -> StepAttachments:
+    """Returns what a step has of these contributions, and of states that changed earlier, by worker."""
+    ordered = sorted(contributions, key=lambda one: one[0])
+    runs = groupby(((push_id, given.hyperparameters) for push_id, given in ordered if given.hyperparameters), key=lambda one: one[1])
+    states = {**earlier, **{push_id.worker: given.user_state for push_id, given in ordered if given.user_state}}
+    return StepAttachments(
+        numbers=tuple(GivenNumbers(push_ids=tuple(one[0] for one in run), hyperparameters=same) for same, run in runs),
+        user_states=user_states(states),
+    )
+
+
+def user_states(jsons: Mapping[int, str]) -> tuple[UserState, ...]:
+    """Returns states by worker as they travel."""
+    return tuple(UserState(worker=worker, json=jsons[worker]) for worker in sorted(jsons))
+
+
+def check_step_hyperparameters(given: Sized) -> None:
+    """Raises LimitExceeded if there are too many for one step."""
+    if len(given) > MAX_STEP_HYPERPARAMETERS:
+        raise LimitExceeded(f"hyperparameters: {len(given)} for one step, {MAX_STEP_HYPERPARAMETERS} at most")
+
+
+def check_user_states(jsons: Sequence[str]) -> None:
     """Raises LimitExceeded if one worker's state is too large, or all together are."""
-    for one in states:
-        check_user_state(one.json)
-    total = sum(len(one.json) for one in states)
+    for json in jsons:
+        check_user_state(json)
+    total = sum(map(len, jsons))
     if total > MAX_USER_STATES_BYTES:
         raise LimitExceeded(f"user_state: {total} bytes of all workers together, {MAX_USER_STATES_BYTES} at most; keep less in each")
 

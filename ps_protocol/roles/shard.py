@@ -13,7 +13,7 @@ from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.contribution import GivenNumbers, PushId, UserState
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments
 from ps_protocol.roles.fence import Era, Fence
 
 # What chief and workers say to a parameter server, and hear from it, as values.
@@ -154,10 +154,8 @@ class ApplyRequest:
     `scales`: one factor for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never
     be applied, to be dropped; a sequence of 0 stands for all of that incarnation. `ranges`: of the training data, those that are done with
     this step, and those done earlier that no record has yet; the shard keeps them for the chief's successor with the request. `without`:
-    contributors that this shard has said it does not have; here they count as contributions that have no gradient. `numbers`: what
-    contributors have brought, in their order. `user_states`: those that change with this step, and those that changed
-    earlier and that no record has yet; they are kept as the ranges are. `wants_checksums`: another server applies
-    the same step.
+    contributors that this shard has said it does not have; here they count as contributions that have no gradient. `attached`:
+    what contributors have brought, kept as the ranges are. `wants_checksums`: another server applies the same step.
     """
 
     fence: Fence
@@ -168,17 +166,13 @@ class ApplyRequest:
     discards: tuple[PushId, ...] = ()
     ranges: tuple[int, ...] = ()
     without: tuple[PushId, ...] = ()
-    numbers: tuple[GivenNumbers, ...] = ()
-    user_states: tuple[UserState, ...] = ()
+    attached: StepAttachments = NO_STEP_ATTACHMENTS
     wants_checksums: bool = False
 
     @property
     def hyperparameters(self) -> tuple[StepHyperparameter, ...]:
         """What the optimizers use in this step only, in place of the settings: that of the lowest contribution that is here and has any."""
-        for given in self.numbers:
-            if not self.without or not {*given.push_ids} <= {*self.without}:
-                return given.hyperparameters
-        return ()
+        return self.attached.hyperparameters(without=self.without) if self.attached is not NO_STEP_ATTACHMENTS else ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -255,7 +255,7 @@ class RegisterModelRequest(_message.Message):
     def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., joins_only: bool = ...) -> None: ...
 
 class RegisterModelResponse(_message.Message):
-    __slots__ = ("state", "placement", "attempt", "max_staged_per_worker", "global_step", "waiting_for", "policy", "user_state", "shards_version")
+    __slots__ = ("state", "placement", "attempt", "max_staged_per_worker", "global_step", "waiting_for", "policy", "attached", "shards_version")
     STATE_FIELD_NUMBER: _ClassVar[int]
     PLACEMENT_FIELD_NUMBER: _ClassVar[int]
     ATTEMPT_FIELD_NUMBER: _ClassVar[int]
@@ -263,7 +263,7 @@ class RegisterModelResponse(_message.Message):
     GLOBAL_STEP_FIELD_NUMBER: _ClassVar[int]
     WAITING_FOR_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
-    USER_STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     SHARDS_VERSION_FIELD_NUMBER: _ClassVar[int]
     state: ModelState
     placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
@@ -272,9 +272,9 @@ class RegisterModelResponse(_message.Message):
     global_step: int
     waiting_for: str
     policy: PolicySpec
-    user_state: str
+    attached: _tensor_pb2.Attachments
     shards_version: int
-    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., global_step: _Optional[int] = ..., waiting_for: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., user_state: _Optional[str] = ..., shards_version: _Optional[int] = ...) -> None: ...
+    def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., attempt: _Optional[int] = ..., max_staged_per_worker: _Optional[int] = ..., global_step: _Optional[int] = ..., waiting_for: _Optional[str] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., attached: _Optional[_Union[_tensor_pb2.Attachments, _Mapping]] = ..., shards_version: _Optional[int] = ...) -> None: ...
 
 class CompleteInitializationRequest(_message.Message):
     __slots__ = ("participant", "attempt")
@@ -309,22 +309,20 @@ class GetModelResponse(_message.Message):
     def __init__(self, state: _Optional[_Union[ModelState, str]] = ..., model: _Optional[_Union[ModelSpec, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., global_step: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ...) -> None: ...
 
 class PushCommit(_message.Message):
-    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "hyperparameters", "user_state")
+    __slots__ = ("push_id", "step", "staged", "is_applied", "ranges", "attached")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     STAGED_FIELD_NUMBER: _ClassVar[int]
     IS_APPLIED_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
-    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    USER_STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     step: int
     staged: bool
     is_applied: bool
     ranges: _containers.RepeatedScalarFieldContainer[int]
-    hyperparameters: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.StepHyperparameter]
-    user_state: str
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ..., user_state: _Optional[str] = ...) -> None: ...
+    attached: _tensor_pb2.Attachments
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., step: _Optional[int] = ..., staged: bool = ..., is_applied: bool = ..., ranges: _Optional[_Iterable[int]] = ..., attached: _Optional[_Union[_tensor_pb2.Attachments, _Mapping]] = ...) -> None: ...
 
 class CommitResult(_message.Message):
     __slots__ = ("outcome", "first_outcome", "global_step", "applied_step", "staleness", "weight")
@@ -649,7 +647,7 @@ class LeaseRangesResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[LeaseResult, str]] = ..., ranges: _Optional[_Iterable[_Union[DataRange, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class ChiefRecord(_message.Message):
-    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes", "earlier", "rejects_nonfinite", "user_states")
+    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes", "earlier", "rejects_nonfinite", "attached")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -664,7 +662,7 @@ class ChiefRecord(_message.Message):
     PASSES_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
-    USER_STATES_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     policy: PolicySpec
     settings_version: int
@@ -679,24 +677,22 @@ class ChiefRecord(_message.Message):
     passes: _containers.RepeatedCompositeFieldContainer[DataPass]
     earlier: _tensor_pb2.Fence
     rejects_nonfinite: bool
-    user_states: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.UserState]
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ..., user_states: _Optional[_Iterable[_Union[_parameter_service_pb2.UserState, _Mapping]]] = ...) -> None: ...
+    attached: _tensor_pb2.StepAttachments
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ...) -> None: ...
 
 class ChosenPush(_message.Message):
-    __slots__ = ("push_id", "ranges", "step", "weight", "hyperparameters", "user_state")
+    __slots__ = ("push_id", "ranges", "step", "weight", "attached")
     PUSH_ID_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     WEIGHT_FIELD_NUMBER: _ClassVar[int]
-    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    USER_STATE_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     push_id: _tensor_pb2.PushId
     ranges: _containers.RepeatedScalarFieldContainer[int]
     step: int
     weight: float
-    hyperparameters: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.StepHyperparameter]
-    user_state: str
-    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., ranges: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ..., user_state: _Optional[str] = ...) -> None: ...
+    attached: _tensor_pb2.Attachments
+    def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., ranges: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ..., attached: _Optional[_Union[_tensor_pb2.Attachments, _Mapping]] = ...) -> None: ...
 
 class DataPass(_message.Message):
     __slots__ = ("epoch", "done")
@@ -707,7 +703,7 @@ class DataPass(_message.Message):
     def __init__(self, epoch: _Optional[int] = ..., done: _Optional[bytes] = ...) -> None: ...
 
 class CheckpointManifest(_message.Message):
-    __slots__ = ("format", "format_version", "tag", "cluster", "fence", "step", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at", "user_states")
+    __slots__ = ("format", "format_version", "tag", "cluster", "fence", "step", "num_shards", "record", "placement", "files", "pushes", "data", "saved_at", "attached")
     FORMAT_FIELD_NUMBER: _ClassVar[int]
     FORMAT_VERSION_FIELD_NUMBER: _ClassVar[int]
     TAG_FIELD_NUMBER: _ClassVar[int]
@@ -721,7 +717,7 @@ class CheckpointManifest(_message.Message):
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     SAVED_AT_FIELD_NUMBER: _ClassVar[int]
-    USER_STATES_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     format: str
     format_version: int
     tag: str
@@ -735,8 +731,8 @@ class CheckpointManifest(_message.Message):
     pushes: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.WorkerPushes]
     data: DataProgress
     saved_at: str
-    user_states: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.UserState]
-    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ..., user_states: _Optional[_Iterable[_Union[_parameter_service_pb2.UserState, _Mapping]]] = ...) -> None: ...
+    attached: _tensor_pb2.StepAttachments
+    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ...) -> None: ...
 
 class DataProgress(_message.Message):
     __slots__ = ("data", "epoch", "done")

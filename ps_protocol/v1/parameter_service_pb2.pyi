@@ -478,7 +478,7 @@ class MemoryGrant(_message.Message):
     def __init__(self, num_buffers: _Optional[int] = ...) -> None: ...
 
 class ApplyRequest(_message.Message):
-    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without", "numbers", "user_states", "wants_checksums")
+    __slots__ = ("fence", "step", "contributors", "weights", "scales", "discards", "ranges", "without", "attached", "wants_checksums")
     FENCE_FIELD_NUMBER: _ClassVar[int]
     STEP_FIELD_NUMBER: _ClassVar[int]
     CONTRIBUTORS_FIELD_NUMBER: _ClassVar[int]
@@ -487,8 +487,7 @@ class ApplyRequest(_message.Message):
     DISCARDS_FIELD_NUMBER: _ClassVar[int]
     RANGES_FIELD_NUMBER: _ClassVar[int]
     WITHOUT_FIELD_NUMBER: _ClassVar[int]
-    NUMBERS_FIELD_NUMBER: _ClassVar[int]
-    USER_STATES_FIELD_NUMBER: _ClassVar[int]
+    ATTACHED_FIELD_NUMBER: _ClassVar[int]
     WANTS_CHECKSUMS_FIELD_NUMBER: _ClassVar[int]
     fence: _tensor_pb2.Fence
     step: int
@@ -498,26 +497,9 @@ class ApplyRequest(_message.Message):
     discards: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
     ranges: _containers.RepeatedScalarFieldContainer[int]
     without: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
-    numbers: _containers.RepeatedCompositeFieldContainer[GivenNumbers]
-    user_states: _containers.RepeatedCompositeFieldContainer[UserState]
+    attached: _tensor_pb2.StepAttachments
     wants_checksums: bool
-    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ..., without: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., numbers: _Optional[_Iterable[_Union[GivenNumbers, _Mapping]]] = ..., user_states: _Optional[_Iterable[_Union[UserState, _Mapping]]] = ..., wants_checksums: bool = ...) -> None: ...
-
-class GivenNumbers(_message.Message):
-    __slots__ = ("push_ids", "hyperparameters")
-    PUSH_IDS_FIELD_NUMBER: _ClassVar[int]
-    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
-    push_ids: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
-    hyperparameters: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.StepHyperparameter]
-    def __init__(self, push_ids: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., hyperparameters: _Optional[_Iterable[_Union[_tensor_pb2.StepHyperparameter, _Mapping]]] = ...) -> None: ...
-
-class UserState(_message.Message):
-    __slots__ = ("worker", "json")
-    WORKER_FIELD_NUMBER: _ClassVar[int]
-    JSON_FIELD_NUMBER: _ClassVar[int]
-    worker: int
-    json: str
-    def __init__(self, worker: _Optional[int] = ..., json: _Optional[str] = ...) -> None: ...
+    def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., weights: _Optional[_Iterable[float]] = ..., scales: _Optional[_Iterable[float]] = ..., discards: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., ranges: _Optional[_Iterable[int]] = ..., without: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ..., wants_checksums: bool = ...) -> None: ...
 
 class ApplyReply(_message.Message):
     __slots__ = ("step", "repeated_request", "checksums")

@@ -214,6 +214,38 @@ class PushId(_message.Message):
     sequence: int
     def __init__(self, worker: _Optional[int] = ..., incarnation: _Optional[int] = ..., sequence: _Optional[int] = ...) -> None: ...
 
+class Attachments(_message.Message):
+    __slots__ = ("hyperparameters", "user_state")
+    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    USER_STATE_FIELD_NUMBER: _ClassVar[int]
+    hyperparameters: _containers.RepeatedCompositeFieldContainer[StepHyperparameter]
+    user_state: str
+    def __init__(self, hyperparameters: _Optional[_Iterable[_Union[StepHyperparameter, _Mapping]]] = ..., user_state: _Optional[str] = ...) -> None: ...
+
+class StepAttachments(_message.Message):
+    __slots__ = ("numbers", "user_states")
+    NUMBERS_FIELD_NUMBER: _ClassVar[int]
+    USER_STATES_FIELD_NUMBER: _ClassVar[int]
+    numbers: _containers.RepeatedCompositeFieldContainer[GivenNumbers]
+    user_states: _containers.RepeatedCompositeFieldContainer[UserState]
+    def __init__(self, numbers: _Optional[_Iterable[_Union[GivenNumbers, _Mapping]]] = ..., user_states: _Optional[_Iterable[_Union[UserState, _Mapping]]] = ...) -> None: ...
+
+class GivenNumbers(_message.Message):
+    __slots__ = ("push_ids", "hyperparameters")
+    PUSH_IDS_FIELD_NUMBER: _ClassVar[int]
+    HYPERPARAMETERS_FIELD_NUMBER: _ClassVar[int]
+    push_ids: _containers.RepeatedCompositeFieldContainer[PushId]
+    hyperparameters: _containers.RepeatedCompositeFieldContainer[StepHyperparameter]
+    def __init__(self, push_ids: _Optional[_Iterable[_Union[PushId, _Mapping]]] = ..., hyperparameters: _Optional[_Iterable[_Union[StepHyperparameter, _Mapping]]] = ...) -> None: ...
+
+class UserState(_message.Message):
+    __slots__ = ("worker", "json")
+    WORKER_FIELD_NUMBER: _ClassVar[int]
+    JSON_FIELD_NUMBER: _ClassVar[int]
+    worker: int
+    json: str
+    def __init__(self, worker: _Optional[int] = ..., json: _Optional[str] = ...) -> None: ...
+
 class AverageSpec(_message.Message):
     __slots__ = ("decay", "use_num_updates", "zero_debias", "variables")
     DECAY_FIELD_NUMBER: _ClassVar[int]

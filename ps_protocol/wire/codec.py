@@ -14,17 +14,17 @@ from google.protobuf.message import DecodeError, Message
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.model.data import DataProgress, DataRange, DataSpec
 from ps_protocol.model.layout import VariableSlice
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
-from ps_protocol.roles import accumulators, chief, contribution, fence, identity, shard
+from ps_protocol.roles import accumulators, chief, fence, identity, shard
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
-from ps_protocol.roles.contribution import UserState
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special, step
-from ps_protocol.wire.fields import Coder, Pair, decode_max_wait, encode_duration, require, write_max_wait
+from ps_protocol.wire.fields import Pair, decode_max_wait, encode_duration, require, write_max_wait
 
 Value = TypeVar("Value")
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -34,13 +34,13 @@ AnyMessage = TypeVar("AnyMessage", bound=Message)
 def encode(value: Any) -> Any:
     """Returns the message of a value."""
     kind = type(value)
-    return (_CODERS.get(kind) or _coder(kind)).encode(value)
+    return (_MADE.get(kind) or _CODERS.of(kind)).encode(value)
 
 
 def write(value: Any, message: Any) -> None:
     """Encodes a value into a message that is empty, as a field of another is."""
     kind = type(value)
-    (_CODERS.get(kind) or _coder(kind)).write(value, message)
+    (_MADE.get(kind) or _CODERS.of(kind)).write(value, message)
 
 
 def pack(value: Any) -> bytes:
@@ -68,13 +68,13 @@ def encode_some(value: Any) -> Any:
 
 def decode(value_type: type[Value], message: Message) -> Value:
     """Returns the value of a message, checked."""
-    value: Value = (_CODERS.get(value_type) or _coder(value_type)).decode(message)
+    value: Value = (_MADE.get(value_type) or _CODERS.of(value_type)).decode(message)
     return value
 
 
 def decode_each(value_type: type[Value], messages: Iterable[Message], *, field: str) -> tuple[Value, ...]:
     """Returns the values of a repeated field; an error's text begins with the place, for example "variables[3]: "."""
-    return fields.decode_each(messages, _coder(value_type).decode, field=field)
+    return fields.decode_each(messages, _CODERS.of(value_type).decode, field=field)
 
 
 def decode_field(value_type: type[Value], message: Message, field: str) -> Value:
@@ -135,7 +135,7 @@ class RecordPacker:
 
     def pack(self, record: ChiefRecord) -> bytes:
         """Returns the record as bytes, as parameter servers keep it."""
-        lasting = replace(record, epoch=0, step=0, chosen=(), data=None, user_states=())
+        lasting = replace(record, epoch=0, step=0, chosen=(), data=None, attached=NO_STEP_ATTACHMENTS)
         # As a rule they are the same objects, and compared as such.
         if self._lasting is None or self._lasting[0] != lasting:
             self._lasting = lasting, special.encode_lasting(lasting, encode).SerializeToString(deterministic=True)
@@ -161,7 +161,6 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=VariableSlice, message=tensor_pb2.VariableSlice),
     Pair(value=Schedule, message=tensor_pb2.LearningRateSchedule),
     Pair(value=OptimizerSpec, message=tensor_pb2.OptimizerSpec, check=special.check_optimizer),
-    Pair(value=StepHyperparameter, message=tensor_pb2.StepHyperparameter),
     Pair(value=AverageSpec, message=tensor_pb2.AverageSpec),
     Pair(value=ClipSpec, message=tensor_pb2.ClipSpec),
     Pair(value=PlacementPolicy, message=chief_service_pb2.PlacementPolicy),
@@ -174,7 +173,7 @@ PAIRS: tuple[Pair, ...] = (
     # Parameter servers.
     Pair(value=fence.Era, message=tensor_pb2.Era, write=step.write_era, decode=step.decode_era),
     Pair(value=fence.Fence, message=tensor_pb2.Fence, write=step.write_fence, decode=step.decode_fence),
-    Pair(value=contribution.PushId, message=tensor_pb2.PushId, write=step.write_push_id, decode=step.decode_push_id),
+    *step.OF_CONTRIBUTIONS,
     Pair(value=shard.SparsePart, message=parameter_service_pb2.SparsePart),
     Pair(value=shard.Metric, message=parameter_service_pb2.Metric),
     Pair(
@@ -228,7 +227,6 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=shard.ShardStatus, message=parameter_service_pb2.GetShardStatusResponse),
     Pair(value=shard.AppliedPush, message=parameter_service_pb2.AppliedPush),
     Pair(value=shard.WorkerPushes, message=parameter_service_pb2.WorkerPushes),
-    Pair(value=UserState, message=parameter_service_pb2.UserState),
     Pair(value=shard.Adoption, message=parameter_service_pb2.AdoptShardResponse),
     Pair(
         value=shard.SaveRequest,
@@ -308,16 +306,5 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=accumulators.TakeRequest, message=accumulator_service_pb2.TakeGradientRequest),
     Pair(value=accumulators.AccumulatorStatus, message=accumulator_service_pb2.GetAccumulatorResponse),
 )
-_BY_VALUE = {pair.value: pair for pair in PAIRS}
-
-
-# Made when first used: most processes use a few.
-_CODERS: dict[type, Coder] = {}
-
-
-def _coder(value_type: type) -> Coder:
-    coder = _CODERS.get(value_type)
-    if coder is None:
-        # Two threads may both make one; either serves.
-        coder = _CODERS[value_type] = fields.compile_pair(_BY_VALUE[value_type], _coder)
-    return coder
+_CODERS = fields.Coders(PAIRS)
+_MADE = _CODERS.made

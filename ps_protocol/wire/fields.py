@@ -75,6 +75,22 @@ class Coder:
     write: Write = _no_message
 
 
+class Coders:
+    """Those of pairs, each made when it is first used: most processes use a few. `made` has them."""
+
+    def __init__(self, pairs: Iterable[Pair]) -> None:
+        self._pairs = {pair.value: pair for pair in pairs}
+        self.made: dict[type, Coder] = {}
+
+    def of(self, kind: type) -> Coder:
+        """Returns what encodes and decodes these values."""
+        coder = self.made.get(kind)
+        if coder is None:
+            # Two threads may both make one; either serves.
+            coder = self.made[kind] = compile_pair(self._pairs[kind], self.of)
+        return coder
+
+
 def require(message: Message, field: str) -> None:
     """Raises MalformedMessage unless the message has this field."""
     if not message.HasField(field):

@@ -14,11 +14,12 @@ from ps_protocol.model.variables import MAX_VARIABLES, DataType
 from ps_protocol.roles.accumulators import Reduction, Taken
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush, check_tag
 from ps_protocol.roles.chief import MAX_INDEX, MAX_LEASE_S, MAX_SHARDS, MIN_LEASE_S
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, StepAttachments
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import MAX_STEP, SaveState, ShardSpec
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire.fields import decode_choice, decode_duration, decode_each, require
-from ps_protocol.wire.step import check_ranges, decode_user_states
+from ps_protocol.wire.step import check_ranges
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DATA_TYPES = {tensor_pb2.DataType.Value(f"DATA_TYPE_{data_type.name}") for data_type in DataType}
@@ -205,7 +206,7 @@ def encode_of_step(record: ChiefRecord, encode: Encode) -> chief_service_pb2.Chi
         data=None if data is None else encode(data.data),
         data_epoch=0 if data is None else data.epoch,
         passes=[] if data is None else [chief_service_pb2.DataPass(epoch=number, done=done) for number, done in data.passes],
-        user_states=[encode(one) for one in record.user_states],
+        attached=None if record.attached == NO_STEP_ATTACHMENTS else encode(record.attached),
     )
 
 
@@ -229,7 +230,7 @@ def decode_record(message: chief_service_pb2.ChiefRecord, decode: Decode) -> Chi
         step=message.step,
         chosen=decode_each(message.chosen, lambda one: decode(ChosenPush, one), field="chosen"),
         data=_decode_marks(message, decode) if message.HasField("data") else None,
-        user_states=decode_user_states(message.user_states),
+        attached=decode(StepAttachments, message.attached),
         earlier=decode(Fence, message.earlier),
     )
 

@@ -3,7 +3,7 @@
 import functools
 import itertools
 import math
-from collections.abc import Iterable, Sequence, Sized
+from collections.abc import Sequence, Sized
 from typing import Any
 
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding
@@ -22,7 +22,17 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.contribution import GivenNumbers, PushId, UserState, check_user_states
+from ps_protocol.roles.contribution import (
+    NO_ATTACHMENTS,
+    NO_STEP_ATTACHMENTS,
+    Attachments,
+    GivenNumbers,
+    PushId,
+    StepAttachments,
+    UserState,
+    check_step_hyperparameters,
+    check_user_states,
+)
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.shard import (
     MAX_WAIT_SLICE_S,
@@ -36,12 +46,10 @@ from ps_protocol.roles.shard import (
     SparsePart,
 )
 from ps_protocol.v1 import chief_service_pb2, parameter_service_pb2, tensor_pb2
-from ps_protocol.wire.fields import decode_choice, decode_each, decode_max_wait, require, write_max_wait
+from ps_protocol.wire.fields import Coders, Pair, decode_choice, decode_each, decode_max_wait, require, write_max_wait
 
 MAX_METRICS = 1_000
 MAX_RANGES_A_CALL = 10_000
-# A learning rate and a few others for each of some hundred groups of variables.
-MAX_STEP_HYPERPARAMETERS = 1_024
 # Who calls is the same with every step: found by its bytes in a third of the time that it takes to be decoded. So many are kept, and none
 # of a stranger that has added fields of his own to it.
 _NUM_CALLERS, _MAX_KEPT_BYTES = 2_048, 128
@@ -246,10 +254,8 @@ def write_commit(commit: PushCommit, message: chief_service_pb2.PushCommit) -> N
     message.staged = commit.staged
     message.is_applied = commit.is_applied
     message.ranges.extend(commit.ranges)
-    if commit.hyperparameters:
-        _write_hyperparameters(commit.hyperparameters, message.hyperparameters)
-    if commit.user_state:
-        message.user_state = commit.user_state
+    if commit.attached is not NO_ATTACHMENTS:
+        _ATTACHMENTS.write(commit.attached, message.attached)
 
 
 def decode_commit(message: chief_service_pb2.PushCommit) -> PushCommit:
@@ -264,32 +270,30 @@ def decode_commit(message: chief_service_pb2.PushCommit) -> PushCommit:
         staged=message.staged,
         is_applied=message.is_applied,
         ranges=ranges,
-        hyperparameters=_decode_hyperparameters(message.hyperparameters) if message.hyperparameters else (),
-        user_state=message.user_state,
+        attached=_ATTACHMENTS.decode(message.attached) if message.HasField("attached") else NO_ATTACHMENTS,
     )
 
 
-def _decode_hyperparameters(messages: Sequence[tensor_pb2.StepHyperparameter]) -> tuple[StepHyperparameter, ...]:
-    if len(messages) > MAX_STEP_HYPERPARAMETERS:
-        raise LimitExceeded(f"hyperparameters: {len(messages)} for one step, {MAX_STEP_HYPERPARAMETERS} at most")
-    return tuple(StepHyperparameter(group=one.group, name=one.name, value=one.value) for one in messages)
+def _check_attachments(message: tensor_pb2.Attachments) -> None:
+    check_step_hyperparameters(message.hyperparameters)
 
 
-def _write_hyperparameters(hyperparameters: Sequence[StepHyperparameter], messages: Any) -> None:
-    for one in hyperparameters:
-        messages.add(group=one.group, name=one.name, value=one.value)
+def _check_step_attachments(message: tensor_pb2.StepAttachments) -> None:
+    for given in message.numbers:
+        check_step_hyperparameters(given.hyperparameters)
+    check_user_states([one.json for one in message.user_states])
 
 
-def _decode_numbers(message: parameter_service_pb2.GivenNumbers) -> GivenNumbers:
-    push_ids = decode_each(message.push_ids, decode_push_id, field="push_ids")
-    return GivenNumbers(push_ids=push_ids, hyperparameters=_decode_hyperparameters(message.hyperparameters))
-
-
-def decode_user_states(messages: Iterable[parameter_service_pb2.UserState]) -> tuple[UserState, ...]:
-    """Decodes states of workers' programs. Raises LimitExceeded if they are too large."""
-    states = tuple(UserState(worker=one.worker, json=one.json) for one in messages)
-    check_user_states(states)
-    return states
+# What contributions are called and bring. The latter is compiled as other messages are: most steps have none.
+OF_CONTRIBUTIONS = (
+    Pair(value=PushId, message=tensor_pb2.PushId, write=write_push_id, decode=decode_push_id),
+    Pair(value=StepHyperparameter, message=tensor_pb2.StepHyperparameter),
+    Pair(value=GivenNumbers, message=tensor_pb2.GivenNumbers),
+    Pair(value=UserState, message=tensor_pb2.UserState),
+    Pair(value=Attachments, message=tensor_pb2.Attachments, check=_check_attachments),
+    Pair(value=StepAttachments, message=tensor_pb2.StepAttachments, check=_check_step_attachments),
+)
+_ATTACHMENTS, _STEP_ATTACHMENTS = map(Coders(OF_CONTRIBUTIONS).of, (Attachments, StepAttachments))
 
 
 def write_commit_result(result: CommitResult, message: chief_service_pb2.CommitResult) -> None:
@@ -393,13 +397,8 @@ def write_apply_request(request: ApplyRequest, message: parameter_service_pb2.Ap
     message.ranges.extend(request.ranges)
     for push_id in request.without:
         write_push_id(push_id, message.without.add())
-    for given in request.numbers:
-        numbers = message.numbers.add()
-        for push_id in given.push_ids:
-            write_push_id(push_id, numbers.push_ids.add())
-        _write_hyperparameters(given.hyperparameters, numbers.hyperparameters)
-    for state in request.user_states:
-        message.user_states.add(worker=state.worker, json=state.json)
+    if request.attached is not NO_STEP_ATTACHMENTS:
+        _STEP_ATTACHMENTS.write(request.attached, message.attached)
     if request.wants_checksums:
         message.wants_checksums = True
 
@@ -429,8 +428,7 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
         discards=decode_each(message.discards, _decode_discard, field="discards") if message.discards else (),
         ranges=tuple(message.ranges),
         without=decode_each(message.without, decode_push_id, field="without") if message.without else (),
-        numbers=tuple([_decode_numbers(one) for one in message.numbers]) if message.numbers else (),
-        user_states=decode_user_states(message.user_states) if message.user_states else (),
+        attached=_STEP_ATTACHMENTS.decode(message.attached) if message.HasField("attached") else NO_STEP_ATTACHMENTS,
         wants_checksums=message.wants_checksums,
     )
 

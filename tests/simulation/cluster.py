@@ -378,7 +378,7 @@ def _done(progress: dict[str, Any] | None) -> set[int]:
 
 def _user_states(fields: dict[str, Any]) -> dict[int, str]:
     """Returns the states of workers' programs that a manifest has."""
-    return {int(one.get("worker", 0)): one["json"] for one in fields.get("user_states", ())}
+    return {int(one.get("worker", 0)): one["json"] for one in fields.get("attached", {}).get("user_states", ())}
 
 
 def _model(scenario: Scenario) -> ModelSpec:

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
+from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.checkpoints import Checkpoints
 from chief.core.cluster.data import DataLeases
 from chief.core.cluster.members import Membership, PushOutcomes
-from chief.core.cluster.user_states import UserStates
 from chief.core.epoch.answers import Answers
 from chief.core.epoch.training import Training
 from chief.policies.fifo import FifoTokens
@@ -25,7 +25,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, Participant, PushOutcome
-from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, PushId
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import PushReply, PushResult
 from ps_server.contributions.inbox import Inbox
@@ -146,18 +146,19 @@ def _forgets_the_data_that_is_done(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_the_state_of_programs(patch: pytest.MonkeyPatch) -> None:
-    real = UserStates.restart
-    patch.setattr(UserStates, "restart", lambda self, states: real(self, ()))
+    real = ContributedAttachments.restart
+    patch.setattr(ContributedAttachments, "restart", lambda self, lasting: real(self, NO_STEP_ATTACHMENTS))
 
 
 def _takes_states_of_contributions_that_are_not_applied(patch: pytest.MonkeyPatch) -> None:
-    real = UserStates.count
+    real = ContributedAttachments.count
 
-    def count(self: UserStates, push_id: PushId, json: str) -> None:
-        real(self, push_id, json)
-        self.applied((push_id,))
+    def count(self: ContributedAttachments, push_id: PushId, given: Attachments) -> None:
+        real(self, push_id, given)
+        if given.user_state:
+            self._apply(push_id.worker, given.user_state)
 
-    patch.setattr(UserStates, "count", count)
+    patch.setattr(ContributedAttachments, "count", count)
 
 
 def _believes_what_was_said_in_another_life(patch: pytest.MonkeyPatch) -> None:

@@ -35,7 +35,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.contribution import Attachments, PushId
 from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
@@ -181,9 +181,9 @@ class WorkerNode:
             yield Sleep(self._compute_s * self._world.between(0.5, 1.5))
             # As push() and then wait(); the others as step().
             is_step = self._index % 2 == 0
-            given = self._hyperparameters(worker)
+            attached = Attachments(hyperparameters=self._hyperparameters(worker))
             worker.user_state["made"] = [self._pid, worker.state.participant.incarnation, worker.state.num_pushes + 1]
-            outcome: Outcome = yield from self._do(worker.contribute((), is_waited_for=is_step, hyperparameters=given))
+            outcome: Outcome = yield from self._do(worker.contribute((), is_waited_for=is_step, attached=attached))
             self._heard(outcome)
             if not is_step:
                 yield from self._do(worker.wait(timeout_s=None))
@@ -339,7 +339,8 @@ class WorkerNode:
     def _commits(self, commit: PushCommit) -> None:
         self._commit = commit
         assert self._worker is not None
-        self._oracle.contributed(self._worker.state.participant.era.life, commit.push_id, commit.step, commit.ranges, commit.user_state)
+        life, state = self._worker.state.participant.era.life, commit.attached.user_state
+        self._oracle.contributed(life, commit.push_id, commit.step, commit.ranges, state)
 
     def _lease(self, request: ask.Lease) -> Task:
         reply: LeaseReply = yield from self._ask("lease", request.participant, request.spec, NUM_AHEAD, request.request_id, _SLICE_S)

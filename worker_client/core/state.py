@@ -6,7 +6,6 @@ A session's loop makes the calls and hands over what came back; a simulated work
 from collections.abc import Collection, Iterable
 from dataclasses import replace
 
-from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import (
     DEFAULT_POLICY,
@@ -18,7 +17,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
 from ps_protocol.roles.shard import PushResult
 from worker_client.core.outcomes import Push, push_of
 
@@ -167,8 +166,7 @@ class WorkerState:
         *,
         step: int,
         ranges: tuple[int, ...],
-        hyperparameters: tuple[StepHyperparameter, ...] = (),
-        user_state: str = "",
+        attached: Attachments = NO_ATTACHMENTS,
     ) -> PushCommit:
         """Returns what the chief is asked to count, once all shards have said what they did with a contribution."""
         is_whole = PushResult.STALE not in results
@@ -179,8 +177,7 @@ class WorkerState:
             staged=is_whole,
             is_applied=is_applied,
             ranges=ranges,
-            hyperparameters=hyperparameters,
-            user_state=user_state,
+            attached=attached,
         )
 
     def counted(self, commit: PushCommit, result: CommitResult) -> None:
@@ -249,7 +246,7 @@ class WorkerState:
             is_mine = (commit.push_id.worker, commit.push_id.incarnation) == (self.participant.index, self.participant.incarnation)
             if is_mine and step < self.local_step and not self.reads_latest:
                 # The checkpoint may be of a step that has it, whose answer was on its way. One that nobody knows is not counted now.
-                return replace(commit, staged=False, is_applied=False, ranges=(), hyperparameters=(), user_state="")
+                return replace(commit, staged=False, is_applied=False, ranges=(), attached=NO_ATTACHMENTS)
         return self.rolled_back(step)
 
     def outcome_of(self, result: CommitResult, *, step: int) -> Push:

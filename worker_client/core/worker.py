@@ -20,7 +20,6 @@ from ps_protocol.errors import (
     TrainingFailed,
 )
 from ps_protocol.model.data import DataRange
-from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import (
@@ -36,7 +35,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.contribution import PushId, contributions_named
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId, contributions_named
 from ps_protocol.roles.shard import PushResult
 from worker_client.core.outcomes import Push as Outcome
 from worker_client.core.outcomes import push_of
@@ -192,7 +191,7 @@ class Worker:
                 if self.place.participant is not participant:
                     raise EpochMismatch(f"{self.who} has registered again since it agreed on the model")
             if reply.state is ModelState.READY and reply.placement:
-                self.user_state.restore(reply.user_state)
+                self.user_state.restore(reply.attached.user_state)
                 return reply, has_created
             if reply.state is ModelState.INITIALIZE and reply.placement:
                 num_attempts += 1
@@ -333,12 +332,12 @@ class Worker:
         is_waited_for: bool,
         timeout_s: float | None = None,
         skipped: tuple[DataRange, ...] = (),
-        hyperparameters: tuple[StepHyperparameter, ...] = (),
+        attached: Attachments = NO_ATTACHMENTS,
     ) -> Asking[Outcome]:
         """Gives one contribution and has it counted; if it is waited for, waits for a token and reads.
 
         `content` None: one that has no gradient for any variable, and so counts in no mean, and has these ranges `skipped`.
-        `hyperparameters`: what it has its step use.
+        `attached`: what the program brings with it; the state of the program is added.
         """
         state, present = self.state, self._present
         assert present is not None
@@ -351,7 +350,7 @@ class Worker:
         ranges = tuple(given.id for given in (self._ranges if content is not None else skipped))
         try:
             self._check_place()
-            commit = yield from self._push(content, is_waited_for=is_waited_for, ranges=ranges, hyperparameters=hyperparameters)
+            commit = yield from self._push(content, is_waited_for=is_waited_for, ranges=ranges, attached=attached)
             self._may_compute = False
             if content is not None:
                 self._ranges = ()
@@ -400,9 +399,7 @@ class Worker:
             self._may_compute = False  # that is what this wait has ended with
         return not self.state.is_finished
 
-    def _push(
-        self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...], hyperparameters: tuple[StepHyperparameter, ...]
-    ) -> Asking[PushCommit]:
+    def _push(self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...], attached: Attachments) -> Asking[PushCommit]:
         """Gives all shards their parts of a contribution; it counts with the commit that is returned."""
         state = self.state
         step = state.local_step
@@ -419,7 +416,9 @@ class Worker:
             state.refused.append(push_id.sequence)
             raise
         user_state = self.user_state.to_send()
-        return state.pushed(push_id, results, step=step, ranges=ranges, hyperparameters=hyperparameters, user_state=user_state)
+        if user_state:
+            attached = replace(attached, user_state=user_state)
+        return state.pushed(push_id, results, step=step, ranges=ranges, attached=attached)
 
     def _push_once(self, staged: Any, push_id: PushId, step: int) -> Asking[list[PushResult]]:
         """Gives all shards their parts; one that is full of what was never committed drops that first. Raises TooManyPushes."""
@@ -461,8 +460,8 @@ class Worker:
     def _counted(self, commit: PushCommit, result: CommitResult) -> None:
         """The chief has said what became of a contribution."""
         self.state.counted(commit, result)
-        if commit.user_state and result.original_outcome is PushOutcome.ACCEPTED:
-            self.user_state.counted(commit.user_state)
+        if commit.attached.user_state and result.original_outcome is PushOutcome.ACCEPTED:
+            self.user_state.counted(commit.attached.user_state)
 
     def _take_token(self, commit: PushCommit | None, timeout_s: float | None) -> Asking[CommitResult | None]:
         """Has the contribution counted, waits for a token, or the end, and moves on to it. Raises DeadlineExceeded.

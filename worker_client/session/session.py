@@ -7,12 +7,13 @@ from typing import TYPE_CHECKING, Any, NoReturn, Self
 
 from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized
 from ps_protocol.model.data import DataRange, DataSpec
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ClusterStatus, Registration, SavedCheckpoint
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments
 from worker_client.cluster.chief import ChiefLink
 from worker_client.core.data import WorkerData
 from worker_client.core.outcomes import MetricReport, Push
@@ -312,8 +313,8 @@ class Session:
         if gradients is None:
             raise no_gradients()
         content = Contribution(gradients, updates, metrics)
-        given = self._given(hyperparameters) if hyperparameters else ()
-        return run(worker.contribute(content, is_waited_for=False, hyperparameters=given), self._acts)
+        attached = self._attached(hyperparameters) if hyperparameters else NO_ATTACHMENTS
+        return run(worker.contribute(content, is_waited_for=False, attached=attached), self._acts)
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until there is a token, that is, leave to compute the next gradients. False: training is finished.
@@ -341,8 +342,8 @@ class Session:
         if gradients is None:
             raise no_gradients()
         content = Contribution(gradients, updates, metrics)
-        given = self._given(hyperparameters) if hyperparameters else ()
-        return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, hyperparameters=given), self._acts)
+        attached = self._attached(hyperparameters) if hyperparameters else NO_ATTACHMENTS
+        return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached), self._acts)
 
     def skip(self, *, timeout_s: float | None = None) -> Push:
         """Takes part in a step without a gradient for any variable, so that nobody waits for this worker; else as `step()`.
@@ -460,14 +461,14 @@ class Session:
         """Leaves the cluster of the worker's own accord, in at most 2 s. Idempotent."""
         self._leave("")
 
-    def _given(self, hyperparameters: Hyperparameters) -> tuple[StepHyperparameter, ...]:
+    def _attached(self, hyperparameters: Hyperparameters) -> Attachments:
         if self._worker.state.policy.applies_on_arrival:
             raise InvalidSpec("hyperparameters: where contributions are applied on arrival, none has numbers of its own; use locking")
         model = self._worker.place.model
         assert model is not None
         if self._numbers is None:
             self._numbers = GivenNumbers(model)
-        return self._numbers.of(hyperparameters)
+        return Attachments(hyperparameters=self._numbers.of(hyperparameters))
 
     def _families(self) -> "Iterator[Family]":
         from ps_protocol.metrics.worker import session_families

@@ -2,9 +2,9 @@
 
 from collections.abc import Callable
 
+from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.members import Membership
 from chief.core.cluster.parameter_servers import ShardTable, held_bytes
-from chief.core.cluster.user_states import UserStates
 from chief.core.host import Host
 from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
 from chief.options import CoordinationConfig
@@ -23,6 +23,7 @@ from ps_protocol.roles.chief import (
     Participant,
     RegisterModelRequest,
 )
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments
 from ps_protocol.roles.shard import ShardSpec
 
 _MAX_DIFFERENCES = 10
@@ -185,11 +186,11 @@ class ModelCalls:
         optimizers: Callable[[], tuple[tuple[OptimizerSpec, OptimizerSpec], ...]],
         members: Membership,
         servers: ShardTable,
-        states: UserStates,
+        attachments: ContributedAttachments,
         out: Outbox,
         waiting: Waiting,
     ) -> None:
-        self._optimizers, self._states = optimizers, states
+        self._optimizers, self._attachments = optimizers, attachments
         self._registry, self._host, self._config, self._members, self._servers = registry, host, config, members, servers
         self._out = out
         self._line = waiting.line(self._expire)
@@ -295,15 +296,15 @@ class ModelCalls:
         if state is not ModelState.READY:
             return self._reply(state)
         # What is counted and not applied when training ends stays out of it.
-        user_state = self._states.applied_of(participant.index) if self._host.is_finished else self._states.latest_of(participant.index)
-        return self._reply(state, user_state=user_state)
+        attached = self._attachments.lasting_of(participant.index, only_applied=self._host.is_finished)
+        return self._reply(state, attached=attached)
 
     def _so_far(self, ask: _Ask, now: float) -> ModelReply | AgreedModel:
         return (
             self._agreed() if isinstance(ask, GetModelRequest) else self._reply(self._registry.state, waiting_for=self._host.explain(now))
         )
 
-    def _reply(self, state: ModelState, *, waiting_for: str = "", user_state: str = "") -> ModelReply:
+    def _reply(self, state: ModelState, *, waiting_for: str = "", attached: Attachments = NO_ATTACHMENTS) -> ModelReply:
         return ModelReply(
             state=state,
             placement=self._registry.placement,
@@ -312,7 +313,7 @@ class ModelCalls:
             global_step=self._host.step,
             waiting_for=waiting_for,
             policy=self._config().policy,
-            user_state=user_state,
+            attached=attached,
             shards_version=self._servers.version_under(self._members.chief_incarnation),
         )
 

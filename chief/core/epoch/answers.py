@@ -4,12 +4,11 @@ A worker learns that its contribution is accepted once it is applied, or once a 
 A step that has all its contributions is being applied anyway; for one that lacks some the record is written, one at a time for all.
 """
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import replace
 
+from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.data import DataLeases
-from chief.core.cluster.user_states import UserStates
-from chief.core.epoch.step_numbers import ContributedNumbers
 from chief.core.messages import Answer, KeepRecord, RecordKept
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting
 from chief.policies.base import Policy
@@ -17,7 +16,7 @@ from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.value import step_value
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply
-from ps_protocol.roles.contribution import PushId, UserState
+from ps_protocol.roles.contribution import PushId, StepAttachments
 from ps_protocol.roles.fence import Fence
 
 # A caller that waits for a record gets an answer after this time, and asks again.
@@ -62,14 +61,14 @@ class _Held:
 
 @step_value(frozen=True, slots=True, kw_only=True)
 class _Record:
-    """A record on its way to the shards: the contributions that it names, and which ranges and states it has that no other has yet."""
+    """A record on its way to the shards: the contributions that it names, and which ranges and attachments it has that no other has yet."""
 
     version: int
     is_for_all: bool
     chosen: tuple[PushId, ...]
     num_unkept: int
     has_data: bool
-    states: Mapping[int, str]
+    attached: StepAttachments
 
 
 class Answers:
@@ -91,8 +90,7 @@ class Answers:
         fence: Fence,
         versions: RecordVersions,
         data: DataLeases,
-        numbers: ContributedNumbers,
-        states: UserStates,
+        attachments: ContributedAttachments,
         policy: Callable[[], Policy],
         record: Callable[[], ChiefRecord],
         is_finished: Callable[[], bool],
@@ -102,8 +100,7 @@ class Answers:
         is_data_kept: bool = False,
         certain: Iterable[PushId] = (),
     ) -> None:
-        self._out, self._versions, self._data, self._numbers, self._fence = out, versions, data, numbers, fence
-        self._states = states
+        self._out, self._versions, self._data, self._attachments, self._fence = out, versions, data, attachments, fence
         self._policy, self._make_record, self._is_finished, self._num_live, self._explain = policy, record, is_finished, num_live, explain
         self._is_needed = is_needed
         self._line: Line[_Held] = waiting.line(self._expire)
@@ -134,8 +131,8 @@ class Answers:
             self._linger.set(now + LINGER_S)
 
     def tell_of_data(self, call: int, value: Answer, *, now: float) -> None:
-        """Gives an answer that depends on which ranges are done, or on states: when another chief would know that."""
-        if not self._is_needed or (self._is_data_kept and not self._unkept and not self._states.unkept):
+        """Gives an answer that depends on which ranges are done, or on what lasts of attachments: when another chief would know that."""
+        if not self._is_needed or (self._is_data_kept and not self._unkept and not self._attachments.has_unkept):
             self._out.reply(call, value)
             return
         self._hold(call, value, push_id=None, is_on_its_way=False, now=now)
@@ -197,7 +194,7 @@ class Answers:
             self._certain.difference_update(contributors)
         if self._line:
             self._release_what_is_certain(applied=contributors)
-        if (len(self._unkept) >= _MAX_UNKEPT or self._states.is_record_due) and self._on_its_way is None:
+        if (len(self._unkept) >= _MAX_UNKEPT or self._attachments.is_record_due) and self._on_its_way is None:
             self.keep(for_all=False)
 
     def finished_ranges(self, ranges: Iterable[int]) -> None:
@@ -210,10 +207,6 @@ class Answers:
             return ()
         counted_ranges = self._data.counted_ranges
         return (*self._unkept, *(identity for push_id in contributors for identity in counted_ranges(push_id)))
-
-    def states_of_step(self, contributors: Sequence[PushId]) -> tuple[UserState, ...]:
-        """Returns the states that change with the next step, and those that changed earlier and that no record has."""
-        return self._states.of_step(contributors) if self._is_needed else ()
 
     # -- records
 
@@ -238,13 +231,12 @@ class Answers:
                     step=one.step,
                     weight=one.weight,
                     ranges=self._data.counted_ranges(one.push_id),
-                    hyperparameters=self._numbers.of(one.push_id),
-                    user_state=self._states.counted_of(one.push_id),
+                    attached=self._attachments.of(one.push_id),
                 )
                 for one in chosen
             ),
             data=data,
-            user_states=self._states.all(),
+            attached=self._attachments.lasting,
         )
         self._on_its_way = _Record(
             version=self._versions.next(),
@@ -252,7 +244,7 @@ class Answers:
             chosen=tuple(one.push_id for one in chosen),
             num_unkept=len(self._unkept),
             has_data=data is not None,
-            states=dict(self._states.unkept),
+            attached=self._attachments.unkept,
         )
         self._out.add(KeepRecord(fence=self._fence, version=self._on_its_way.version, record=record, is_for_all=is_for_all))
 
@@ -267,7 +259,7 @@ class Answers:
         self._on_its_way = None
         self._certain.update(record.chosen)
         del self._unkept[: record.num_unkept]
-        self._states.kept(record.states)
+        self._attachments.kept(record.attached)
         self._is_data_kept = self._is_data_kept or record.has_data
         self._release_what_is_certain(version=record.version)
         self._keep_if_awaited()

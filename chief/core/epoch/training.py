@@ -8,6 +8,7 @@ import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
+from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.checkpoints import Checkpoints, HeldStep
 from chief.core.cluster.data import DataLeases
 from chief.core.cluster.ledger import Ledger
@@ -15,9 +16,7 @@ from chief.core.cluster.members import Member, Membership, merged_pushes, quorum
 from chief.core.cluster.model import ModelRegistry
 from chief.core.cluster.parameter_servers import ShardTable
 from chief.core.cluster.settings import Change, ForShards, Settings
-from chief.core.cluster.user_states import UserStates
 from chief.core.epoch.answers import Answers, RecordVersions, revised
-from chief.core.epoch.step_numbers import ContributedNumbers, Numbers
 from chief.core.host import Host
 from chief.core.messages import (
     Answer,
@@ -59,7 +58,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, PushId
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSettings, ShardSpec, WorkerPushes
 
@@ -85,7 +84,6 @@ class Start:
     checkpoints from another chief's. `oldest_kept`: contributions of steps before that may have been dropped by shards. `awaited`:
     workers to which an earlier chief may have leased data, for whom the others wait until `wait_until`. `done`: ranges of the data that
     are done and that the record which shards keep may lack. `replicas_due`: shards whose lost replica is to be brought back.
-    `hyperparameters`: what contributions that are counted have their step use.
     """
 
     step: int
@@ -98,7 +96,6 @@ class Start:
     done: tuple[int, ...] = ()
     is_data_kept: bool = False
     replicas_due: frozenset[int] = frozenset()
-    hyperparameters: tuple[tuple[PushId, Numbers], ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,7 +108,7 @@ class Parts:
     members: Membership
     model: ModelRegistry
     data: DataLeases
-    states: UserStates
+    attachments: ContributedAttachments
     servers: ShardTable
     ledger: Ledger
     settings: Settings
@@ -187,7 +184,7 @@ class Training:
         self._host = host
         self._out, self._members, self._model, self._data = parts.out, parts.members, parts.model, parts.data
         self._ledger, self._settings, self._checkpoints, self._servers = parts.ledger, parts.settings, parts.checkpoints, parts.servers
-        self._numbers, self._states = ContributedNumbers(parts.model, parts.out, dict(start.hyperparameters)), parts.states
+        self._attachments = parts.attachments
         self._fence = parts.members.fence
         self._tag_suffix = start.tag_suffix
         self._under_way: UnderWay | None = None
@@ -220,8 +217,7 @@ class Training:
             fence=self._fence,
             versions=parts.versions,
             data=parts.data,
-            numbers=self._numbers,
-            states=parts.states,
+            attachments=parts.attachments,
             policy=lambda: self._policy,
             record=host.record,
             is_finished=lambda: host.is_finished,
@@ -311,7 +307,7 @@ class Training:
             files=(),
             pushes=self.applied_pushes(extra=extra),
             data=self._data.progress(),
-            user_states=self._states.all(),
+            attached=self._attachments.lasting,
         )
 
     def applied_pushes(self, *, extra: Sequence[PushId] = ()) -> tuple[WorkerPushes, ...]:
@@ -461,7 +457,7 @@ class Training:
         self._policy.forget_wish(blocked.who)
 
     def _tell(self, call: int, value: Answer, commit: PushCommit | None, result: CommitResult | None, now: float) -> None:
-        if commit is not None and commit.is_applied and (commit.ranges or commit.user_state):
+        if commit is not None and commit.is_applied and (commit.ranges or commit.attached is not NO_ATTACHMENTS):
             self._answers.tell_of_data(call, value, now=now)
         else:
             self._answers.tell(call, value, push_id=commit.push_id if commit is not None else None, commit=result, now=now)
@@ -513,10 +509,8 @@ class Training:
             return _repeated(member.outcomes.first_result(push_id), global_step=policy.step)
         if not self._model.is_ready:
             raise NotInitialized(f"the variables have no values yet: {self._host.explain(now)}")
-        if commit.hyperparameters:
-            self._numbers.check(commit.hyperparameters, applies_on_arrival=policy.spec.applies_on_arrival)
-        if commit.user_state:
-            self._states.check(member.index, commit.user_state)
+        if commit.attached is not NO_ATTACHMENTS:
+            self._attachments.check(member.index, commit.attached, applies_on_arrival=policy.spec.applies_on_arrival)
         open_step = policy.step
         has_ranges = not commit.ranges or self._data.may_use(member.index, member.incarnation, commit.ranges)
         # Samples that others have, or had, would count twice: it comes from the time of an earlier chief.
@@ -535,12 +529,10 @@ class Training:
             self._discards.add(push_id)
         if verdict.outcome is PushOutcome.ACCEPTED:
             self._turned_away.discard(member.index)
-            if commit.hyperparameters:
-                self._numbers.count(push_id, commit.hyperparameters)
-            if commit.user_state:
-                self._states.count(push_id, commit.user_state)
+            if commit.attached is not NO_ATTACHMENTS:
+                self._attachments.count(push_id, commit.attached)
                 if commit.is_applied:
-                    self._states.applied((push_id,))
+                    self._attachments.applied((push_id,))
         elif not policy.has_common_steps or ((not commit.staged or not has_ranges) and not policy.is_complete):
             self._turned_away.add(member.index)  # it has met a change of policy, or of the chief
         if commit.ranges or self._data.starved:
@@ -711,8 +703,7 @@ class Training:
         contributors = step.contributors if is_of_interest else ()
         if self._data.has_counted:
             self._answers.finished_ranges(self._data.applied(contributors))
-        self._numbers.applied(step.contributors)
-        self._states.applied(step.contributors)
+        self._attachments.applied(step.contributors)
         self._answers.applied(contributors, is_held=is_held)
         if is_held:
             self.hold(HeldStep(step=self.step + 1, contributors=contributors, then=self._held_step_saved))
@@ -756,8 +747,7 @@ class Training:
                 discards=self._take_discards() if step.redo is None else (),
                 ranges=self._answers.ranges_of_step(step.contributors) if step.redo is None else step.redo.ranges,
                 without=without,
-                numbers=self._numbers.of_step(step.contributors) if step.redo is None else step.redo.numbers,
-                user_states=self._answers.states_of_step(step.contributors) if step.redo is None else step.redo.user_states,
+                attached=self._attachments.of_step(step.contributors) if step.redo is None else step.redo.attached,
             )
         )
 
@@ -781,8 +771,8 @@ class Training:
             if isinstance(told, ApplyStep):
                 told = replace(told, ranges=self._answers.ranges_of_step(step.contributors))
             self._answer_about_ranges(now)
-        if sum(self._states.uncount(push_id) for push_id in nowhere) and isinstance(told, ApplyStep):
-            told = replace(told, user_states=self._answers.states_of_step(step.contributors))
+        if sum(self._attachments.uncount(push_id) for push_id in nowhere) and isinstance(told, ApplyStep):
+            told = replace(told, attached=self._attachments.of_step(step.contributors))
         self._have(told)
         return tuple(sorted({push_id for _, push_id in event.missing}))
 

@@ -11,6 +11,7 @@ import pytest
 from lockstep.__main__ import main
 from ps_protocol.checkpoint.catalog import find_checkpoint, verify_checkpoint
 from ps_protocol.checkpoint.storage import LocalStorage
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from tests.support.processes.commands import run_up
 from tests.support.processes.real_cluster import RealCluster
 from tests.support.sessions.clusters import Shape
@@ -80,7 +81,7 @@ def test_a_training_goes_on_with_the_same_bits_from_what_was_exported_and_import
     checkpoints = [find_checkpoint(one).checkpoint for one in (place, LocalStorage(other))]
     assert [one.step for one in checkpoints] == [9, 9]
     assert [one.sha256 for one in checkpoints[0].files] == [one.sha256 for one in checkpoints[1].files]
-    assert checkpoints[0].user_states == checkpoints[1].user_states != ()
+    assert checkpoints[0].attached == checkpoints[1].attached != NO_STEP_ATTACHMENTS
 
 
 def test_checkpoint_before_there_is_a_model_is_refused_in_words(cluster: RealCluster, capsys: pytest.CaptureFixture[str]) -> None:

@@ -105,4 +105,4 @@ def test_the_state_is_that_of_the_step_whatever_is_killed_and_after_a_resume(clu
     whole, _ = list_checkpoints(open_storage(str(socket_dir / "checkpoints")), cluster="lockstep")
     last = whole[-1].checkpoint
     assert last.step == NUM_STEPS
-    assert [f'"n":{NUM_STEPS},' in one.json for one in last.user_states] == [True, True]
+    assert [f'"n":{NUM_STEPS},' in one.json for one in last.attached.user_states] == [True, True]

@@ -36,7 +36,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
 from ps_protocol.roles.shard import ShardReport, ShardSettings, ShardStatus
 from tests.support.chief.eras import fence
 
@@ -212,8 +212,11 @@ class Worker:
         return PushId(worker=self.index, incarnation=self.participant.incarnation, sequence=self.sequence)
 
     def next_commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: Any) -> PushCommit:
+        """A commit; what is attached to it is given by name as its own fields are."""
         step = self.local_step if step is None else step
-        return PushCommit(push_id=push_id or self.next_push(), step=step, **({"staged": True} | fields))
+        brought = {name: fields.pop(name) for name in ("hyperparameters", "user_state") if name in fields}
+        attached = Attachments(**brought) if any(brought.values()) else NO_ATTACHMENTS
+        return PushCommit(push_id=push_id or self.next_push(), step=step, attached=attached, **({"staged": True} | fields))
 
     def send_commit(self, step: int | None = None, *, push_id: PushId | None = None, **fields: Any) -> int:
         """Commits, and returns the call: it is answered once the answer is sure."""

@@ -192,8 +192,7 @@ class RecoveryDriver(Driver):
                 weights=order.weights,
                 discards=order.discards,
                 ranges=order.ranges,
-                numbers=order.numbers,
-                user_states=order.user_states,
+                attached=order.attached,
             )
             shard.step = order.step + 1
 

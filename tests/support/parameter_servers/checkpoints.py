@@ -19,7 +19,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement, PlacementPolicy, place
 from ps_protocol.model.variables import Array, DataType, Partition, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, tag_of
-from ps_protocol.roles.contribution import UserState
+from ps_protocol.roles.contribution import StepAttachments, UserState
 from ps_protocol.roles.shard import AppliedPush, CheckpointFile, WorkerPushes
 from tests.support.chief.eras import fence
 
@@ -72,7 +72,7 @@ def checkpoint_of(files: Sequence[CheckpointFile], *, step: int, epoch: int = 1,
         files=tuple(files),
         pushes=(WorkerPushes(worker=2, incarnation=1 << 20 | 1, applied=(AppliedPush(sequence=7, step=step),)),),
         data=DataProgress(data=DataSpec(name="train", num_samples=10, range_size=3, shuffle_seed=1), epoch=1, done=(4, 6)),
-        user_states=(UserState(worker=1, json='{"best":0.5,"é":"\\n"}'),),
+        attached=StepAttachments(user_states=(UserState(worker=1, json='{"best":0.5,"é":"\\n"}'),)),
     )
 
 

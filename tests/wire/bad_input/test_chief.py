@@ -41,7 +41,7 @@ def commit(step: int = 0, *, worker: int = 0, incarnation: int = 1, sequence: in
 
 def with_state(num_bytes: int) -> Any:
     request = commit()
-    request.commit.commit.user_state = "a" * num_bytes
+    request.commit.commit.attached.user_state = "a" * num_bytes
     return request
 
 

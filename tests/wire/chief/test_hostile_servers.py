@@ -45,7 +45,7 @@ def that_is_adopted(**fence: int) -> Callable[[Any], list[bytes]]:
         ("AdoptShard", lambda message: [b"\xff\xff"]),
         ("AdoptShard", with_fields(lambda message: message.last_apply.ranges.append(1))),
         ("AdoptShard", with_fields(lambda message: message.last_apply.contributors.add(incarnation=MOST))),
-        ("AdoptShard", with_fields(lambda message: message.last_apply.user_states.add(json="{"))),
+        ("AdoptShard", with_fields(lambda message: message.last_apply.attached.user_states.add(json="{"))),
     ],
 )
 def test_a_chief_waits_for_a_server_that_answers_what_it_should_not(method: str, change: Callable[[Any], list[bytes]]) -> None:

@@ -21,7 +21,6 @@ from ps_protocol.model.variables import (
     VariableSpec,
 )
 from ps_protocol.roles import chief, contribution, identity, shard
-from ps_protocol.roles.contribution import UserState
 from ps_protocol.roles.identity import ProtocolVersion
 from tests.support.chief.eras import era, fence
 
@@ -81,6 +80,7 @@ POLICIES = (
 PLACEMENT = tuple(PlacedSlice(slice=piece, shard=index) for index, piece in enumerate(SLICES))
 SPEC = shard.ShardSpec(epoch=1, shard=2, layout=Layout(SLICES), optimizer=ADAM, initial_step=3, attempt=4, max_staged_per_worker=5)
 WORKER = chief.Participant(era=era(1), kind=chief.ParticipantKind.WORKER, index=2, incarnation=3)
+BETA1 = StepHyperparameter(group="g", name="beta1", value=0.5)
 COMMIT = chief.PushCommit(push_id=ID, step=4, staged=True)
 RESULT = chief.CommitResult(outcome=chief.PushOutcome.DUPLICATE, global_step=5, first_outcome=chief.PushOutcome.LATE)
 REPORT = shard.ShardReport(
@@ -178,8 +178,10 @@ VALUES: list[Any] = [
         weights=(0.5,),
         scales=(1.0, 0.25),
         discards=(contribution.PushId(worker=1, incarnation=7, sequence=0), ID),
-        numbers=(contribution.GivenNumbers(push_ids=(ID,), hyperparameters=(StepHyperparameter(group="g", name="beta1", value=0.5),)),),
-        user_states=(UserState(worker=3, json='{"n":1}'),),
+        attached=contribution.StepAttachments(
+            numbers=(contribution.GivenNumbers(push_ids=(ID,), hyperparameters=(BETA1,)),),
+            user_states=(contribution.UserState(worker=3, json='{"n":1}'),),
+        ),
         wants_checksums=True,
     ),
     shard.ShardSettings(
@@ -229,7 +231,7 @@ VALUES: list[Any] = [
             global_step=3,
             waiting_for="w",
             policy=POLICIES[1],
-            user_state='{"n":1}',
+            attached=contribution.Attachments(user_state='{"n":1}'),
             shards_version=4,
         )
         for state in chief.ModelState
@@ -242,7 +244,8 @@ VALUES: list[Any] = [
         optimizers=((ADAM, dataclasses.replace(ADAM, learning_rate=PIECEWISE)),),
     ),
     chief.AgreedModel(state=chief.ModelState.ABSENT, model=None, placement=(), global_step=0),
-    dataclasses.replace(COMMIT, staged=False, is_applied=True, user_state='{"n":1}'),
+    dataclasses.replace(COMMIT, staged=False, is_applied=True, attached=contribution.Attachments(user_state='{"n":1}')),
+    dataclasses.replace(COMMIT, ranges=(7,), attached=contribution.Attachments(hyperparameters=(BETA1,))),
     chief.CommitResult(outcome=chief.PushOutcome.ACCEPTED, global_step=5, applied_step=0, staleness=3, weight=0.25),
     COMMIT,
     RESULT,

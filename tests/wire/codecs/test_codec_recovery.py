@@ -10,7 +10,7 @@ from ps_protocol.model.data import DataProgress, DataSpec
 from ps_protocol.roles import chief
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import PushCommit, RegisterRequest
-from ps_protocol.roles.contribution import UserState
+from ps_protocol.roles.contribution import Attachments, StepAttachments, UserState
 from ps_protocol.v1 import chief_service_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.step import MAX_RANGES_A_CALL
@@ -28,8 +28,8 @@ RECORD = ChiefRecord(
     rejects_nonfinite=True,
     epoch=2,
     step=7,
-    chosen=(ChosenPush(push_id=COMMIT.push_id, step=6, weight=0.5, ranges=(3,), user_state='{"n":2}'),),
-    user_states=(UserState(worker=0, json='{"n":1}'), UserState(worker=5, json="{}")),
+    chosen=(ChosenPush(push_id=COMMIT.push_id, step=6, weight=0.5, ranges=(3,), attached=Attachments(user_state='{"n":2}')),),
+    attached=StepAttachments(user_states=(UserState(worker=0, json='{"n":1}'), UserState(worker=5, json="{}"))),
     earlier=fence(4, 3, life=2**63 + 7),
 )
 OF_A_LIFE = dataclasses.replace(WORKER, era=era(1, life=2**64 - 1))

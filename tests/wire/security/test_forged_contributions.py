@@ -12,7 +12,7 @@ from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.spec import layouts
 from ps_protocol.roles.chief import ClusterState, Participant, PushCommit, TokenResult
-from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.contribution import Attachments, PushId
 from ps_protocol.roles.shard import PushHeader
 from ps_protocol.shared_memory.worker import share_memory
 from tests.support.chief.running_chief import RunningChief, Worker, client_of, cluster
@@ -71,7 +71,7 @@ def test_numbers_of_a_commit_count_only_where_its_contribution_lies(chief: Runni
     """Of several workers' numbers those of the lowest hold: here the forger's."""
     with trained(chief, 0, 1) as (forger, honest):
         numbers = (StepHyperparameter(group="", name="learning_rate", value=1.0),)
-        forged = dataclasses.replace(forger.push(value=3.0, num_shards=num_given), hyperparameters=numbers)
+        forged = dataclasses.replace(forger.push(value=3.0, num_shards=num_given), attached=Attachments(hyperparameters=numbers))
         result, error = both_wait(honest, forger, (honest.push(value=1.0), forged))
         assert result is TokenResult.TOKEN and isinstance(error, ContributionMissing)
         assert honest.read() == {"w": pytest.approx([-2.0 if num_given else -0.1] * 3), "b": pytest.approx([-0.1] * 3)}

@@ -116,7 +116,7 @@ def test_nothing_is_kept_of_contributions_that_are_applied() -> None:
         for worker in workers:
             worker.ask(commit=worker.next_commit(hyperparameters=rate(0.25)))
             worker.local_step = driver.coordinator.step
-    kept = driver.coordinator._training._numbers._by_push  # what must not grow
+    kept = driver.coordinator._parts.attachments._counted  # what must not grow
     assert len(kept) <= 1
 
 

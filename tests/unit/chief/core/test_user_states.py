@@ -25,12 +25,12 @@ def state_of(driver: Driver, worker: Worker) -> str:
     reply = driver.answers[driver.ask_model(worker)]
     assert isinstance(reply, ModelReply)
     assert reply.state is ModelState.READY
-    return reply.user_state
+    return reply.attached.user_state
 
 
 def saved(driver: RecoveryDriver, number: int) -> tuple[str, ...]:
     (checkpoint,) = (one for one in driver.storage.values() if one.step == number)
-    return tuple(one.json for one in checkpoint.user_states)
+    return tuple(one.json for one in checkpoint.attached.user_states)
 
 
 def test_each_checkpoint_has_the_states_of_its_own_step() -> None:
@@ -108,7 +108,7 @@ def test_a_new_chief_has_the_states_of_a_step_that_the_shards_have_applied(shard
     driver.apply_at(*shards)
     driver.new_chief()
     if len(shards) == 1:
-        assert driver.to_apply[0].user_states == (UserState(worker=0, json="a2"), UserState(worker=1, json="b1"))
+        assert driver.to_apply[0].attached.user_states == (UserState(worker=0, json="a2"), UserState(worker=1, json="b1"))
         driver.apply()
     for worker, state in zip(workers, ("a2", "b1"), strict=True):
         driver.come_back(worker)
@@ -138,7 +138,7 @@ def test_a_new_chief_has_the_state_of_a_contribution_that_was_promised() -> None
     assert state_of(driver, Worker(driver, 0, takeover=True)) == "a0"
     driver.come_back(workers[1])
     workers[1].send_commit()
-    assert driver.to_apply[0].user_states == (UserState(worker=0, json="a0"),)
+    assert driver.to_apply[0].attached.user_states == (UserState(worker=0, json="a0"),)
 
 
 def test_a_state_travels_with_steps_until_a_record_has_it() -> None:
@@ -148,10 +148,10 @@ def test_a_state_travels_with_steps_until_a_record_has_it() -> None:
     step(driver, [worker], state)
     for _ in range(4):
         step(driver, [worker], "")
-    assert [len(one.user_states) for one in driver.applied] == [1, 1, 1, 0, 0]
+    assert [len(one.attached.user_states) for one in driver.applied] == [1, 1, 1, 0, 0]
     record = driver.shards[0].record
     assert record is not None
-    assert record.user_states == (UserState(worker=0, json=state),)
+    assert record.attached.user_states == (UserState(worker=0, json=state),)
     driver.new_chief()
     driver.come_back(worker)
     assert state_of(driver, worker) == state
@@ -163,7 +163,7 @@ def test_where_no_worker_has_a_state_none_is_looked_for_or_sent() -> None:
     num_records = driver.shards[0].record_version
     for _ in range(3):
         step(driver, [worker], "")
-    assert all(one.user_states == () for one in driver.applied)
+    assert all(one.attached.user_states == () for one in driver.applied)
     assert driver.shards[0].record_version == num_records
 
 
@@ -174,9 +174,9 @@ def test_a_contribution_that_no_shard_has_brings_no_state() -> None:
     workers[0].ask(commit=workers[0].next_commit(user_state="a0"))
     forged = workers[1].next_commit(user_state="b0")
     workers[1].ask(commit=forged)
-    assert len(driver.to_apply.pop().user_states) == 2
+    assert len(driver.to_apply.pop().attached.user_states) == 2
     driver.send(ev.ContributionsMissing(missing=((0, forged.push_id), (1, forged.push_id))))
-    assert driver.to_apply[-1].user_states == (UserState(worker=0, json="a0"),)
+    assert driver.to_apply[-1].attached.user_states == (UserState(worker=0, json="a0"),)
 
 
 def test_applied_on_arrival_the_answer_waits_until_another_chief_would_know_the_state() -> None:
