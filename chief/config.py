@@ -1,11 +1,12 @@
 """The chief's configuration from flags, LOCKSTEP_* variables and TF_CONFIG, in this order. Knows no socket and starts nothing."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 
 from chief.options import CheckpointConfig, CoordinationConfig
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process import options
 from ps_protocol.process.listening import check_bind_address
 from ps_protocol.process.options import Given
@@ -16,7 +17,7 @@ from ps_protocol.roles.identity import parse_address
 from ps_protocol.security.options import OPEN, Security
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ChiefConfig:
     """One chief. `ps` are the addresses of the parameter servers, by index; `announce` is a file for its own once it serves.
 

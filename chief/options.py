@@ -1,9 +1,9 @@
 """The options of a cluster's coordination and of its checkpoints, checked. A leaf: knows no flag, policy object or state."""
 
 import dataclasses
-from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec, TokenMode
 from ps_protocol.process import options
 from ps_protocol.roles.checkpoint import Durability, check_tag
@@ -14,7 +14,7 @@ RESTORE_LATEST = options.RESTORE.default
 RESTORE_NONE = "none"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointConfig:
     """When a cluster that has a place for checkpoints makes them, how many are kept, and which one it begins with.
 
@@ -37,7 +37,7 @@ class CheckpointConfig:
             check_tag(self.restore)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CoordinationConfig:
     """R is `replicas_to_aggregate`, T is `total_num_replicas`. T None: any number of workers. R None: T, or 1 if that is None too.
 

@@ -7,7 +7,6 @@ import secrets
 import zipfile
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorEntry, TensorFileReader, encode_header, open_file, tensor_name
 from ps_protocol.errors import DataLoss, InvalidSpec
 from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import Placement
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.checkpoint import Checkpoint
@@ -26,7 +26,7 @@ from ps_protocol.roles.checkpoint import Checkpoint
 ORIGIN = "lockstep"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """What a tensor of a file belongs to: a variable, or (with `part`) one of its slots or its average."""
 

@@ -4,7 +4,7 @@ import datetime
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +26,13 @@ from ps_protocol.checkpoint.tensor_file import (
 )
 from ps_protocol.errors import DataLoss, InvalidSpec
 from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.shard import CheckpointFile
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
     """The checkpoint that was made, the names of what is the file's in it, and of what the file has besides."""
 
@@ -40,7 +41,7 @@ class Imported:
     unused: tuple[str, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _ShardFile:
     """What the file of one shard is to have besides values."""
 

@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.event_file import EventFile
 from ps_protocol.roles.chief import ClusterStatus, ParticipantKind
 from worker_client import MetricReport
@@ -23,7 +23,7 @@ class Watched(Protocol):
         """Returns what workers have reported."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Sample:
     """A cluster at one moment: `sums` has the sum of a metric's values times weights, and of the weights, by name."""
 

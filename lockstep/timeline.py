@@ -5,9 +5,9 @@ are the chief's: a worker's contribution begins when it can, and ends when it is
 """
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterStatus, LedgerEntry, ParticipantKind
 
 CHIEF, WORKERS, SERVERS = 1, 2, 3
@@ -18,7 +18,7 @@ MAX_TRACKS = 1_000
 Event = dict[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """What was seen of a cluster last."""
 

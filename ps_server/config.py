@@ -3,10 +3,10 @@
 import contextlib
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import check_name
 from ps_protocol.process import options
 from ps_protocol.process.listening import check_bind_address
@@ -20,7 +20,7 @@ _CGROUP_CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ParameterServerConfig:
     """One parameter server. `announce` is a file for its address once it serves; `max_memory_bytes` None: all memory of the machine.
 

@@ -7,13 +7,14 @@ import secrets
 import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import DeadlineExceeded, DtypeMismatch, InvalidSpec, ShapeMismatch, Unimplemented
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array, DataType, SparseMean
 from ps_protocol.process import waiting
 from ps_protocol.process.waiting import SilenceWatch, Wait
@@ -49,7 +50,7 @@ log = logging.getLogger("lockstep.worker")
 TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Access:
     """The accumulators of one parameter server; `server` names it, and `timeout_s` is how long it is waited for.
 

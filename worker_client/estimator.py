@@ -8,13 +8,13 @@ DNNClassifier((64,), target="host:5000").fit(X, y)                           # a
 
 import numbers
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
 from worker_client.model import optimizers
@@ -33,7 +33,7 @@ from worker_client.sync_replicas.session import MonitoredTrainingSession
 Batch = tuple[Array, Array]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
     """Features as (examples, features), what the network's head takes for each, and how many of them make a batch."""
 
@@ -58,7 +58,7 @@ class Examples:
                 yield self.features[chosen], self.targets[chosen]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """The final variables by name, the mean loss of each pass that was begun, and the last step of the training."""
 
@@ -309,7 +309,7 @@ class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return self
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Former:
     """What earlier trainings of an estimator have left: its network, and what `Trained` says of all of them."""
 
@@ -334,7 +334,7 @@ def _keep(estimator: Any, trained: Trained, former: _Former | None) -> None:
     estimator.n_iter_ = len(losses)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Parameters:
     """The parameters of an estimator, checked: scikit-learn wants constructors that check nothing."""
 

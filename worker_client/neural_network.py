@@ -1,19 +1,19 @@
 """A feed-forward network as plain arrays: its first values, loss, gradients and predictions. Pure NumPy; knows no cluster."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 
 Variables = Mapping[str, Array]
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Activation:
     """A function of the inputs, its derivative as a function of the outputs, and the variance of first weights that suits it."""
 
@@ -36,7 +36,7 @@ ACTIVATIONS: dict[str, _Activation] = {
 }
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Head:
     """What the last layer's sums mean: the stem of its variables' names, what is predicted, and the loss.
 
@@ -78,7 +78,7 @@ HEADS: dict[str, _Head] = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Network:
     """Layers of `sizes` units, the first of them features and the last predictions; `activation` is between them, the `head` at the end."""
 

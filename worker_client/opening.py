@@ -3,11 +3,12 @@
 import os
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.history import VARIABLE as HISTORY_VARIABLE
@@ -34,7 +35,7 @@ TIMEOUT_S = 60.0
 IN_PROCESS_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
     """Where to connect, and as whom: `worker_index` None is the lowest free one; an empty `cluster` accepts the chief's."""
 

@@ -4,11 +4,11 @@
 """
 
 import enum
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 from ps_protocol.errors import PsError
-from ps_protocol.model.value import step_value
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
     AgreedModel,
@@ -29,21 +29,21 @@ from ps_protocol.roles.shard import Adoption, CheckpointFile, ShardReport, Shard
 # -- events
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsFound:
     """All shards have been looked at, by index; nothing has been done to them."""
 
     statuses: tuple[ShardStatus, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFound:
     """What an earlier chief had kept at the shards that this one adopts now; reported before the last ShardAdopted, if there is any."""
 
     record: ChiefRecord
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RecordKept:
     """Shards keep the record of this version, or why they do not."""
 
@@ -52,7 +52,7 @@ class RecordKept:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFound:
     """The newest whole checkpoint, with the SHA-256 of its manifest, or None; `skipped`: newer ones with what is wrong with them.
 
@@ -67,7 +67,7 @@ class CheckpointFound:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsRestored:
     """All shards hold a checkpoint's values under this epoch, and obey this chief."""
 
@@ -76,7 +76,7 @@ class ShardsRestored:
     process_incarnations: tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRestoring:
     """How far a shard is with the checkpoint that it reads, in bytes (`num_bytes` 0: it has only begun)."""
 
@@ -85,7 +85,7 @@ class ShardRestoring:
     num_bytes: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreFailed:
     """A shard could not be brought back; `is_damaged`: since the checkpoint is not whole, so that an older one may do.
 
@@ -99,14 +99,14 @@ class RestoreFailed:
     is_passing: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepCopied:
     """All shards have copied the step that is to be saved: the next one may be applied."""
 
     tag: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepSaved:
     """All shards have written their files, by index."""
 
@@ -114,14 +114,14 @@ class StepSaved:
     files: tuple[CheckpointFile, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
     """The manifest stands: the checkpoint is whole."""
 
     tag: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SaveFailed:
     """A checkpoint could not be saved; its files have been removed."""
 
@@ -130,7 +130,7 @@ class SaveFailed:
     is_full: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasChanged:
     """Who holds a shard that has a standby: the process that is asked, and the one that goes along (empty: none, for that reason)."""
 
@@ -140,7 +140,7 @@ class ReplicasChanged:
     missing: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionsDiffer:
     """The two servers of a shard have applied a step, and of these contributions they had not been given the same."""
 
@@ -149,14 +149,14 @@ class ContributionsDiffer:
     contributions: tuple[PushId, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaReady:
     """An empty process is at the place of a lost replica of a shard: it can be brought back."""
 
     shard: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasBack:
     """BringReplicasBack is over in this epoch; `failures`: why replicas are not back, with the shard."""
 
@@ -164,7 +164,7 @@ class ReplicasBack:
     failures: tuple[tuple[int, str], ...] = ()
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
     """A caller's request; `call` None: it wants no answer."""
 
@@ -172,19 +172,19 @@ class Asked:
     request: Request[Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CallCancelled:
     """A blocked caller has gone away."""
 
     call: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class TimerFired:
     """Time has passed: at the latest at `Coordinator.next_deadline()`."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAdopted:
     """A shard obeys this chief; `adoption` is what it says of itself (None: it holds nothing)."""
 
@@ -193,14 +193,14 @@ class ShardAdopted:
     adoption: Adoption | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SessionKeysFound:
     """Shards know these keys of chiefs of this life. Reported as soon as this chief has adopted a shard."""
 
     keys: tuple[bytes, ...] = field(repr=False)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSeen:
     """A shard answered, and said this of itself."""
 
@@ -209,7 +209,7 @@ class ShardSeen:
     report: ShardReport = field(default_factory=ShardReport)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardUnreachable:
     """A shard did not answer; the shell keeps trying."""
 
@@ -217,7 +217,7 @@ class ShardUnreachable:
     why: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFailed:
     """A shard refused what it had to do in this epoch (None: whichever it is now), and repeating it is of no use."""
 
@@ -226,7 +226,7 @@ class ShardFailed:
     epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepPrepared:
     """All shards have reported the sums of squares of a step's mean, each by its slices, in this epoch (None: whichever it is now)."""
 
@@ -235,7 +235,7 @@ class StepPrepared:
     epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsConfigured:
     """All shards work by these settings, in this epoch (None: whichever it is now)."""
 
@@ -243,7 +243,7 @@ class ShardsConfigured:
     epoch: int | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ContributionsMissing:
     """Shards do not have contributions to the step that is under way, each with its shard; so that step is not done."""
 
@@ -251,7 +251,7 @@ class ContributionsMissing:
     epoch: int | None = None
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepApplied:
     """All shards have applied a step, in this epoch (None: whichever it is now)."""
 
@@ -298,14 +298,14 @@ Answer = (
 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptShards:
     """Put all shards under this chief, and report ShardAdopted for each, with what it says; RecordFound before the last one."""
 
     fence: Fence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRecord:
     """Have shards keep this for the chief's successor, and report RecordKept; a later one takes its place.
 
@@ -318,7 +318,7 @@ class KeepRecord:
     is_for_all: bool = True
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class FindCheckpoint:
     """Look for the newest whole checkpoint but for those `excluded` (or the one of this name `only`), and report CheckpointFound.
 
@@ -330,7 +330,7 @@ class FindCheckpoint:
     fence: Fence | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreShards:
     """Put all shards under this chief and epoch, give them a checkpoint's values, and report ShardsRestored or RestoreFailed.
 
@@ -344,7 +344,7 @@ class RestoreShards:
     settings: ShardSettings
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SaveStep:
     """Have all shards save the step: report StepCopied as soon as all have copied it, then StepSaved, or SaveFailed."""
 
@@ -353,7 +353,7 @@ class SaveStep:
     tag: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCheckpoint:
     """Write the manifest, then remove all but the newest `keep` checkpoints; report CheckpointCommitted or SaveFailed.
 
@@ -366,7 +366,7 @@ class CommitCheckpoint:
     is_awaited: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class BringReplicasBack:
     """Give the lost replicas of these shards the values of a checkpoint, which the others have now, and report ReplicasBack.
 
@@ -380,7 +380,7 @@ class BringReplicasBack:
     settings: ShardSettings
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Reply:
     """Answer a caller."""
 
@@ -388,7 +388,7 @@ class Reply:
     value: Answer
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Refuse:
     """Answer a blocked caller with an error."""
 
@@ -396,7 +396,7 @@ class Refuse:
     error: PsError
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyStep:
     """Have all shards apply a step, and report StepApplied when all have, or ContributionsMissing. `contributors` are sorted.
 
@@ -415,7 +415,7 @@ class ApplyStep:
     attached: StepAttachments = NO_STEP_ATTACHMENTS
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareStep:
     """Have all shards say how large the mean of a step is, and report StepPrepared when all have; or ContributionsMissing.
 
@@ -429,7 +429,7 @@ class PrepareStep:
     without: tuple[tuple[PushId, ...], ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigureShards:
     """Have all shards work by these settings from now on, and report ShardsConfigured when all do."""
 
@@ -441,14 +441,14 @@ class ConfigureShards:
         return self.settings.fence
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptShard:
     """Adopt a shard that was restarted before it held anything, and report ShardAdopted."""
 
     shard: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class EndProcesses:
     """The cluster is no longer needed: shut down the shards, then end with this exit code."""
 
@@ -469,7 +469,7 @@ class NoteKind(enum.Enum):
     FINISHED = "finished"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
     """Something happened that belongs in the log, in words; `is_detail`: only at the level DEBUG."""
 

@@ -6,7 +6,7 @@ comes of it is a `Start`, of which another `Training` is made.
 """
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Protocol
 
 from chief.core.cluster.checkpoints import HeldStep
@@ -31,6 +31,7 @@ from chief.policies.base import Counted, Policy
 from chief.policies.factory import new_policy
 from ps_protocol.errors import LeaseExpired, PsError
 from ps_protocol.model.layout import Layout
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, NO_STEP_ATTACHMENTS, PushId
 from ps_protocol.roles.shard import Adoption, ApplyRequest, ShardStatus, WorkerPushes
@@ -41,7 +42,7 @@ _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 8.0
 _HARMLESS = ("incomplete", "it is of cluster")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
     """Where training goes on: the open step, and, if only some shards have applied it, that step as it was asked for (`redo`)."""
 
@@ -87,7 +88,7 @@ def mismatch(adoptions: Sequence[Adoption | None], layouts: Sequence[Layout], *,
     return f"{listed(other)} {'holds' if len(other) == 1 else 'hold'} other variables than the model has there" if other else ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
     """What checkpoints this run may go back to: those of its epochs, and the one that it began from or went back to, and older ones.
 
@@ -102,7 +103,7 @@ class Branch:
         return checkpoint.fence.epoch >= self.epoch or checkpoint.age_order <= self.base
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class Search:
     """A search for a checkpoint: why, what did not do so far, and what else is there. `has_lost`: shards had a model, or some of it."""
 
@@ -152,19 +153,19 @@ def nothing_found(search: Search, *, restore: str, step: int, failure: str = "")
     return ""
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class _Begun:
     """Empty shards are put under this chief; then a worker brings the model."""
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class _Seeking:
     """A checkpoint is looked for."""
 
     search: Search
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class _Restoring:
     """Shards are brought back to a checkpoint; then what is known of it is kept there, too."""
 
@@ -174,7 +175,7 @@ class _Restoring:
     is_restored: bool = False
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class _TakingOver:
     """Shards hold a model that an earlier chief has trained: what they say of it, and what follows from that.
 

@@ -1,20 +1,20 @@
 """The cluster's status, and in words what it waits for and what to do about that. Reads the core's state; changes nothing."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 
 from chief.core.cluster.members import Member, MemberState
 from chief.core.epoch.training import Parts, Training
 from chief.core.recovery import Recovery
 from chief.core.wording import lease_end, listed, seconds
 from chief.policies.base import Policy
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind
 
 # A cluster whose step is younger, and that has all the workers it needs, is at work and not waiting.
 _PATIENCE_S = 1.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
     """The parts of the core that a report looks at. `asking`: a worker that waits for a token although it does not block."""
 

@@ -8,12 +8,12 @@ import heapq
 import itertools
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from typing import Generic, TypeVar
 
 from chief.core.messages import Answer, Instruction, Note, NoteKind, Refuse, Reply
 from ps_protocol.errors import PsError
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 
 Ask = TypeVar("Ask")
@@ -146,7 +146,7 @@ class Outbox:
         self._afterwards.clear()
 
 
-@dataclass(slots=True, eq=False)
+@light_dataclass(slots=True, eq=False)
 class Blocked(Generic[Ask]):
     """A call that waits. `who` is the worker that it is from, where each has one call at a time, else its own number."""
 

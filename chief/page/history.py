@@ -4,8 +4,8 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.shard import MetricCell
 
 # Of the whole course, evenly spread; and the newest besides, each that there was.
@@ -17,7 +17,7 @@ MAX_NAME = 120
 Point = tuple[float, int, float | None]
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Sum:
     """What had come together by a moment. `beginning`: how often it had begun anew; there are no differences across that."""
 

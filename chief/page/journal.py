@@ -3,14 +3,14 @@
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 
 from chief.core.messages import Note, NoteKind
+from ps_protocol.model.light_dataclass import light_dataclass
 
 _MAX_ENTRIES = 300
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
     """Something happened at this time of day, while `step` was open."""
 

@@ -9,11 +9,11 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from chief.page.history import History, Point
 from ps_protocol.errors import PsError
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, Request, WorkerTraffic
 from ps_protocol.roles.shard import MetricCell
 from ps_protocol.rpc.channel import Access
@@ -44,7 +44,7 @@ class Cluster(Protocol):
         """The call is not answered any more."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """The cluster at one moment, and what follows from the looks before it.
 
@@ -62,7 +62,7 @@ class Look:
     num_last: Mapping[int, int]
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Counts:
     """What grows, at one moment: the step, and by worker its contributions that counted and what it has read."""
 

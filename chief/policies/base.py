@@ -7,8 +7,8 @@ clocks. The caller applies its contributions, one step at a time: `contributors`
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.value import step_value
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.contribution import PushId
 
@@ -20,7 +20,7 @@ class Grant(NamedTuple):
     step: int
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Counted:
     """A contribution that is counted and not applied; `step` is that of the variables it was computed from."""
 
@@ -29,7 +29,7 @@ class Counted:
     weight: float = 1.0
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
     """What becomes of a contribution; with ACCEPTED, `applied_step` is the step that it is a part of."""
 

@@ -5,15 +5,15 @@ A worker goes on when what it gave is applied ("async"), and if it is not too fa
 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
 
 from chief.policies.base import Counted, Grant, Verdict
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicyName, PolicySpec, TooStale
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.contribution import PushId
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class _Progress:
     """One live worker: contributions of its that were applied or dropped, and those that are counted and not applied."""
 

@@ -9,8 +9,8 @@ from typing import Protocol
 
 from chief.policies.base import Counted, Grant, Verdict
 from ps_protocol.errors import StepAhead
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.value import step_value
 from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.contribution import PushId
 
@@ -174,7 +174,7 @@ def _ahead(step: int, open_step: int) -> StepAhead:
     return StepAhead(f"local_step {step} is ahead of global_step {open_step}; read again")
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Wish:
     request_id: int
     may_take_extra: bool

@@ -2,10 +2,11 @@
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, ShardStatus
@@ -72,7 +73,7 @@ def restore_failure(work: RestoreShards, error: PsError) -> RestoreFailed:
     )
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class Authority:
     """Of a chief's latest adoption; NOBODY: it has adopted nothing yet. `ShardWork` changes it in place.
 

@@ -5,7 +5,7 @@ import contextlib
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol, TypeVar
 
 from chief.core import messages
@@ -14,6 +14,7 @@ from chief.core.wording import workers_of
 from chief.shards.calls import CONTROL_TIMEOUT_S, TRANSIENT
 from chief.shards.link import ShardLink
 from ps_protocol.errors import ContributionMissing, PsError, Superseded, Unavailable
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.identity import HandshakeReply
@@ -51,7 +52,7 @@ class ReplicaLink(ShardLink, Protocol):
         """As ShardLink; and says how the chief counts on this replica."""
 
 
-@dataclass(slots=True, eq=False)
+@light_dataclass(slots=True, eq=False)
 class Replica:
     """A process that holds a shard, or shall. `process`: its process incarnation when it was adopted, or met; 0: neither."""
 
@@ -65,7 +66,7 @@ class Replica:
         return self.link.address
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class Finding:
     """What the replicas of one shard say before a chief has them: `best` is the one that has come farthest.
 

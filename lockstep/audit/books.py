@@ -5,9 +5,10 @@ Knows facts; no array is looked at.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from lockstep.audit.facts import Facts, Outcome, Sent, ShardLife, words_of
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import MAX_STEP
 
@@ -15,7 +16,7 @@ Contributors = tuple[PushId, ...]
 _REFUSED = ("STALE", "LATE")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
     """One epoch: the step that it began with, the epoch whose checkpoint it began from (None: none), and what its steps are made of.
 
@@ -33,7 +34,7 @@ class Epoch:
         return max([len(self.steps), *map(len, self.arrived.values())])
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
     """The epochs, all problems, and how many contributions were applied, rolled back, refused, or are in no step."""
 

@@ -1,8 +1,9 @@
 """A history's records, sorted by subject: contributions, what shards held, what the chief counted. Judges abandoned."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.process import history as events
 from ps_protocol.process.history import Chronicle, Record
@@ -13,7 +14,7 @@ from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSpec
 Sent = tuple[int, PushId]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
     """One shard's part of a contribution, as its worker was about to send it."""
 
@@ -21,7 +22,7 @@ class Part:
     content: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """The outcome of a contribution that its worker received."""
 
@@ -32,7 +33,7 @@ class Outcome:
     where: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CountedStep:
     """A step that a chief has counted."""
 
@@ -43,7 +44,7 @@ class CountedStep:
     where: str
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class ShardLife:
     """What one process held of a shard in one epoch, from its first values, or those of a checkpoint, on. `records` are in order.
 
@@ -73,7 +74,7 @@ class ShardLife:
             self.arrived.append((events.push_of(record), events.number_of(record, "step")))
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class Facts:
     """Everything that all processes have written.
 

@@ -4,13 +4,14 @@ The values that an epoch began with are those that an earlier one had at that st
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 
 import numpy as np
 
 from lockstep.audit.facts import Facts, ShardLife, words_of
 from ps_protocol.errors import PsError
 from ps_protocol.model.layout import Segments, VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.process import history as events
 from ps_protocol.roles.contribution import PushId
@@ -23,7 +24,7 @@ from ps_server.numbers.memory import MemoryBudget
 Wanted = tuple[int, int]
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class _Snapshot:
     """All variables of a cluster at one step, with all that belongs to them, whole, by name and part; and the numbers by shard."""
 
@@ -38,7 +39,7 @@ class _Snapshot:
         return replace(self.states.get(shard, self.states[min(self.states)]), powers=powers)
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class Recomputed:
     """How many steps of servers were computed again, and what was found."""
 

@@ -2,13 +2,13 @@
 
 import importlib.util
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 import numpy as np
 
 import worker_client
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
 
@@ -27,7 +27,7 @@ class ExamplesMissing(Exception):
     """scikit-learn is not there; the text says how to get it."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
     """Images of 64 pixels from 0 to 1, one a row, and the digits that they show."""
 
@@ -77,7 +77,7 @@ NUM_CLASSES = 10
 NUM_HIDDEN = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
     """How good a model is on some examples."""
 

@@ -3,7 +3,6 @@
 import threading
 import time
 from collections import deque
-from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 import worker_client
 from lockstep.demo.digits import Evaluation, Examples, evaluate
 from ps_protocol.errors import PsError
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind
 
@@ -20,7 +20,7 @@ from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind
 _RATE_WINDOW_S = 3.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerCounts:
     """One worker's contributions so far."""
 
@@ -30,7 +30,7 @@ class WorkerCounts:
     num_late: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class DemoStatus:
     """A moment of a demo. `loss` is that of all training examples; `waiting_for` is empty while nothing is waited for.
 
@@ -91,7 +91,7 @@ _PERIOD_S = 0.2
 _CONNECT_TIMEOUT_S = 10.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
     """The end of training: the final variables, and how good they are."""
 

@@ -2,7 +2,8 @@
 
 import enum
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+
+from ps_protocol.model.light_dataclass import light_dataclass
 
 
 class Verdict(enum.Enum):
@@ -13,7 +14,7 @@ class Verdict(enum.Enum):
     FAIL = "fail"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
     """One line of the report. `advice`: what to do; empty for what is in order."""
 

@@ -7,9 +7,9 @@ import socket
 import statistics
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import BinaryIO, cast
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.identity import Address
 
 HELLO = b"lockstep-doctor 1\n"
@@ -21,7 +21,7 @@ _NUM_PINGS = 50
 _FIRST_BYTES, _WANTED_S = 1 << 20, 0.7
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
     """A link as its caller sees it. Times in seconds, rates in bytes a second. `clock_ahead_s`: how far the other host's clock is ahead."""
 

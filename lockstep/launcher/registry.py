@@ -11,15 +11,16 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from pathlib import Path
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.security.tokens import write_secret
 
 _MAX_FILE_BYTES, _MAX_FILES = 1 << 16, 1_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class LocalEntry:
     """One cluster of a launcher: how to reach its chief and its page, and which command its workers run. Holds no token."""
 

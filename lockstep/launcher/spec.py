@@ -1,13 +1,14 @@
 """The specification of a launched cluster, and the arguments that its roles get. Knows options; starts nothing, reads no checkpoint."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process import options
 from ps_protocol.process.options import Given, Option, Program
@@ -16,7 +17,7 @@ DEFAULT_POLICY = PolicySpec()
 _USAGE = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
     """Where checkpoints and history are kept, and what is restarted. `checkpoint_dir` is a path or a URL; empty: no checkpoints.
 
@@ -64,7 +65,7 @@ class Recovery:
 NO_RECOVERY = Recovery()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
     """What to start. A step needs `num_workers - num_backups` contributions; the slowest `num_backups` are not waited for.
 

@@ -18,7 +18,6 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Protocol, Self
@@ -26,6 +25,7 @@ from typing import IO, Protocol, Self
 from lockstep.launcher.guardian import TOKEN_VARIABLE
 from lockstep.launcher.orphans import Orphans
 from lockstep.launcher.repeated import RepeatedTracebacks
+from ps_protocol.model.light_dataclass import light_dataclass
 
 # The output of several processes, each line with the name of its process.
 
@@ -118,7 +118,7 @@ _MAX_DRAIN_READS = 64
 ShowLine = Callable[[str, str], None]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
     """What to start, and under which name; `environment` is laid over this process's own, None removes a variable."""
 

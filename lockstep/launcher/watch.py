@@ -7,13 +7,13 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.errors import PsError
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, ParticipantKind
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ _BEFORE = (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepNeeds:
     """The number of workers that training needs to continue, and what a step needs, in words."""
 

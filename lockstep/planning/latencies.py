@@ -2,13 +2,13 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 
 Times = NDArray[np.float64]
 
@@ -27,7 +27,7 @@ class Latency(Protocol):
         """The distribution in a few words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Constant:
     """Always the same time."""
 
@@ -50,7 +50,7 @@ class Constant:
         return f"constant {self.time_s:g} s"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class LogNormal:
     """The logarithm is normal: around `median_s`, with standard deviation `sigma` (0.1: about 10 % of the time)."""
 
@@ -76,7 +76,7 @@ class LogNormal:
         return f"lognormal, median {self.median_s:g} s, sigma {self.sigma:g}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftedExponential:
     """At least `least_s`, and an exponential time with the mean `extra_s` on top."""
 
@@ -102,7 +102,7 @@ class ShiftedExponential:
         return f"{self.least_s:g} s and exponential {self.extra_s:g} s more"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class WithStragglers:
     """As `usual`, but each computation takes `factor` times as long with `probability`, whichever worker it is of."""
 

@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from dataclasses import dataclass
 
 from lockstep.planning.latencies import Latency
 from lockstep.planning.simulation import MAX_WORKERS, Costs, SimulationResult, simulate
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import DEFAULT_POLICY
 
@@ -15,7 +15,7 @@ _LEAST_GAIN = 0.005
 _CONTRIBUTIONS = 20_000  # that are simulated for each number of backups, about
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
     """What is to be planned: either all workers there are (T) or the contributions that a step needs (R) are given; b is T - R."""
 
@@ -65,7 +65,7 @@ class Question:
         return self.num_rounds or max(10, min(400, _CONTRIBUTIONS // self.size))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
     """What was found. `rows`: one for each number of backups, from 0 on; `compared`: other policies with the same workers."""
 

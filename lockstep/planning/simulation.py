@@ -9,7 +9,6 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,6 +19,7 @@ from chief.core.messages import ShardsFound
 from chief.options import CoordinationConfig
 from lockstep.planning.latencies import Latency
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
@@ -134,7 +134,7 @@ class Transfers:
 # What a simulated training cost: step times, efficiency, dropped work, staleness. Makes figures of counts; runs nothing.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Moment:
     """The cluster at one moment of the simulated clock."""
 
@@ -142,7 +142,7 @@ class Moment:
     status: ClusterStatus
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SimulationResult:
     """Figures of the measured steps, times in seconds.
 
@@ -216,7 +216,7 @@ _NUM_DRAWN = 32  # computing times that are drawn at once
 _SETUP_CALL = MAX_WORKERS  # calls of workers have the workers' numbers
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
     """What a contribution costs besides computing, in seconds.
 

@@ -4,10 +4,10 @@ import csv
 import json
 import math
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
 
 from lockstep.planning.simulation import MAX_WORKERS
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterStatus, ParticipantKind, ParticipantStatus
 
 # A trace: how long each worker computed for each step, as CSV or JSON lines.
@@ -18,7 +18,7 @@ _FIELDS = HEADER.split(",")
 _MAX_ROWS = 10_000_000
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
     """One computation: by which worker, from the variables of which step, and how long it took."""
 
@@ -123,7 +123,7 @@ def _number(given: object) -> float:
 # pushing in it. What is not certain is left out.
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class _Seen:
     """One incarnation of a worker: its counts, and since when it computes from the variables of `step` (None: unknown, or it waits)."""
 

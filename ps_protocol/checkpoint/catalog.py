@@ -3,7 +3,6 @@
 import re
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
@@ -11,6 +10,7 @@ from ps_protocol.checkpoint.manifest import decode_json, read_checkpoint
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, LocalStorage, StoredCheckpoint
 from ps_protocol.checkpoint.tensor_file import MAX_TENSORS, check_file
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, epoch_of
 from ps_protocol.roles.shard import MAX_STEP
 
@@ -48,7 +48,7 @@ _TENSORS_PER_SLICE = 16
 _MAX_NAMED = 10
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Skipped:
     """A checkpoint that is not taken, and why: it is damaged, unless it was never finished, or is another cluster's."""
 
@@ -58,7 +58,7 @@ class Skipped:
     is_foreign: bool = False
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Found:
     """A whole checkpoint, the SHA-256 of its manifest, when it was saved (words), and the newer ones that could not be taken."""
 
@@ -68,7 +68,7 @@ class Found:
     skipped: tuple[Skipped, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Candidate:
     stored: StoredCheckpoint
     cluster: str
@@ -149,7 +149,7 @@ class KnownCheckpoints:
         return list(seen.values())
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
     """One whole checkpoint, and the sizes of its files; None: its manifest is not a valid one."""
 

@@ -3,7 +3,7 @@
 import hashlib
 import json
 import reprlib
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
@@ -11,6 +11,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, check_name
 from ps_protocol.errors import DataLoss, InvalidSpec, PsError
 from ps_protocol.model.data import DataProgress
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement, check_placement
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, check_tag
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, StepAttachments
@@ -25,7 +26,7 @@ FORMAT_VERSION = 1
 _END_BYTES = len(',\n"sha256": ""\n}\n') + 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StoredManifest:
     """A checkpoint as its manifest describes it, the SHA-256 of the manifest itself, and when it was saved (words, for people)."""
 

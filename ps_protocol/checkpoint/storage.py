@@ -6,11 +6,12 @@ import shutil
 import stat
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import field
 from pathlib import Path
 from typing import Protocol
 
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec, PermissionDenied, PsError, StorageFailed, StorageFull
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.checkpoint import check_tag
 from ps_protocol.roles.shard import CheckpointFile
@@ -48,7 +49,7 @@ class FileReader(Protocol):
         """Fills `memory` with the bytes from `offset` on. Raises DataLoss if the file ends before, StorageFailed if it cannot be read."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StoredCheckpoint:
     """One checkpoint of a place: its tag, whether it has been made whole, and the sizes of its files by name (without the manifest)."""
 

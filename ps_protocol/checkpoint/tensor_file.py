@@ -5,7 +5,6 @@ import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,6 +12,7 @@ import numpy as np
 from ps_protocol.checkpoint.storage import CheckpointStorage, FileReader
 from ps_protocol.errors import DataLoss, InvalidSpec, LimitExceeded
 from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import MAX_RANK, Array, DataType
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.shard import CheckpointFile
@@ -41,7 +41,7 @@ _DTYPES: dict[str, np.dtype[Any]] = {
 _CODES = {dtype: code for code, dtype in _DTYPES.items()}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SavedTensor:
     """A tensor to be written."""
 
@@ -49,7 +49,7 @@ class SavedTensor:
     array: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class TensorEntry:
     """A tensor of a file: `code` is its element type as safetensors has it, `start` and `stop` are counted from the end of the header."""
 
@@ -70,7 +70,7 @@ class TensorEntry:
         return DataType.BFLOAT16.dtype if self.code == _BFLOAT16 else _DTYPES[self.code]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
     """What a file says of itself: its metadata, its tensors as they lie, and how many bytes stand before the first."""
 

@@ -1,7 +1,6 @@
 """An arena as frames of its encoded bytes, and back. Knows layouts and bytes; no message, no RPC."""
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
@@ -18,6 +17,7 @@ from ps_protocol.encodings.formats import (
 )
 from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, MalformedMessage, TruncatedStream
 from ps_protocol.model.layout import Layout, Segments, SegmentWriter
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 
 
@@ -97,7 +97,7 @@ def unpack(layout: Layout, packed: Packed, encoded: Array, out: Array) -> None:
         )
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Span:
     """Encoded bytes up to `stop` that stand for `target`: bytes as they are, or float32."""
 

@@ -5,13 +5,13 @@ What reads the table: `arena` and `gradients` here, the servers' staging, the us
 
 import enum
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 
 import numpy as np
 
 from ps_protocol.encodings import halves, int8, top_k
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.layout import ArenaRange, Layout
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array, DataType
 
 
@@ -28,7 +28,7 @@ class FloatEncoding(enum.Enum):
     __hash__ = object.__hash__
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Units:
     """An encoding of fixed length: `size` elements travel together, in `element_bytes` each and `extra_bytes` for all of them.
 
@@ -54,7 +54,7 @@ class Units:
         return num_elements * self.element_bytes + self.extra_bytes * -(-num_elements // self.size)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Packed:
     """An encoding that sends some elements of each range: how many is up to each contribution, and decoded when all of it is there.
 
@@ -70,7 +70,7 @@ class Packed:
     max_elements: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Format:
     """One encoding. `name`: what a user calls it. `coding` None: elements travel as they are.
 
@@ -130,7 +130,7 @@ def units_of(encoding: FloatEncoding) -> Units:
     return coding
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class EncodedRange:
     """The bytes `start` to `stop` of an encoded arena, and the range that they stand for. `is_encoded` False: its bytes as they are."""
 

@@ -4,11 +4,12 @@ import ipaddress
 import json
 import re
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ps_protocol.errors import PsError, Unauthenticated, printable
+from ps_protocol.model.light_dataclass import light_dataclass
 
 # What changes something must carry this header: no form and no link can, and a script of another site must ask first, which is refused.
 ACTION_HEADER = "x-lockstep-action"
@@ -62,7 +63,7 @@ _STATUSES = {
 }
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
     """What was asked for. Names of headers are in small letters."""
 
@@ -83,7 +84,7 @@ class Request:
         return value
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Response:
     """An answer; `headers` are added to those that every answer has, or take the place of one of them."""
 
@@ -93,7 +94,7 @@ class Response:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
     """One path. `may_wait`: `answer` runs in a thread of its own; otherwise it must return at once, and nobody is answered meanwhile.
 

@@ -10,8 +10,9 @@ import resource
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from typing import Literal
+
+from ps_protocol.model.light_dataclass import light_dataclass
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 # As they are written behind a name; made by `labels`, so that those of many samples are made once.
@@ -19,7 +20,7 @@ Labels = str
 NO_LABELS: Labels = ""
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Family:
     """Samples of one name. A counter's name ends in `_total`. `words`: what it is, one sentence without a full stop.
 

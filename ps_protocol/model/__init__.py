@@ -4,5 +4,5 @@ Knows no message, file, thread or clock. `variables` has a variable's declaratio
 shard's bytes lie, `spec` the whole model and its placement, `policy` how workers are coordinated, `data` how the training data is shared
 out, `expressions` formulas that a program sends as text, `programs` such formulas compiled to operations on blocks,
 `updates` new values that one gives to variables in a step,
-`value` how to declare a value of which every step makes some.
+`light_dataclass` how all values of the packages are declared.
 """

@@ -1,15 +1,14 @@
 """The training data as a cluster goes through it, in ranges that workers lease. Knows numbers; no sample, no wire."""
 
-from dataclasses import dataclass
-
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 
 MAX_RANGES = 10_000_000
 _MAX_SAMPLES = 1 << 62
 _MAX_NAME = 256
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class DataRange:
     """Samples `start` to `stop` - 1, in pass `epoch`; `id` names it for ever: pass * ranges of a pass + number in the order of the data."""
 
@@ -19,7 +18,7 @@ class DataRange:
     stop: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class DataSpec:
     """All samples of a pass, in ranges of `range_size` (the last may have fewer). `num_epochs` 0: passes without end.
 
@@ -62,7 +61,7 @@ class DataSpec:
         return DataRange(id=identity, epoch=epoch, start=start, stop=min(start + self.range_size, self.num_samples))
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class DataMarks:
     """How far a cluster is, in few bytes: passes before `epoch` are done, and of those in `passes` (by number) what has a bit that is set.
 
@@ -82,7 +81,7 @@ class DataMarks:
                 )
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class DataProgress:
     """How far a cluster is: the pass under way, and the ids of the ranges done of it and of later ones, ascending."""
 

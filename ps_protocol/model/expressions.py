@@ -13,13 +13,13 @@ Python's parser reads it; nothing of Python runs it.
 import ast
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, VariableNotFound
+from ps_protocol.model.light_dataclass import light_dataclass
 
 Array = npt.NDArray[Any]
 
@@ -33,7 +33,7 @@ BLOCK = 64 * 1024
 Shape = tuple[int, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Function:
     """What a name followed by parentheses means. `takes_condition`: of its arguments, the first is a comparison."""
 
@@ -127,7 +127,7 @@ _REFUSED: Mapping[type[ast.AST], str] = {
 }
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Value:
     """A part of a formula: its place in the text, what it needs, how to compute it, and its value if that is a number of the text.
 
@@ -145,7 +145,7 @@ class Value:
     gives_one_number: bool = False
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Formula:
     """A checked formula. `reads` are the names that must be given, `writes` those of them that get a new value.
 

@@ -7,11 +7,11 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 
 import numpy as np
 
 from ps_protocol.errors import FrameOutOfOrder, InvalidSpec, NonFiniteGradient, TruncatedStream
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 
@@ -122,7 +122,7 @@ class SegmentWriter:
 ALIGNMENT = 64
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSlice:
     """The part `start` to `stop` along `axis` of one variable; the other axes are whole. A scalar has one row."""
 
@@ -170,7 +170,7 @@ class VariableSlice:
         return (self.stop - self.start) * self.row_bytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ArenaRange:
     """The bytes of a shard's memory that hold one element type and are updated by one rule, a position in `Layout.rules`."""
 

@@ -13,10 +13,11 @@ from dataclasses import dataclass, field, replace
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.programs import Program
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Domain:
     """The values that an argument may have, as a test and in words."""
 
@@ -53,7 +54,7 @@ def _no_slots(spec: "OptimizerSpec") -> Mapping[str, float]:
     return {}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class OptimizerKind:
     """One optimizer: its hyper-parameters, each with its default and the values that it may have, and its slots.
 
@@ -309,7 +310,7 @@ def constant(value: float) -> Schedule:
     return Schedule(name="constant", arguments={"value": value})
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepHyperparameter:
     """A learning rate (`name` is RATE) or hyper-parameter that holds for one step, of the optimizer of `group` (empty: the model's)."""
 

@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 
 MAX_STALENESS = 1 << 31
 MAX_REPLICAS = 100_000
@@ -123,7 +124,7 @@ class PolicySpec:
         return not self.use_locking
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyKind:
     """The policies of one name: which numbers of PolicySpec they have a use for, what they are called, and what a step is made of."""
 

@@ -8,13 +8,13 @@ import itertools
 import math
 import operator
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import Array, Formula, Value, norm_of
+from ps_protocol.model.light_dataclass import light_dataclass
 
 # Numbers in the precision of one element type or of Python (conditions: truth values), and what makes one.
 Numbers = tuple[Any, ...]
@@ -47,7 +47,7 @@ MAX_SCRATCH = 16
 MAX_OPERATIONS = 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Node:
     """A value of a formula: given by name, a number of the text, or a function of other nodes.
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.layout import Layout, VariableSlice, check_disjoint
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import SCHEDULES, OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.variables import MAX_VARIABLES, DataType, Partition, VariableSpec
 
@@ -53,7 +54,7 @@ class AverageSpec:
 # report sums of squares, slice by slice, and then apply with the factors that follow from all of them.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ClipSpec:
     """Limits; 0 is none. First every element to -value … value, then every variable to `norm`, then all together to `global_norm`."""
 
@@ -116,7 +117,7 @@ _MAX_SPLIT_BYTES = (1 << 64) - 1  # a uint64 on the wire
 _MAX_SHARD = (1 << 31) - 1
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPolicy:
     """How variables are spread: a strategy, and the size above which a variable without a partition is split along axis 0 (0: never).
 
@@ -148,7 +149,7 @@ class PlacementPolicy:
                 raise InvalidSpec(f"placement: {what} name a variable twice; name each once")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class PlacedSlice:
     """A slice and the shard that holds it."""
 
@@ -159,7 +160,7 @@ class PlacedSlice:
 Placement = tuple[PlacedSlice, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ModelSpec:
     """Variables in order of creation, the optimizer that trains them, and how they are placed."""
 

@@ -7,11 +7,12 @@ a plain update of that slice would, which the formula writes anyway.
 import functools
 import keyword
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
 from ps_protocol.model.layout import Layout
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.programs import Program
 
 # What a formula calls the variable that it is for.
@@ -23,7 +24,7 @@ MAX_UPDATES = 512
 MAX_CHARACTERS = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaUpdate:
     """A formula, checked when it is made, with its names: `variables` that it reads and may assign to, `arrays`, and `numbers`.
 

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.expressions import Formula, parse_formula
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.programs import Program
 
@@ -128,7 +129,7 @@ class Initializer:
             raise InvalidSpec(f"initializer normal: standard deviation = {self.high}, want >= 0")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Partition:
     """Cut along `axis` into `num_slices` slices, the first ones larger by one if it does not come out even."""
 
@@ -216,7 +217,7 @@ def data_type_of(array: Array, *, name: str) -> DataType:
     raise InvalidSpec(f"variable {name!r}: dtype {array.dtype} is not supported; want one of {known}; convert with .astype(np.float32)")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class VariableSpec:
     """One variable of the model.
 

@@ -8,9 +8,9 @@ import signal
 import threading
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, Unavailable
+from ps_protocol.model.light_dataclass import light_dataclass
 
 log = logging.getLogger("lockstep.rpc")
 
@@ -30,7 +30,7 @@ _DISK_ERRORS = {"enospc": errno.ENOSPC, "eio": errno.EIO}
 _MAX_DELAY_S = 3600.0
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class _Point:
     name: str
     action: str

@@ -7,7 +7,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -18,6 +18,7 @@ from google.protobuf.message import Message
 
 from ps_protocol.errors import DataLoss, InvalidSpec, PsError
 from ps_protocol.model.layout import Segments
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSettings, ShardSpec
@@ -93,7 +94,7 @@ class HistoryWriter:
         os.close(self._bytes)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
     """One thing that happened: its kind, its number in its file, its words, and its bytes (one-dimensional uint8, read-only)."""
 
@@ -103,7 +104,7 @@ class Record:
     content: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Chronicle:
     """What one process wrote, in order. `name` is that of its files, `is_torn` whether the last line has no end."""
 

@@ -8,9 +8,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
-from dataclasses import dataclass
 from types import TracebackType
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process import options
 from ps_protocol.process.options import Given
 from ps_protocol.process.output import BoundedOutput, write_last
@@ -113,7 +113,7 @@ def _log_to(output: BoundedOutput, level: int, formatter: logging.Formatter) -> 
     return handler
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class _Site:
     """One place that logs: what it may still log, and what was left out."""
 

@@ -9,12 +9,12 @@ import enum
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import KINDS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
 from ps_protocol.security.options import Security
 
@@ -44,7 +44,7 @@ SERVER, CHIEF, UP, DEMO, CHANGE, CALLER = Program
 _ROLES, _LAUNCHERS, _ALL_BUT_LAUNCHERS = (SERVER, CHIEF), (UP, DEMO), (SERVER, CHIEF, CALLER)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Option(Generic[T]):
     """One option. `metavar` empty: a switch. `otherwise`: the default in words, where `default` doesn't say it.
 

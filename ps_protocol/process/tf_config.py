@@ -1,9 +1,9 @@
 """TF_CONFIG, by which cluster engines tell a TensorFlow process its cluster and task, read for our roles. Opens nothing."""
 
 import json
-from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.identity import parse_address
 
 # Those of the original; an evaluator has no role here.
@@ -11,7 +11,7 @@ _JOBS = ("chief", "master", "ps", "worker", "evaluator")
 _EXAMPLE = '{"cluster": {"chief": ["host:port"], "ps": ["host:port"]}, "task": {"type": "ps", "index": 0}}'
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class TfConfig:
     """A cluster's addresses by job, and which task this process is; `task_type` is empty if it has none."""
 

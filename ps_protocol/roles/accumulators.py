@@ -3,13 +3,13 @@
 import enum
 import hashlib
 import math
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.layout import Segments
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array, DataType, SparseMean, check_name, check_shape
 
 # An extent that is not declared.
@@ -26,7 +26,7 @@ class Reduction(enum.Enum):
     SUM = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulatorSpec:
     """What an accumulator takes and gives. `shape` None: not declared; UNKNOWN in it: this extent is not declared.
 
@@ -55,7 +55,7 @@ class AccumulatorSpec:
         return ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class GradientHeader:
     """One gradient on its way to an accumulator; `client` (random) and `sequence` (growing) name it, so that it counts once.
 
@@ -87,7 +87,7 @@ class GradientHeader:
         return nbytes
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class TakeRequest:
     """Asks for the gradients of a round, once `num_required` are in; `client` and `sequence` name the taking, so that it happens once.
 
@@ -106,7 +106,7 @@ class TakeRequest:
         check_num_required(self.num_required, name=self.name)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class GradientReply:
     """Whether a gradient was accepted (else it was stale and was dropped), and the accumulator's step."""
 
@@ -114,7 +114,7 @@ class GradientReply:
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
     """What was taken: the mean or sum of `count` gradients; `step` is the accumulator's, after it.
 
@@ -134,7 +134,7 @@ class Taken:
         return self.values is not None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulatorStatus:
     """An accumulator at one moment: the gradients of its round, its step, and how many wait for it."""
 

@@ -2,10 +2,10 @@
 
 import enum
 import re
-from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataMarks, DataProgress
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
@@ -25,7 +25,7 @@ class Durability(enum.Enum):
     STEP = "step"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ChosenPush:
     """A contribution that is counted and not applied: computed from `step`, made from these ranges of the training data."""
 
@@ -36,7 +36,7 @@ class ChosenPush:
     attached: Attachments = NO_ATTACHMENTS
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ChiefRecord:
     """What a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
 
@@ -62,7 +62,7 @@ class ChiefRecord:
     earlier: Fence = NOBODY
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """All that a manifest says, but for its format and the time of day. `fence`: of the chief that saved it. `files` by shard."""
 

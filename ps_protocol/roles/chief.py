@@ -7,10 +7,10 @@ from typing import ClassVar, Protocol, TypeVar, cast
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataRange, DataSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
-from ps_protocol.model.value import step_value
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, ShardReport
@@ -35,7 +35,7 @@ class ParticipantKind(enum.Enum):
     __hash__ = object.__hash__
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
     """Who calls: given by registration. `secret` shows that it is the caller's; it is not a part of who that is."""
 
@@ -50,7 +50,7 @@ class Participant:
         return self.era == other.era
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
     """What a participant gets. `may_contribute` is False if its index has given its share to the open step already.
 
@@ -78,7 +78,7 @@ class ModelState(enum.Enum):
     READY = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ModelReply:
     """The state of the model for the caller; `placement` is empty while ABSENT. `shards_version` is as in Registration.
 
@@ -96,7 +96,7 @@ class ModelReply:
     shards_version: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class AgreedModel:
     """The agreed model; `model` is None while ABSENT. `optimizers` with other numbers by now: as the model has them, and as they are."""
 
@@ -123,7 +123,7 @@ class PushOutcome(enum.Enum):
     __hash__ = object.__hash__
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class PushCommit:
     """A contribution to be counted; `staged` is False if a shard dropped it as stale, `is_applied` True if shards have applied it.
 
@@ -138,7 +138,7 @@ class PushCommit:
     attached: Attachments = NO_ATTACHMENTS
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
     """The outcome; with DUPLICATE, `first_outcome` is the one that this push id had.
 
@@ -184,7 +184,7 @@ class End(enum.Enum):
         return self is not End.NOT_YET
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class TokenReply:
     """With TOKEN its step, with FINISHED the last step and how training has `end`ed, with WAIT the open step and what it waits for.
 
@@ -204,7 +204,7 @@ class TokenReply:
     end: End = End.NOT_YET
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SavedCheckpoint:
     """A whole checkpoint; with an empty tag: not whole yet, and what is waited for."""
 
@@ -221,7 +221,7 @@ class LeaseResult(enum.Enum):
     EXHAUSTED = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseReply:
     """Ranges of the training data (GRANTED), or what is waited for (WAIT)."""
 
@@ -230,7 +230,7 @@ class LeaseReply:
     waiting_for: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class HyperparameterChange:
     """New values for one optimizer of the model: the model's own, or (`variable` not empty) that of this variable.
 
@@ -242,7 +242,7 @@ class HyperparameterChange:
     hyperparameters: Mapping[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SettingsReply:
     """The version of the settings that a change has made, and the step from which on it holds."""
 
@@ -270,7 +270,7 @@ class Request(Protocol[Answer_co]):
         """What the caller waits for, in words."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterRequest:
     """Asks to take part; `index` None: the lowest free one. `request_id` is random.
 
@@ -294,7 +294,7 @@ class RegisterRequest:
             raise InvalidSpec(f"{self.kind.name.lower()} index: got {self.index}, want 0 to {MAX_INDEX}")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTraffic:
     """What a worker has exchanged with the parameter servers since it came, by its own count. Through shared memory no bytes move.
 
@@ -311,7 +311,7 @@ class WorkerTraffic:
             raise InvalidSpec(f"reading: got {self.reading_s:g} s, want 0 or more")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRequest:
     """A participant is alive. Answered with whether training has ended, and how. `transports`: how its gradients and variables travel."""
 
@@ -322,7 +322,7 @@ class HeartbeatRequest:
     awaited: ClassVar[str] = "the lease to be renewed"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class DeregisterRequest:
     """A participant leaves; `failure` is empty if it does so of its own accord."""
 
@@ -332,7 +332,7 @@ class DeregisterRequest:
     awaited: ClassVar[str] = "the lease to be ended"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterModelRequest:
     """A worker presents the model that it wants to train. `joins_only`: the chief never asks it to initialise it."""
 
@@ -344,7 +344,7 @@ class RegisterModelRequest:
     awaited: ClassVar[str] = "the model to be agreed on"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteInitializationRequest:
     """A worker says that the shards hold their initial values."""
 
@@ -354,7 +354,7 @@ class CompleteInitializationRequest:
     awaited: ClassVar[str] = "the initialisation to be noted"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class GetModelRequest:
     """A client wants to know the agreed model."""
 
@@ -363,7 +363,7 @@ class GetModelRequest:
     awaited: ClassVar[str] = "the model"
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPushRequest:
     """A contribution is staged on all shards (or was found stale by one)."""
 
@@ -373,7 +373,7 @@ class CommitPushRequest:
     awaited: ClassVar[str] = "a contribution to be counted"
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class DequeueTokenRequest:
     """A worker waits for a token newer than that of `local_step`; `commit` is counted first. `request_id` grows with each token wanted."""
 
@@ -390,7 +390,7 @@ class DequeueTokenRequest:
         return f"a token after step {self.local_step}"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSettingsRequest:
     """A client wants another `policy`, or other `hyperparameters` for an optimizer."""
 
@@ -410,7 +410,7 @@ class ChangeSettingsRequest:
         return f"the policy {self.policy.text}" if self.policy is not None else "the optimizer's change"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCheckpointRequest:
     """A client wants a checkpoint."""
 
@@ -420,7 +420,7 @@ class SaveCheckpointRequest:
     awaited: ClassVar[str] = "a checkpoint"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRangesRequest:
     """A worker wants ranges of the training data; `returned` are those that it holds and will not use."""
 
@@ -434,7 +434,7 @@ class LeaseRangesRequest:
     awaited: ClassVar[str] = "ranges of the training data"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class FinishTrainingRequest:
     """A client ends training, or `interrupts` it before its time. Answered with the last step."""
 
@@ -458,7 +458,7 @@ class ClusterState(enum.Enum):
     RECOVERING = 6
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ParticipantStatus:
     """One participant as the chief knows it; `state` is "live", "lapsed" or "left".
 
@@ -481,7 +481,7 @@ class ParticipantStatus:
     traffic: WorkerTraffic | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepTotals:
     """All steps that this chief has had applied, also those that a rollback took back: how many, and how long they took together.
 
@@ -493,7 +493,7 @@ class StepTotals:
     apply_s: float = 0.0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ServerStatus:
     """One parameter server as the chief knows it. `arena_bytes`: one copy of what lies there, in `num_slices` slices, tables included.
 
@@ -512,7 +512,7 @@ class ServerStatus:
     report: ShardReport | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
     """What one applied step was made of; durations in seconds.
 
@@ -532,7 +532,7 @@ class LedgerEntry:
     arrivals_us: tuple[int, ...] = ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatus:
     """Checkpoints of a cluster: the latest whole one of this run (an empty tag: none yet), and the one that is being written.
 
@@ -547,7 +547,7 @@ class CheckpointStatus:
     failure: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class DataStatus:
     """How far a cluster is in its training data: the pass under way, and how many of its ranges are done, and leased."""
 

@@ -6,13 +6,12 @@ of the training data are not attached: they are the chief's, which leases them a
 """
 
 from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
-from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
 from ps_protocol.errors import LimitExceeded
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import StepHyperparameter
-from ps_protocol.model.value import step_value
 
 
 # A tuple: each step makes, hashes, compares and sorts some.
@@ -61,7 +60,7 @@ MAX_USER_STATE_BYTES = 64 << 10
 MAX_USER_STATES_BYTES = 4 << 20
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Attachments:
     """What one contribution brings besides tensors.
 
@@ -76,7 +75,7 @@ class Attachments:
 NO_ATTACHMENTS = Attachments()
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class GivenNumbers:
     """What contributions have their step use of hyper-parameters, each of `push_ids` the same."""
 
@@ -84,7 +83,7 @@ class GivenNumbers:
     hyperparameters: tuple[StepHyperparameter, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class UserState:
     """The state of the worker with this index: a JSON object."""
 
@@ -92,7 +91,7 @@ class UserState:
     json: str
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepAttachments:
     """What contributions have brought, as a step has it; in a record and in a checkpoint, what lasts of it.
 

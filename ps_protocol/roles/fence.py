@@ -6,7 +6,7 @@ Only the codec takes eras and fences apart. Compare whole values, except to say 
 import hashlib
 from typing import NamedTuple
 
-from ps_protocol.model.value import step_value
+from ps_protocol.model.light_dataclass import light_dataclass
 
 
 class Era(NamedTuple):
@@ -20,7 +20,7 @@ class Era(NamedTuple):
     epoch: int
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
     """What a chief commands by: the era, and its own number among the chiefs of that life."""
 

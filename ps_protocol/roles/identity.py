@@ -2,9 +2,9 @@
 
 import enum
 import ipaddress
-from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, ProtocolMismatch, WrongCluster, WrongRole
+from ps_protocol.model.light_dataclass import light_dataclass
 
 # The address forms "host:port" and "unix:/path", checked.
 
@@ -13,7 +13,7 @@ from ps_protocol.errors import InvalidSpec, ProtocolMismatch, WrongCluster, Wron
 MAX_UNIX_PATH_BYTES = 107
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Address:
     """Either a host and a port, or the path of a Unix socket (then `host` is empty)."""
 
@@ -82,7 +82,7 @@ def is_loopback(text: str) -> bool:
 # The version of the protocol and the rule for telling whether two versions can work together.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ProtocolVersion:
     """`major` changes when old and new cannot work together, `minor` when something is added."""
 
@@ -119,7 +119,7 @@ class Role(enum.Enum):
     CHIEF = 2
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Identity:
     """A process of a cluster. `process_incarnation` is random for each start; `index` is 0 for the chief."""
 
@@ -134,7 +134,7 @@ class Identity:
         return name_of(self.role, self.index)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeRequest:
     """What the caller believes to be at the address; an empty cluster and None accept any."""
 
@@ -144,7 +144,7 @@ class HandshakeRequest:
     version: ProtocolVersion
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeReply:
     """What is at the address; `epoch` is 0 before a chief has adopted the process, `warning` a caution for the user, mostly empty."""
 

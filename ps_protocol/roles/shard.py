@@ -2,16 +2,16 @@
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Protocol
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.layout import Layout, Segments, check_disjoint
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
-from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments
 from ps_protocol.roles.fence import Era, Fence
@@ -24,7 +24,7 @@ MAX_WAIT_SLICE_S = 20.0
 MAX_STEP = 1 << 62
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SparsePart:
     """The gradient of one table (its position in `layout.tables`): so many rows."""
 
@@ -32,7 +32,7 @@ class SparsePart:
     num_rows: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One worker's report of a number, that counts `weight` times in a mean."""
 
@@ -40,7 +40,7 @@ class Metric:
     weight: float = 1.0
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class PushHeader:
     """What a contribution is and belongs to. `step` is that of the variables that its gradients were computed from.
 
@@ -88,7 +88,7 @@ class PushResult(enum.Enum):
     __hash__ = object.__hash__
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class PushReply:
     """What became of a push, and the shard's step at that moment."""
 
@@ -96,7 +96,7 @@ class PushReply:
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSpec:
     """All that a shard must know of its part of the model."""
 
@@ -128,7 +128,7 @@ def first_bytes(layout: Layout) -> int:
     return layout.nbytes + sum(table.nbytes for table in layout.tables if table.variable.initializer is None)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSettings:
     """How a shard is to work from now on; a `version` that is not higher than the shard's changes nothing.
 
@@ -146,7 +146,7 @@ class ShardSettings:
     rejects_nonfinite: bool = False
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyRequest:
     """The step to apply and the contributions to average, sorted.
 
@@ -175,7 +175,7 @@ class ApplyRequest:
         return self.attached.hyperparameters(without=self.without) if self.attached is not NO_STEP_ATTACHMENTS else ()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class AppliedPush:
     """A contribution that was applied as a part of `step`, by its number among those of its incarnation."""
 
@@ -183,7 +183,7 @@ class AppliedPush:
     step: int
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPushes:
     """What has been applied of one worker lately, by its newest incarnation; in order of sequences."""
 
@@ -192,7 +192,7 @@ class WorkerPushes:
     applied: tuple[AppliedPush, ...]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
     """Where a shard stands when a chief takes it over; `step` is None and `layout_hash` empty before its variables exist.
 
@@ -209,7 +209,7 @@ class Adoption:
     session_keys: tuple[bytes, ...] = field(default=(), repr=False)
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyReply:
     """The shard's step now, and whether this very request had been carried out before.
 
@@ -221,7 +221,7 @@ class ApplyReply:
     checksums: tuple[int, ...] = ()
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
     """Which variables are wanted (`step` None: the latest), how they are to travel, and which step of them the reader has already.
 
@@ -236,7 +236,7 @@ class ReadRequest:
     slot: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RowsRequest:
     """Which table (its position in `layout.tables`), of which step (None: the latest), and which slot of it (empty: its values).
 
@@ -250,7 +250,7 @@ class RowsRequest:
     slot: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class MetricCell:
     """What one worker has reported under one name in applied contributions: sum of value * weight, sum of weights, and how often."""
 
@@ -262,7 +262,7 @@ class MetricCell:
     last: float
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
     """What a shard has counted since its start, and what it needs: the chief's status passes it on as it is, and all of it is shown.
 
@@ -284,7 +284,7 @@ class ShardReport:
     created_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatus:
     """Whose a shard is, which step it has, and its report.
 
@@ -307,7 +307,7 @@ class ShardStatus:
 # What a chief says to a parameter server about checkpoints, and hears from it, as values.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SaveRequest:
     """A step to save under the name `tag`. `num_shards`: parameter servers of the cluster, for the file's name."""
 
@@ -325,7 +325,7 @@ class SaveState(enum.Enum):
     FAILED = 3
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFile:
     """One file of a checkpoint: its name in the checkpoint's directory, whose it was, its size, and its SHA-256 in hexadecimal digits."""
 
@@ -335,7 +335,7 @@ class CheckpointFile:
     sha256: str
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SaveProgress:
     """How far a save is; with DONE the file, with FAILED why."""
 
@@ -344,7 +344,7 @@ class SaveProgress:
     failure: PsError | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreRequest:
     """A checkpoint to bring a shard back to: what is to lie there, its epoch and step, and how it is to work then.
 
@@ -360,7 +360,7 @@ class RestoreRequest:
     replica_version: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreProgress:
     """How far a restoration is, in bytes of files."""
 
@@ -369,7 +369,7 @@ class RestoreProgress:
     num_bytes: int = 0
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicaState:
     """How a chief counts on one of several replicas of a shard. The default: the shard has only this one.
 

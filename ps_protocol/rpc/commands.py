@@ -4,12 +4,12 @@ import itertools
 import logging
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import grpc
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, Unavailable
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.client_stream import Stream, StreamEnded, open_stream
@@ -26,7 +26,7 @@ METHOD = "Command"
 Report = Callable[[pb.CommandResponse | PsError], None]
 
 
-@dataclass(slots=True, eq=False)
+@light_dataclass(slots=True, eq=False)
 class _Command:
     """A command under way. Implements Expiring. `has_moved`: it was sent again, on another stream."""
 

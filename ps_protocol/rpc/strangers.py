@@ -14,8 +14,8 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.descriptors import (
     EVERYWHERE,
     Network,
@@ -107,7 +107,7 @@ class Turnstile:
         return min(self.NUM, left + (now - at) * self.NUM_A_S)
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class _Open:
     """An open descriptor. `peer`: what gRPC calls the other end of a connection that was made to the port; empty for anything else.
 

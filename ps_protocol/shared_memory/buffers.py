@@ -1,9 +1,9 @@
 """A worker's buffers for gradients: which is free, what lies in which, and what became of it. Knows memory and numbers; no lock, no RPC."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from ps_protocol.model.layout import Segments
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import PushHeader, PushReply, PushResult
@@ -14,7 +14,7 @@ from ps_protocol.shared_memory.words import PushMode, Words
 _OUTCOMES_KEPT = 64
 
 
-@dataclass(slots=True, eq=False)
+@light_dataclass(slots=True, eq=False)
 class GradientBuffer:
     """One buffer. `sequence`: of the contribution that it was last used for; `is_busy`: that may still be applied, for all we know here."""
 

@@ -11,9 +11,9 @@ import socket
 import struct
 import threading
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 
 from ps_protocol.errors import Unavailable
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.identity import Address, parse_address
 
 NONCE_BYTES = 16
@@ -31,7 +31,7 @@ _WITHDRAWN = 0
 Receive = Callable[[memoryview], int]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
     """Where to connect to, and the secret to say there first. `path` is that of a Unix socket; empty: the server's host, at `port`.
 

@@ -9,9 +9,9 @@ import selectors
 import socket
 import threading
 import time
-from dataclasses import dataclass
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, Unavailable, Unimplemented
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.listening import num_descriptors, why_not
 from ps_protocol.roles.identity import MAX_UNIX_PATH_BYTES, Address
 from ps_protocol.sockets.data_socket import NONCE_BYTES, SUFFIX, WELCOME, DataSocket, Invitation
@@ -34,7 +34,7 @@ _BACKLOG = 256
 _ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class _Stranger:
     """A connection that has not said its nonce yet."""
 

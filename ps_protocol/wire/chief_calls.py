@@ -1,18 +1,18 @@
 """The chief's RPCs: what each is asked with and answered with, as values and as messages. Knows no stream and no transport."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from google.protobuf.message import Message
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles import chief
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.step import decode_end, encode_end
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class ChiefCall:
     """One RPC: its name, the value that asks for it, both messages, and how its answer is written and read."""
 

@@ -27,6 +27,7 @@ from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
 from ps_protocol.errors import MalformedMessage, PsError
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.wire.call_errors import decode_call_error, encode_call_error
 
@@ -41,7 +42,7 @@ _PLAIN = (int, float, str, bool, bytes)
 _MISSING = dataclasses.MISSING
 
 
-@dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Pair:
     """A dataclass and its message.
 
@@ -66,7 +67,7 @@ def _no_message(value: Any, message: Any) -> None:
     raise TypeError(f"{type(value).__name__} is no message of its own")
 
 
-@dataclasses.dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Coder:
     """What encodes and decodes one kind of value; `write` does it into an empty message."""
 

@@ -1,13 +1,13 @@
 """The messages of the tensor streams, framed by hand so that a payload is copied once. Knows bytes and offsets; no tensor, no RPC."""
 
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from google.protobuf.message import Message
 
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.model.layout import Segments
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.v1 import accumulator_service_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.codec import decode_message
@@ -31,7 +31,7 @@ _BYTES_FIELD_1 = 0x0A
 _BYTES_FIELD_2 = 0x12
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Frame:
     """A piece of an arena. `data` lives as long as it is referenced."""
 

@@ -9,11 +9,12 @@ import threading
 import time
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import TracebackType
 
 from ps_protocol.errors import AccumulatorExists, AccumulatorNotFound, Cancelled, LimitExceeded, PsError, PushIdReused, ShuttingDown
 from ps_protocol.model.layout import Segments
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.accumulators import (
     AccumulatorSpec,
@@ -41,7 +42,7 @@ MAX_KEPT_RESULTS = 16
 MAX_KEPT_BYTES = 64 << 20
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class _Waiting:
     """A taking that is queued up; `calls` are at it now, and without any it ends at `ends_s`."""
 

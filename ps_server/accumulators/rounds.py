@@ -6,12 +6,12 @@ the same index summed, for which the original is only right if the sender has do
 """
 
 from collections import deque
-from dataclasses import dataclass
 from typing import Protocol
 
 import numpy as np
 
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, ShapeMismatch
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array, SparseMean
 from ps_protocol.roles.accumulators import UNKNOWN, AccumulatorSpec, Reduction, Taken, check_num_required, check_step
 from ps_server.numbers.tables import RowGradient, in_order
@@ -19,7 +19,7 @@ from ps_server.numbers.tables import RowGradient, in_order
 # An accumulator's rounds, and the sum of dense gradients.
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Gradient:
     """A gradient's elements; of a sparse one its rows, which `indices` name, and the shape of the whole if the sender knows it.
 

@@ -10,10 +10,11 @@ it stays until it is applied or discarded, whatever its step.
 
 from collections import Counter, deque
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import TypeVar
 
 from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, LimitExceeded, PsError, PushIdReused, StepAhead, Superseded
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import check_name
 from ps_protocol.roles.contribution import PushId, named_contributions
 from ps_protocol.roles.shard import AppliedPush, Metric, MetricCell, PushHeader, PushReply, PushResult, WorkerPushes
@@ -35,7 +36,7 @@ _OUTCOMES_KEPT = 64
 PUSHES_KEPT = 16
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class _Seen:
     """What one worker's newest incarnation has pushed: step and result by sequence. No step: one that it will not commit."""
 
@@ -43,7 +44,7 @@ class _Seen:
     outcomes: dict[int, tuple[int | None, PushResult]] = field(default_factory=dict)
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class _Applied:
     """Sequences and steps of the newest incarnation of a worker that had something applied, the latest last."""
 
@@ -158,7 +159,7 @@ def check_same_step(push_id: PushId, *, first_step: int, step: int) -> None:
         )
 
 
-@dataclass(slots=True)
+@light_dataclass(slots=True)
 class _Cell:
     total: float = 0.0
     weight: float = 0.0
@@ -212,7 +213,7 @@ def _is_weight(weight: float) -> bool:
     return 0 <= weight < float("inf")
 
 
-@dataclass(slots=True, eq=False)
+@light_dataclass(slots=True, eq=False)
 class Contribution:
     """One push. `outcome` is its answer, once there is one; `memory` is None when it has none.
 

@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from itertools import pairwise
 
 import numpy as np
@@ -20,6 +20,7 @@ from ps_protocol.model.layout import (
     gradient_ranges,
     refuse_nonfinite,
 )
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.updates import FormulaUpdate, check_fits
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array
 from ps_protocol.roles.shard import SparsePart
@@ -120,7 +121,7 @@ _COPIES_OF_ROWS = 3
 _NO_BYTES = np.empty(0, np.uint8)
 
 
-@dataclass(slots=True, eq=False)
+@light_dataclass(slots=True, eq=False)
 class StagedGradients:
     """One contribution's memory. `dense` is the arena, empty if it was left out; `rows` are the tables' gradients by position.
 

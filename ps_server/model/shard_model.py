@@ -5,9 +5,9 @@ from collections.abc import Callable, Sequence
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError, SlotNotFound, StepGone, StepMismatch, StepNotReady
 from ps_protocol.model.layout import VariableSlice, aligned_bytes
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import AVERAGE_SLOT
 from ps_protocol.model.updates import FormulaUpdate
-from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Fence
@@ -86,7 +86,7 @@ SMALL_BYTES = 1 << 20
 _NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
     """What one apply reads and writes: the arenas, the rows, and the contributions that they come from."""
 

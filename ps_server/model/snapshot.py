@@ -6,11 +6,12 @@ The numbers stand in a file's metadata, written so that the same bits come back.
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, TypeVar
 
 from ps_protocol.errors import DataLoss
 from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.shard import AppliedPush, MetricCell, ShardSpec, WorkerPushes
 from ps_server.numbers.apply import averaged_slices
@@ -25,7 +26,7 @@ _FORMAT = 1
 Item = TypeVar("Item")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenState:
     """`powers` by the key of the optimizer (empty: the model's own); `average_product`: of the averages' decays of the steps gone by."""
 
@@ -119,7 +120,7 @@ def _finite(value: object) -> float:
 AVERAGE_PART = "average"
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class StateTensor:
     """One slice's values (`part` empty), or one of its slots, or its average: a view of the memory, in the slice's shape."""
 
@@ -128,7 +129,7 @@ class StateTensor:
     memory: Array
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class StateMemory:
     """The memories of one step: arenas of values, slots and averages, and each table's rows and slots."""
 
@@ -178,7 +179,7 @@ def tensors_of(spec: ShardSpec, rules: Sequence[UpdateRule], memory: StateMemory
             yield StateTensor(piece, name, slot.reshape(piece.shape))
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Snapshot:
     """One step of a shard: tensors in `memory`, and the rest in `hidden`. Holds no model."""
 

@@ -9,7 +9,7 @@ variables that have them.
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
@@ -19,6 +19,7 @@ from ps_protocol.encodings.formats import stretch as encoded_stretch
 from ps_protocol.encodings.halves import widen_into
 from ps_protocol.model.expressions import BLOCK
 from ps_protocol.model.layout import ALIGNMENT, ArenaRange, Layout
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.programs import MAX_SCRATCH, Program
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
@@ -106,7 +107,7 @@ def _next(left: deque[Task]) -> Task | None:
 # In the ordinary case every contribution has every gradient, and a stretch is a whole arena: nothing is done per variable.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
     """The bytes `start` to `stop`, all in one arena: who has a gradient for them (positions), and the factor of the mean."""
 
@@ -412,7 +413,7 @@ _NUM_SLOTS = 3
 _MIN_SUM_BYTES = 4
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class StepMemory:
     """What one step reads (`value`, `gradients`) and writes (`out`, `slots` by name, `average`); all have the layout's arrangement.
 

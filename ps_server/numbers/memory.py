@@ -3,11 +3,11 @@
 from collections import deque
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.layout import aligned_bytes
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.shared_memory.words import Words, private_words
 
@@ -102,7 +102,7 @@ class VariablesMemory(Protocol):
         """The header page."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _PrivateVariables:
     """Memory of this process only."""
 

@@ -7,15 +7,14 @@ is one step further than it wants. An optimizer that moves every row in every st
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import IndexOutOfRange, InvalidSpec, PsError, SlotNotFound, StepGone
 from ps_protocol.model.layout import Layout, VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ClipSpec
-from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array, Initializer, InitializerKind, SparseMean
 from ps_server.numbers.memory import MemoryBudget
 from ps_server.optimizers.rule import UpdateRule
@@ -23,7 +22,7 @@ from ps_server.optimizers.rule import UpdateRule
 # Gradients of a table, as rows with their indices: put in order, and merged into a mean.
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class RowGradient:
     """`rows[i]` is the gradient of row `indices[i]`. `indices`: int64, strictly ascending once `in_order` has seen them."""
 
@@ -147,7 +146,7 @@ def _made(initializer: Initializer, block: int, shape: tuple[int, int], dtype: n
 _BLOCK_ELEMENTS = 1 << 14
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Journal:
     """Values of the step before, of the rows `indices` (ascending; None: of all rows)."""
 
@@ -164,7 +163,7 @@ class _Journal:
             rows[is_touched] = self.rows[at[is_touched]]
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class _Progress:
     """The step whose values the table has, or is being given; and the journal of the step before it, once that is complete."""
 
@@ -334,7 +333,7 @@ class Table:
 # All tables of a shard in one step: whose rows are merged, limited and applied.
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class SparseStep:
     """What one step means for the tables: each contribution's gradients by table, their weights, and the factors of the tables' means."""
 

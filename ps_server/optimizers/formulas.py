@@ -9,11 +9,11 @@ A formula writes the next values beside the present ones (`out`), updates the sl
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.variables import Array
 
@@ -31,7 +31,7 @@ def single(value: float) -> float:
         return float(np.float32(value))
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Pass:
     """Sums over all blocks of a variable that a formula needs before it can be applied.
 
@@ -43,7 +43,7 @@ class Pass:
     conclude: Callable[[Scalars, Sequence[float], Number], Scalars]
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Formula:
     """What an optimizer does, with its hyper-parameters. Holds no state: slots and powers are the caller's.
 

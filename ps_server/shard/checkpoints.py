@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -33,6 +33,7 @@ from ps_protocol.errors import (
     WrongRole,
 )
 from ps_protocol.model.layout import ALIGNMENT, VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.checkpoint import Checkpoint
@@ -215,7 +216,7 @@ def _flat(memory: np.ndarray) -> np.ndarray:
 BLOCK_BYTES = 4 << 20
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Target:
     """A slice, and the memory of its shape that its values are to be copied into."""
 
@@ -438,7 +439,7 @@ class Side(Protocol):
         """Lets go of a model that came to nothing."""
 
 
-@dataclass(slots=True, eq=False)
+@light_dataclass(slots=True, eq=False)
 class Attempt:
     """One save or restoration, beside the calls that ask how far it is. `unwanted`: why it is to end before it is done.
 

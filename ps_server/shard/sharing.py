@@ -5,17 +5,18 @@ A sharing lasts as long as its `with` block. A segment that was offered counts o
 
 import secrets
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from types import TracebackType
 
 from ps_protocol.errors import Cancelled, InvalidSpec, LimitExceeded, Unimplemented
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.shared_memory.segment import SegmentMaker, SharedSegment
 from ps_server.contributions.shared_buffers import SharedBuffer
 from ps_server.model.shard_model import ShardModel
 from ps_server.shard.gate import Gate
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
     """Who asks for memory, and for how many buffers at first."""
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.spec import DEFAULT_SPLIT_BYTES, AverageSpec, ClipSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.updates import VARIABLE, check_own_name, compiled, parsed
@@ -231,7 +232,7 @@ _UPDATES = {"mean": "assign_mean", "add": "add", "moving_average": "moving_avera
 _SPARSE_MEANS = {"per_index": SparseMean.PER_INDEX, "per_replica": SparseMean.PER_REPLICA}
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
     """A model's specification, and the first values by name, but of those tables that servers make themselves."""
 

@@ -5,7 +5,7 @@ import difflib
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any
 
 import numpy as np
@@ -14,9 +14,9 @@ from ps_protocol.encodings.formats import FloatEncoding, is_encodable
 from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import DtypeMismatch, IncompletePush, IndexOutOfRange, InvalidSpec, PsError, ShapeMismatch, VariableNotFound
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, are_finite, gradient_ranges, refuse_nonfinite
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.updates import VARIABLE, FormulaUpdate, check_fits
-from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array, DataType, VariableSpec, check_name
 from ps_protocol.roles.shard import Metric, SparsePart
 from worker_client.model.declarations import IndexedSlices, UpdateFormula
@@ -27,7 +27,7 @@ from worker_client.model.wire_format import WireFormat
 # A table's gradient as its server wants it: rows by ascending index.
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class RowGradient:
     """Rows of a table's gradient: int64 `indices`, ascending, and their `values`, contiguous, one row each.
 
@@ -122,7 +122,7 @@ _Formulas = Mapping[int, tuple[FormulaUpdate, ...]]
 _NO_UPDATES: tuple[Collection[str], _Formulas] = (), {}
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Staged:
     """What a contribution has: rows by table, and the names of the dense variables that it has nothing for, in the model's order.
 
@@ -438,7 +438,7 @@ def _elements(memory: ModelMemory) -> Iterator[Array]:
 Metrics = Mapping[str, float | tuple[float, float]]
 
 
-@step_value(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class ShardPart:
     """One shard's part of a contribution: its bytes, and the header's words on them."""
 

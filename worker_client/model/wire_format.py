@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding, Packed
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 
 _VARIABLES = {one.name: one.encoding for one in FORMATS.values() if one.is_for_variables}
 # Those that need no number beside their name.
@@ -13,7 +14,7 @@ _TOP_K = "top_k:"
 _FEEDBACK = {"": None, "feedback": True, "no_feedback": False}
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class TopK:
     """Only the elements of largest magnitude: the share `fraction` of them, in each of a shard's ranges of one optimizer. See `top_k`."""
 

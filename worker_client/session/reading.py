@@ -1,13 +1,13 @@
 """What can be read of a model: variables, rows, slots, averages, metrics. Knows the model and its shards; no tokens, no pushes."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec, SlotNotFound, StepGone, StepNotReady
 from ps_protocol.model.layout import Layout, Segments, VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import AVERAGE_SLOT, ModelSpec
 from ps_protocol.model.variables import Array, VariableSpec
 from ps_protocol.process.waiting import Wait
@@ -26,7 +26,7 @@ MAX_ROWS_AT_ONCE = 1 << 20
 _Steps = dict[int, int]
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Rows:
     """The rows, and the least of the steps that shards had them from; None if no row was asked for."""
 
@@ -34,7 +34,7 @@ class Rows:
     step: int | None
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class _Part:
     """Rows of one slice: their numbers within it, and where they go in the result; a slice object if that is one run."""
 

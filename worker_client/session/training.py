@@ -5,12 +5,11 @@ Once the participant's epoch is over, every call raises what servers raise then,
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from ps_protocol.errors import StepGone
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ModelSpec
-from ps_protocol.model.value import step_value
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ModelReply
@@ -35,14 +34,14 @@ class Contribution(NamedTuple):
     metrics: Metrics | None
 
 
-@step_value(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class _Staged:
     parts: Sequence[ShardPart]
     metrics: Mapping[str, Metric]
     staging: Staging
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Memories:
     """A worker's memory for a model's variables and gradients."""
 

@@ -6,12 +6,12 @@ An argument may also stand for what each worker has of its own: a dataset of its
 import itertools
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec, MalformedMessage
+from ps_protocol.model.light_dataclass import light_dataclass
 from worker_client.model.declarations import IndexedSlices
 from worker_client.strategy.messages import check
 from worker_client.strategy.values import one_deeper
@@ -23,7 +23,7 @@ _MAX_BITS = 4096
 _ARRAY, _LIST, _TUPLE, _DICT, _DATASET = "array", "list", "tuple", "dict", "dataset"
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class PerWorkerDataset:
     """A dataset that each worker makes for itself, by a function that it has registered; `iter()` gives what closures are called with."""
 
@@ -34,7 +34,7 @@ class PerWorkerDataset:
         return PerWorkerIterator(self, next(_NUMBERS))
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class PerWorkerIterator:
     """An iterator over such a dataset in each worker; only closures can take elements from it. `number` tells several of one apart."""
 
@@ -48,7 +48,7 @@ class PerWorkerIterator:
         raise RuntimeError("the elements of a per-worker dataset are in the workers: pass its iterator to schedule()")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Call:
     """A function by its name, and its arguments. Without a name: there are no more calls."""
 
@@ -57,7 +57,7 @@ class Call:
     kwargs: Mapping[str, Any]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
     """What a call returned; or, if it failed, the error in words."""
 

@@ -3,8 +3,9 @@
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Protocol
+
+from ps_protocol.model.light_dataclass import light_dataclass
 
 
 class Replica(Protocol):
@@ -14,7 +15,7 @@ class Replica(Protocol):
         """Has `merge_fn` called once for all replicas, and returns this replica's part of what it returned."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Mode:
     """One context: `replica` is None across replicas; `copy` is the copy of variables that is read and written there, None for all."""
 

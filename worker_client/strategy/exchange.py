@@ -22,6 +22,7 @@ from ps_protocol.errors import (
     ShapeMismatch,
     Unavailable,
 )
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from worker_client.model.declarations import IndexedSlices
 from worker_client.strategy.group import Combination, combine
@@ -83,7 +84,7 @@ class Place:
 _NOWHERE = Place(step=NO_STEP, call=0, reduction=0, part=0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Send:
     """A message to be sent to a worker, again and again until it is known to have it or gets another."""
 
@@ -91,7 +92,7 @@ class Send:
     message: Message
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Settled:
     """A worker has the latest message that was sent to it, so that it is not sent again."""
 
@@ -104,7 +105,7 @@ Action = Send | Settled
 _NO_MESSAGE = Serial(0, 0)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
     """What a message is about: an exchange by its number in the sender's run, its place, and the message that this one answers."""
 
@@ -230,7 +231,7 @@ class Contributing:
         return [Send(worker=FIRST, message=message)]
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class _Exchange:
     """What worker 0 knows of the present exchange."""
 
@@ -251,7 +252,7 @@ class _Exchange:
     failed: Exception | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Numbering:
     """How worker 0 numbers the exchanges of another worker, of which one is known to both: calls count on from there."""
 

@@ -2,18 +2,18 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import Formula
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from worker_client.strategy.reduction import ReduceOp, reduce_all
 
 _WIRE_DTYPES = ("float16", "float32")
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class CollectiveHints:
     """How a reduction over processes is done. In one process nothing travels, and there is nothing to wait for.
 
@@ -36,7 +36,7 @@ class CollectiveHints:
             raise InvalidSpec(f"wire_dtype: got {self.wire_dtype!r}, want {', '.join(_WIRE_DTYPES)}, or None: as they are")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Combination:
     """One value to be made of those that the replicas contribute: their sum or mean, or with `op` None that of the first replica.
 
@@ -48,7 +48,7 @@ class Combination:
     variable: str = ""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaCall:
     """A formula with what its names are: `variables` with one copy, by their own names, and `values`. One of the variables is "v"."""
 

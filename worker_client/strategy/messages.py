@@ -3,12 +3,12 @@
 import itertools
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec, MalformedMessage
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from worker_client.model.declarations import IndexedSlices
 
@@ -23,7 +23,7 @@ RUN_BITS = 8 * _SERIAL_BYTES
 _MARK_SIZE = 1 + 2 * _SERIAL_BYTES
 
 
-@dataclass(frozen=True, slots=True)
+@light_dataclass(frozen=True, slots=True)
 class Serial:
     """Which message it is: the run of the program that sent it, a random number, and how many it had sent with it."""
 
@@ -31,7 +31,7 @@ class Serial:
     number: int
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class Message:
     """Arrays and IndexedSlices under a serial. What is sent again is the same message."""
 

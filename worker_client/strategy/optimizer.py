@@ -4,13 +4,14 @@ The formulas are those of the parameter servers' optimizers, in their order of o
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, ShapeMismatch
 from ps_protocol.model.expressions import with_named_powers
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import GRADIENT, LEARNING_RATE, OPTIMIZERS, STEP, OptimizerSpec
 from worker_client.model.declarations import IndexedSlices
 from worker_client.strategy.reduction import ReduceOp, reduce_op_of
@@ -22,7 +23,7 @@ Numbers = Mapping[str, Any]
 _Number = Callable[[Any], "np.floating[Any]"]
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
     """An optimizer as a formula; `slots`: what its slots are called in it, by their names. `numbers(of, rate, powers)` are its numbers.
 
@@ -228,7 +229,7 @@ class Optimizer:
                 strategy.extended.update(power, "v * decay", kwargs={"decay": self._rule.dtype.type(self._spec.numbers[name])})
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class _Gradients:
     """What one replica gives: an array for each of some variables. No list, so that a merge leaves it whole."""
 

@@ -5,9 +5,9 @@ import functools
 import inspect
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from worker_client.strategy import contexts
 from worker_client.strategy.values import select
 
@@ -16,7 +16,7 @@ class _Abandoned(BaseException):
     """Ends a replica whose run has failed in another one. Not an Exception, so that no replica function goes on after it."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class _Merge:
     function: Callable[..., Any]
     args: Sequence[Any]

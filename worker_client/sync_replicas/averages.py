@@ -1,11 +1,12 @@
 """Moving averages of variables as tf.compat.v1.train has them. Knows names and graphs; servers keep the averages, within the step."""
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import field
 from typing import Any, Protocol
 
 import numpy as np
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec
 from ps_protocol.model.variables import Array
 from worker_client.sync_replicas.graph import (
@@ -22,7 +23,7 @@ from worker_client.sync_replicas.optimizers import checked
 _AVERAGED_TYPES = ("float16", "bfloat16", "float32", "float64")
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class AverageVariable:
     """The moving average of one variable; `session.run(average)` gives its newest value."""
 
@@ -35,7 +36,7 @@ class AverageVariable:
         return np.array(run.session.read_averages([self.variable.name])[self.variable.name])
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class AveragesOp:
     """What `ExponentialMovingAverage.apply()` returns. Running it does nothing: servers update the averages with every step."""
 

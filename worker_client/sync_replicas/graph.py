@@ -10,11 +10,12 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from typing import Any, Protocol
 
 import numpy as np
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec
@@ -94,7 +95,7 @@ class GlobalStep:
         return run.session.global_step
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDeclaration:
     """What a session's model is made of: first values by name, optimizer, averages; and the policy, None to leave the cluster's."""
 
@@ -319,7 +320,7 @@ class CurrentVariables(Mapping[str, Array]):
         return self._session.read_rows(name, indices)
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossResult:
     """What a loss function may return instead of the pair (value, gradients by name).
 
@@ -395,7 +396,7 @@ def _takes_nothing(function: Callable[..., Any]) -> bool:
     return not any(parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD) for parameter in parameters)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class LossFetch:
     """The value of a loss function."""
 

@@ -1,12 +1,12 @@
 """The optimizers as tf.compat.v1.train has them. Knows graphs; servers know the formulas."""
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
@@ -37,7 +37,7 @@ def plain(number: Any) -> Any:
     return number() if callable(number) else number
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class SlotVariable:
     """An optimizer's slot of one variable; `session.run(slot)` gives its newest value."""
 
@@ -51,7 +51,7 @@ class SlotVariable:
         return run.session.get_slot(self.variable.name, self.slot)
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class PowerVariable:
     """A power of one of Adam's decays, which changes with every update; `session.run()` gives decay ** (global step + 1)."""
 

@@ -6,9 +6,9 @@ docs/how-to/migrate.md for each, and for what was repaired.
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import ClusterState
@@ -204,7 +204,7 @@ class SyncReplicasHook(SessionRunHook):
             )
 
 
-@dataclass(frozen=True, slots=True, eq=False)
+@light_dataclass(frozen=True, slots=True, eq=False)
 class InitTokensOp:
     """Begins synchronous training with some tokens; see `get_init_tokens_op`."""
 
@@ -218,7 +218,7 @@ class InitTokensOp:
             run.graph.policy = self.policy
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ChiefQueueRunner:
     """Stands for the thread of the original's chief; the chief process does its work from the start."""
 

@@ -7,13 +7,13 @@ import re
 import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import MalformedMessage
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.process.event_file import EventFile
 from worker_client.sync_replicas.graph import GLOBAL_STEP, number_of
@@ -37,7 +37,7 @@ _FILE = re.compile(r"-(\d+)\.safetensors$")
 _MAX_HEADER_BYTES = 100 << 20
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Checkpoint:
     """The content of a checkpoint: arrays by name, and the global step at which they were read."""
 

@@ -6,7 +6,7 @@ A step may be held back: it is announced only once it is saved, so that it canno
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Protocol
 
 from chief.core.messages import CheckpointCommitted, CommitCheckpoint, NoteKind, SaveFailed, SaveStep, StepCopied, StepSaved
@@ -14,6 +14,7 @@ from chief.core.waiting import Blocked, Outbox, Timers, Waiting
 from chief.core.wording import printable, seconds
 from chief.options import CheckpointConfig
 from ps_protocol.errors import InternalError, LimitExceeded, PsError, StorageFull
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, Durability, tag_of
 from ps_protocol.roles.chief import CheckpointStatus, SavedCheckpoint
 from ps_protocol.roles.contribution import PushId
@@ -51,7 +52,7 @@ class Saver(Protocol):
         """Returns the checkpoint of a step, but for its files; `extra` is what the open step is made of, if that is saved."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStep:
     """A step that is announced only once it is saved: what it was made of, unless that is known already, and what follows."""
 
@@ -60,7 +61,7 @@ class HeldStep:
     then: Callable[[str, float], None]  # is given the checkpoint's name
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class _Save:
     """A checkpoint under way, as its manifest will have it but for the files. `is_held`: its step is announced once it is whole."""
 
@@ -74,7 +75,7 @@ class _Save:
         return self.draft.tag
 
 
-@dataclass(slots=True, eq=False)
+@light_dataclass(slots=True, eq=False)
 class _Wish:
     """A request for a checkpoint, and the one that answers it (empty: the next)."""
 

@@ -3,13 +3,14 @@
 import itertools
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from dataclasses import field
 
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import LedgerEntry, PushOutcome, StepTotals
 from ps_protocol.roles.contribution import PushId
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class _Record:
     step: int
     opened_at: float

@@ -6,7 +6,7 @@ Knows no step, call or address; `now` is an argument.
 import enum
 import itertools
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import field, replace
 from functools import partial
 
 from chief.core.waiting import Timer, Timers
@@ -25,6 +25,7 @@ from ps_protocol.errors import (
     WorkerIndexOutOfRange,
     WorkerIndexTaken,
 )
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import (
     CommitResult,
     Participant,
@@ -108,7 +109,7 @@ class MemberState(enum.Enum):
     EXPELLED = "expelled"
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class Member:
     """The latest incarnation of one participant. Counters cover all incarnations of the index."""
 

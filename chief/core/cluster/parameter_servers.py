@@ -1,16 +1,17 @@
 """The parameter servers as the chief knows them: adopted, reachable, restarted. Knows no connection; `now` is an argument."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import field
 
 from chief.core.wording import listed, printable, seconds
 from ps_protocol.model.layout import Layout
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ServerStatus
 from ps_protocol.roles.fence import numbered
 from ps_protocol.roles.shard import ShardReport, first_bytes
 
 
-@dataclass(slots=True, kw_only=True)
+@light_dataclass(slots=True, kw_only=True)
 class ShardRecord:
     """One parameter server."""
 

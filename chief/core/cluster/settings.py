@@ -4,7 +4,7 @@ Knows specifications and versions; no step, clock, thread or wire. When a change
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from difflib import get_close_matches
 
 from chief.core.cluster.model import ModelRegistry
@@ -12,6 +12,7 @@ from chief.core.waiting import Blocked, Outbox, Waiting, slice_s
 from chief.core.wording import optimizers_words
 from chief.options import CoordinationConfig
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, VariableNotFound
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.checkpoint import ChiefRecord
@@ -27,7 +28,7 @@ _Key = tuple[str, int]
 Optimizers = dict[str, tuple[OptimizerSpec, OptimizerSpec]]
 
 
-@dataclass(slots=True, eq=False, kw_only=True)
+@light_dataclass(slots=True, eq=False, kw_only=True)
 class Change:
     """A change that is asked for; `optimizers`: as they are with it, once it is being introduced, if it is about them."""
 
@@ -36,7 +37,7 @@ class Change:
     optimizers: Optimizers | None = None
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ForShards:
     """What shards must know of the settings."""
 

@@ -13,7 +13,7 @@ from chief.core.messages import Answer, KeepRecord, RecordKept
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting
 from chief.policies.base import Policy
 from ps_protocol.errors import PsError, Unavailable
-from ps_protocol.model.value import step_value
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply
 from ps_protocol.roles.contribution import PushId, StepAttachments
@@ -50,7 +50,7 @@ class RecordVersions:
         self.skip_to(min(epoch, _MAX_EPOCH) << _BITS_OF_AN_EPOCH)
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
     """An answer that tells of a contribution (None: of something else). `version`: the record that makes it true; None: only its step."""
 
@@ -59,7 +59,7 @@ class _Held:
     version: int | None
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Record:
     """A record on its way to the shards: the contributions that it names, and which ranges and attachments it has that no other has yet."""
 

@@ -6,7 +6,7 @@ thing is under way at all shards; when it is done everywhere, the next is begun.
 
 import enum
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.checkpoints import Checkpoints, HeldStep
@@ -39,9 +39,9 @@ from chief.core.wording import listed, printable
 from chief.policies.base import Counted, Grant, Policy, Verdict
 from chief.policies.factory import new_policy
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
-from ps_protocol.model.value import step_value
 from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
@@ -76,7 +76,7 @@ class UnderWay(enum.Enum):
     SAVE = 4
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
     """How training begins in an epoch, or goes on in it: at which step, and with what.
 
@@ -98,7 +98,7 @@ class Start:
     replicas_due: frozenset[int] = frozenset()
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
     """What outlives an epoch: each part owns its state, and is never replaced."""
 
@@ -117,7 +117,7 @@ class Parts:
     has_successors: bool
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _TokenAsk:
     """A worker waits for a token; `commit` is what became of the commit of `push_id` that rode along."""
 
@@ -127,7 +127,7 @@ class _TokenAsk:
     push_id: PushId | None
 
 
-@step_value(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Step:
     """A step that is being applied. `redo`: as it was applied by some shards for an earlier chief."""
 

@@ -4,7 +4,7 @@ import argparse
 import sys
 import time
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 from lockstep.demo.digits import DEFAULT, NAMES, ExamplesMissing, load_digits, optimizer_of, split
@@ -15,6 +15,7 @@ from lockstep.launcher.failures import ClusterWatch
 from lockstep.launcher.spec import ClusterSpec, spec_of
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Supervisor, describe_end
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.logs import warnings_to_stderr
 from ps_protocol.process.options import DEMO, LEASE, MAX_STEPS, Given, add_options, options_of
 from ps_protocol.process.output import BoundedOutput, write_last
@@ -89,7 +90,7 @@ def _show_demo(setting: "_Setting", *, files: DemoFiles, output: BoundedOutput, 
     return trained.status
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
     """What the arguments ask for: a cluster, and what its workers do."""
 
