@@ -67,18 +67,30 @@ MAX_PAUSE_S = 1.0
 Result = TypeVar("Result")
 
 
-def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, stop: threading.Event | None = None) -> Result:
+# Whether this process stood still for seconds since a moment, by `time.monotonic()`.
+StoodStill = Callable[[float], bool]
+
+
+def call(
+    attempt: Callable[[float], Result],
+    *,
+    what: str,
+    timeout_s: float,
+    stop: threading.Event | None = None,
+    stood_still: StoodStill | None = None,
+) -> Result:
     """Returns `attempt(seconds left)`, repeated with jittered pauses while it raises Unavailable, within `timeout_s` altogether.
 
     Every other error passes through at once. Logs a warning after 2 s, then every 10 s. Raises the last Unavailable when time is up, and
-    Cancelled when `stop` is set meanwhile. `attempt` must be idempotent.
+    Cancelled when `stop` is set meanwhile. `attempt` must be idempotent. Where this process `stood_still` meanwhile, as after a SIGSTOP,
+    the time begins anew when it is up, for nothing was tried in it.
     """
     started = time.monotonic()
     try:
         return attempt(timeout_s)
     except Unavailable as error:
         # Made only now: nearly every call succeeds at once.
-        wait = _Retry(what=what, timeout_s=timeout_s, stop=stop, started=started)
+        wait = _Retry(what=what, timeout_s=timeout_s, stop=stop, stood_still=stood_still, started=started)
         wait.pause(error)
     while True:
         try:
@@ -92,8 +104,10 @@ def call(attempt: Callable[[float], Result], *, what: str, timeout_s: float, sto
 class _Retry:
     """One caller's wait: what it waits for, since when, and why."""
 
-    def __init__(self, *, what: str, timeout_s: float, stop: threading.Event | None, started: float) -> None:
-        self._what, self._timeout_s, self._stop = what, timeout_s, stop
+    def __init__(
+        self, *, what: str, timeout_s: float, stop: threading.Event | None, stood_still: StoodStill | None, started: float
+    ) -> None:
+        self._what, self._timeout_s, self._stop, self._stood_still = what, timeout_s, stop, stood_still
         self._started = started
         self._delays: Iterator[float] = delays_s(random.Random(), max_s=MAX_PAUSE_S)
         self._next_notice_s = FIRST_NOTICE_S
@@ -106,6 +120,10 @@ class _Retry:
         """Sleeps before the next attempt, or raises if there will be none."""
         self._failure = failure.message
         delay_s, left_s = next(self._delays), self.left_s()
+        if delay_s >= left_s and self._stood_still is not None and self._stood_still(self._started):
+            log.warning("this process stood still for a while; tries again what=%s cause=%s", self._what, failure.message)
+            self._started, self._next_notice_s = time.monotonic(), FIRST_NOTICE_S
+            left_s = self._timeout_s
         elapsed_s = self._timeout_s - left_s
         if delay_s >= left_s:
             raise Unavailable(f"{failure.message} (tried for {elapsed_s:.1f} s)", facts=failure.facts) from None
@@ -177,6 +195,8 @@ class Wait:
 
 
 _LOOK_INTERVAL_S = 0.5
+# A thread that looks twice a second, and finds that so much time has passed, did not run meanwhile.
+_STANDSTILL_S = 5.0
 # An answer that was to be waited for is late sooner than one that was to come at once: what it waited for has been said before.
 _GRACE_S = 1.0
 _ALARM_INTERVAL_S = 2.0
@@ -207,6 +227,7 @@ class SilenceWatch:
     def __init__(self) -> None:
         self._calls: dict[int, _Call] = {}
         self._closed = threading.Event()
+        self._looked_s, self._went_on_s = time.monotonic(), -math.inf
         threading.Thread(target=self._run, name="lockstep-silence", daemon=True).start()
 
     def expecting(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
@@ -217,6 +238,11 @@ class SilenceWatch:
         """
         return _Call(self._calls, what, expected_s, alarm)
 
+    def stood_still(self, since_s: float) -> bool:
+        """Whether the process did not run for 5 s or more since `since_s`: it was stopped, or its machine slept."""
+        # The thread may not have looked since then.
+        return self._went_on_s > since_s or (time.monotonic() - self._looked_s > _STANDSTILL_S and not self._closed.is_set())
+
     def close(self) -> None:
         """Ends the thread. Idempotent; does not wait."""
         self._closed.set()
@@ -224,6 +250,9 @@ class SilenceWatch:
     def _run(self) -> None:
         while not self._closed.wait(_LOOK_INTERVAL_S):
             now = time.monotonic()
+            if now - self._looked_s > _STANDSTILL_S:
+                self._went_on_s = now
+            self._looked_s = now
             # A list of a dict's values is made in one go, so calls may begin and end meanwhile.
             for call in list(self._calls.values()):
                 _look(call, now)

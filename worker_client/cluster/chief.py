@@ -73,7 +73,7 @@ class ChiefLink:
         # Each attempt is watched by itself: one that fails is spoken of between two of them.
         attempt = partial(self.ask_once, question, what=subject, expected_s=expected_s, before=before)
         try:
-            return waiting.call(attempt, what=subject, timeout_s=limit_s)
+            return waiting.call(attempt, what=subject, timeout_s=limit_s, stood_still=self.transport.stood_still)
         except Unavailable as error:
             if is_callers:
                 raise DeadlineExceeded(f"{what}: not within {timeout_s:.3g} s: {error.message}", facts=error.facts) from None

@@ -94,6 +94,9 @@ class Transport(Protocol):
     def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
         """Has the enclosed call spoken for while it hangs; `alarm` as `SilenceWatch.expecting` has it."""
 
+    def stood_still(self, since_s: float) -> bool:
+        """Whether this process did not run for seconds since a moment of `time.monotonic()`, so that no answer could reach it."""
+
     def close(self) -> None:
         """Watches calls no more."""
 
@@ -147,6 +150,10 @@ class LocalTransport:
     def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
         """No call hangs."""
         return _UNWATCHED
+
+    def stood_still(self, since_s: float) -> bool:
+        """No answer is on its way meanwhile."""
+        return False
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -284,6 +291,10 @@ class GrpcTransport:
     def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
         """Has the enclosed call spoken for while it hangs."""
         return self._watch.expecting(what, expected_s=expected_s, alarm=alarm)
+
+    def stood_still(self, since_s: float) -> bool:
+        """Whether this process did not run for seconds since then."""
+        return self._watch.stood_still(since_s)
 
     def close(self) -> None:
         """Watches calls no more."""

@@ -347,8 +347,9 @@ class Shards:
                 # As `_one` does it, by a frame less: it is the way of every step.
                 subject, transfer_s = self._subject(0, what), num_bytes[0] / SLOWEST_BYTES_PER_S
                 with self._transport.watching(subject, expected_s=transfer_s):
-                    limit_s = self._transport.timeout_s + transfer_s
-                    return [waiting.call(partial(push, 0, self._shards[0]), what=subject, timeout_s=limit_s, stop=self._closed)]
+                    limit_s, stood_still = self._transport.timeout_s + transfer_s, self._transport.stood_still
+                    attempt = partial(push, 0, self._shards[0])
+                    return [waiting.call(attempt, what=subject, timeout_s=limit_s, stop=self._closed, stood_still=stood_still)]
             results |= self._call(what, push, missing, num_bytes=num_bytes)
         return [results[index] for index in range(len(parts))]
 
@@ -427,7 +428,8 @@ class Shards:
         """Returns `call(timeout_s)`, a call of one shard, which may take longer the more it transfers."""
         subject, transfer_s = self._subject(index, what), num_bytes / SLOWEST_BYTES_PER_S
         with self._transport.watching(subject, expected_s=transfer_s):
-            return waiting.call(call, what=subject, timeout_s=self._transport.timeout_s + transfer_s, stop=self._closed)
+            limit_s, stood_still = self._transport.timeout_s + transfer_s, self._transport.stood_still
+            return waiting.call(call, what=subject, timeout_s=limit_s, stop=self._closed, stood_still=stood_still)
 
     def _subject(self, index: int, what: str) -> str:
         address = self._addresses[index] if self._places is None else self._places.addresses(index)[0]

@@ -3,10 +3,14 @@
 import itertools
 import random
 import threading
+import time
 
 import pytest
 
+from ps_protocol.errors import Unavailable
+from ps_protocol.process import waiting
 from ps_protocol.process.waiting import QuickCondition, delays_s
+from tests.support.waiting import wait_until
 
 # Claims about the condition that is its own lock: it is one in every way.
 
@@ -52,3 +56,39 @@ def test_pauses_double_up_to_the_bound_and_stay_in_its_upper_half() -> None:
 
 def test_callers_do_not_pause_alike() -> None:
     assert len({first(1, seed)[0] for seed in range(20)}) == 20
+
+
+# Claims about calls that are tried again.
+
+
+def test_a_process_that_stood_still_for_all_of_a_calls_time_tries_it_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    now, attempts = [100.0], list[float]()
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def attempt(left_s: float) -> str:
+        attempts.append(left_s)
+        if len(attempts) > 1:
+            return "answer"
+        now[0] += 68.0  # stopped, while it waited for what would have come within 11 s
+        raise Unavailable("did not come within 11 s")
+
+    assert waiting.call(attempt, what="it", timeout_s=60.0, stood_still=lambda since_s: since_s == 100.0) == "answer"
+    assert attempts == [60.0, 60.0]
+    attempts.clear()
+    with pytest.raises(Unavailable, match=r"did not come within 11 s \(tried for 68.0 s\)"):
+        waiting.call(attempt, what="it", timeout_s=60.0, stood_still=lambda since_s: False)
+
+
+def test_a_watch_knows_that_its_process_stood_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    passed_s, clock = [0.0], time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: clock() + passed_s[0])
+    watch, began = waiting.SilenceWatch(), clock()
+    try:
+        assert not watch.stood_still(began)
+        passed_s[0] = 10.0
+        assert watch.stood_still(began), "also before its thread has looked"
+        went_on = clock() + passed_s[0]
+        wait_until(lambda: not watch.stood_still(went_on + 5.0), what="its thread has looked")
+        assert watch.stood_still(began)
+    finally:
+        watch.close()
