@@ -1,6 +1,6 @@
 """A module's parameters, buffers and tables as the variables of a session, and back. Knows a module and its optimizer's groups; no step."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -79,6 +79,7 @@ class Model:
     def _begin_copies(self) -> None:
         self._copies = Copies([*self.parameters, *self._owners], is_on_gpu=self._is_on_gpu)
         self._trained = [*self.parameters.values()]
+        self._version = 0
         # The kernels of normalizations change theirs without a word, so they are compared with what was taken.
         self._taken = [buffer.clone() for buffer in self._buffers()]
 
@@ -121,11 +122,19 @@ class Model:
         with torch.no_grad():
             self._copies.out(values, self._trained + buffers)
             copy_all(self._taken, buffers)
+        self._version = self._trained[0]._version if self._trained else 0
+
+    def is_overwritten(self, values: Callable[[], Mapping[str, Array]]) -> bool:
+        """Whether the program has given the first parameter another value than that of the variables, which it had."""
+        if not self._trained or self._trained[0]._version == self._version:
+            return False
+        self._version = self._trained[0]._version
+        name, parameter = next(iter(self.parameters.items()))
+        return not _are_equal(parameter, values()[name])
 
     def has_values(self, values: Mapping[str, Array]) -> bool:
         """Whether the parameters are those of these variables, so that a gradient of the ones is one of the others."""
-        pairs = ((parameter.detach(), tensor_of(values[name])) for name, parameter in self.parameters.items())
-        return all(torch.allclose(mine, value.to(mine), rtol=0.0, atol=0.0, equal_nan=True) for mine, value in pairs)
+        return all(_are_equal(parameter, values[name]) for name, parameter in self.parameters.items())
 
     def gradients(self) -> "dict[str, torch.Tensor]":
         """Returns the gradients that there are, dense. Raises ValueError where a parameter has another shape than it had."""
@@ -163,6 +172,11 @@ class Model:
 def plain_name(name: str) -> str:
     """Returns what a parameter is called in the model itself: torch.compile() puts a module of its own around it."""
     return name.replace("_orig_mod.", "")
+
+
+def _are_equal(parameter: "torch.Tensor", value: Array) -> bool:
+    mine = parameter.detach()
+    return bool(torch.allclose(mine, tensor_of(value).to(mine), rtol=0.0, atol=0.0, equal_nan=True))
 
 
 def _statistics(buffer: "torch.Tensor") -> Array:

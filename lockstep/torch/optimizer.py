@@ -182,6 +182,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
             )
         if self._added.are_in(next(iter(gradients.values()), None)):
             self._say(AddedGradients.FORGOTTEN.format("optimizer.zero_grad()"))
+        if self._model.is_overwritten(self._session.views):
+            self._say(
+                "the program has written into the parameters, as load_state_dict() does: the servers do not take these values, and step()"
+                " replaces them. Load values before the optimizer is made; a cluster goes on from its own checkpoints (--checkpoint-dir)"
+            )
 
     def _numbers(self) -> dict[str, Any] | None:
         """The learning rates and hyper-parameters that a scheduler, or the program, has changed since the optimizer was made."""

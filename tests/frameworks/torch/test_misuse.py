@@ -9,6 +9,7 @@ import textwrap
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-frameworks` has it")
@@ -185,6 +186,30 @@ def test_a_forgotten_zero_grad_is_said_once(caplog: pytest.LogCaptureFixture) ->
             optimizer.step()
     said = [record.getMessage() for record in caplog.records]
     assert said == ["the gradients of the last step are part of this one's: call optimizer.zero_grad() before backward()"]
+
+
+def test_values_that_are_loaded_into_the_model_later_are_replaced_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.WARNING)
+    with lockstep.local() as session:
+        model, optimizer = made(session)
+
+        def step() -> None:
+            optimizer.zero_grad()
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+
+        step()
+        kept = copy.deepcopy(model.state_dict())
+        model.load_state_dict(nn.Linear(2, 2).state_dict())  # for an evaluation with averages, for example
+        model.load_state_dict(kept)
+        step()
+        assert not caplog.records
+        for _ in range(2):
+            model.load_state_dict(nn.Linear(2, 2).state_dict())
+            step()
+        np.testing.assert_array_equal(session.read()["weight"], model.weight.detach().numpy())
+    said = [record.getMessage() for record in caplog.records]
+    assert len(said) == 1 and "Load values before the optimizer is made" in said[0]
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # PyTorch's own words, before the error
