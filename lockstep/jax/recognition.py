@@ -241,11 +241,14 @@ def _optimizer(stages: Sequence[_Stage]) -> tuple[OptimizerSpec, Rate | None]:
 
 
 def _schedule(cells: Cells) -> tuple[Rate, str]:
+    """Returns the learning rate, which servers want from 0 on, and the sign that the formula has."""
     step_size = cells["step_size_fn"]
     inner = _cells(step_size)
-    if _maker(step_size) != "scale_by_learning_rate" or "learning_rate" not in inner:
-        raise _unknown("it scales by a schedule that is no learning rate")
-    return inner["learning_rate"], "-" if inner.get("m", -1) < 0 else ""
+    if _maker(step_size) == "scale_by_learning_rate" and "learning_rate" in inner:
+        return inner["learning_rate"], "-" if inner.get("m", -1) < 0 else ""
+    # A program's own, by `scale_by_schedule`. If its sign changes later, the step that brings the number along is refused.
+    first = next((factor for step in range(_MAX_STEPS_TO_SIGN) if (factor := float(step_size(step)))), 0.0)
+    return (lambda step: -step_size(step), "-") if first < 0 else (step_size, "")
 
 
 def _refuse_types(cells: Cells, *names: str) -> None:
@@ -375,6 +378,8 @@ def _set_to_zero(formula: _Formula, cells: Cells) -> None:
     formula.do("u = 0 * u")
 
 
+# Warm-ups may begin with 0.
+_MAX_STEPS_TO_SIGN = 10
 # By the optax function that makes the part. Factors are those among which the learning rate is.
 _FACTORS = ("scale", "scale_by_schedule")
 _PARTS: Mapping[str, Callable[[_Formula, Cells], None]] = {

@@ -73,6 +73,12 @@ KNOWN: dict[str, Callable[[], Any]] = {
     "two schedules": lambda: optax.multi_transform(
         {"trained": optax.sgd(lambda step: 0.1 / (1 + step)), "frozen": optax.sgd(lambda step: 0.2 / (1 + step))}, _labels
     ),
+    "a schedule as a part, and a sign": lambda: optax.chain(
+        optax.scale_by_adam(), optax.scale_by_schedule(optax.warmup_cosine_decay_schedule(0.0, 0.01, 4, 9)), optax.scale(-1.0)
+    ),
+    "a schedule of factors below 0": lambda: optax.chain(
+        optax.scale_by_adam(), optax.scale_by_schedule(lambda step: -optax.linear_schedule(0.0, 0.01, 5)(step))
+    ),
     "two groups": lambda: optax.multi_transform({"trained": optax.adam(0.01), "frozen": optax.sgd(0.1)}, _labels),
 }
 
@@ -118,6 +124,17 @@ def test_what_servers_have_no_formula_for_is_refused_with_its_part_and_what_to_d
     with lockstep.local() as session, pytest.raises(lockstep.errors.InvalidSpec, match=words) as caught:
         lj.create_or_join(session, PARAMS, make())
     assert "lockstep.jax.local_updates(optimizer)" in str(caught.value)
+
+
+def test_a_schedule_whose_sign_changes_is_refused_at_that_step() -> None:
+    changing = optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(lambda step: jnp.where(step < 5, -0.1, 0.1)))
+    with lockstep.local() as session:
+        lj.create_or_join(session, PARAMS, changing)
+        gradients = jax.tree.map(jnp.ones_like, PARAMS)
+        for _ in range(5):
+            lj.step(session, gradients)
+        with pytest.raises(lockstep.errors.InvalidSpec, match=r"learning_rate = -0\.1\d*, want >= 0"):
+            lj.step(session, gradients)
 
 
 def test_a_formula_that_optax_has_changed_since_is_not_taken(monkeypatch: pytest.MonkeyPatch) -> None:
