@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, PsError, Unavailable
+from ps_protocol.model.policy import PolicySpec, TokenMode
 from ps_protocol.model.updates import check_amount
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import PushOutcome
@@ -159,6 +160,11 @@ class SharedVariables:
     def _check_steps(self) -> None:
         """Raises InvalidSpec where a step may be made without worker 0, which writes, or needs two contributions of it."""
         status, num_workers = self._session.status(), self._session.num_workers
+        if _drops(status.policy):
+            raise InvalidSpec(
+                f"a strategy's variables on parameter servers need steps that drop no contribution, and this cluster's policy is "
+                f"{status.policy.text}; start it without --tokens fifo and --max-staleness"
+            )
         if not status.policy.reads_latest and status.replicas_to_aggregate != num_workers:
             raise InvalidSpec(
                 f"a strategy's variables on parameter servers need steps of one contribution of each of the {num_workers} workers, "
@@ -217,10 +223,13 @@ class SharedVariables:
         if push.outcome is not PushOutcome.ACCEPTED and not is_made:
             self._undo()
             names = ", ".join(map(repr, sorted({*written, *(name for call in calls for name in call.written)})))
-            raise Unavailable(
-                f"not written: variables {names}: the contribution is {push.outcome.name}; the cluster went back to an earlier step, or "
-                "training is finished"
+            policy = self._session.policy
+            reason = (
+                f"the policy, {policy.text}, drops contributions"
+                if _drops(policy) and push.outcome in _TOO_MUCH
+                else "the cluster went back to an earlier step, or training is finished"
             )
+            raise Unavailable(f"not written: variables {names}: the contribution is {push.outcome.name}; {reason}")
         self._refresh()
 
     def _undo(self) -> None:
@@ -234,6 +243,11 @@ class SharedVariables:
     def _refresh(self) -> None:
         self._values = {name: frozen(value) for name, value in self._session.read().items()} if self._declared else {}
         self._is_stale = False
+
+
+def _drops(policy: PolicySpec) -> bool:
+    """Whether a policy does without contributions that come too late for it, or makes less of them."""
+    return policy.tokens is TokenMode.FIFO or policy.max_staleness is not None
 
 
 def _update_of(call: FormulaCall) -> UpdateFormula:

@@ -213,8 +213,8 @@ def _exchanges(session: Session, per_worker: int, *, name: str) -> _Exchanges:
     index, num_workers = session.worker_index, session.num_workers
 
     def link(other: int) -> Link:
-        here, there = (f"strategy/{name}/{replicas_of(worker, per_worker)} of worker {worker}" for worker in (index, other))
-        return Link(mailboxes, outgoing=f"{here} to worker {other}", incoming=f"{there} to worker {index}")
+        # Also where programs differ in how many replicas they have: they meet, and are told so.
+        return Link(mailboxes, outgoing=f"strategy/{name}/worker {index} to {other}", incoming=f"strategy/{name}/worker {other} to {index}")
 
     # The first chief of a cluster gives an index's first program this number, and no other.
     is_restarted = session.membership.registration.participant.incarnation != numbered(1, 1)

@@ -12,8 +12,9 @@ import pytest
 import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitExceeded, ShapeMismatch, Unavailable
+from ps_protocol.roles.chief import PushOutcome
 from tests.support.sessions.clusters import Shape, Start
-from worker_client import IndexedSlices, Session, UpdateFormula, async_policy
+from worker_client import IndexedSlices, Session, UpdateFormula, async_policy, sync_policy
 from worker_client.strategy import (
     CollectiveHints,
     Optimizer,
@@ -310,8 +311,33 @@ def test_a_cluster_whose_steps_are_not_of_one_contribution_of_each_worker_is_ref
         words = f"each of the 2 workers, and a step of this cluster has {num_required}; start it without --backup-workers"
         with pytest.raises(InvalidSpec, match=words):
             v.read_value()
+        for policy in (sync_policy(tokens="fifo", replicas_to_aggregate=2), async_policy(max_staleness=1, too_stale="scale")):
+            session.set_policy(policy, timeout_s=20)
+            with pytest.raises(InvalidSpec, match=r"need steps that drop no contribution, and this cluster's policy is .*; start"):
+                v.read_value()
         session.set_policy(async_policy(), timeout_s=20)
         assert float(v.assign(2.0)) == 2.0
+
+
+def test_a_write_that_the_policy_drops_by_now_is_told_with_the_policy(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=2))
+    with contextlib.ExitStack() as stack:
+        sessions = [stack.enter_context(cluster.session(index)) for index in range(2)]
+        sessions[0].set_policy(async_policy(), timeout_s=20)
+        variables = []
+        for session in sessions:
+            with stack.enter_context(ParameterServerStrategy(session=session)).scope():
+                variables.append(Variable(0.0, name="v"))
+            variables[-1].read_value()
+        variables[0].assign(1.0)
+        sessions[0].set_policy(async_policy(max_staleness=0), timeout_s=20)
+        variables[0].assign(2.0)
+        while sessions[1].step({}).outcome is not PushOutcome.ACCEPTED:
+            pass  # its first is of step 0, and dropped
+        words = r"not written: variables 'v': .* STALE; the policy, async, drops beyond staleness 0, drops"
+        with pytest.raises(Unavailable, match=words):
+            variables[0].assign(3.0)
+        assert float(variables[0].read_value()) == 2.0
 
 
 def test_a_program_whose_variables_are_older_than_those_of_the_others_takes_no_part_in_their_reduction(start: Start) -> None:
@@ -373,7 +399,7 @@ def test_a_contribution_that_is_lost_with_a_server_is_sent_again(together: Any) 
             mailboxes, is_taken = Mailboxes(session), False
             while not is_taken:
                 with contextlib.suppress(Cancelled):  # by worker 1, which makes sure that nothing lies there from before
-                    is_taken = bool(mailboxes.receive("strategy/main/replicas 2 to 3 of worker 1 to worker 0", 20.0))
+                    is_taken = bool(mailboxes.receive("strategy/main/worker 1 to 0", 20.0))
             mailboxes.close()
         return first.tolist(), strategy.extended.reduce_to("SUM", _numbered(strategy), device).tolist()
 
@@ -425,6 +451,19 @@ def test_values_of_one_shape_for_different_variables_are_refused_alike_in_all_wo
         'worker 1 reduces SUM for another variable where worker 0 reduces SUM for "a"',
     ]
     assert values == [[-6, -6], [0, 0]]
+
+
+def test_workers_with_other_numbers_of_replicas_are_told_so(start: Start) -> None:
+    cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=2))
+
+    def part(index: int) -> str:
+        with cluster.session(index) as session, ParameterServerStrategy(2 + index, session=session) as strategy:
+            with pytest.raises(ValueError, match="worker 1 has other replicas than 2, as worker 0 has") as caught:
+                strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0])
+            return str(caught.value)
+
+    with ThreadPoolExecutor(2) as pool:
+        assert len(set(pool.map(part, range(2)))) == 1
 
 
 def test_hints_say_how_values_travel_and_all_workers_get_the_same_bits(together: Any) -> None:
