@@ -244,6 +244,10 @@ class ClusterCoordinator:
 
     def __init__(self, target: Session | Observer, *, name: str = "main") -> None:
         check_name(name)
+        if not isinstance(target, Session | Observer):
+            raise InvalidSpec(
+                f"target: got a {type(target).__name__}, want the session of lockstep.connect(), or lockstep.observe()'s observer"
+            )
         self._target, self._name = target, name
         self._sender = new_sender()
         self._own: int | None = target.worker_index if isinstance(target, Session) else None
@@ -396,9 +400,14 @@ def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name
     `functions`: what can be scheduled, by name. A function that raises does not end this; the coordinator gets the error. Returns too once
     training is finished. Raises what the session raises when it cannot go on.
     """
+    check_name(name)
+    if not isinstance(session, Session):
+        raise InvalidSpec(f"session: got a {type(session).__name__}, want the session that lockstep.connect() returns")
+    if not isinstance(functions, Mapping):
+        raise InvalidSpec(f"serve(): got a {type(functions).__name__}, want a dict of functions by name")
     for function in functions.values():
         if not callable(function):
-            raise InvalidSpec(f"serve(): got {function!r}, want functions by name")
+            raise InvalidSpec(f"serve(): got a {type(function).__name__}, want functions by name")
     mail = Mailboxes(session, timeout_s=_SERVER_S)
     num_run, num_closings = 0, mail.num_marks(_closings(name))
     try:

@@ -140,8 +140,10 @@ class StrategyExtended:
         contexts.check_cross_replica(self._strategy, "batch_reduce_to()")
         op, hints = reduce_op_of(reduce_op), _hints(experimental_hints)
         pairs = list(value_destination_pairs)
-        for _, destinations in pairs:
-            self._check_destination(destinations)
+        for pair in pairs:
+            if not isinstance(pair, tuple | list) or len(pair) != 2:
+                raise InvalidSpec(f"batch_reduce_to(): got a {type(pair).__name__} among the pairs; want pairs (value, destinations)")
+            self._check_destination(pair[1])
         of_replicas = [pair for pair in pairs if isinstance(pair[0], PerReplica)]
         what, values, places = f"batch_reduce_to() of {op.name}", [(op, value) for value, _ in of_replicas], [one for _, one in of_replicas]
         reduced = iter(self._combined(what, values, hints, places) if values else ())
@@ -315,7 +317,8 @@ class StrategyExtended:
         own = self._group.replicas
         for _, value in values:
             if set(value.values) != set(own):
-                raise ValueError(f"a PerReplica of {len(value.values)} values cannot be reduced over {len(own)} replicas")
+                known = ", ".join(map(str, sorted(value.values)))
+                raise ValueError(f"a PerReplica has values of replicas {known}; want one of each of {', '.join(map(str, own))}")
         variables = ["" if (variable := container_of(place)) is None else variable.name for place in places]
         combinations = [
             Combination(op=op, contributions=value.values, variable=name) for (op, value), name in zip(values, variables, strict=True)

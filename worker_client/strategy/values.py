@@ -22,6 +22,9 @@ class PerReplica:
 
     values: Mapping[int, Any]
 
+    def __post_init__(self) -> None:
+        _check_by_id(self)
+
     def __bool__(self) -> bool:
         raise TypeError(
             f"a PerReplica of {len(self.values)} replicas is not true or false: reduce it with strategy.reduce(), "
@@ -41,6 +44,9 @@ class Mirrored:
 
     values: Mapping[int, Any]
 
+    def __post_init__(self) -> None:
+        _check_by_id(self)
+
     @property
     def primary(self) -> Any:
         """The value of the replica with the lowest id."""
@@ -49,6 +55,12 @@ class Mirrored:
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
         # numpy is told of `copy` only where it asks for one, since asarray() has known it for a short time only.
         return np.array(self.primary, dtype) if copy else np.asarray(self.primary, dtype)
+
+
+def _check_by_id(value: PerReplica | Mirrored) -> None:
+    if not isinstance(value.values, Mapping) or not value.values:
+        got = "nothing" if isinstance(value.values, Mapping) else f"a {type(value.values).__name__}"
+        raise InvalidSpec(f"{type(value).__name__}: got {got}, want a dict of values by replica id")
 
 
 def map_nested(function: Callable[[Any], Any], nested: Any, *, depth: int = 0) -> Any:

@@ -300,6 +300,17 @@ def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_told(sta
         assert not value.is_done and not coordinator.done()
 
 
+def test_what_is_no_cluster_and_no_function_is_refused(cluster: AnyCluster) -> None:
+    with pytest.raises(InvalidSpec, match=r"target: got a str, want the session of lockstep.connect\(\)"):
+        ClusterCoordinator("x")  # type: ignore[arg-type]
+    with pytest.raises(InvalidSpec, match=r"session: got a NoneType, want the session"):
+        serve(None, FUNCTIONS)  # type: ignore[arg-type]
+    with cluster.session(0) as session:
+        for wrong in ([_fails], {"fails": "fails"}):
+            with pytest.raises(InvalidSpec, match=r"serve\(\): got a (list|str), want"):
+                serve(session, wrong)  # type: ignore[arg-type]
+
+
 def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, serves, receive = start(Shape(num_ps=2, total_num_replicas=1)), threading.Event(), Mailboxes.receive
 

@@ -66,6 +66,13 @@ def test_results_that_are_nested_differently_are_refused(first: Any, second: Any
         regroup({0: first, 1: second})
 
 
+@pytest.mark.parametrize("kind", [PerReplica, Mirrored])
+def test_values_are_by_replica_id(kind: Any) -> None:
+    for wrong, got in (([1, 2], "a list"), ((1,), "a tuple"), ({}, "nothing"), (np.ones(2), "a ndarray")):
+        with pytest.raises(InvalidSpec, match=f"{kind.__name__}: got {got}, want a dict of values by replica id"):
+            kind(wrong)
+
+
 def test_a_value_without_a_part_for_a_replica_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing for replica 2, only for 0, 1"):
         select(2, [PerReplica({0: 1, 1: 2})])

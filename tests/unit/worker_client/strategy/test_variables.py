@@ -195,6 +195,8 @@ def test_what_is_no_destination_and_no_hints_is_refused(reduce: str) -> None:
     for variable in (foreign, foreign.copies[0]):
         with pytest.raises(ValueError, match='destinations: variable "foreign" was not created in the scope of this strategy'):
             reduced(variable)
+    with pytest.raises(InvalidSpec, match=r"batch_reduce_to\(\): got a PerReplica among the pairs"):
+        strategy.extended.batch_reduce_to("SUM", [_per_replica(1, 2)])  # type: ignore[list-item]
     for wrong in ({"timeout_seconds": 5}, {}, 5, "float16"):
         with pytest.raises(InvalidSpec, match=r"experimental_hints: got a .*, want CollectiveHints"):
             reduced(v, wrong)
@@ -202,7 +204,7 @@ def test_what_is_no_destination_and_no_hints_is_refused(reduce: str) -> None:
 
 def test_a_value_for_other_replicas_is_refused() -> None:
     strategy = ParameterServerStrategy(3)
-    with pytest.raises(ValueError, match="a PerReplica of 2 values cannot be reduced over 3 replicas"):
+    with pytest.raises(ValueError, match="a PerReplica has values of replicas 0, 1; want one of each of 0, 1, 2"):
         strategy.extended.reduce_to("SUM", _per_replica(1, 2), "ps:0")
     with pytest.raises(ValueError, match="nothing for replica 2"):
         strategy.run(lambda x: x, args=(_per_replica(1, 2),))
