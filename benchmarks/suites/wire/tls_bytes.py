@@ -78,6 +78,7 @@ def _row(size: int, title: str, runs: Sequence[Sent]) -> dict[str, Any]:
         "ms": round(statistics.median(run.seconds for run in runs) * 1e3, 2),
         "cpu_ms": round(statistics.median(run.cpu_s for run in runs) * 1e3, 2),
         "all_ms": [round(run.seconds * 1e3, 2) for run in runs],
+        "all_cpu_ms": [round(run.cpu_s * 1e3, 2) for run in runs],
     }
 
 
