@@ -9,7 +9,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles import chief
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.step import decode_end, encode_end
+from ps_protocol.wire.fields import decode_choice
 
 
 @light_dataclass(frozen=True, slots=True)
@@ -35,8 +35,8 @@ _ALL = (
     _call(
         "Heartbeat",
         chief.HeartbeatRequest,
-        lambda end: pb.HeartbeatResponse(end=encode_end(end)),
-        lambda message: decode_end(message.end),
+        lambda end: pb.HeartbeatResponse(end=end.value),
+        lambda message: decode_choice(chief.End, message.end, field="end"),
     ),
     _call("DeregisterWorker", chief.DeregisterRequest, lambda _: pb.DeregisterWorkerResponse(), lambda message: None),
     _call("RegisterModel", chief.RegisterModelRequest),

@@ -17,7 +17,6 @@ from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
-from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
 from ps_protocol.roles import accumulators, chief, fence, identity, shard
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
@@ -176,12 +175,6 @@ PAIRS: tuple[Pair, ...] = (
     *step.OF_CONTRIBUTIONS,
     Pair(value=shard.SparsePart, message=parameter_service_pb2.SparsePart),
     Pair(value=shard.Metric, message=parameter_service_pb2.Metric),
-    Pair(
-        value=FormulaUpdate,
-        message=parameter_service_pb2.FormulaUpdate,
-        encode=step.encode_formula_update,
-        decode=step.decode_formula_update,
-    ),
     Pair(
         value=shard.PushHeader,
         message=parameter_service_pb2.PushHeader,

@@ -4,7 +4,8 @@ A field and its namesake are compiled by the dataclass's annotation:
 
 - a number, a text or bytes is the message's own; `X | None` is a field with presence, left out for None. With presence and without None,
   what was left out is the dataclass's default, which is left out in turn.
-- `tuple[X, ...]` is a repeated field; `tuple[X, ...] | None` has a `has_…` beside it. `Mapping` is a map; so is a tuple of pairs, sorted.
+- `tuple[X, ...]` is a repeated field; `tuple[X, ...] | None` has a `has_…` beside it. `Mapping` is a map, and so is a tuple of pairs; both
+  come sorted, so that nothing depends on the order in which a map travels.
 - a dataclass is a message: required, unless it may be None or has a default, which is left out as well. A fixed tuple is the message whose
   fields are its elements in order.
 - an enum goes by the names of its members; 0 is what was left out: None, the default, or a fault.
@@ -277,11 +278,11 @@ def _field(
     if typing.get_origin(hint) in (Mapping, dict):
         value_type = typing.get_args(hint)[1]
         if value_type in _PLAIN:
-            return None, _read(name, dict)
+            return None, lambda message: dict(sorted(get(message).items()))
         coder = coder_of(value_type)
         return (
             lambda values: {key: coder.encode(value) for key, value in values.items()},
-            lambda message: {key: coder.decode(value) for key, value in get(message).items()},
+            lambda message: {key: coder.decode(value) for key, value in sorted(get(message).items())},
         )
     coder = _single(descriptor, hint, coder_of)
     if coder in (_SECONDS, _MAX_WAIT) and not is_optional and default is _MISSING:

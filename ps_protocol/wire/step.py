@@ -130,7 +130,8 @@ def write_push_header(header: PushHeader, message: parameter_service_pb2.PushHea
     if header.gradient_buffer is not None:
         message.gradient_buffer = header.gradient_buffer
     message.secret = header.secret
-    message.formulas.extend([encode_formula_update(update) for update in header.formulas])
+    for update in header.formulas:
+        _FORMULA.write(update, message.formulas.add())
 
 
 def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
@@ -159,22 +160,6 @@ def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
         gradient_buffer=message.gradient_buffer if message.HasField("gradient_buffer") else None,
         secret=message.secret,
         formulas=_decode_formulas(message) if message.formulas else (),
-    )
-
-
-def encode_formula_update(update: FormulaUpdate) -> parameter_service_pb2.FormulaUpdate:
-    """Encodes new values that a formula gives."""
-    return parameter_service_pb2.FormulaUpdate(text=update.text, variables=update.variables, arrays=update.arrays, numbers=update.numbers)
-
-
-def decode_formula_update(message: parameter_service_pb2.FormulaUpdate) -> FormulaUpdate:
-    """Decodes and checks new values that a formula gives; whether they fit the shard's layout is not looked at."""
-    # Maps come in any order, and the bits of a result must not depend on it.
-    return FormulaUpdate(
-        text=message.text,
-        variables=dict(sorted(message.variables.items())),
-        arrays=dict(sorted(message.arrays.items())),
-        numbers=dict(sorted(message.numbers.items())),
     )
 
 
@@ -292,8 +277,9 @@ OF_CONTRIBUTIONS = (
     Pair(value=UserState, message=tensor_pb2.UserState),
     Pair(value=Attachments, message=tensor_pb2.Attachments, check=_check_attachments),
     Pair(value=StepAttachments, message=tensor_pb2.StepAttachments, check=_check_step_attachments),
+    Pair(value=FormulaUpdate, message=parameter_service_pb2.FormulaUpdate),
 )
-_ATTACHMENTS, _STEP_ATTACHMENTS = map(Coders(OF_CONTRIBUTIONS).of, (Attachments, StepAttachments))
+_ATTACHMENTS, _STEP_ATTACHMENTS, _FORMULA = map(Coders(OF_CONTRIBUTIONS).of, (Attachments, StepAttachments, FormulaUpdate))
 
 
 def write_commit_result(result: CommitResult, message: chief_service_pb2.CommitResult) -> None:
@@ -345,16 +331,6 @@ def decode_token_request(message: chief_service_pb2.DequeueTokenRequest) -> Dequ
     )
 
 
-def encode_end(end: End) -> Any:
-    """Encodes whether training has ended, and how."""
-    return _ENDS[end]
-
-
-def decode_end(number: int) -> End:
-    """Decodes whether training has ended, and how."""
-    return decode_choice(End, number, field="end")
-
-
 def write_token_reply(reply: TokenReply, message: chief_service_pb2.TokenReply) -> None:
     """Encodes how a wait for a token ended."""
     message.result = _RESULTS[reply.result]
@@ -366,7 +342,7 @@ def write_token_reply(reply: TokenReply, message: chief_service_pb2.TokenReply) 
     message.reads_latest = reply.reads_latest
     message.settings_version = reply.settings_version
     message.shards_version = reply.shards_version
-    message.end = encode_end(reply.end)
+    message.end = _ENDS[reply.end]
 
 
 def decode_token_reply(message: chief_service_pb2.TokenReply) -> TokenReply:
@@ -380,7 +356,7 @@ def decode_token_reply(message: chief_service_pb2.TokenReply) -> TokenReply:
         reads_latest=message.reads_latest,
         settings_version=message.settings_version,
         shards_version=message.shards_version,
-        end=decode_end(message.end),
+        end=decode_choice(End, message.end, field="end"),
     )
 
 
@@ -471,7 +447,7 @@ def _decode_metrics(message: parameter_service_pb2.PushHeader) -> dict[str, Metr
 
 def _decode_formulas(message: parameter_service_pb2.PushHeader) -> tuple[FormulaUpdate, ...]:
     check_amount([update.text for update in message.formulas])  # before any of them is looked at
-    formulas = decode_each(message.formulas, decode_formula_update, field="formulas")
+    formulas = decode_each(message.formulas, _FORMULA.decode, field="formulas")
     check_updates(formulas)
     return formulas
 
