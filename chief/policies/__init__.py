@@ -2,5 +2,5 @@
 
 Pure, and the lowest of the chief's layers: no leases, calls, clocks, threads or wire.
 `base` is the seam that all of them implement, `factory` makes the one that is asked for;
-`sync` and `fifo` are synchronous steps, `queue` is ssp and async, `free` is async without a lock.
+`sync` and `fifo` are synchronous steps, `ordered` is ssp and async, `unlocked` is async without a lock.
 """

@@ -5,9 +5,9 @@ from collections.abc import Iterable, Sequence
 from chief.options import CoordinationConfig
 from chief.policies.base import Counted, Policy
 from chief.policies.fifo import FifoTokens
-from chief.policies.free import FreePolicy
-from chief.policies.queue import QueuePolicy
+from chief.policies.ordered import OrderedPolicy
 from chief.policies.sync import StrictTokens, SyncPolicy, TokenRule
+from chief.policies.unlocked import UnlockedPolicy
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
@@ -33,9 +33,9 @@ def new_policy(
     spec = config.policy
     if spec.applies_on_arrival:
         assert not counted
-        return FreePolicy(spec=spec, step=step)
+        return UnlockedPolicy(spec=spec, step=step)
     if not spec.has_common_steps:
-        return QueuePolicy(spec=spec, step=step, counted=counted, workers=workers, max_step=config.max_steps)
+        return OrderedPolicy(spec=spec, step=step, counted=counted, workers=workers, max_step=config.max_steps)
     tokens: TokenRule
     if spec.needs_many_workers:
         tokens = StrictTokens(num_extras=config.num_extras, step=step, contributed=(entry.push_id.worker for entry in counted))

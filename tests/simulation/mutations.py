@@ -14,9 +14,9 @@ from chief.core.cluster.members import Membership, PushOutcomes
 from chief.core.epoch.answers import Answers
 from chief.core.epoch.training import Training
 from chief.policies.fifo import FifoTokens
-from chief.policies.free import FreePolicy
-from chief.policies.queue import QueuePolicy
+from chief.policies.ordered import OrderedPolicy
 from chief.policies.sync import StrictTokens, SyncPolicy
+from chief.policies.unlocked import UnlockedPolicy
 from chief.shards import standby
 from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
@@ -205,44 +205,44 @@ def _calls_stale_ones_accepted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _goes_on_before_it_is_applied(patch: pytest.MonkeyPatch) -> None:
-    def ask(self: QueuePolicy, worker: int, *, local_step: int, request_id: int) -> int:
+    def ask(self: OrderedPolicy, worker: int, *, local_step: int, request_id: int) -> int:
         self._wishes.pop(worker, None)
         return self.step
 
-    patch.setattr(QueuePolicy, "ask", ask)
+    patch.setattr(OrderedPolicy, "ask", ask)
 
 
 def _lets_everybody_run_ahead(patch: pytest.MonkeyPatch) -> None:
-    real = QueuePolicy.__init__
+    real = OrderedPolicy.__init__
 
-    def init(self: QueuePolicy, **options: Any) -> None:
+    def init(self: OrderedPolicy, **options: Any) -> None:
         real(self, **options)
         self._limit = None
 
-    patch.setattr(QueuePolicy, "__init__", init)
+    patch.setattr(OrderedPolicy, "__init__", init)
 
 
 def _forgets_the_limit_of_staleness(patch: pytest.MonkeyPatch) -> None:
-    real = QueuePolicy.commit
+    real = OrderedPolicy.commit
 
-    def commit(self: QueuePolicy, push_id: PushId, *, step: int) -> Any:
+    def commit(self: OrderedPolicy, push_id: PushId, *, step: int) -> Any:
         return real(self, push_id, step=max(step, self.step))
 
-    patch.setattr(QueuePolicy, "commit", commit)
+    patch.setattr(OrderedPolicy, "commit", commit)
 
 
 def _applies_one_twice(patch: pytest.MonkeyPatch) -> None:
     """The contribution whose turn it was comes to the end of the queue once more."""
-    real = QueuePolicy.advance
+    real = OrderedPolicy.advance
 
-    def advance(self: QueuePolicy) -> Any:
+    def advance(self: OrderedPolicy) -> Any:
         first = self._queue[0]
         granted = real(self)
         if self.step % 5 == 0:
             self._queue.append(first)
         return granted
 
-    patch.setattr(QueuePolicy, "advance", advance)
+    patch.setattr(OrderedPolicy, "advance", advance)
 
 
 def _takes_any_replica_along(patch: pytest.MonkeyPatch) -> None:
@@ -497,14 +497,14 @@ def _calls_applied_what_it_drops(patch: pytest.MonkeyPatch) -> None:
 
 
 def _counts_two_as_one_step(patch: pytest.MonkeyPatch) -> None:
-    real = FreePolicy.commit
+    real = UnlockedPolicy.commit
 
-    def commit(self: FreePolicy, push_id: PushId, *, step: int) -> Any:
+    def commit(self: UnlockedPolicy, push_id: PushId, *, step: int) -> Any:
         verdict = real(self, push_id, step=step)
         self._step -= verdict.applied_step == 5
         return verdict
 
-    patch.setattr(FreePolicy, "commit", commit)
+    patch.setattr(UnlockedPolicy, "commit", commit)
 
 
 def _forgets_to_note_arrivals(patch: pytest.MonkeyPatch) -> None:

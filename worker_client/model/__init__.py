@@ -3,5 +3,5 @@
 Knows names, types, layouts and bytes; no network, thread, clock or log.
 `declarations`: variables and tables. `optimizers`, `policies`, `wire_format`: values to ask for. `memory`: arrays as the shards have them.
 `gradients`: from what is pushed to each shard's part. `numbers`: hyper-parameters for one step. `user_state`: what a program keeps with the
-training. `lending`: which memory the next gradients are written into.
+training. `gradient_memory`: which memory the next gradients are written into.
 """

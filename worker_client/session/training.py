@@ -17,8 +17,8 @@ from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import Metric, PushResult
 from worker_client.core import requests as ask
 from worker_client.core.state import WorkerState
+from worker_client.model.gradient_memory import GradientMemory
 from worker_client.model.gradients import FiniteGradients, Gradients, Metrics, ShardPart, ShardParts, Staging, Updates, as_metrics
-from worker_client.model.lending import GradientMemory
 from worker_client.model.memory import ModelMemory, arranged
 from worker_client.session.membership import Membership
 from worker_client.session.reading import ModelReader, Rows, VariableMemory

@@ -8,8 +8,8 @@ from ps_protocol.model.layout import aligned_bytes
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
 from ps_protocol.model.variables import Array, DataType, VariableSpec
+from worker_client.model.gradient_memory import GradientMemory
 from worker_client.model.gradients import Staging
-from worker_client.model.lending import GradientMemory
 from worker_client.model.memory import ModelMemory
 
 MODEL = ModelSpec(

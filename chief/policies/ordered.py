@@ -22,7 +22,7 @@ class _Progress:
     incarnation: int = 0
 
 
-class QueuePolicy:
+class OrderedPolicy:
     """Applies contributions in order of their counting; refuses or scales those that are too stale.
 
     `max_step`: the step at which training ends, so that no contribution is promised a later one. `workers`: those that live now.

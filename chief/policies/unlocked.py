@@ -8,7 +8,7 @@ from ps_protocol.roles.chief import PushOutcome
 from ps_protocol.roles.contribution import PushId
 
 
-class FreePolicy:
+class UnlockedPolicy:
     """No worker waits and nothing is refused; the step is the number of contributions reported."""
 
     num_required = 1
