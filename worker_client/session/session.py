@@ -9,7 +9,7 @@ from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized
 from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.spec import AverageSpec, ClipSpec
+from ps_protocol.model.spec import AverageSpec, ClipSpec, StepNumbers
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ClusterStatus, Registration, SavedCheckpoint
@@ -21,7 +21,7 @@ from worker_client.core.requests import run
 from worker_client.core.worker import Worker
 from worker_client.model.declarations import Placement, declare, placement_of
 from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
-from worker_client.model.numbers import GivenNumbers, Hyperparameters
+from worker_client.model.step_hyperparameters import Hyperparameters, step_hyperparameters
 from worker_client.model.user_state import UserState
 from worker_client.session import changes
 from worker_client.session.calls import WorkerCalls
@@ -77,7 +77,7 @@ class Session:
         self._calls = WorkerCalls(self._member, spans)
         self._worker, self._acts = self._calls.worker, self._calls.acts
         self._batches: DataBatches | None = None
-        self._numbers: GivenNumbers | None = None
+        self._numbers: StepNumbers | None = None
         self._num_workers: tuple[PolicySpec, int] | None = None  # and the policy under which it is so many
         self._metrics = metrics
         if metrics is not None:
@@ -467,8 +467,10 @@ class Session:
         model = self._worker.place.model
         assert model is not None
         if self._numbers is None:
-            self._numbers = GivenNumbers(model)
-        return Attachments(hyperparameters=self._numbers.of(hyperparameters))
+            self._numbers = StepNumbers(model)
+        given = step_hyperparameters(hyperparameters)
+        self._numbers.check(given)  # what was given last is not checked again
+        return Attachments(hyperparameters=given)
 
     def _families(self) -> "Iterator[Family]":
         from ps_protocol.metrics.worker import session_families
