@@ -1,4 +1,4 @@
-"""The messages that every step has, by hand: the compiled code costs half as much again. Knows each of their fields; no RPC, no tensor."""
+"""The messages that every step has, by hand: compiled they cost half as much again (decision 26). Knows their fields; no RPC, no tensor."""
 
 import functools
 import itertools
