@@ -11,7 +11,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from google.protobuf.message import Message
 
-from ps_protocol.errors import InternalError, MalformedMessage, PsError, Unavailable
+from ps_protocol.errors import MalformedMessage, PsError, Unavailable
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import (
@@ -28,7 +28,7 @@ from ps_protocol.roles.shard import (
     ShardStatus,
 )
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
-from ps_protocol.rpc.client import HANDSHAKE, Connection, checked_reply, handshake_request
+from ps_protocol.rpc.client import HANDSHAKE, Connection, checked_reply, handshake_request, not_understood
 from ps_protocol.rpc.commands import Commands
 from ps_protocol.rpc.shard import SERVICE
 from ps_protocol.v1 import handshake_service_pb2
@@ -172,8 +172,6 @@ class ShardLink(Protocol):
 
 # What chiefs count up from 1, and count on.
 _MAX_COUNT = 1 << 62
-# grpcio's words for bytes that are not a message of the type.
-_NO_MESSAGE = "deserializing response"
 
 
 class GrpcShardLink:
@@ -197,8 +195,11 @@ class GrpcShardLink:
         """Returns who is there."""
         request = handshake_request(role=Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster)
         reply_type = handshake_service_pb2.HandshakeResponse
-        with checked_reply(self._address) as check:
-            return check(await self._unary(HANDSHAKE, request, reply_type, timeout_s=timeout_s, awaited="the handshake"))
+        try:
+            with checked_reply(self._connection) as check:
+                return check(await self._unary(HANDSHAKE, request, reply_type, timeout_s=timeout_s, awaited="the handshake"))
+        except MalformedMessage as error:
+            raise Unavailable(error.message) from None
 
     async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns step, memory and counters."""
@@ -207,7 +208,8 @@ class GrpcShardLink:
         status = self._decoded(ShardStatus, answer)
         fence = status.fence
         if max(fence.epoch, fence.chief_incarnation, status.settings_version) > _MAX_COUNT or bool(fence.life) != bool(fence.epoch):
-            raise self._not_understood(f"{fence} and version {status.settings_version} of the settings are no chief's")
+            wrong = MalformedMessage(f"{fence} and version {status.settings_version} of the settings are no chief's")
+            raise Unavailable(not_understood(self._connection.target, wrong).message)
         return status
 
     async def adopt(
@@ -283,21 +285,15 @@ class GrpcShardLink:
         try:
             return await _outcome(lambda report: begin(method, request, response, report, timeout_s=timeout_s, awaited=awaited))
         except MalformedMessage as error:
-            raise self._not_understood(error.message) from None
-        except InternalError as error:
-            if _NO_MESSAGE in error.message:
-                raise self._not_understood(f"its answer is no {response.DESCRIPTOR.name}") from None
-            raise
+            target = self._connection.target
+            raise Unavailable(error.message if target in error.message else not_understood(target, error).message) from None
 
     def _decoded(self, value_type: type[Value], answer: Message) -> Value:
         """Returns an answer as a value. Raises Unavailable if it is none: so it is asked again, and training waits, with words."""
         try:
             return codec.decode(value_type, answer)
         except PsError as error:
-            raise self._not_understood(error.message) from None
-
-    def _not_understood(self, why: str) -> Unavailable:
-        return Unavailable(f"cannot understand {name_of(Role.PARAMETER_SERVER, self._index)} at {self._address}: {why}")
+            raise Unavailable(not_understood(self._connection.target, error).message) from None
 
 
 async def _outcome(begin: Callable[[Callable[[Result | PsError], None]], Callable[[], object]]) -> Result:

@@ -18,7 +18,7 @@ from ps_protocol.roles.accumulators import (
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
-from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.client import Connection, understanding
 from ps_protocol.v1 import accumulator_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.frames import encode_stream, parse, write_frames
@@ -66,14 +66,15 @@ class GrpcAccumulators:
             timeout_s=TENSOR_TIMEOUT_S,
             awaited=f"the receipt of a gradient by accumulator {header.name!r}",
         )
-        return codec.decode(GradientReply, answer)
+        with understanding(self._connection.target):
+            return codec.decode(GradientReply, answer)
 
     def take_gradient(self, request: TakeRequest) -> Taken:
         """Waits for gradients and takes them."""
         data_type = self._data_types.get(request.name) or self.describe(request.name).spec.data_type
 
         def receive(messages: Iterator[bytes]) -> Taken:
-            return _receive(messages, data_type, source=self._connection.target)
+            return _receive(messages, data_type)
 
         return self._connection.stream_down(
             "TakeGradient",
@@ -93,12 +94,11 @@ class GrpcAccumulators:
     def describe(self, name: str) -> AccumulatorStatus:
         """Reports an accumulator."""
         request = pb.GetAccumulatorRequest(name=name)
-        status = codec.decode(
-            AccumulatorStatus,
-            self._connection.unary(
-                "GetAccumulator", request, pb.GetAccumulatorResponse, timeout_s=CONTROL_TIMEOUT_S, awaited=f"accumulator {name!r}"
-            ),
+        answer = self._connection.unary(
+            "GetAccumulator", request, pb.GetAccumulatorResponse, timeout_s=CONTROL_TIMEOUT_S, awaited=f"accumulator {name!r}"
         )
+        with understanding(self._connection.target):
+            status = codec.decode(AccumulatorStatus, answer)
         self._data_types[name] = status.spec.data_type
         return status
 
@@ -115,10 +115,10 @@ class GrpcAccumulators:
         self._connection.close()
 
 
-def _receive(messages: Iterator[bytes], data_type: DataType, *, source: str) -> Taken:
+def _receive(messages: Iterator[bytes], data_type: DataType) -> Taken:
     first, frame = parse(next(messages, b""), pb.TakeGradientResponse)
     if first is None:
-        raise MalformedMessage(f"{source}: the stream does not begin with what was taken")
+        raise MalformedMessage("its stream does not begin with what was taken")
     header = first.header
     if not header.is_ready:
         return Taken(count=header.count, step=header.step)

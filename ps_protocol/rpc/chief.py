@@ -5,12 +5,13 @@ import itertools
 import math
 from typing import Self, cast
 
+from ps_protocol.errors import PsError
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
-from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.client import Connection, not_understood, understanding
 from ps_protocol.rpc.client_stream import LongLivedStream, Streams
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -54,19 +55,24 @@ class GrpcChief(Chief):
         kind = FIELDS.get(type(request))
         if kind is not None:
             response = self._converse(kind, request, timeout_s=timeout_s, awaited=request.awaited)
-            return codec.decode(request.answer, getattr(response, kind))
+            try:
+                return codec.decode(request.answer, getattr(response, kind))
+            except PsError as error:
+                raise not_understood(self._connection.target, error) from None
         call = BY_REQUEST[type(request)]
         answer = self._connection.unary(
             call.name, codec.encode(request), call.response_message, timeout_s=timeout_s, awaited=request.awaited
         )
-        return cast("Answer", call.decode_answer(answer))
+        with understanding(self._connection.target):
+            return cast("Answer", call.decode_answer(answer))
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Returns the cluster's status."""
         message = pb.GetClusterStatusRequest(max_ledger_entries=max_ledger_entries)
         timeout_s = min(TIMEOUT_S, self._limit_s)
         answer = self._connection.unary("GetClusterStatus", message, pb.GetClusterStatusResponse, timeout_s=timeout_s, awaited="the status")
-        return codec.decode(ClusterStatus, answer)
+        with understanding(self._connection.target):
+            return codec.decode(ClusterStatus, answer)
 
     def close(self) -> None:
         """Closes the connection; calls under way end with Cancelled. The chief goes on. Idempotent."""

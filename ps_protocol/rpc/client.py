@@ -18,10 +18,12 @@ from google.protobuf.message import Message
 
 from ps_protocol.errors import (
     Cancelled,
+    FrameOutOfOrder,
     InvalidSpec,
     MalformedMessage,
     ProtocolMismatch,
     PsError,
+    TruncatedStream,
     Unavailable,
     Unimplemented,
     WrongCluster,
@@ -32,6 +34,7 @@ from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.status import rebuild
 from ps_protocol.v1 import handshake_service_pb2 as pb
 from ps_protocol.wire import codec
+from ps_protocol.wire.codec import decode_message
 
 # Ctrl-C during a streaming call.
 #
@@ -109,13 +112,18 @@ Result = TypeVar("Result")
 
 @contextlib.contextmanager
 def translating(target: str, *, awaited: str, timeout_s: float) -> Iterator[None]:
-    """Turns what gRPC raises in the block into typed errors about `target`, for example "ps 0 at 127.0.0.1:5000"."""
+    """Turns what gRPC raises in the block into typed errors about `target`, for example "ps 0 at 127.0.0.1:5000".
+
+    What is found wrong with its answers in the block is an error about it, too.
+    """
     try:
         yield
     except grpc.RpcError as error:
         # A stream that fails is its own error: with its traceback it would hold for long whatever it was raised through.
         error.__traceback__ = None
         raise rebuild(error, target=target, awaited=awaited, timeout_s=timeout_s) from None
+    except WRONG_ANSWERS as error:
+        raise not_understood(target, error) from None
     except ValueError as error:
         # gRPC has no other sign for a channel that this process has closed, and two texts for it.
         if "closed" not in str(error):
@@ -123,11 +131,30 @@ def translating(target: str, *, awaited: str, timeout_s: float) -> Iterator[None
         raise Cancelled(f"{target}: the connection was closed by this process") from None
 
 
-def answered(answer: Response | None, *, target: str, awaited: str) -> Response:
-    """Returns the answer; raises MalformedMessage if there is none: gRPC gives None where a server ends a call without one."""
+# What is wrong with an answer that is not what its place in the protocol asks for.
+WRONG_ANSWERS = (MalformedMessage, FrameOutOfOrder, TruncatedStream)
+
+
+def not_understood(target: str, error: PsError) -> PsError:
+    """Returns the error for an answer of `target` that makes no sense, as `error` says, which does not know whose answer it was."""
+    error_type = type(error) if isinstance(error, WRONG_ANSWERS) else MalformedMessage
+    return error_type(f"cannot understand {target}: {error.message}", facts=error.facts)
+
+
+@contextlib.contextmanager
+def understanding(target: str) -> Iterator[None]:
+    """Names the server whose answer is decoded in the block."""
+    try:
+        yield
+    except PsError as error:
+        raise not_understood(target, error) from None
+
+
+def answered(response_type: type[Response], answer: bytes | None, *, awaited: str) -> Response:
+    """Returns the answer; raises MalformedMessage if it is none: gRPC gives None where a server ends a call without one."""
     if answer is None:
-        raise MalformedMessage(f"{target}: it ended the call without an answer, though {awaited} was asked for; is it a Lockstep server?")
-    return answer
+        raise MalformedMessage(f"it ended the call without an answer, though {awaited} was asked for; is it a Lockstep server?")
+    return decode_message(response_type, answer)
 
 
 class Connection:
@@ -164,7 +191,7 @@ class Connection:
         """
         request, address, access = handshake_request(role=role, index=index, cluster=cluster), self.address, self.access
         try:
-            with checked_reply(address) as check:
+            with checked_reply(self) as check:
                 return check(self.unary(HANDSHAKE, request, pb.HandshakeResponse, timeout_s=timeout_s, awaited="the handshake"))
         except Unavailable as error:
             if not may_be_tls(error.message):
@@ -177,9 +204,10 @@ class Connection:
 
     def unary(self, method: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
         """Calls a method with one message each way."""
-        invoke: Callable[..., Response | None] = self._callable("unary_unary", method, _serialize, response_type.FromString)
+        # Bytes, here and below: of those that are no message, gRPC would say only that, with a traceback in the log.
+        invoke: Callable[..., bytes | None] = self._callable("unary_unary", method, _serialize, None)
         with translating(self.target, awaited=awaited, timeout_s=timeout_s):
-            return answered(invoke(request, timeout=timeout_s, metadata=self.metadata()), target=self.target, awaited=awaited)
+            return answered(response_type, invoke(request, timeout=timeout_s, metadata=self.metadata()), awaited=awaited)
 
     def begin_unary(
         self,
@@ -193,19 +221,19 @@ class Connection:
     ) -> Callable[[], object]:
         """Begins such a call and does not wait: `report` is called once, by a thread of gRPC's. Returns what cancels the call."""
 
-        def ended(call: "grpc.Future[Response | None]") -> None:
+        def ended(call: "grpc.Future[bytes | None]") -> None:
             try:
                 with translating(self.target, awaited=awaited, timeout_s=timeout_s):
-                    found: Response | PsError = answered(call.result(), target=self.target, awaited=awaited)
+                    found: Response | PsError = answered(response_type, call.result(), awaited=awaited)
             except PsError as error:
                 found = error.with_traceback(None)
             except grpc.FutureCancelledError:
                 found = Cancelled(f"{self.target}: the call was cancelled while it waited for {awaited}")
             report(found)
 
-        invoke = self._callable("unary_unary", method, _serialize, response_type.FromString)
+        invoke = self._callable("unary_unary", method, _serialize, None)
         with translating(self.target, awaited=awaited, timeout_s=timeout_s):
-            call: grpc.Future[Response | None] = invoke.future(request, timeout=timeout_s, metadata=self.metadata())
+            call: grpc.Future[bytes | None] = invoke.future(request, timeout=timeout_s, metadata=self.metadata())
         call.add_done_callback(ended)
         return call.cancel
 
@@ -218,15 +246,15 @@ class Connection:
         with translating(self.target, awaited=awaited, timeout_s=timeout_s):
             if len(head) == 1:
                 # On the wire a stream of one message is a unary call, and that needs no feeding thread: 4 KiB take 0.4 ms, not 0.7.
-                return answered(self._send_one(method, head[0], response_type, timeout_s=timeout_s), target=self.target, awaited=awaited)
-            feed = self._callable("stream_unary", method, None, response_type.FromString)
+                return answered(response_type, self._send_one(method, head[0], timeout_s=timeout_s), awaited=awaited)
+            feed = self._callable("stream_unary", method, None, None)
             with CancellingOnInterrupt() as block:
-                call: grpc.Future[Response | None] = feed.future(itertools.chain(head, rest), timeout=timeout_s, metadata=self.metadata())
+                call: grpc.Future[bytes | None] = feed.future(itertools.chain(head, rest), timeout=timeout_s, metadata=self.metadata())
                 block.watch(call)
-                return answered(call.result(), target=self.target, awaited=awaited)
+                return answered(response_type, call.result(), awaited=awaited)
 
-    def _send_one(self, method: str, message: bytes, response_type: type[Response], *, timeout_s: float) -> Response | None:
-        send: Callable[..., Response | None] = self._callable("unary_unary", method, None, response_type.FromString)
+    def _send_one(self, method: str, message: bytes, *, timeout_s: float) -> bytes | None:
+        send: Callable[..., bytes | None] = self._callable("unary_unary", method, None, None)
         return send(message, timeout=timeout_s, metadata=self.metadata())
 
     def stream_down(
@@ -335,11 +363,12 @@ def handshake_request(*, role: Role | None, index: int | None, cluster: str) -> 
 
 
 @contextlib.contextmanager
-def checked_reply(address: str) -> Iterator[Callable[[pb.HandshakeResponse], HandshakeReply]]:
+def checked_reply(connection: Connection) -> Iterator[Callable[[pb.HandshakeResponse], HandshakeReply]]:
     """Gives what checks an answer to that question; words its errors, and those of the call in the block, for the caller."""
 
     def check(message: pb.HandshakeResponse) -> HandshakeReply:
-        reply = codec.decode(HandshakeReply, message)
+        with understanding(connection.target):
+            reply = codec.decode(HandshakeReply, message)
         check_versions(client=PROTOCOL_VERSION, server=reply.version)
         return reply
 
@@ -347,6 +376,6 @@ def checked_reply(address: str) -> Iterator[Callable[[pb.HandshakeResponse], Han
         yield check
     except (WrongCluster, WrongRole, ProtocolMismatch) as error:
         # The server does not know by which address it was called.
-        raise type(error)(f"{address}: {error.message}", facts=error.facts) from None
+        raise type(error)(f"{connection.address}: {error.message}", facts=error.facts) from None
     except Unimplemented:
-        raise WrongRole(f"{address}: a gRPC server answers there, but not one of Lockstep's; check the address") from None
+        raise WrongRole(f"{connection.address}: a gRPC server answers there, but not one of Lockstep's; check the address") from None

@@ -15,7 +15,7 @@ import grpc
 
 from ps_protocol.errors import Cancelled, PsError, Unavailable
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
+from ps_protocol.rpc.client import WRONG_ANSWERS, CancellingOnInterrupt, Connection, not_understood, translating
 from ps_protocol.rpc.status import from_ending
 from ps_protocol.sockets.data_socket import DataSocket
 
@@ -318,6 +318,8 @@ class LongLivedStream:
                 result = act(self)
             is_done = self._has_rested = True
             return result
+        except WRONG_ANSWERS as wrong:
+            raise not_understood(self._connection.target, wrong) from None
         except StreamEnded as end:
             error = self._error(end, awaited=awaited, timeout_s=timeout_s)
             try:

@@ -8,10 +8,10 @@ from typing import Any
 
 import grpc
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, MalformedMessage, PsError, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.client import Connection, not_understood
 from ps_protocol.rpc.client_stream import Stream, StreamEnded, open_stream
 from ps_protocol.rpc.status import from_ending
 from ps_protocol.v1 import parameter_service_pb2 as pb
@@ -119,14 +119,17 @@ class Commands:
     def _run(self) -> None:
         while self._await_command():
             end: StreamEnded | None = None
+            why = ""
             try:
                 self._serve()
             except StreamEnded as found:
                 end = found.with_traceback(None)
+            except MalformedMessage as error:
+                why = not_understood(self._connection.target, error).message
             except Exception as error:
                 if not self._is_closed:
                     log.warning("the stream of commands to %s failed cause=%r", self._connection.target, error)
-            self._broken(end)
+            self._broken(end, why)
             del end
         self._broken(None)
 
@@ -155,8 +158,11 @@ class Commands:
                 self._deadlines.end(answered.deadline)
                 answered.report(decode_call_error(answer.error) if answer.HasField("error") else answer)
 
-    def _broken(self, end: StreamEnded | None) -> None:
-        """What is under way is not known to be carried out; another stream is opened with the next command."""
+    def _broken(self, end: StreamEnded | None, why: str = "") -> None:
+        """What is under way is not known to be carried out; another stream is opened with the next command.
+
+        `why`: what is wrong with an answer, if that is why.
+        """
         with self._lock:
             stream, self._stream = self._stream, None
             is_cut, self._is_cut, expired, self._expired = self._is_cut, False, self._expired, None
@@ -171,12 +177,14 @@ class Commands:
             stream.end()
         for command in failed.values():
             self._deadlines.end(command.deadline)
-            command.report(self._error(command, end, is_expired=command is expired, is_cut=is_cut))
+            command.report(self._error(command, end, why, is_expired=command is expired, is_cut=is_cut))
 
-    def _error(self, command: _Command, end: StreamEnded | None, *, is_expired: bool, is_cut: bool) -> PsError:
+    def _error(self, command: _Command, end: StreamEnded | None, why: str, *, is_expired: bool, is_cut: bool) -> PsError:
         target = self._connection.target
         if self._is_closed:
             return self._closed()
+        if why:
+            return Unavailable(why)
         if is_expired:
             code = grpc.StatusCode.DEADLINE_EXCEEDED
             return from_ending(code, "", (), target=target, awaited=command.awaited, timeout_s=command.timeout_s)

@@ -29,7 +29,7 @@ from ps_protocol.roles.shard import (
     ShardStatus,
 )
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
-from ps_protocol.rpc.client import Connection
+from ps_protocol.rpc.client import Connection, not_understood, understanding
 from ps_protocol.rpc.client_stream import LongLivedStream, Stream, Streams
 from ps_protocol.rpc.payloads import Payloads, next_payload
 from ps_protocol.sockets.data_socket import DataSocket, Receive
@@ -49,11 +49,11 @@ def kept_open(messages: Iterable[bytes], *, until: threading.Event) -> Iterator[
     until.wait()
 
 
-def step_of(message: bytes, *, source: str) -> int:
+def step_of(message: bytes) -> int:
     """Returns the step that the first message of a stream names; raises MalformedMessage."""
     header, _ = parse(message, pb.ReadRowsResponse)
     if header is None:
-        raise MalformedMessage(f"{source}: the stream does not begin with a step")
+        raise MalformedMessage("its stream does not begin with a step")
     return header.step
 
 
@@ -62,20 +62,20 @@ def _is_answer(step: int, wanted: int | None) -> bool:
     return step == wanted or (wanted is None and 0 <= step <= MAX_STEP)
 
 
-def _other_step(step: int, wanted: int | None, *, source: str) -> MalformedMessage:
+def _other_step(step: int, wanted: int | None) -> MalformedMessage:
     asked = "the latest step" if wanted is None else f"step {wanted}"
-    return MalformedMessage(f"{source}: {asked} was asked for, and it answers with step {step}; install the same version on both sides")
+    return MalformedMessage(f"{asked} was asked for, and it answers with step {step}; install the same version on both sides")
 
 
-def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, wanted: int | None, source: str) -> int:
+def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, wanted: int | None) -> int:
     """Writes the frames of a stream and returns its step. Raises MalformedMessage, also if that is not the step that was wanted;
     TruncatedStream.
     """
     header, frame = parse(next(messages, b""), pb.ReadRowsResponse)
     if header is None:
-        raise MalformedMessage(f"{source}: the stream does not begin with a step")
+        raise MalformedMessage("its stream does not begin with a step")
     if not _is_answer(header.step, wanted):
-        raise _other_step(header.step, wanted, source=source)
+        raise _other_step(header.step, wanted)
     if frame is not None:
         writer.write(frame.offset, frame.data)
     write_frames(messages, pb.ReadRowsResponse, writer)
@@ -89,9 +89,8 @@ def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, wanted: int 
 class VariablesStreams:
     """Thread-safe. At most one step is expected on a stream; a read of anything else breaks it off, since its answer may be large."""
 
-    def __init__(self, streams: Streams, *, source: str, payloads: Payloads) -> None:
+    def __init__(self, streams: Streams, *, payloads: Payloads) -> None:
         self._streams = streams
-        self._source = source
         self._payloads = payloads
 
     def expect(self, request: ReadRequest, *, timeout_s: float) -> None:
@@ -137,12 +136,12 @@ class VariablesStreams:
     def _answer(self, use: LongLivedStream, request: ReadRequest, writer: FrameWriter) -> int | PsError:
         header, frame = self._parse(use.stream.receive())
         if header is None:
-            raise MalformedMessage(f"{self._source}: an answer does not begin with a header")
+            raise MalformedMessage("an answer does not begin with a header")
         if header.HasField("error"):
             return decode_call_error(header.error)
         # The first comparison decides nearly always, without a call.
         if header.step != request.step and not _is_answer(header.step, request.step):
-            raise _other_step(header.step, request.step, source=self._source)
+            raise _other_step(header.step, request.step)
         if header.step == request.held_step and not header.num_bytes:
             return header.step
         if header.by_socket:
@@ -152,9 +151,9 @@ class VariablesStreams:
             reason, _ = self._parse(use.stream.receive())
             if reason is not None and reason.HasField("error"):
                 return decode_call_error(reason.error)
-            raise MalformedMessage(f"{self._source}: variables were taken back, and no error followed")
+            raise MalformedMessage("variables were taken back, and no error followed")
         if header.num_bytes != writer.nbytes:
-            raise MalformedMessage(f"{self._source}: it answers with {header.num_bytes} bytes of variables, and {writer.nbytes} are wanted")
+            raise MalformedMessage(f"it answers with {header.num_bytes} bytes of variables, and {writer.nbytes} are wanted")
         if frame is not None:
             writer.write(frame.offset, frame.data)
         while writer.num_written < header.num_bytes:
@@ -162,10 +161,10 @@ class VariablesStreams:
             if again is not None:
                 if again.HasField("error"):
                     return decode_call_error(again.error)
-                raise MalformedMessage(f"{self._source}: a header came again in the middle of an answer")
+                raise MalformedMessage("a header came again in the middle of an answer")
             if frame is None or not frame.data:
                 # Else a server could go on so without end.
-                raise MalformedMessage(f"{self._source}: a message in the middle of an answer has no bytes of it")
+                raise MalformedMessage("a message in the middle of an answer has no bytes of it")
             writer.write(frame.offset, frame.data)
         writer.finish()
         return header.step
@@ -173,7 +172,7 @@ class VariablesStreams:
     def _receive(self, use: LongLivedStream, writer: FrameWriter, *, num_bytes: int) -> bool:
         data_socket = use.data_socket
         if data_socket is None or num_bytes != writer.nbytes:
-            raise MalformedMessage(f"{self._source}: {num_bytes} bytes over a data socket; {writer.nbytes} over one that was named")
+            raise MalformedMessage(f"{num_bytes} bytes over a data socket; {writer.nbytes} over one that was named")
 
         def fill(receive: Receive) -> bool:
             writer.fill(receive)
@@ -245,7 +244,7 @@ class GrpcShard:
         self._pushes = Streams(self._connection, "Push", deadlines=self._deadlines)
         self._reads = Streams(self._connection, "Read", deadlines=self._deadlines)
         self._payloads = Payloads(self._connection, least_bytes=least_socket_bytes, is_required=must_use_sockets)
-        self._variables = VariablesStreams(self._reads, source=self._connection.target, payloads=self._payloads)
+        self._variables = VariablesStreams(self._reads, payloads=self._payloads)
         self._variables_encoding = variables_encoding
         self._layouts: dict[str, Layout] = {}
         self._is_prepared = False
@@ -271,12 +270,12 @@ class GrpcShard:
 
     def status(self) -> ShardStatus:
         """Returns step, memory and counters."""
-        return codec.decode(
-            ShardStatus,
-            self._connection.unary(
-                "GetShardStatus", pb.GetShardStatusRequest(), pb.GetShardStatusResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its status"
-            ),
+        request = pb.GetShardStatusRequest()
+        answer = self._connection.unary(
+            "GetShardStatus", request, pb.GetShardStatusResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its status"
         )
+        with understanding(self._connection.target):
+            return codec.decode(ShardStatus, answer)
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Sends all variables with their initial values; False if they stood already."""
@@ -345,13 +344,16 @@ class GrpcShard:
                 # The server reads no more of it.
                 use.let_go_of_socket()
             if answer.push_id != message.push_id:
-                raise MalformedMessage(f"{self._connection.target}: an answer to push {answer.push_id}, not to {header.push_id}")
+                raise MalformedMessage(f"an answer to push {answer.push_id}, not to {header.push_id}")
             return answer
 
         answer = self._pushes.use(exchange, timeout_s=limit_s, awaited=awaited)
         if answer.HasField("error"):
             raise decode_call_error(answer.error)
-        return codec.decode(PushReply, answer.reply)
+        try:
+            return codec.decode(PushReply, answer.reply)
+        except PsError as error:
+            raise not_understood(self._connection.target, error) from None
 
     def read_rows(
         self,
@@ -371,10 +373,10 @@ class GrpcShard:
         def receive(messages: Iterator[bytes]) -> int:
             if meanwhile is not None:
                 first = next(messages, b"")
-                meanwhile(step_of(first, source=self._connection.target))
+                meanwhile(step_of(first))
                 is_over.set()
                 messages = itertools.chain([first], messages)
-            return receive_into(messages, into.writer(), wanted=request.step, source=self._connection.target)
+            return receive_into(messages, into.writer(), wanted=request.step)
 
         try:
             return self._connection.stream_both(
@@ -390,13 +392,9 @@ class GrpcShard:
     def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
         """Returns what workers have reported, by name and worker."""
         request = pb.ReadMetricsRequest(epoch=epoch)
-        return codec.decode_each(
-            MetricCell,
-            self._connection.unary(
-                "ReadMetrics", request, pb.ReadMetricsResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="the metrics"
-            ).cells,
-            field="cells",
-        )
+        answer = self._connection.unary("ReadMetrics", request, pb.ReadMetricsResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="the metrics")
+        with understanding(self._connection.target):
+            return codec.decode_each(MetricCell, answer.cells, field="cells")
 
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
         """Receives one slot of all variables into the caller's memory; returns its step."""

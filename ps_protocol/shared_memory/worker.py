@@ -167,12 +167,11 @@ class MemoryLink:
                     segments = self._map(answer.offer, wanted)
                     proof = pb.MemoryProof(nonces=[segment.nonce for segment in segments])
                     answer = self._ask(pb.ShareMemoryRequest(proof=proof), timeout_s=timeout_s)
+                if not answer.HasField("grant"):
+                    raise MalformedMessage("its answer about shared memory is no grant")
         except BaseException:
             self.close()
             raise
-        if not answer.HasField("grant"):
-            self.close()
-            raise MalformedMessage(f"{self.target}: its answer about shared memory is no grant")
         return segments
 
     def _ask(self, request: pb.ShareMemoryRequest, *, timeout_s: float) -> pb.ShareMemoryResponse:
@@ -190,7 +189,7 @@ class MemoryLink:
 
     def _map(self, offer: pb.MemoryOffer, wanted: Sequence[SegmentKind]) -> list[SharedSegment]:
         if len(offer.segments) > len(wanted):
-            raise MalformedMessage(f"{self.target}: it offers {len(offer.segments)} segments of memory, {len(wanted)} were asked for")
+            raise MalformedMessage(f"it offers {len(offer.segments)} segments of memory, {len(wanted)} were asked for")
         try:
             return [
                 memory_segments.map_segment(

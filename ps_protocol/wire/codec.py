@@ -92,7 +92,7 @@ def decode_message(message_type: type[AnyMessage], data: bytes) -> AnyMessage:
     try:
         return message_type.FromString(data)
     except DecodeError:
-        raise MalformedMessage(f"{len(data)} bytes are not a {message_type.DESCRIPTOR.name}; send what the .proto describes") from None
+        raise MalformedMessage(f"{len(data)} bytes are not a {message_type.DESCRIPTOR.name}; use the same .proto on both sides") from None
 
 
 def decode_short_wait(message: Any) -> float:

@@ -782,6 +782,7 @@ class CommandStream:
         name: str,
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._on_chief_call, self._name = shard, peer, idle_streams, on_chief_call, name
+        self._caller = context.peer
         self._stream = idle_streams.begin(context, name="Command", is_of_chief=True)
         self._thread = StreamThread(peer, server_name=name)
 
@@ -821,7 +822,11 @@ class CommandStream:
 
     def _carry_out(self, data: bytes, answer: Callable[[bytes], object]) -> None:
         """Carries out a command and answers it before readers learn of the new step. Raises MalformedMessage."""
-        message = decode_message(pb.CommandRequest, data)
+        try:
+            message = decode_message(pb.CommandRequest, data)
+        except MalformedMessage as error:
+            log.warning("cannot understand the chief at %s: %s; its stream of commands is ended", self._caller(), error.message)
+            raise
         self._on_chief_call()
         try:
             self._do(message, lambda reply: answer(reply.SerializeToString()))

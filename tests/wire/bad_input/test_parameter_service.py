@@ -215,14 +215,14 @@ ROWS: list[Row] = [
 
 
 def _no_protobuf(method: str) -> Row:
-    return f"no protobuf for {method}", lambda s: s.raw.call(method, b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "send what the .proto"
+    return f"no protobuf for {method}", lambda s: s.raw.call(method, b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "use the same .proto"
 
 
 # These answer within the stream.
 STANDING = {"Push", "Read"}
 ROWS += [
-    ("no protobuf for Push", lambda s: s.raw.push(b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "send what the .proto"),
-    ("no protobuf for Read", lambda s: s.raw.read(b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "send what the .proto"),
+    ("no protobuf for Push", lambda s: s.raw.push(b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "use the same .proto"),
+    ("no protobuf for Read", lambda s: s.raw.read(b"\xff" * 4), INVALID, "MALFORMED_MESSAGE", "use the same .proto"),
 ]
 ROWS += [_no_protobuf(method) for method in pb.DESCRIPTOR.services_by_name["ParameterService"].methods_by_name if method not in STANDING]
 

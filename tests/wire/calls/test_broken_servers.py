@@ -14,8 +14,10 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import DataType
 from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, Reduction
-from ps_protocol.roles.chief import ParticipantKind, RegisterRequest
-from ps_protocol.roles.shard import RowsRequest, ShardSpec
+from ps_protocol.roles.chief import CommitPushRequest, DequeueTokenRequest, Participant, ParticipantKind, PushCommit, RegisterRequest
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.fence import Era
+from ps_protocol.roles.shard import PushHeader, RowsRequest, ShardSpec
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
@@ -67,6 +69,22 @@ def headed(step: int, num_bytes: int = 8) -> bytes:
 
 
 SPEC = ShardSpec(epoch=1, shard=0, layout=MIXED, optimizer=OptimizerSpec(name="sgd", learning_rate=constant(0.1)))
+HEADER = PushHeader(era=Era(1, 1), push_id=PushId(0, 1, 1), step=0, layout_hash="abc")
+STREAMED_CALLS: dict[str, Callable[[GrpcShard], object]] = {
+    "variables": lambda shard: read(shard, step=4),
+    "rows": lambda shard: read_row(shard, step=4),
+    "contribution": lambda shard: shard.push_gradients(HEADER, Segments([np.zeros(8, np.uint8)]), timeout_s=10.0),
+}
+PARTICIPANT = Participant(kind=ParticipantKind.WORKER, index=0, incarnation=1, era=Era(1, 1))
+REGISTER = RegisterRequest(kind=ParticipantKind.WORKER, index=0, host="h", pid=1, request_id=1)
+COMMIT = PushCommit(push_id=HEADER.push_id, step=0, staged=True)
+CHIEF_CALLS: dict[str, Callable[[GrpcChief], object]] = {
+    "handshake": lambda chief: chief.handshake(),
+    "status": lambda chief: chief.status(),
+    "registration": lambda chief: chief.call(REGISTER),
+    "token": lambda chief: chief.call(DequeueTokenRequest(participant=PARTICIPANT, local_step=0, request_id=1, max_wait_s=0.0)),
+    "commit": lambda chief: chief.call(CommitPushRequest(participant=PARTICIPANT, commit=COMMIT)),
+}
 SHARD_CALLS: dict[str, Callable[[GrpcShard], object]] = {
     "handshake": lambda shard: shard.handshake(),
     "status": lambda shard: shard.status(),
@@ -83,10 +101,37 @@ def test_a_server_that_ends_a_call_without_an_answer_is_told_of_by_name(call: st
 
 
 def test_a_chief_that_ends_a_call_without_an_answer_is_told_of_by_name() -> None:
-    request = RegisterRequest(kind=ParticipantKind.WORKER, index=0, host="h", pid=1, request_id=1)
     with serving(Answering(silent)) as address, contextlib.closing(GrpcChief(address)) as chief:
-        for call in (chief.handshake, chief.status, lambda: chief.call(request)):
+        for call in (chief.handshake, chief.status, lambda: chief.call(REGISTER)):
             with pytest.raises(MalformedMessage, match=r"the chief at .*: it ended the call without an answer"):
+                call()
+
+
+NO_MESSAGE = r"bytes are not a \w+; use the same \.proto on both sides"
+
+
+@pytest.mark.parametrize("call", [*SHARD_CALLS, *STREAMED_CALLS])
+def test_a_server_whose_answer_is_no_message_is_told_of_by_name(call: str) -> None:
+    with shard_that(lambda requests: iter([b"\xff\xff"])) as shard:
+        with pytest.raises(MalformedMessage, match=rf"cannot understand ps 0 at 127.0.0.1:\d+: 2 {NO_MESSAGE}"):
+            (SHARD_CALLS | STREAMED_CALLS)[call](shard)
+
+
+@pytest.mark.parametrize("call", CHIEF_CALLS)
+def test_a_chief_whose_answer_is_no_message_is_told_of_by_name(call: str) -> None:
+    with serving(Answering(each_with(b"\xff\xff"))) as address, contextlib.closing(GrpcChief(address)) as chief:
+        with pytest.raises(MalformedMessage, match=rf"cannot understand the chief at 127.0.0.1:\d+: 2 {NO_MESSAGE}"):
+            CHIEF_CALLS[call](chief)
+
+
+def test_a_chief_whose_answer_has_values_that_cannot_be_is_told_of_by_name() -> None:
+    with serving(Answering(each_with(b""))) as address, contextlib.closing(GrpcChief(address)) as chief:
+        for call, words in (
+            (chief.handshake, "identity is missing"),
+            (chief.status, "state: got 0"),
+            (lambda: chief.call(REGISTER), "a lease"),
+        ):
+            with pytest.raises(MalformedMessage, match=rf"cannot understand the chief at 127.0.0.1:\d+: .*{words}"):
                 call()
 
 

@@ -151,7 +151,7 @@ def test_cut_and_damaged_messages_mean_what_protobuf_says(header: Any, data: st.
 
 @each_type
 def test_text_that_is_not_protobuf_is_refused_with_the_name_of_the_message(message_type: Any) -> None:
-    with pytest.raises(MalformedMessage, match=f"9 bytes are not a {message_type.__name__}; send what the .proto describes"):
+    with pytest.raises(MalformedMessage, match=f"9 bytes are not a {message_type.__name__}; use the same .proto on both sides"):
         parse(b"GET / HTT", message_type)
 
 

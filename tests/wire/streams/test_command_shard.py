@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import queue
+import re
 from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
@@ -11,7 +12,8 @@ import pytest
 
 from chief.shards.link import GrpcShardLink
 from ps_protocol.errors import DeadlineExceeded, Unavailable
-from ps_protocol.roles.shard import ApplyRequest
+from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ApplyRequest, ShardSettings
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -21,7 +23,7 @@ from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import MAX_OF_CHIEFS, IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
-from tests.support.network.servers import serving
+from tests.support.network.servers import both_ways, serving
 from tests.support.parameter_servers.raw_shard import RawShard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, variable
 from tests.support.parameter_servers.whole_shard import WholeGrpcShard
@@ -115,6 +117,28 @@ def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: Pa
         again.close()
     assert (answer.step, answer.repeated_request) == (1, True)
     assert LAYOUT.view(trainer.read(1)[1], 0).tolist() == [-0.5] * 3
+
+
+def test_a_server_whose_answer_to_a_command_is_no_message_is_told_of_by_name() -> None:
+    request = ApplyRequest(fence=fence(EPOCH, CHIEF), step=0, contributors=(PushId(0, 1, 1),))
+    with serving(both_ways(SERVICE, Command=lambda requests, _: (b"\xff\xff" for _ in requests))) as address:
+        for ask in (
+            lambda link: link.apply_step(request, timeout_s=10),
+            lambda link: link.prepare_step(request, timeout_s=10),
+            lambda link: link.configure(ShardSettings(fence=fence(EPOCH, CHIEF), version=1), timeout_s=10),
+        ):
+            with pytest.raises(Unavailable, match=r"^cannot understand ps 0 at 127.0.0.1:\d+: 2 bytes are not a CommandResponse"):
+                linked(address, ask)
+
+
+def test_a_chief_whose_command_is_no_message_is_told_of_by_name(
+    trainer: Trainer, commands: Commands, caplog: pytest.LogCaptureFixture
+) -> None:
+    commands.send(b"\xff\xff")
+    with pytest.raises(grpc.RpcError, match="2 bytes are not a CommandRequest"):
+        next(commands.call)
+    (words,) = [record.getMessage() for record in caplog.records if "cannot understand" in record.getMessage()]
+    assert re.match(r"cannot understand the chief at ipv4:127.0.0.1:\d+: 2 bytes are not a CommandRequest", words)
 
 
 def test_error_is_the_answer_of_its_command_and_the_stream_goes_on(trainer: Trainer, commands: Commands) -> None:

@@ -59,12 +59,12 @@ Row = tuple[str, Callable[[Server], list[bytes]], str, str]
 ROWS: list[Row] = [
     ("header missing", lambda s: [_message(None, WHOLE)], "MALFORMED_MESSAGE", "belongs to no contribution"),
     ("nothing at all", lambda s: [b""], "MALFORMED_MESSAGE", "belongs to no contribution"),
-    ("garbage", lambda s: [b"\xff" * 4], "MALFORMED_MESSAGE", "send what the .proto"),
+    ("garbage", lambda s: [b"\xff" * 4], "MALFORMED_MESSAGE", "use the same .proto"),
     (
         "garbage in the middle",
         lambda s: [_message(s.header(), frame(0, bytes(HALF))), b"\xff" * 4, _message(None, frame(HALF, bytes(HALF)))],
         "MALFORMED_MESSAGE",
-        "send what the .proto",
+        "use the same .proto",
     ),
     (
         "frames out of order",

@@ -50,7 +50,7 @@ def _messages(ended: Outcome) -> list[pb.ReadResponse]:
 
 Row = tuple[str, Callable[[], bytes], str, str]
 ROWS: list[Row] = [
-    ("garbage", lambda: b"\xff" * 4, "MALFORMED_MESSAGE", "send what the .proto"),
+    ("garbage", lambda: b"\xff" * 4, "MALFORMED_MESSAGE", "use the same .proto"),
     ("nothing is asked for", lambda: b"", "EPOCH_MISMATCH", "epoch"),
     ("unknown epoch", lambda: _request(epoch=99), "EPOCH_MISMATCH", "epoch"),
     ("unknown layout", lambda: _request(layout_hash="x"), "LAYOUT_MISMATCH", "layout"),
