@@ -11,6 +11,7 @@ from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import PushReply, ShardStatus
 from tests.simulation.tasks import All, Call, Sleep, Task
 from tests.simulation.world import World
+from worker_client.cluster.chief import other_addresses
 from worker_client.core.replicas import DOUBTFUL, in_one, lasting
 
 # What another try is of use for.
@@ -89,11 +90,15 @@ class WorkerCalls:
     def _look_for_chief(self) -> Task:
         found = yield All([_single(Call(shard, "status")) for shard in self._servers])
         statuses: list[ShardStatus] = [one for one in found if not isinstance(one, PsError) and one.chief_address]
-        if statuses:
-            newest = max(statuses, key=lambda one: one.fence.chief_incarnation).chief_address
-            if newest != self._chief:
-                self._world.seen["worker found the chief at another address"] += 1
-                self._chief = newest
+        named = [(one.fence.chief_incarnation, one.chief_address) for one in statuses]
+        for address in other_addresses(named, than=self._chief):
+            try:
+                yield Call(address, "status")
+            except PsError:
+                continue
+            self._world.seen["worker found the chief at another address"] += 1
+            self._chief = address
+            return
 
     def _at(self, index: int, method: str, arguments: tuple[Any, ...], is_over: Callable[[], bool]) -> Task:
         pause_s = 0.02

@@ -6,7 +6,8 @@ import secrets
 import socket
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import TypeVar
@@ -192,25 +193,28 @@ class ChiefLink:
             self._lock.release()
 
     def _search(self) -> None:
-        address = self._newest()
-        if not address or address == self.address:
+        for address in self._newest():
+            try:
+                found = self.transport.open_chief(address)
+            except PsError as error:
+                log.info("a parameter server says that the chief is at %s, but it does not answer: %s", address, error.message)
+                continue
+            log.warning("the chief has moved from %s to %s", self.address, address)
+            lost, self._chief, self.address = self._chief, found, address
+            # Ends what still hangs at the old place; those calls are then made at the new one.
+            run_bounded([lost.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
             return
-        try:
-            found = self.transport.open_chief(address)
-        except PsError as error:
-            log.info("a parameter server says that the chief is at %s, but it does not answer: %s", address, error.message)
-            return
-        log.warning("the chief has moved from %s to %s", self.address, address)
-        lost, self._chief, self.address = self._chief, found, address
-        # Ends what still hangs at the old place; those calls are then made at the new one.
-        run_bounded([lost.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 
-    def _newest(self) -> str:
-        """The address of the chief that came last, as far as servers answer; empty: none says."""
+    def _newest(self) -> list[str]:
+        """Returns where the chief that came last is, as far as servers answer, if that is elsewhere.
+
+        There are several addresses where two chiefs began at once, after everything was lost: one of them has given up, and a server that
+        it had may still name it.
+        """
         found: list[tuple[int, str]] = []
         looks = [partial(self._look_at, address, found) for address in self._shard_addresses]
         run_bounded(looks, name="lockstep-search", timeout_s=LOOK_WAIT_S)
-        return max(found, default=(0, ""))[1]
+        return other_addresses(found, than=self.address)
 
     def _look_at(self, address: str, found: list[tuple[int, str]]) -> None:
         try:
@@ -220,6 +224,13 @@ class ChiefLink:
             return
         if status.chief_address:
             found.append((status.fence.chief_incarnation, status.chief_address))
+
+
+def other_addresses(found: Iterable[tuple[int, str]], *, than: str) -> list[str]:
+    """Returns the addresses of the highest number that servers have named, without the one that is known; what most name comes first."""
+    named = Counter(found)
+    highest = max((number for number, _ in named), default=0)
+    return [address for (number, address), _ in named.most_common() if number == highest and address != than]
 
 
 def machine_name() -> str:

@@ -105,6 +105,16 @@ def test_chief_that_is_where_it_was_is_waited_for() -> None:
     assert town.ask() == "old"
 
 
+@pytest.mark.parametrize("named", [("old", "new"), ("old", "gone", "gone", "new")])
+def test_of_two_chiefs_with_one_number_the_one_that_answers_is_moved_to(named: tuple[str, ...]) -> None:
+    """Two that began at once, after everything was lost; one has given up, and a server still names it."""
+    statuses: dict[str, ShardStatus | None] = {f"server {place}": status(address, 2) for place, address in enumerate(named)}
+    gone = FakeChief("gone", Unavailable("nobody there"))
+    town = Town(FakeChief("old", Unavailable("nobody there")), statuses, new=FakeChief("new"), gone=gone)
+    town.fail(1)
+    assert town.ask() == "new"
+
+
 def test_chief_that_does_not_answer_at_its_new_place_is_not_moved_to() -> None:
     town = Town(FakeChief("old", Unavailable("x")), {"a": status("new", 3)}, new=FakeChief("new", Unavailable("not yet")))
     town.fail(3)
