@@ -72,8 +72,8 @@ def pack_call(call: Call) -> list[Any]:
 
 def unpack_call(message: Sequence[Any]) -> Call:
     """Returns the call. Raises MalformedMessage."""
-    found = _unpacked(message)
-    return Call(function=found["function"], args=found["args"], kwargs=found["kwargs"])
+    function, args, kwargs = _unpacked(message, function=str, args=tuple, kwargs=dict)
+    return Call(function=function, args=args, kwargs=kwargs)
 
 
 def pack_outcome(outcome: Outcome) -> list[Any]:
@@ -83,8 +83,8 @@ def pack_outcome(outcome: Outcome) -> list[Any]:
 
 def unpack_outcome(message: Sequence[Any]) -> Outcome:
     """Returns the outcome. Raises MalformedMessage."""
-    found = _unpacked(message)
-    return Outcome(value=found["value"], error=found["error"])
+    value, error = _unpacked(message, value=object, error=str)
+    return Outcome(value=value, error=error)
 
 
 def _packed(value: Any, *, what: str) -> list[Any]:
@@ -116,7 +116,8 @@ def _packed(value: Any, *, what: str) -> list[Any]:
     return [np.frombuffer(text.encode(), np.uint8), *arrays]
 
 
-def _unpacked(message: Sequence[Any]) -> dict[str, Any]:
+def _unpacked(message: Sequence[Any], **types: type) -> list[Any]:
+    """Returns the fields of these names, each of its type. Raises MalformedMessage."""
     arrays = message[1:]
 
     def rich(one: Any) -> Any:
@@ -135,7 +136,13 @@ def _unpacked(message: Sequence[Any]) -> dict[str, Any]:
         return tuple(parts) if kind == _TUPLE else parts
 
     try:
-        found: dict[str, Any] = rich(json.loads(bytes(message[0].astype(np.uint8))))
-    except (ValueError, TypeError, IndexError, AttributeError, RecursionError) as error:
+        with np.errstate(invalid="ignore"):  # of what is no byte
+            text = bytes(message[0].astype(np.uint8))
+        found = rich(json.loads(text))
+        fields = [found[name] for name in types]
+        for name, field, wanted in zip(types, fields, types.values(), strict=True):
+            if not isinstance(field, wanted):
+                raise TypeError(f"{name} is no {wanted.__name__}")
+    except (ValueError, TypeError, LookupError, AttributeError, OverflowError, RecursionError) as error:
         raise MalformedMessage(f"a closure's message cannot be read: {str(error)[:80]}") from None
-    return found
+    return fields

@@ -356,6 +356,8 @@ class ClusterCoordinator:
                     outcome = unpack_outcome(self._answered(worker, link, self._sender.message(job.message)))
                 except (InvalidSpec, LimitExceeded) as error:
                     outcome = Outcome(error=f"it cannot be sent: {type(error).__name__}: {error.message}")
+                except MalformedMessage as error:
+                    outcome = Outcome(error=f"what it returned: {error.message}")
                 self._queue.finish(worker, outcome)
             link.send(self._sender.message(pack_call(Call(function="", kwargs={}))))
         except _Gone:
@@ -539,7 +541,7 @@ def _answered_by(message: Message) -> Serial | None:
     """Returns which message this one answers; None if it cannot be read."""
     try:
         run, number = (int(one) for one in message.values[0])
-    except (IndexError, TypeError, ValueError):
+    except (IndexError, TypeError, ValueError, OverflowError):
         return None
     return Serial(run, number)
 

@@ -127,7 +127,7 @@ def _head_of(message: Message) -> _Head:
     try:
         kind, step, call, reduction, part, exchange, run, number, *flags = (int(one) for one in message.values[0])
         is_settled, is_restarted = map(bool, flags)
-    except (IndexError, TypeError, ValueError):
+    except (IndexError, TypeError, ValueError, OverflowError):
         raise MalformedMessage("a message of a reduction cannot be read") from None
     place = Place(step=step, call=call, reduction=reduction, part=part)
     answered = Serial(run, number)

@@ -154,7 +154,10 @@ def _planned(numbers: Iterator[float]) -> tuple[bool, tuple[int, ...] | None, li
 
     def array() -> tuple[np.dtype[Any], tuple[int, ...]]:
         dtype = _TYPES[whole_number()]
-        return dtype, tuple(whole_number() for _ in range(whole_number()))
+        shape = tuple(whole_number() for _ in range(whole_number()))
+        # Takes no memory, and fails where there can be no array of that shape.
+        np.broadcast_to(dtype.type(), shape)
+        return dtype, shape
 
     if not whole_number():
         return False, None, [array()]
