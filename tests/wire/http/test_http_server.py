@@ -219,6 +219,8 @@ def test_a_defect_says_nothing_about_itself(site: Site, caplog: pytest.LogCaptur
         (b"GET / HTTP/2.0\r\nHost: localhost\r\n\r\n", 400),
         (b"GET http://localhost/ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"GET //evil.example HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET /\t/evil.example HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
+        (b"GET /\t/x[ HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
         (b"garbage\r\n\r\n", 400),
         (b"\x16\x03\x01\x02\x00\r\n\r\n", 400),
         (b"GET / HTTP/1.1\r\n\r\n", 421),
