@@ -30,6 +30,9 @@ from ps_protocol.wire.call_errors import fitting, typed_error
 
 # What gRPC's text contains -> what it means, and what to do. The first that occurs counts.
 _CAUSES: tuple[tuple[str, str], ...] = (
+    # A new one may come at any moment, without a restart.
+    ("certificate has expired", "its certificate has expired; replace it by a new one, which it takes without a restart"),
+    ("certificate is not yet valid", "its certificate is not valid yet; check the clocks of both machines"),
     ("http1.x server", "what listens there speaks HTTP/1.1, not gRPC; check the address"),
     ("Connection refused", "connection refused; is it started?"),
     ("No such file or directory", "there is no such socket; is it started?"),
@@ -57,6 +60,8 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ("GOAWAY", "the connection was lost; did it end?"),
 )
 
+# What gRPC says of a server's certificate where a new one, or the right time, makes it good.
+_OUT_OF_DATE = ("certificate has expired", "certificate is not yet valid")
 # Connections that come to nothing however often they are tried, unless somebody else answers in the server's place for a while.
 _HOPELESS: dict[str, tuple[type[PsError], str]] = {
     "WRONG_VERSION_NUMBER": (InvalidSpec, "server is not using TLS; pass tls=False, or leave out --tls-ca"),
@@ -71,8 +76,9 @@ _HOPELESS: dict[str, tuple[type[PsError], str]] = {
 def from_status(code: grpc.StatusCode, details: str, *, target: str, awaited: str, timeout_s: float | None) -> PsError:
     """Returns the error for a call to `target` that ended with `code`; `details` is gRPC's own text."""
     if code is grpc.StatusCode.UNAVAILABLE:
+        is_out_of_date = any(fragment in details for fragment in _OUT_OF_DATE)
         for fragment, (error_type, words) in _HOPELESS.items():
-            if fragment in details:
+            if fragment in details and not is_out_of_date:
                 return error_type(f"cannot talk to {target}: {words}", facts={"failed": "connection"})
         return Unavailable(f"cannot reach {target}: {_cause(details)}")
     if code is grpc.StatusCode.DEADLINE_EXCEEDED:

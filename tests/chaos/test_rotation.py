@@ -15,6 +15,8 @@ from tests.support.network import certificates
 pytestmark = pytest.mark.timeout(200)
 # Files are looked at so often; the longest time that nobody may get a step done.
 LOOK_S, STANDSTILL_S = 2 * LOOK_INTERVAL_S, 3.0
+# How long certificates are good, and how often they are replaced.
+_GOOD_S, _NUM_RENEWALS = 15.0, 8
 
 
 def replace_tokens(files: Path, cluster: Cluster) -> float:
@@ -64,5 +66,51 @@ def test_training_goes_on_while_all_tokens_are_replaced_twice(start: Started, tm
         _let_pass(cluster, 5.0)
         assert cluster.standstill_s(went_at) < STANDSTILL_S
         assert "its token was removed" in cluster.text_of("ps 0")
+    assert cluster.rollbacks() == 0
+    cluster.assert_as_without_faults(num_steps=cluster.finish())
+
+
+def test_training_goes_on_while_certificates_of_a_few_seconds_expire(start: Started, tmp_path: Path) -> None:
+    """All have certificates, which are replaced in time; who comes late, or again, finds those that are good then. Then they are not."""
+    files = certificates.make(tmp_path / "files", cluster="lockstep")
+    roles = ("chief", "ps", "worker")
+    files.renew(*roles, valid_s=_GOOD_S)
+    environment = security_of(files.directory, "tls")
+    for role in ("chief", "worker"):
+        environment[role] |= {"LOCKSTEP_TLS_CERT": str(files.directory / f"{role}.pem")}
+        environment[role] |= {"LOCKSTEP_TLS_KEY": str(files.directory / f"{role}.key")}
+    for role in ("chief", "ps"):
+        environment[role] |= {"LOCKSTEP_VERIFY_CLIENTS": "1"}
+    plan = Plan(
+        num_steps=ENDLESS,
+        num_ps=1,
+        num_workers=2,
+        port=free_ports(),
+        transport="grpc",
+        environment=environment,
+        access=files.caller("worker", certificate="worker"),
+        pace_s=0.01,
+        lease_s=10.0,
+    )
+    cluster = start(plan)
+    cluster.await_step(20)
+    began_at = time.monotonic()
+    for number in range(_NUM_RENEWALS):
+        files.renew(*roles, valid_s=_GOOD_S)
+        _let_pass(cluster, _GOOD_S / 3)
+        # The first certificates have expired when the later ones of these come.
+        if number % 2:
+            cluster.kill("worker 1")
+            cluster.restart("worker 1")
+            cluster.await_step(cluster.reached() + 5)
+    assert time.monotonic() - began_at > 2 * _GOOD_S
+    # Nobody renews them in time: connections that stand go on, and what connects anew says why it waits.
+    _let_pass(cluster, _GOOD_S + 2)
+    cluster.kill("chief")
+    cluster.restart("chief")
+    cluster.await_(lambda: "its certificate has expired" in cluster.text_of("chief"), what="the chief says what it waits for")
+    files.renew(*roles, valid_s=600)
+    at = cluster.reached()
+    cluster.await_(lambda: cluster.reached() > at + 20, what="training goes on with certificates that are good")
     assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults(num_steps=cluster.finish())

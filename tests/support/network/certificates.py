@@ -1,12 +1,18 @@
 """Certificates and tokens for tests, made once a run. Knows what `lockstep certs create` writes."""
 
+import datetime
 from dataclasses import dataclass
 from pathlib import Path
+
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
 
 from lockstep import certs
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
+from ps_protocol.security.tokens import write_secret
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +39,29 @@ class Files:
             tls_key=self.directory / f"{certificate}.key" if certificate else None,
         )
         return Access(security, role=CallerRole(role))
+
+    def renew(self, *holders: str, valid_s: float) -> None:
+        """Gives holders new keys and certificates that are good for so many seconds, otherwise as they have them."""
+        issuer_key = serialization.load_pem_private_key((self.directory / "ca.key").read_bytes(), None)
+        assert isinstance(issuer_key, ec.EllipticCurvePrivateKey)
+        now = datetime.datetime.now(datetime.UTC)
+        for holder in holders:
+            certificate, key = self.directory / f"{holder}.pem", ec.generate_private_key(ec.SECP256R1())
+            old = x509.load_pem_x509_certificate(certificate.read_bytes())
+            builder = (
+                x509.CertificateBuilder()
+                .subject_name(old.subject)
+                .issuer_name(old.issuer)
+                .public_key(key.public_key())
+                .serial_number(x509.random_serial_number())
+                .not_valid_before(old.not_valid_before_utc)
+                .not_valid_after(now + datetime.timedelta(seconds=valid_s))
+            )
+            for extension in old.extensions:
+                builder = builder.add_extension(extension.value, critical=extension.critical)
+            form, pem = serialization.PrivateFormat.PKCS8, serialization.Encoding.PEM
+            write_secret(certificate.with_suffix(".key"), key.private_bytes(pem, form, serialization.NoEncryption()))
+            certificate.write_bytes(builder.sign(issuer_key, hashes.SHA256()).public_bytes(pem))
 
 
 def make(directory: Path, *, cluster: str = "job") -> Files:

@@ -191,6 +191,15 @@ def test_server_of_another_authority_is_not_trusted(with_tls: str, tmp_path: Pat
         greet(with_tls, make(tmp_path).caller())
 
 
+def test_caller_of_a_server_whose_certificate_has_expired_may_try_again(tmp_path: Path) -> None:
+    """It was told that the certificate was of another authority, and ended."""
+    files = make(tmp_path)
+    files.renew("ps", valid_s=-1.0)
+    with serving(files.server(tokens=False)) as address:
+        with pytest.raises(Unavailable, match="its certificate has expired; replace it by a new one"):
+            greet(address, files.caller(has_token=False))
+
+
 def test_server_of_another_name_is_not_trusted(with_tls: str, files: Files) -> None:
     own = files.caller().security
     other = Security(token_file=own.token_file, tls_ca=own.tls_ca, tls_server_name="elsewhere.example")
