@@ -15,7 +15,7 @@ import pytest
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitExceeded, ShuttingDown, Unavailable
 from tests.support.sessions.clusters import AnyCluster, Shape, Start
 from worker_client import IndexedSlices, sgd
-from worker_client.strategy import ClusterCoordinator, RemoteValue, serve
+from worker_client.strategy import ClusterCoordinator, RemoteValue, coordinator, serve
 from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.messages import Message
 
@@ -118,6 +118,26 @@ def test_arrays_that_cannot_travel_are_refused_where_they_are_scheduled_and_as_r
                 coordinator.join(30)
             coordinator.join(30)
         assert coordinator.schedule("square", (3,)).fetch(30) == 9
+
+
+@pytest.mark.parametrize("packs", ["pack_call", "pack_outcome"])
+def test_a_message_that_is_none_is_the_closures_error_and_the_next_one_runs(
+    cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch, packs: str
+) -> None:
+    """The worker ended with KeyError, or join() waited for ever."""
+    pack: Callable[[Any], list[Any]] = getattr(coordinator, packs)
+
+    def pack_wrongly(what: Any) -> list[Any]:
+        is_wrong = 49 in (getattr(what, "value", None), *getattr(what, "args", ()))
+        return [np.frombuffer(b'{"dict": {"function": 1}}', np.uint8)] if is_wrong else pack(what)
+
+    monkeypatch.setattr(coordinator, packs, pack_wrongly)
+    with serving(cluster), ClusterCoordinator(cluster.observer()) as scheduling:
+        scheduling.schedule("square", (49 if packs == "pack_call" else 7,))
+        with pytest.raises(RuntimeError, match=r"failed on worker .: .*a closure's message cannot be read"):
+            scheduling.join(30)
+        scheduling.join(30)
+        assert [scheduling.schedule("square", (number,)).fetch(30) for number in range(6)] == [number**2 for number in range(6)]
 
 
 def test_what_is_over_a_servers_limits_is_the_closures_error_and_the_next_one_runs(
