@@ -115,16 +115,19 @@ def headline(look: Look) -> str:
 
 
 def hint(look: Look) -> str:
-    """Names the worker that the others wait for, if there is one; empty: there is none."""
+    """Names the worker that the others wait for, or one too slow for steps to wait for it; empty: there is none."""
     status, num_steps = look.status, len(look.status.ledger)
     if status.state is not ClusterState.TRAINING or not status.policy.has_common_steps or num_steps < _LEAST_STEPS:
         return ""
     live = [one for one in status.participants if one.kind is ParticipantKind.WORKER and one.state == "live"]
-    worker, number = max(look.num_last.items(), key=lambda item: item[1])
     if len(live) < 2:
         return ""
+    # First these: what is dropped is never the last of a step.
+    if words := _in_vain(live, look) or _mostly_dropped(live, look):
+        return words
+    worker, number = max(look.num_last.items(), key=lambda item: item[1])
     if number < _SLOW_SHARE * num_steps:
-        return _in_vain(live, look)
+        return ""
     waited_s = sum(entry.wait_duration_s for entry in status.ledger)
     all_s = sum(entry.duration_s for entry in status.ledger)
     part = f", and workers waited for the last one during {100 * waited_s / all_s:.0f} % of the time" if all_s > 0 else ""
@@ -142,6 +145,23 @@ def _in_vain(live: Sequence[ParticipantStatus], look: Look) -> str:
         return ""
     names = ", ".join(f"worker {one.index}" for one in found[:5]) + (f" and {len(found) - 5} more" if len(found) > 5 else "")
     return f"None of the latest contributions of {names} counted: each came after its step was over. The others are faster."
+
+
+def _mostly_dropped(live: Sequence[ParticipantStatus], look: Look) -> str:
+    """Names the worker of which the most is dropped, if it is half as fast as the others or slower."""
+    rates = {one.index: look.contributions_per_s.get(one.index, 0.0) for one in live}
+    one = max(live, key=_dropped_share)
+    usual = sorted(rate for index, rate in rates.items() if index != one.index)[(len(rates) - 1) // 2]
+    share, rate = _dropped_share(one), rates[one.index]
+    if one.num_stale + one.num_late < _LEAST_STEPS or share < _SLOW_SHARE or rate > usual / 2:
+        return ""
+    dropped = f"{100 * share:.0f} % of its contributions came after their step was over, and were dropped"
+    return f"Worker {one.index} is slow: {rate:.2g} contributions/s count, of the others {usual:.2g}; {dropped}."
+
+
+def _dropped_share(one: ParticipantStatus) -> float:
+    num_dropped = one.num_stale + one.num_late
+    return num_dropped / (num_dropped + one.num_accepted) if num_dropped else 0.0
 
 
 def eta_s(look: Look) -> float | None:

@@ -140,6 +140,20 @@ def test_a_worker_that_contributes_in_vain_is_named() -> None:
     assert hint(look).startswith("None of the latest contributions of worker 1 counted")
 
 
+def test_a_slow_worker_whose_contributions_are_mostly_dropped_is_named_and_not_the_last_of_those_that_count() -> None:
+    scene, ledger = Scene(), entries(*[0] * 80, *[2] * 20)
+    for step in range(100, 110, 3):
+        # Two of three make a step; worker 1 is part of every third.
+        workers = [worker_status(index, num_accepted=step) for index in (0, 2)]
+        scene.current = cluster_status(
+            *workers, worker_status(1, num_accepted=step // 3 - 23, num_stale=40), global_step=step, ledger=ledger
+        )
+        scene.now += 1.0
+        look = scene.recorder.look()
+    words = "Worker 1 is slow: 1 contributions/s count, of the others 3; 75 % of its contributions came after their step was over"
+    assert hint(look).startswith(words)
+
+
 def test_no_worker_is_called_slow_where_others_cannot_be_compared_with_it() -> None:
     scene = Scene()
     assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(*[0, 1] * 50))) == ""
