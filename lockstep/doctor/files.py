@@ -73,7 +73,8 @@ def _rights(check: str, path: Path) -> Finding:
 
 def _fits(certificate: Path, key: Path) -> Finding:
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(str(certificate), str(key))
+        # With a password OpenSSL does not wait at the terminal for that of a key that has one.
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(str(certificate), str(key), password="")
     except (OSError, ValueError) as error:
         return fail("tls key", f"{certificate} and {key} cannot be used together: {getattr(error, 'reason', None) or error}", _MAKE)
     return ok("tls key", f"{key} belongs to {certificate}")

@@ -272,7 +272,8 @@ class _Tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2
         try:
-            context.load_cert_chain(str(security.tls_cert), str(security.tls_key))
+            # With a password OpenSSL does not wait at the terminal for that of a key that has one.
+            context.load_cert_chain(str(security.tls_cert), str(security.tls_key), password="")
             if security.verify_clients:
                 context.load_verify_locations(str(security.tls_ca))
                 context.verify_mode = ssl.CERT_REQUIRED
