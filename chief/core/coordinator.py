@@ -118,6 +118,8 @@ class Coordinator:
         )
         self._out, self._timers = out, timers
         self._members, self._model, self._servers = self._parts.members, model, self._parts.servers
+        # Where workers reach this chief, for what it tells people; empty: unknown.
+        self.address = ""
         self._failure = self._finish_reason = ""
         # Whether the cluster cannot go on, and whether training is finished: asked for several times with every contribution.
         self.is_failed = self.is_finished = False
@@ -256,7 +258,13 @@ class Coordinator:
 
     def _situation(self, asking: int | None = None) -> Situation:
         return Situation(
-            state=self.state, reason=self.reason, parts=self._parts, training=self._training, recovery=self._recovery, asking=asking
+            state=self.state,
+            reason=self.reason,
+            parts=self._parts,
+            training=self._training,
+            recovery=self._recovery,
+            asking=asking,
+            address=self.address,
         )
 
     # -- what its parts ask
@@ -388,7 +396,8 @@ class Coordinator:
         member = repeated or members.returned(request, now=now)
         if member is None:
             member, former = members.admit(request, now=now)
-            self._out.note(f"{member.name} joined {member.where} incarnation={member.incarnation}", kind=ev.NoteKind.JOINED)
+            again = ", in the place of an earlier process" if former is not None else ""
+            self._out.note(f"{member.name} joined {member.where}{again}", kind=ev.NoteKind.JOINED)
             if former is not None:
                 self._release(former, superseded_error(former.incarnation, by=member), now)
         if member.kind is ParticipantKind.WORKER:

@@ -118,6 +118,7 @@ class Search:
     excluded: list[str] = field(default_factory=list)
     damaged: dict[str, str] = field(default_factory=dict)
     highest_epoch: int = 0
+    reached: int = 0  # the step that training had come to, as far as this chief knows
 
     def note_skipped(self, skipped: Iterable[tuple[str, str]]) -> list[str]:
         """Takes note of what was left out, and returns what is news, in words."""
@@ -496,6 +497,7 @@ class Recovery:
         self._model.lose()
         self._servers.release_all()
         self._refuse_participants()
+        search.reached = max(search.reached, self._host.training.step)
         training = self._host.begin_training(Start(step=checkpoint.step))
         self._stage = _Restoring(search=search, checkpoint=checkpoint, manifest_sha256=manifest_sha256)
         self.why, self._plan = search.why, f"then step {checkpoint.step} of checkpoint {checkpoint.tag}"
@@ -552,6 +554,9 @@ class Recovery:
             return
         self._num_rollbacks += 1
         self._last_rollback = f"rolled back to step {checkpoint.step} (epoch {epoch}): {search.why}"
+        num_lost = search.reached - checkpoint.step
+        if num_lost > 0:
+            self._last_rollback += f"; {num_lost} step{'s are' if num_lost > 1 else ' is'} computed again"
         self._out.note(self._last_rollback, kind=NoteKind.ROLLED_BACK, is_warning=True)
 
     # -- going on where another chief was
@@ -722,7 +727,7 @@ class Recovery:
     def _go_on(self, now: float) -> None:
         stage, training = self._stage, self._host.training
         must_tell = isinstance(stage, _TakingOver) and stage.must_tell
-        self._out.note(f"took over at step {training.step}, as chief incarnation {self._members.chief_incarnation}")
+        self._out.note(f"took over at step {training.step} from an earlier chief (this is number {self._members.chief_incarnation})")
         self._complete(now)
         # What the earlier chief had counted may be all that the step needs.
         self._out.afterwards(self._host.proceed)

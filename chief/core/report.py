@@ -1,5 +1,6 @@
 """The cluster's status, and in words what it waits for and what to do about that. Reads the core's state; changes nothing."""
 
+import shlex
 from collections.abc import Iterator
 
 from chief.core.cluster.members import Member, MemberState
@@ -16,7 +17,10 @@ _PATIENCE_S = 1.0
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The parts of the core that a report looks at. `asking`: a worker that waits for a token although it does not block."""
+    """The parts of the core that a report looks at. `asking`: a worker that waits for a token although it does not block.
+
+    `address`: where workers reach this chief; empty: unknown.
+    """
 
     state: ClusterState
     reason: str
@@ -24,6 +28,7 @@ class Situation:
     training: Training
     recovery: Recovery
     asking: int | None = None
+    address: str = ""
 
     @property
     def policy(self) -> Policy:
@@ -250,11 +255,26 @@ def _advice(situation: Situation) -> str:
     if lacking <= 0:
         if not owing:
             return f"{policy.num_free_tokens} more token(s) of it are free for any worker that asks"
-        num_busy = sum(1 for member in owing if not _is_idle(situation, member))
-        if num_busy > 1:
-            return "those that do not come back need replacements with the same index"
-        return "if it does not come back start a replacement with the same index" if num_busy else ""
+        busy = [member for member in owing if not _is_idle(situation, member)]
+        who = "it does" if len(busy) == 1 else "they do"
+        return f"if {who} not come back, {_replace(busy, situation)}" if busy else ""
     if total is None:
-        return f"{lacking} more worker(s) needed than are live: start them"
-    is_replaceable = any(not member.is_live and _owes(policy, member.index) for member in workers.values())
-    return "start a replacement with the same index" if is_replaceable else "start the missing workers"
+        return f"{lacking} more worker(s) needed than are live: start them{_command(situation)}"
+    gone = [member for member in workers.values() if not member.is_live and _owes(policy, member.index)]
+    return _replace(gone, situation) if gone else f"start the missing workers{_command(situation)}"
+
+
+def _replace(lost: list[Member], situation: Situation) -> str:
+    """Says what to do about workers that are silent or gone: look at the processes that may only have been stopped, or start others."""
+    start = f"start {'another' if len(lost) == 1 else 'others'} in {'its' if len(lost) == 1 else 'their'} place{_command(situation)}"
+    # A lease that does not end is one of a worker in this process. Of those that failed or left the processes have ended, or go on alone.
+    silent = [member for member in lost if (member.is_live or member.state is MemberState.LAPSED) and lease_end(member.lease_s)]
+    if not silent:
+        return start
+    if len(silent) == 1:
+        return f"look at pid {silent[0].pid} on {silent[0].host} (stopped? kill -CONT {silent[0].pid}), or {start}"
+    return f"look at their processes (stopped? kill -CONT PID), or {start}"
+
+
+def _command(situation: Situation) -> str:
+    return f": LOCKSTEP_CHIEF={shlex.quote(situation.address)} PROGRAM" if situation.address else ""

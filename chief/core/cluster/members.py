@@ -246,6 +246,8 @@ def _free_index(kind: ParticipantKind, members: Mapping[int, Member], num_places
         text += f"; the next lease ends in {seconds(left_s)} if its holder is gone. Wait for that, or name an index and take it over"
     else:
         text += ". Close one of them first, or name an index and take it over"
+    if kind is ParticipantKind.WORKER and num_places < MAX_PARTICIPANTS:
+        text += f"; for one more worker end the cluster and start it again with --workers {num_places + 1}"
     raise ClusterFull(text, facts={"lease_left_s": f"{left_s:.3f}"})
 
 

@@ -36,7 +36,8 @@ def recovery_lines(status: ClusterStatus) -> Iterator[str]:
         times = "once" if status.num_rollbacks == 1 else f"{status.num_rollbacks} times"
         yield f"rolled back {times}; the latest: {status.last_rollback}" if status.last_rollback else f"rolled back {times}"
     if status.chief_incarnation > 1:
-        yield f"this is chief {status.chief_incarnation} of the cluster"
+        times = "once" if status.chief_incarnation == 2 else f"{status.chief_incarnation - 1} times"
+        yield f"the chief has been replaced {times}: its process ended, and another one took over"
     if status.data is not None:
         yield data_text(status.data)
 
@@ -169,7 +170,10 @@ def _reports(shards: Sequence[ServerStatus]) -> str:
     rows += [
         (str(link.index), *(_amount(name, getattr(link.report, name)) for name in names)) for link in shards if link.report is not None
     ]
-    return table(rows, left=(0,)) if len(rows) > 1 else ""
+    return f"{table(rows, left=(0,))}\n{_COPIES}" if len(rows) > 1 else ""
+
+
+_COPIES = "(variables of a report: two copies, the next step's beside the present one's; of tables one)"
 
 
 def _heading(name: str) -> str:
@@ -269,7 +273,7 @@ def _workers(status: ClusterStatus) -> Iterator[str]:
 
 def _state_text(one: ParticipantStatus, status: ClusterStatus) -> str:
     if one.state == "lapsed":
-        return "gone: its lease has ended"
+        return "silent: its lease has ended"
     if one.state == "left":
         return f"left with a failure: {one.failure}" if one.failure else "left"
     if one.is_waiting:

@@ -18,7 +18,7 @@ def test_the_missing_worker_is_named_with_its_last_sign_of_life_and_what_to_do()
     first.push()
     assert words(driver) == (
         "step 0 has 1 of 2 contributions; missing: worker 1 (last seen 3.1 s ago on host-b pid 912, lease ends in 6.9 s);"
-        " if it does not come back start a replacement with the same index"
+        " if it does not come back, look at pid 912 on host-b (stopped? kill -CONT 912), or start another in its place"
     )
 
 
@@ -43,9 +43,32 @@ def test_a_lapsed_worker_is_named_with_the_end_of_its_lease() -> None:
     driver.pass_time(6.0)
     first.push()
     driver.pass_time(6.0)
-    assert "missing: worker 1 (last seen 12.0 s ago on host-b pid 912, lease ended 2.0 s ago); start a replacement with the" in words(
-        driver
-    )
+    assert (
+        "missing: worker 1 (last seen 12.0 s ago on host-b pid 912, lease ended 2.0 s ago);"
+        " look at pid 912 on host-b (stopped? kill -CONT 912), or start another in its place"
+    ) in words(driver)
+
+
+def test_where_the_chief_is_reached_the_command_that_starts_a_worker_is_told() -> None:
+    driver = Driver(total_num_replicas=3, lease_s=10.0)
+    driver.coordinator.address = "unix:/tmp/a b/chief.sock"
+    first, second = driver.train(0, 1)
+    first.push()
+    assert words(driver).endswith("start the missing workers: LOCKSTEP_CHIEF='unix:/tmp/a b/chief.sock' PROGRAM")
+    second.leave(failure="boom")
+    assert words(driver).endswith("; start another in its place: LOCKSTEP_CHIEF='unix:/tmp/a b/chief.sock' PROGRAM")
+
+
+def test_of_several_silent_workers_none_is_said_to_be_gone() -> None:
+    driver = Driver(total_num_replicas=3, lease_s=10.0)
+    first, *_ = driver.train(0, 1, 2)
+    first.push()
+    advice = "look at their processes (stopped? kill -CONT PID), or start others in their place"
+    assert words(driver).endswith(f"; if they do not come back, {advice}")
+    driver.pass_time(6.0)
+    first.ask()
+    driver.pass_time(6.0)
+    assert words(driver).endswith(f"; {advice}")
 
 
 def test_a_failed_worker_is_named_with_its_failure() -> None:
@@ -180,7 +203,7 @@ def test_while_a_shard_is_unreachable_it_is_the_cause_and_no_live_worker_is_blam
     second.leave(failure="Unavailable: ps 1")
     assert words(driver) == f"{cause}; step 0 has 1 of 2 contributions", "it gave up because of the shard"
     driver.send(ev.ShardSeen(shard=1, process_incarnation=7))
-    assert "missing: worker 1 (failed 0.0 s ago: Unavailable: ps 1; on host-b pid 912); start a replacement" in words(driver)
+    assert "missing: worker 1 (failed 0.0 s ago: Unavailable: ps 1; on host-b pid 912); start another in its place" in words(driver)
 
 
 def test_a_worker_that_was_gone_before_the_shard_is_still_named_after_it() -> None:

@@ -92,6 +92,7 @@ def test_a_full_cluster_says_how_many_places_there_are() -> None:
     with pytest.raises(ClusterFull, match="4 of 4 worker places taken") as caught:
         join(membership, now=3.0, request_id=9)
     assert caught.value.facts["lease_left_s"] == "7.000"
+    assert caught.value.message.endswith("; for one more worker end the cluster and start it again with --workers 5")
 
 
 def test_observers_have_indices_of_their_own() -> None:

@@ -41,7 +41,8 @@ def test_a_restarted_server_takes_all_back_to_the_newest_checkpoint_under_a_new_
     assert (driver.coordinator.state, driver.coordinator.epoch, driver.step) == (ClusterState.TRAINING, 2, 4)
     assert [shard.step for shard in driver.shards] == [4, 4], "the survivor too"
     status = driver.coordinator.status(driver.now)
-    assert (status.num_rollbacks, status.last_rollback) == (1, "rolled back to step 4 (epoch 2): ps 1 at host-p:5001 was restarted")
+    why = "ps 1 at host-p:5001 was restarted; 1 step is computed again"
+    assert (status.num_rollbacks, status.last_rollback) == (1, f"rolled back to step 4 (epoch 2): {why}")
 
 
 def test_workers_go_on_as_who_they_were_and_the_steps_are_done_again() -> None:

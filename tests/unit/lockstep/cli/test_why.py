@@ -29,7 +29,7 @@ def test_the_step_what_is_missing_who_was_seen_when_and_what_happens_next_are_to
     lines = why_text(STATUS).splitlines()
     assert lines[0] == "cluster 'digits', step 41 of 600, epoch 2: open for 3.0 s, with 1 of 3 contributions"
     assert lines[1] == "waits for: step 41 has 1 of 3 contributions; missing: worker 1 (last seen 3.0 s ago)"
-    assert lines[2] == "  worker 1: gone: its lease has ended, last seen 13.0 s ago (here pid 101)"
+    assert lines[2] == "  worker 1: silent: its lease has ended, last seen 13.0 s ago (here pid 101)"
     assert lines[3] == "  worker 0: waits for the step, last seen 100 ms ago (here pid 100)"
     assert lines[4] == "  worker 2: has never joined"
     assert "next: as soon as what is missing has come" in "\n".join(lines)
@@ -101,7 +101,7 @@ def test_the_status_tells_of_checkpoints_rollbacks_successors_and_data() -> None
     assert "checkpoints: at intervals; latest step-000000030 (step 30, 12 s ago); step-000000040 is being written" in text
     assert "THE LAST ATTEMPT FAILED: no space left" in text
     assert "rolled back 2 times; the latest: epoch 2: back to step 30, since ps 1 was restarted" in text
-    assert "this is chief 3 of the cluster" in text
+    assert "the chief has been replaced 2 times: its process ended, and another one took over" in text
     assert "data 'train': pass 2, 5 of 10 ranges done, 2 leased" in text
     assert "(when workers are gone as many as are left, 1 at least)" in text
 
