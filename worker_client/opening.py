@@ -13,6 +13,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.history import VARIABLE as HISTORY_VARIABLE
 from ps_protocol.process.history import HistoryWriter
+from ps_protocol.process.local_clusters import with_local_tokens
 from ps_protocol.process.options import ALLOW_INSECURE_NETWORK, MAX_STEPS, METRICS, OTEL, Given, security_of
 from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.roles.chief import Chief, ParticipantKind, Registration
@@ -77,7 +78,8 @@ def connect(
 
     `security` proves who this is and says to whom it talks: a `Security` with `token` or `token_file` (lines `role token`, read again when
     it changes) and the files `tls_ca`, `tls_cert`, `tls_key`, or `tls=True`: TLS with the system's authorities. None: LOCKSTEP_TOKEN,
-    LOCKSTEP_TOKEN_FILE, LOCKSTEP_TLS, LOCKSTEP_TLS_CA, LOCKSTEP_TLS_CERT and LOCKSTEP_TLS_KEY.
+    LOCKSTEP_TOKEN_FILE, LOCKSTEP_TLS, LOCKSTEP_TLS_CA, LOCKSTEP_TLS_CERT and LOCKSTEP_TLS_KEY. Where no token is given, that of a cluster
+    is used which this user's `lockstep up` runs on this machine, if its chief has the address.
 
     `otel`: makes OpenTelemetry spans of steps and of what they consist of; the extra `otel` has the API, and the program sets up an SDK.
     None: LOCKSTEP_OTEL, else False.
@@ -89,8 +91,8 @@ def connect(
     PermissionDenied where a cluster asks for tokens or certificates.
     """
     enable_worker_failpoints(os.environ)
-    access = access_of(security, os.environ, role=CallerRole.WORKER)
     target = resolve(os.environ, chief=chief, worker_index=worker_index, cluster=cluster)
+    access = access_of(security, os.environ, role=CallerRole.WORKER, chief=target.chief)
     if target.chief == LOCAL_CHIEF:
         return local(_own_cluster(), worker_index=target.worker_index, takeover=takeover)
     directory = os.environ.get(HISTORY_VARIABLE, "")
@@ -125,8 +127,8 @@ def observe(
     Arguments and errors are those of `connect()`. Any number may observe, also before there is a model. What an observer reads always comes
     over gRPC.
     """
-    access = access_of(security, os.environ, role=CallerRole.OBSERVER)
     target = resolve(os.environ, chief=chief, worker_index=None, cluster=cluster)
+    access = access_of(security, os.environ, role=CallerRole.OBSERVER, chief=target.chief)
     if target.chief == LOCAL_CHIEF:
         return observe_local(_own_cluster())
     way = GrpcTransport(
@@ -148,22 +150,20 @@ def _metrics(address: str, given: Given, way: GrpcTransport) -> "WorkerMetrics |
         raise InvalidSpec(f"metrics: {error.message}") from None
 
 
-def access_of(security: Security | None, environment: Mapping[str, str], *, role: CallerRole) -> Access:
-    """Returns how to reach servers: by what is given, else by LOCKSTEP_*. Raises InvalidSpec."""
+def access_of(security: Security | None, environment: Mapping[str, str], *, role: CallerRole, chief: str = "") -> Access:
+    """Returns how to reach servers: by what is given, else by LOCKSTEP_*, else as a local cluster asks for it. Raises InvalidSpec."""
     if security is None:
-        return Access(security_of(Given({}, environment)), role=role)
+        return Access(with_local_tokens(security_of(Given({}, environment)), chief=chief), role=role)
     if not isinstance(security, Security):
         raise InvalidSpec(f"security: got {type(security).__name__}, want a Security, for example Security(token_file='worker.token')")
-    return Access(
-        replace(
-            security,
-            token_file=_path(security.token_file),
-            tls_ca=_path(security.tls_ca),
-            tls_cert=_path(security.tls_cert),
-            tls_key=_path(security.tls_key),
-        ),
-        role=role,
+    files = replace(
+        security,
+        token_file=_path(security.token_file),
+        tls_ca=_path(security.tls_ca),
+        tls_cert=_path(security.tls_cert),
+        tls_key=_path(security.tls_key),
     )
+    return Access(with_local_tokens(files, chief=chief), role=role)
 
 
 def _path(file: str | Path | None) -> Path | None:

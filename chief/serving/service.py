@@ -4,6 +4,7 @@ All methods take bytes, so that what is no message at all is refused by us, with
 handled in the thread that receives for the whole server, and the answer is sent by the thread that has it.
 """
 
+import logging
 import threading
 from collections.abc import Callable
 from functools import lru_cache, partial
@@ -23,6 +24,8 @@ from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.chief_calls import CALLS, CONVERSED, ChiefCall
 from ps_protocol.wire.codec import decode_message
+
+log = logging.getLogger("lockstep.chief")
 
 
 class SingleCall:
@@ -173,6 +176,8 @@ class ChiefService:
     def begin(self, name: str, peer: Peer, context: grpc.ServicerContext) -> Handler:
         """Returns who serves one call of the method `name`. Raises LimitExceeded."""
         handler: Handler
+        if name == "FinishTraining":
+            log.info("asked to finish training peer=%s", context.peer())
         if name == "Converse":
             handler = Conversation(self._runner, peer, on_close=self._closed)
         elif name == "GetClusterStatus":

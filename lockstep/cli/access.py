@@ -1,16 +1,15 @@
 """How a command reaches a chief that may not be there, and how a command fails. Knows the chief's client; renders nothing."""
 
 import argparse
-import dataclasses
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
-from lockstep.launcher.registry import LocalEntry, local_clusters
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.process import options
+from ps_protocol.process.local_clusters import LocalEntry, local_clusters, with_local_tokens
 from ps_protocol.process.options import Given
+from ps_protocol.roles.identity import parse_address
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.permissions import CallerRole
@@ -36,22 +35,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     options.add_options(parser, options.options_of(options.CALLER))
 
 
-def _only_local() -> tuple[str, Path | None]:
-    """Returns where the chief of the only cluster is that a launcher runs here, and its tokens. Raises ChiefAbsent if there is not one."""
+def _only_local() -> LocalEntry:
+    """Returns the only cluster that a launcher runs here. Raises ChiefAbsent if there is not one."""
     clusters = local_clusters()
     if not clusters:
         text = "which chief? none of yours that `lockstep up` started is running here; give --chief ADDRESS or set LOCKSTEP_CHIEF"
         raise ChiefAbsent(text, exit_code=2)
     if len(clusters) > 1:
-        lines = "".join(f"\n  --chief {one.chief}{_tokens_of(one)}  (pid {one.pid}, {one.command[:60]})" for one in clusters)
+        lines = "".join(f"\n  --chief {one.chief}  (pid {one.pid}, {one.command[:60]})" for one in clusters)
         raise ChiefAbsent(f"which chief? {len(clusters)} clusters of yours are running here; give one of them:{lines}", exit_code=2)
     (cluster,) = clusters
-    return cluster.chief, Path(cluster.token_file) if cluster.token_file else None
+    return cluster
 
 
-def _tokens_of(cluster: LocalEntry) -> str:
-    # Beside a Unix socket a caller finds the tokens by itself.
-    return f" --token-file {cluster.token_file}" if cluster.token_file and not cluster.chief.startswith("unix:") else ""
+def _without_chief(address: str) -> str:
+    """Says what it means that no chief answers at an address."""
+    parsed = parse_address(address)
+    launched = next((one for one in local_clusters() if one.chief == address), None)
+    if launched is not None:
+        return f"its launcher runs (pid {launched.pid}), and starts the chief again if it was killed"
+    if parsed.is_unix and not os.path.exists(parsed.path):
+        return "this cluster is not running; its last checkpoint, if it had any, is in its --checkpoint-dir"
+    return (
+        "if its training has ended, its last checkpoint, if it had any, is in its --checkpoint-dir. If the chief was killed, the parameter"
+        " servers keep the model, and the workers wait: start the chief again, best at the same address"
+    )
 
 
 @contextmanager
@@ -65,14 +73,9 @@ def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
 def chief_and_access_of(arguments: argparse.Namespace) -> Iterator[tuple[GrpcChief, Access]]:
     """As `chief_of`, and how its parameter servers are called."""
     given = Given(vars(arguments), os.environ)
-    address, token_file = given[options.CHIEF_ADDRESS], None
-    if not address:
-        address, token_file = _only_local()
+    address = given[options.CHIEF_ADDRESS] or _only_local().chief
     try:
-        security = options.security_of(given)
-        if token_file is not None and not security.token and security.token_file is None:
-            security = dataclasses.replace(security, token_file=token_file)
-        access = Access(security, role=CallerRole.ADMIN)
+        access = Access(with_local_tokens(options.security_of(given), chief=address), role=CallerRole.ADMIN)
         chief = GrpcChief(address, cluster=given[options.CALLED_CLUSTER], access=access)
     except InvalidSpec as error:
         raise ChiefAbsent(error.message, exit_code=2) from error
@@ -81,6 +84,6 @@ def chief_and_access_of(arguments: argparse.Namespace) -> Iterator[tuple[GrpcChi
         yield chief, access
     except (Unavailable, DeadlineExceeded) as error:
         text = f"no chief answers at {address}: is it running, and is this its address?\n({error.message})"
-        raise ChiefAbsent(text) from error
+        raise ChiefAbsent(f"{text}\n{_without_chief(address)}") from error
     finally:
         chief.close()

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lockstep.launcher.registry import entry, listed
 from lockstep.launcher.repeated import without_traceback
 from lockstep.launcher.spec import ClusterSpec, Recovery
 from lockstep.launcher.supervisor import (
@@ -24,6 +23,7 @@ from lockstep.launcher.supervisor import (
 )
 from ps_protocol.process import options
 from ps_protocol.process.listening import page_beside
+from ps_protocol.process.local_clusters import entry, listed
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, token_of, write_secret
 
@@ -78,11 +78,6 @@ class LocalCluster:
     def listed(self, command: str) -> AbstractContextManager[None]:
         """Has other commands of this user find the cluster within the block; `command`: what its workers run."""
         return listed(entry(name=self.name, chief=self.chief_address, page=self.page_url, token_file=self.token_file, command=command))
-
-    @property
-    def token_words(self) -> str:
-        """Flags that a command needs besides the chief's address. Beside a Unix socket it finds the tokens by itself."""
-        return f" --token-file {self.token_file}" if self.spec.is_tcp else ""
 
     def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts parameter servers and chief, and returns once they serve. Raises LaunchFailed with the last lines of a role that fails."""

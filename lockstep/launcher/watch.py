@@ -186,6 +186,17 @@ def why_nothing_is_saved(cluster: LocalCluster, status: ClusterStatus | None) ->
     return f"no checkpoint could be written to {storage.place}: {why}"
 
 
+def newest_checkpoint(cluster: LocalCluster) -> str:
+    """Returns the name of the newest whole checkpoint; empty: there is none, or it cannot be read."""
+    from ps_protocol.checkpoint.catalog import list_checkpoints, open_storage
+
+    try:
+        whole, _ = list_checkpoints(open_storage(cluster.spec.recovery.checkpoint_dir), cluster=cluster.name)
+    except (PsError, OSError):
+        return ""
+    return whole[-1].checkpoint.tag if whole else ""
+
+
 # Decides whether the remaining workers can make another step.
 
 

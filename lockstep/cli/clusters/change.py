@@ -3,7 +3,9 @@
 import argparse
 import json
 import math
+import os
 import secrets
+import socket
 import time
 from collections.abc import Callable, Sequence
 from typing import TypeAlias
@@ -42,7 +44,7 @@ def add_set_arguments(parser: argparse.ArgumentParser) -> None:
 def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `finish`."""
     add_arguments(parser)
-    parser.add_argument("--reason", default="asked for by `lockstep finish`", help="reason to show in status and logs")
+    parser.add_argument("--reason", default="asked for by a user", help="reason to show in status and logs")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 
@@ -81,9 +83,12 @@ def run_set(arguments: argparse.Namespace) -> int:
 def run_finish(arguments: argparse.Namespace) -> int:
     """Ends training and returns the exit code."""
     with chief_of(arguments) as chief:
-        step = chief.finish(reason=arguments.reason)
-    words = f"training is finished at step {step}; the processes end as their workers leave"
-    print(json.dumps({"step": step, "reason": arguments.reason}) if arguments.json else words)
+        cluster = chief.status().cluster
+        # The chief's log has the reason: it shall say which process asked.
+        step = chief.finish(reason=f"{arguments.reason} (`lockstep finish` on {socket.gethostname()} pid {os.getpid()})")
+    words = f"cluster {cluster!r} at {chief.address}: training is finished at step {step}; the processes end as their workers leave"
+    fields = {"step": step, "reason": arguments.reason, "cluster": cluster, "chief": chief.address}
+    print(json.dumps(fields) if arguments.json else words)
     return 0
 
 

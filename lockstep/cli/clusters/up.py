@@ -7,13 +7,23 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 
 from lockstep.launcher.cluster import LocalCluster, kept_directories
 from lockstep.launcher.failures import ClusterWatch
 from lockstep.launcher.spec import ClusterSpec, spec_of
-from lockstep.launcher.supervisor import Interrupted, LaunchFailed, PrefixedOutput, Supervisor, describe_end, make_directory, with_checkout
+from lockstep.launcher.supervisor import (
+    Interrupted,
+    LaunchFailed,
+    PrefixedOutput,
+    Process,
+    Supervisor,
+    describe_end,
+    make_directory,
+    with_checkout,
+)
 from ps_protocol.process.logs import warnings_to_stderr
 from ps_protocol.process.options import MAX_STEPS, UP, Given, add_options, options_of
 from ps_protocol.process.output import BoundedOutput, write_last
@@ -21,6 +31,7 @@ from ps_protocol.process.output import BoundedOutput, write_last
 _EXIT_USAGE = 2
 _DRY_STEPS = 5
 _POLL_S = 1.0
+_MAX_PIDS = 20
 
 
 def add_up_arguments(parser: argparse.ArgumentParser) -> None:
@@ -72,6 +83,8 @@ def _run(spec: ClusterSpec, command: list[str], *, stream: BoundedOutput, log_di
                 return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
             except Interrupted:
                 cluster.end_with_checkpoint()
+                with suppress(OSError):  # the reader of our output may be gone
+                    _tell_saved(cluster, output)
                 raise
     except Interrupted as interrupted:
         stream.hurry()
@@ -120,7 +133,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     output.note(
         f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
         f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
-        f"to look at it: lockstep top, or lockstep status --chief {cluster.chief_address}{cluster.token_words}"
+        f"to look at it: lockstep top, or lockstep status --chief {cluster.chief_address}"
         + (f"\nits page, in a browser: {cluster.page_address}" if cluster.page_url else "")
     )
     with cluster.listed(shlex.join(command)):
@@ -129,6 +142,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
 
 def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> int:
     cluster.start_workers(command)
+    output.note(f"process ids: {_pids([*cluster.roles, *cluster.workers])}")
     watch = ClusterWatch(cluster, say=output.failure, is_all_shown=lambda: output.is_all_shown)
     from lockstep.launcher.watch import (  # NumPy takes its time to import, and a broken one is the roles' to tell of
         LastWorkers,
@@ -148,4 +162,23 @@ def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor,
     end = "training finished" if has_trained else "all workers ended without any having joined a training"
     where = ", within the backups" if cluster.spec.num_backups else ""
     output.note(end + (f"; failed on the way{where}: {failed}" if failed else ""))
+    _tell_saved(cluster, output)
     return 0
+
+
+def _pids(processes: Sequence[Process]) -> str:
+    words = [f"{process.name} {process.pid}" for process in processes[:_MAX_PIDS]]
+    rest = len(processes) - len(words)
+    return ", ".join(words) + (f" and {rest} more, which `lockstep status` names" if rest else "")
+
+
+def _tell_saved(cluster: LocalCluster, output: PrefixedOutput) -> None:
+    """Says which checkpoint is the newest, if the cluster has made any on this machine. Lists no other storage: it may take long."""
+    if not cluster.chief_address or cluster.spec.recovery.directory is None:
+        return
+    from lockstep.launcher.watch import newest_checkpoint
+
+    tag = newest_checkpoint(cluster)
+    if tag:
+        place = cluster.spec.recovery.directory
+        output.note(f"saved: {tag} in {place}; to go on from there, run the same command again (--max-steps counts from the first step)")

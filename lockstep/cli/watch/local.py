@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.cli.access import CommandFailed
 from lockstep.cli.formatting import duration_text, printable, table
-from lockstep.launcher.registry import LocalEntry, local_clusters
+from ps_protocol.process.local_clusters import LocalEntry, local_clusters
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import token_of
 

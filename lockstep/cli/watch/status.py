@@ -52,12 +52,6 @@ def _show(status: ClusterStatus, placement: Placement | None, arguments: argpars
     print(as_json(status, placement=placement) if arguments.json else as_text(status, placement=placement), flush=True)
 
 
-_WITHOUT_CHIEF = (
-    "if it was killed, nothing is lost: the parameter servers keep the model, and the workers wait. Start the"
-    " chief again, best at the same address (`lockstep up`, compose and Kubernetes do so by themselves); it goes on at the same step"
-)
-
-
 def add_why_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `why`."""
     add_arguments(parser)
@@ -66,13 +60,8 @@ def add_why_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run_why(arguments: argparse.Namespace) -> int:
     """Prints why the cluster waits and returns the exit code: 0 if the chief answered."""
-    try:
-        with chief_of(arguments) as chief:
-            status = chief.status()
-    except ChiefAbsent as absent:
-        if absent.exit_code != 1:
-            raise
-        raise ChiefAbsent(f"{absent}\n{_WITHOUT_CHIEF}") from absent
+    with chief_of(arguments) as chief:
+        status = chief.status()
     if arguments.json:
         found = {"state": status.state.name.lower(), "step": status.global_step, "epoch": status.epoch, "step_age_s": status.step_age_s}
         print(json.dumps({**found, "waiting_for": status.waiting_for, "reason": status.reason}, indent=2))

@@ -51,6 +51,20 @@ def test_the_only_cluster_is_found(running: list[str], runtime: Path) -> None:
     assert here(runtime, "policy").stdout.startswith("policy sync")
 
 
+def test_where_its_address_is_given_its_tokens_are_found(running: list[str], runtime: Path) -> None:
+    (address,) = re.findall(r"lockstep status --chief (127\.0\.0\.1:\d+)", "\n".join(running))
+    for command in (["status"], ["set", "learning_rate=0.5"], ["policy"]):
+        answer = lockstep_here(*command, XDG_RUNTIME_DIR=str(runtime), LOCKSTEP_CHIEF=address)
+        assert answer.returncode == 0, answer.stderr
+    place = {"XDG_RUNTIME_DIR": str(runtime), "LOCKSTEP_CHIEF": address}
+    look = "import worker_client\nwith worker_client.observe() as one: print(one.status().total_num_replicas)"
+    watched = subprocess.run([sys.executable, "-c", look], capture_output=True, text=True, timeout=50, env={**os.environ, **place})
+    assert watched.stdout == "2\n", watched.stderr
+    more = "import worker_client\nworker_client.connect(timeout_s=1.0)"
+    refused = subprocess.run([sys.executable, "-c", more], capture_output=True, text=True, timeout=50, env={**os.environ, **place})
+    assert "2 of 2 worker places taken" in refused.stderr and "start it again with --workers 3" in refused.stderr
+
+
 def test_it_is_listed(running: list[str], runtime: Path) -> None:
     listed = here(runtime, "ls").stdout
     assert "train.py" in listed and "http://127.0.0.1:" in listed
@@ -79,7 +93,7 @@ def test_several_are_told_apart(running: list[str], runtime: Path) -> None:
             refused = here(runtime, command)
             assert refused.returncode == 2
             assert "2 clusters of yours are running here" in refused.stderr
-            assert "--chief 127.0.0.1:" in refused.stderr and "--token-file /" in refused.stderr
+            assert "--chief 127.0.0.1:" in refused.stderr
         assert "which one? give --pid" in here(runtime, "page").stderr
     finally:
         other.unlink()

@@ -27,6 +27,7 @@ def test_an_absent_chief_is_told_within_two_seconds(command: list[str], socket_d
     assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
     assert result.returncode == 1
     assert f"no chief answers at unix:{socket_dir}/none.sock" in result.stderr
+    assert "this cluster is not running; its last checkpoint, if it had any, is in its --checkpoint-dir" in result.stderr
     assert "Traceback" not in result.stderr
 
 
@@ -37,6 +38,7 @@ def test_an_address_where_nobody_ever_answers_is_told_within_two_seconds() -> No
     assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
     assert result.returncode == 1
     assert "no chief answers" in result.stderr
+    assert "if its training has ended, its last checkpoint" in result.stderr and "start the chief again" in result.stderr
 
 
 @pytest.mark.parametrize("command", ["status", "finish"])
@@ -94,7 +96,7 @@ def test_watching_ends_when_the_chief_does_and_finish_ends_the_chief(tmp_path: P
             assert "cluster" in watching.stdout.readline()
             finished = lockstep_here("finish", "--chief", running.chief_address, "--reason", "enough")
             assert finished.returncode == 0, finished.stderr
-            assert "training is finished at step 0" in finished.stdout
+            assert f"cluster {running.name!r} at {running.chief_address}: training is finished at step 0" in finished.stdout
             assert watching.wait(10.0) == 1
             assert "the chief has ended" in watching.stderr.read()
         wait_until(lambda: all(role.has_exited() for role in running.roles), what="the roles end by themselves")

@@ -57,6 +57,18 @@ def test_a_training_whose_checkpoints_could_never_be_written_ends_with_1_and_say
     assert f"[lockstep] training finished, but no checkpoint could be written to {place}: " in out
 
 
+def test_where_it_ends_it_says_what_is_saved_and_where_it_begins_which_processes_there_are(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    with up("--workers", "1", "--checkpoint-dir", str(place), worker=TRAIN, run_dir=tmp_path / "run") as process:
+        lines = read_until(process, "step 3")
+        (said,) = [line for line in lines if "process ids: " in line]
+        pids = {int(pid) for pid in re.findall(r"(?:ps 0|chief|worker 0) (\d+)", said)}
+        assert len(pids) == 3 and pids <= {one.pid for one in descendants(process)}, said
+        process.terminate()
+        out, _ = process.communicate(timeout=50)
+    assert re.search(rf"\[lockstep\] saved: step-\d+ in {place}; to go on from there, run the same command again", out), out
+
+
 def test_a_program_can_tell_that_its_training_was_interrupted(tmp_path: Path) -> None:
     worker = f"{TRAIN}\nprint('END', session.end_reason, flush=True)"
     with up("--workers", "1", worker=worker, run_dir=tmp_path / "run") as process:

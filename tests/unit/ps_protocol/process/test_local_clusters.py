@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from lockstep.launcher.registry import LocalEntry, entry, listed, local_clusters
+from ps_protocol.process.local_clusters import LocalEntry, entry, listed, local_clusters, with_local_tokens
+from ps_protocol.security.options import Security
 
 
 @pytest.fixture(autouse=True)
@@ -36,6 +37,15 @@ def test_a_cluster_is_found_while_it_runs_and_not_afterwards(directory: Path) ->
         assert local_clusters() == [own(started_at=local_clusters()[0].started_at)]
     assert local_clusters() == []
     assert list(directory.iterdir()) == []
+
+
+def test_the_tokens_of_a_cluster_on_a_port_are_found_by_its_address() -> None:
+    with listed(own(chief="127.0.0.1:4711")):
+        assert with_local_tokens(Security(), chief="127.0.0.1:4711") == Security(token_file=Path("/x/tokens"))
+        for given in (Security(token="0123456789abcdef"), Security(token_file=Path("/other"))):
+            assert with_local_tokens(given, chief="127.0.0.1:4711") == given
+        assert with_local_tokens(Security(), chief="127.0.0.1:4712") == Security()
+    assert with_local_tokens(Security(), chief="127.0.0.1:4711") == Security()
 
 
 def test_nobody_else_can_read_it(directory: Path) -> None:

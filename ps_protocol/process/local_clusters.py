@@ -4,6 +4,7 @@ A file counts for as long as the process that wrote it runs; its start time tell
 takes it away.
 """
 
+import dataclasses
 import json
 import os
 import stat
@@ -11,10 +12,10 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import asdict
 from pathlib import Path
 
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.security.options import Security
 from ps_protocol.security.tokens import write_secret
 
 _MAX_FILE_BYTES, _MAX_FILES = 1 << 16, 1_000
@@ -58,7 +59,7 @@ def listed(cluster: LocalEntry) -> Iterator[None]:
         directory = _private_directory()
         if directory is not None:
             path = directory / f"{cluster.pid}.json"
-            write_secret(path, json.dumps(asdict(cluster)))
+            write_secret(path, json.dumps(dataclasses.asdict(cluster)))
     try:
         yield
     finally:
@@ -80,6 +81,18 @@ def local_clusters() -> list[LocalEntry]:
                 with suppress(OSError):
                     path.unlink()
     return sorted(found, key=lambda cluster: cluster.started_at)
+
+
+def with_local_tokens(security: Security, *, chief: str) -> Security:
+    """Returns what a caller is given, with the token file of the cluster of this user whose chief has this address.
+
+    Unchanged if there is no such cluster, or the caller has a token. A caller of a Unix socket finds the tokens beside it.
+    """
+    if security.token or security.token_file is not None or chief.startswith("unix:"):
+        return security
+    files = (Path(one.token_file) for one in local_clusters() if one.chief == chief and one.token_file)
+    found = next(files, None)
+    return security if found is None else dataclasses.replace(security, token_file=found)
 
 
 def _private_directory() -> Path | None:
@@ -106,7 +119,7 @@ def _read(path: Path) -> LocalEntry | None:
     except (OSError, ValueError, TypeError, RecursionError):
         return None
     kinds = {"pid": int, "process_start": int, "started_at": float}
-    return cluster if all(type(value) is kinds.get(name, str) for name, value in asdict(cluster).items()) else None
+    return cluster if all(type(value) is kinds.get(name, str) for name, value in dataclasses.asdict(cluster).items()) else None
 
 
 def _runs(cluster: LocalEntry) -> bool:
