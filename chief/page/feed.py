@@ -40,6 +40,8 @@ STEP_COLUMNS = ("step", "read_s", "compute_s", "wait_s", "apply_s", "last", "con
 _SLOW_SHARE, _LEAST_STEPS = 0.6, 20
 _MAX_ROWS = 2_000
 _MAX_TEXT = 600
+# Heartbeats come at a third of the lease: at the default every 3.3 s.
+_SILENT_S = 5.0
 _DOING = {
     ClusterState.CONNECTING: "The chief is looking for its parameter servers",
     ClusterState.WAITING_FOR_MODEL: "Waiting for the model",
@@ -203,13 +205,15 @@ def _worker(one: ParticipantStatus, look: Look) -> list[Any]:
 
 def _phase(one: ParticipantStatus, status: ClusterStatus) -> str:
     if one.state == "lapsed":
-        return "lost: its lease has ended"
+        return "silent: its lease has ended"
     if one.state != "live":
         return one.state
     if one.kind is ParticipantKind.OBSERVER:
         return "looking on"
     if one.is_waiting:
         return "waiting for the step"
+    if one.seen_ago_s >= _SILENT_S:
+        return f"silent for {one.seen_ago_s:.0f} s"
     return "computing" if status.state is ClusterState.TRAINING else "here"
 
 

@@ -263,7 +263,7 @@ def test_the_design_page_says_where_to_change_what() -> None:
     text = _text(ROOT / "docs" / "contributing" / "design.md")
     rows = re.findall(r"^\| (?:an?|the) .*\*\*(.+?)\*\*.* \| `(.+?)`", text, flags=re.MULTILINE)
     kinds = "optimizer schedule policy RPC error transport encoding option default hook counter metric"
-    others = {"checkpoint storage", "CLI command", "waiting time", "words about a wait", "language of formulas"}
+    others = {"checkpoint storage", "CLI command", "waiting time", "words about a wait", "number of the cluster", "language of formulas"}
     assert {thing for thing, _ in rows} == {*kinds.split(), *others}
 
 

@@ -189,6 +189,13 @@ def test_reading_is_the_mean_of_what_the_first_contributor_read_lately() -> None
     assert read_parts(scene, WorkerTraffic(num_reads=3, reading_s=3.0))[0] == 0.04, "no more than there was time for"
 
 
+def test_a_worker_that_misses_a_heartbeat_is_not_said_to_compute() -> None:
+    scene = Scene()
+    scene.current = cluster_status(worker_status(0, seen_ago_s=4.0), worker_status(1, seen_ago_s=9.8))
+    table = snapshot(scene.recorder.look())["workers"]
+    assert [dict(zip(table["columns"], row, strict=True))["phase"] for row in table["rows"]] == ["computing", "silent for 10 s"]
+
+
 def test_bytes_of_a_worker_are_shown() -> None:
     scene = Scene()
     scene.current = cluster_status(worker_status(0, traffic=WorkerTraffic(sent_bytes=7, received_bytes=9)), worker_status(1))

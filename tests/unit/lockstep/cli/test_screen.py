@@ -59,7 +59,7 @@ def test_it_says_what_is_waited_for() -> None:
 def test_where_not_all_have_room_those_to_look_at_come_first() -> None:
     workers = [worker_status(index, state="lapsed" if index == 77 else "live") for index in range(100)]
     text = "\n".join(shown(cluster_status(*workers), height=20))
-    assert "worker 77  lost" in text
+    assert "worker 77  silent: its lease has ended" in text
     assert re.search(r"… and \d+ more", text)
 
 
