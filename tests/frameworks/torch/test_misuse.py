@@ -237,10 +237,14 @@ class Samples:
         return torch.full((2,), float(index))
 
 
+# JAX, where its tests have run in this process before, allows no fork.
+LOADING = {"num_workers": 1, "multiprocessing_context": "spawn"}
+
+
 def test_a_loader_that_fetches_ahead_of_the_steps_is_told_so() -> None:
     with lockstep.local() as session:
         _, optimizer = made(session)
-        loader = torch.utils.data.DataLoader(Samples(), batch_sampler=lt.Sampler(optimizer, Samples(), 4), num_workers=1)
+        loader = torch.utils.data.DataLoader(Samples(), batch_sampler=lt.Sampler(optimizer, Samples(), 4), **LOADING)
         with pytest.raises(RuntimeError, match=r"this loader fetches ahead.*num_workers=0"):
             list(loader)
     gc.collect()  # the error holds the iterator, which ends its process when it goes
