@@ -40,8 +40,6 @@ STEP_COLUMNS = ("step", "read_s", "compute_s", "wait_s", "apply_s", "last", "con
 _SLOW_SHARE, _LEAST_STEPS = 0.6, 20
 _MAX_ROWS = 2_000
 _MAX_TEXT = 600
-# Heartbeats come at a third of the lease: at the default every 3.3 s.
-_SILENT_S = 5.0
 _DOING = {
     ClusterState.CONNECTING: "The chief is looking for its parameter servers",
     ClusterState.WAITING_FOR_MODEL: "Waiting for the model",
@@ -212,7 +210,7 @@ def _phase(one: ParticipantStatus, status: ClusterStatus) -> str:
         return "looking on"
     if one.is_waiting:
         return "waiting for the step"
-    if one.seen_ago_s >= _SILENT_S:
+    if one.is_silent:
         return f"silent for {one.seen_ago_s:.0f} s"
     return "computing" if status.state is ClusterState.TRAINING else "here"
 

@@ -23,6 +23,8 @@ MAX_INDEX = (1 << 31) - 1
 MAX_SHARDS = 10_000
 # In seconds: what a chief grants, and what a process can wait.
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 1e9
+# Of a participant that is live. Heartbeats come at a third of the lease: at the default every 3.3 s.
+_SILENT_S = 5.0
 
 
 class ParticipantKind(enum.Enum):
@@ -479,6 +481,11 @@ class ParticipantStatus:
     failure: str
     transport: str = ""
     traffic: WorkerTraffic | None = None
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether nothing has been heard of it for longer than heartbeats take at the default lease; it may compute all the same."""
+        return self.state == "live" and self.seen_ago_s >= _SILENT_S
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -278,6 +278,8 @@ def _state_text(one: ParticipantStatus, status: ClusterStatus) -> str:
         return f"left with a failure: {one.failure}" if one.failure else "left"
     if one.is_waiting:
         return "waits for the step"
+    if one.is_silent:
+        return "silent"
     return "at work" if status.state is ClusterState.TRAINING else "here"
 
 

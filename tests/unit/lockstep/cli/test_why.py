@@ -35,6 +35,11 @@ def test_the_step_what_is_missing_who_was_seen_when_and_what_happens_next_are_to
     assert "next: as soon as what is missing has come" in "\n".join(lines)
 
 
+def test_a_worker_that_misses_a_heartbeat_is_not_said_to_be_at_work() -> None:
+    text = why_text(dataclasses.replace(STATUS, participants=(worker_status(0), worker_status(1, seen_ago_s=9.8))))
+    assert "  worker 1: silent, last seen 9.8 s ago" in text and "  worker 0: at work, last seen" in text
+
+
 def test_with_a_living_quorum_it_is_told_that_the_step_will_need_fewer() -> None:
     assert "when a lease ends, the step needs a contribution less, 1 at least" in why_text(dataclasses.replace(STATUS, min_replicas=1))
 
