@@ -9,7 +9,7 @@ A field and its namesake are compiled by the dataclass's annotation:
 - a dataclass is a message: required, unless it may be None or has a default, which is left out as well. A fixed tuple is the message whose
   fields are its elements in order.
 - an enum goes by the names of its members; 0 is what was left out: None, the default, or a fault.
-- seconds (`…_s`) are a Duration, and a PsError is a CallError. Those of `max_wait` are 20 at most.
+- seconds (`…_s`) are a Duration of at most MAX_DURATION_S, and a PsError is a CallError. Those of `max_wait` are 20 at most.
 
 Each error names the place of the fault, for example "variables[3]: policy.name: got 9".
 """
@@ -40,6 +40,8 @@ Decoded = TypeVar("Decoded")
 Choice = TypeVar("Choice", bound=enum.Enum)
 
 _PLAIN = (int, float, str, bool, bytes)
+# What a Duration may be, by its own definition: ten thousand years. A message can hold more, and then no sum of them can be encoded.
+MAX_DURATION_S = 315_576_000_000
 _MISSING = dataclasses.MISSING
 
 
@@ -134,9 +136,12 @@ def write_max_wait(seconds: float, duration: Duration) -> None:
     duration.seconds, duration.nanos = divmod(max(0, round(min(seconds, MAX_WAIT_SLICE_S) * 1e9)), 1_000_000_000)
 
 
-def decode_duration(duration: Duration) -> float:
-    """Returns seconds; 0 if the duration was left out."""
-    return duration.seconds + duration.nanos / 1e9
+def decode_duration(duration: Duration, *, field: str) -> float:
+    """Returns seconds; 0 if the duration was left out. Raises MalformedMessage for one that is negative, or longer than MAX_DURATION_S."""
+    if not (0 <= duration.seconds < MAX_DURATION_S and 0 <= duration.nanos < 1_000_000_000):
+        got = f"{duration.seconds} s and {duration.nanos} ns"
+        raise MalformedMessage(f"{field}: got {got}, want 0 to {MAX_DURATION_S} s, and less than a second of ns")
+    return _seconds_of(duration)
 
 
 def encode_max_wait(seconds: float) -> Duration:
@@ -146,7 +151,11 @@ def encode_max_wait(seconds: float) -> Duration:
 
 def decode_max_wait(duration: Duration) -> float:
     """Returns how many seconds a call may block, never more than 20."""
-    return min(max(0.0, decode_duration(duration)), MAX_WAIT_SLICE_S)
+    return min(max(0.0, _seconds_of(duration)), MAX_WAIT_SLICE_S)
+
+
+def _seconds_of(duration: Duration) -> float:
+    return duration.seconds + duration.nanos / 1e9
 
 
 def compile_pair(pair: Pair, coder_of: Callable[[type], Coder]) -> Coder:
@@ -284,8 +293,8 @@ def _field(
             lambda values: {key: coder.encode(value) for key, value in values.items()},
             lambda message: {key: coder.decode(value) for key, value in sorted(get(message).items())},
         )
-    coder = _single(descriptor, hint, coder_of)
-    if coder in (_SECONDS, _MAX_WAIT) and not is_optional and default is _MISSING:
+    coder = _single(descriptor, hint, label, coder_of)
+    if _is_duration(descriptor) and not is_optional and default is _MISSING:
         # Seconds that were left out are none.
         return coder.encode, _read(name, coder.decode)
     encode, decode = coder.encode, coder.decode
@@ -308,14 +317,18 @@ def _field(
     return encode, read
 
 
-def _single(descriptor: FieldDescriptor, hint: Any, coder_of: Callable[[type], Coder]) -> Coder:
+def _single(descriptor: FieldDescriptor, hint: Any, label: str, coder_of: Callable[[type], Coder]) -> Coder:
     if descriptor.message_type is None:
         return _SAME
-    if hint is float and descriptor.message_type.full_name == Duration.DESCRIPTOR.full_name:
-        return _MAX_WAIT if descriptor.name == "max_wait" else _SECONDS
+    if _is_duration(descriptor):
+        return _MAX_WAIT if descriptor.name == "max_wait" else Coder(encode_duration, functools.partial(decode_duration, field=label))
     if hint is PsError:
         return _ERROR
     return coder_of(hint)
+
+
+def _is_duration(descriptor: FieldDescriptor) -> bool:
+    return descriptor.message_type is not None and descriptor.message_type.full_name == Duration.DESCRIPTOR.full_name
 
 
 def _tuple(descriptor: FieldDescriptor, arguments: tuple[Any, ...], coder_of: Callable[[type], Coder]) -> tuple[Encode | None, Decode]:
@@ -406,6 +419,5 @@ def _as_it_is(value: Any) -> Any:
 
 
 _SAME = Coder(_as_it_is, _as_it_is)
-_SECONDS = Coder(encode_duration, decode_duration)
 _MAX_WAIT = Coder(encode_max_wait, decode_max_wait)
 _ERROR = Coder(encode_call_error, decode_call_error)

@@ -97,7 +97,7 @@ def check_register_request(message: chief_service_pb2.RegisterWorkerRequest) -> 
 def check_registration(message: chief_service_pb2.RegisterWorkerResponse) -> None:
     """Raises MalformedMessage unless a participant can live by what it got: it opens a connection to each address, and keeps the lease."""
     participant, addresses = message.participant, message.shard_addresses
-    lease_s = decode_duration(message.lease)
+    lease_s = decode_duration(message.lease, field="lease")
     if not MIN_LEASE_S <= lease_s <= MAX_LEASE_S:
         raise MalformedMessage(f"registration: a lease of {lease_s:g} s, want {MIN_LEASE_S:g} to {MAX_LEASE_S:g}")
     if not 1 <= len(addresses) <= MAX_SHARDS or len(message.standby_addresses) not in (0, len(addresses)):

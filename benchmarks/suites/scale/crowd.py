@@ -66,7 +66,7 @@ class CrowdWorker:
         answer = await self._calls.register(codec.encode(request))
         self.participant = codec.decode(Registration, answer).participant
         self._step = answer.global_step
-        self._heart = asyncio.get_running_loop().create_task(self._beat(decode_duration(answer.lease) / 3))
+        self._heart = asyncio.get_running_loop().create_task(self._beat(decode_duration(answer.lease, field="lease") / 3))
         return tuple(answer.shard_addresses)
 
     async def push(self, shard: Any, header: Any, gradient: Segments) -> None:

@@ -5,18 +5,20 @@ import enum
 from typing import Any
 
 import pytest
+from google.protobuf.duration_pb2 import Duration
 
 from ps_protocol import errors
+from ps_protocol.errors import MalformedMessage
 from ps_protocol.model import policy
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import ConstraintKind, DataType, InitializerKind, SparseMean, VariableSpec
 from ps_protocol.roles import chief, contribution, identity, shard
-from ps_protocol.roles.chief import CommitResult, GetModelRequest, Participant
+from ps_protocol.roles.chief import CommitResult, GetModelRequest, Participant, WorkerTraffic
 from ps_protocol.roles.shard import ApplyRequest, ShardSpec
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import codec
-from ps_protocol.wire.fields import decode_duration, encode_duration
+from ps_protocol.wire.fields import MAX_DURATION_S, decode_duration, encode_duration
 from tests.wire.codecs.examples import ADAM, SPEC, STATISTIC, VALUES, WORKER
 
 
@@ -59,11 +61,26 @@ def test_data_types_have_the_names_of_the_proto() -> None:
 
 @pytest.mark.parametrize("seconds", [0.0, 1e-9, 0.1, 1.0, 20.5, 1e6])
 def test_seconds_survive_to_the_nanosecond(seconds: float) -> None:
-    assert decode_duration(encode_duration(seconds)) == pytest.approx(seconds, abs=1e-9)
+    assert decode_duration(encode_duration(seconds), field="age") == pytest.approx(seconds, abs=1e-9)
 
 
 def test_negative_seconds_count_as_none() -> None:
-    assert decode_duration(encode_duration(-1.0)) == 0
+    assert decode_duration(encode_duration(-1.0), field="age") == 0
+
+
+@pytest.mark.parametrize(
+    ("seconds", "nanos"),
+    [((1 << 63) - 1, 0), (MAX_DURATION_S, 0), (-1, 0), (-(1 << 63), 0), (0, -1), (0, 1_000_000_000), (1, -(1 << 31))],
+)
+def test_seconds_that_could_not_be_passed_on_are_refused(seconds: int, nanos: int) -> None:
+    message = chief_service_pb2.WorkerTraffic(reading=Duration(seconds=seconds, nanos=nanos))
+    with pytest.raises(MalformedMessage, match=f"^reading: got {seconds} s and {nanos} ns, want 0 to"):
+        codec.decode(WorkerTraffic, message)
+
+
+def test_seconds_that_are_taken_can_be_passed_on() -> None:
+    message = chief_service_pb2.WorkerTraffic(reading=Duration(seconds=MAX_DURATION_S - 1, nanos=999_999_999))
+    assert codec.encode(codec.decode(WorkerTraffic, message)).reading.seconds >= MAX_DURATION_S - 1
 
 
 @pytest.mark.parametrize(("max_wait_s", "expected"), [(0.0, 0.0), (2.5, 2.5), (20.0, 20.0), (1e9, 20.0), (-1.0, 0.0)])
