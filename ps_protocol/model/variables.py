@@ -157,6 +157,8 @@ MAX_NAME_BYTES = 256
 MAX_RANK = 32
 MAX_VARIABLES = 100_000
 MAX_TENSOR_BYTES = 1 << 36
+# The product of all extents that are not 0. Of elements of eight bytes NumPy can have no array with more than twice as many.
+MAX_EXTENTS = 1 << 59
 
 
 class DataType(enum.Enum):
@@ -316,7 +318,7 @@ def check_shape(shape: tuple[int, ...], *, name: str) -> None:
         if extent < 0:
             raise InvalidSpec(f"variable {name!r}: shape[{axis}] = {extent}, want >= 0")
     # NumPy multiplies the extents that are not zero, so a zero elsewhere does not excuse a product that no array can have.
-    if math.prod(extent for extent in shape if extent) > (1 << 62):
+    if math.prod(extent for extent in shape if extent) > MAX_EXTENTS:
         raise InvalidSpec(f"variable {name!r}: shape {shape} is too large")
 
 

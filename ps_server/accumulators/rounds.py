@@ -5,14 +5,15 @@ float32, since their own sums stop growing early; a taking that fails changes no
 the same index summed, for which the original is only right if the sender has done so.
 """
 
+import math
 from collections import deque
 from typing import Protocol
 
 import numpy as np
 
-from ps_protocol.errors import IndexOutOfRange, InvalidSpec, ShapeMismatch
+from ps_protocol.errors import IndexOutOfRange, InvalidSpec, LimitExceeded, ShapeMismatch
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.variables import Array, SparseMean
+from ps_protocol.model.variables import MAX_EXTENTS, Array, SparseMean
 from ps_protocol.roles.accumulators import UNKNOWN, AccumulatorSpec, Reduction, Taken, check_num_required, check_step
 from ps_server.numbers.tables import RowGradient, in_order
 
@@ -217,6 +218,10 @@ class SparseSum:
                 raise ShapeMismatch(f"{what}: gradient of a whole of shape {dense_shape}, want {shape_text(declared)}")
             if not _begins_with(shape[1:], declared[1:]):
                 raise ShapeMismatch(f"{what}: rows of shape {shape[1:]}, want {shape_text(declared[1:])}")
+        held = 0 if self._indices is None else len(self._indices)
+        if (held + num_indices) * math.prod(extent for extent in shape[1:] if extent) > MAX_EXTENTS:
+            # Without elements they take no memory, and yet there is no such array.
+            raise LimitExceeded(f"{what}: {held + num_indices} rows of shape {shape[1:]} are too large")
         if self._rows is not None and self._rows.shape[1:] != shape[1:]:
             raise ShapeMismatch(f"{what}: rows of shape {shape[1:]}, but those of this round have {self._rows.shape[1:]}; take them first")
 

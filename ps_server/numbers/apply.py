@@ -368,6 +368,9 @@ EPSILON = 1e-7
 
 def constrain(value: Array, constraint: Constraint) -> None:
     """Changes `value`, which has the variable's shape and type, in place so that it satisfies the constraint."""
+    if not value.size:
+        # It takes no memory, but its norms over axis 0 would.
+        return
     if value.dtype.itemsize == 2:
         precise = value.astype(np.float32)
         constrain(precise, constraint)

@@ -101,6 +101,9 @@ _INITIAL_BLOCK_ELEMENTS = 1 << 16
 
 def fill_table(values: Array, piece: VariableSlice, initializer: Initializer) -> None:
     """Fills `values` (rows of `piece`, two-dimensional) with first values. Takes about 10 ns an element."""
+    if not values.size:
+        # Rows without elements take no memory: there may be more of them than anything could go through.
+        return
     if initializer.kind is InitializerKind.CONSTANT:
         values.fill(initializer.low)
     else:

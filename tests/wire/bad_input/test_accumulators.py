@@ -11,7 +11,7 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 
 from ps_protocol.errors import Cancelled, ShuttingDown, Unavailable
-from ps_protocol.model.variables import DataType
+from ps_protocol.model.variables import MAX_EXTENTS, DataType
 from ps_protocol.roles.accumulators import AccumulatorSpec, TakeRequest
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION
@@ -30,7 +30,10 @@ INVALID = CODE.INVALID_ARGUMENT
 
 @dataclass
 class Server:
-    """A parameter server with a dense accumulator "d" of shape (2,) and a sparse one "s" of shape (4, 1), both float32."""
+    """A parameter server with a dense accumulator "d" of shape (2,) and a sparse one "s" of shape (4, 1), both float32.
+
+    Gradients of "e", of shape (?, 0), have no elements.
+    """
 
     raw: RawShard
     client: GrpcAccumulators
@@ -60,6 +63,7 @@ def server() -> Iterator[Server]:
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
         with contextlib.closing(GrpcAccumulators(running.address)) as client:
             client.create(AccumulatorSpec(name="d", data_type=DataType.FLOAT32, shape=(2,)))
+            client.create(AccumulatorSpec(name="e", data_type=DataType.FLOAT64, shape=(-1, 0)))
             client.create(AccumulatorSpec(name="s", data_type=DataType.FLOAT32, shape=(4, 1), is_sparse=True))
             yield Server(raw, client, running.address)
 
@@ -82,11 +86,12 @@ ROWS: list[tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]] =
     ("gap between frames", lambda s: s.apply(frame(0, bytes(2)), frame(4, bytes(4))), INVALID, "FRAME_OUT_OF_ORDER", "expected 2"),
     ("wrong shape", lambda s: s.apply(frame(0, bytes(12)), shape=[3]), INVALID, "SHAPE_MISMATCH", "want (2,)"),
     ("negative extent of a gradient", lambda s: s.apply(shape=[-2]), INVALID, "INVALID_SPEC", "shape[0] = -2"),
+    ("no array has this shape", lambda s: s.apply(name="e", shape=[1 << 62, 0]), INVALID, "INVALID_SPEC", "is too large"),
     ("negative step", lambda s: s.apply(WHOLE, local_step=-1), INVALID, "INVALID_SPEC", "local_step"),
     ("nameless client", lambda s: s.apply(WHOLE, client=0), INVALID, "INVALID_SPEC", "client 0"),
     ("rows for a dense one", lambda s: s.apply(frame(0, bytes(24)), num_indices=2), INVALID, "INVALID_SPEC", "takes dense gradients"),
     ("no rows for a sparse one", lambda s: s.apply(WHOLE, name="s"), INVALID, "SHAPE_MISMATCH", "0 indices, 2 rows"),
-    ("absurd number of indices", lambda s: s.apply(name="s", num_indices=1 << 62, shape=[1 << 61, 1]), INVALID, "SHAPE_MISMATCH", ""),
+    ("absurd number of indices", lambda s: s.apply(name="s", num_indices=1 << 62, shape=[1 << 58, 1]), INVALID, "SHAPE_MISMATCH", ""),
     (
         "more than any memory",
         lambda s: s.apply(name="s", num_indices=1 << 40, shape=[1 << 40, 1]),
@@ -106,6 +111,23 @@ ROWS: list[tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]] =
     ("unknown accumulator", lambda s: s.take(name="nobody"), CODE.NOT_FOUND, "ACCUMULATOR_NOT_FOUND", "'nobody'"),
     ("other specification", lambda s: s.create(name="d"), CODE.ALREADY_EXISTS, "ACCUMULATOR_EXISTS", "its shape is (2,)"),
 ]
+
+
+def test_rows_without_elements_may_not_become_more_than_an_array_can_have(server: Server) -> None:
+    server.client.create(AccumulatorSpec(name="w", data_type=DataType.FLOAT64, is_sparse=True))
+    largest = [MAX_EXTENTS, 0]
+
+    def one_row(index: int, sequence: int) -> Outcome:
+        content = frame(0, index.to_bytes(8, "little"))
+        return server.apply(content, name="w", sequence=sequence, num_indices=1, shape=[1, *largest], local_step=1)
+
+    assert one_row(0, 1).code is CODE.OK
+    refused = one_row(1, 2)
+    assert (refused.code, refused.reason) == (CODE.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED")
+    assert server.count("w") == 1
+    taken = server.client.take_gradient(TakeRequest(name="w", client=1, sequence=1, num_required=1, max_wait_s=0.0))
+    assert taken.values is not None
+    assert taken.values.shape == (1, *largest)
 
 
 @pytest.mark.parametrize(("call", "code", "reason", "text"), [row[1:] for row in ROWS], ids=[row[0] for row in ROWS])

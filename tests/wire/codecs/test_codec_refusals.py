@@ -61,6 +61,12 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
         errors.InvalidSpec,
         "'w': dtype 0 unknown; want one of float32, float64, float16, bfloat16",
     ),
+    (
+        VariableSpec,
+        tensor_pb2.VariableSpec(name="w", data_type=tensor_pb2.DATA_TYPE_FLOAT32, shape=[1 << 62, 0]),
+        errors.InvalidSpec,
+        r"variable 'w': shape \(4611686018427387904, 0\) is too large",
+    ),
     (VariableSpec, tensor_pb2.VariableSpec.FromString(b"\x0a\x01w\x10\x63"), errors.InvalidSpec, "dtype 99 unknown"),
     (
         ShardSpec,

@@ -69,6 +69,13 @@ def test_variable_without_elements_satisfies_everything() -> None:
         constrain(np.zeros((0, 3), np.float32), constraint)
 
 
+@pytest.mark.parametrize("constraint", [MAX_NORM, UNIT_NORM])
+def test_a_variable_without_elements_takes_no_memory_for_its_norms(constraint: Constraint) -> None:
+    value = np.zeros((0, 1 << 40))
+    constrain(value, constraint)
+    assert value.shape == (0, 1 << 40)
+
+
 def test_a_formula_takes_a_few_blocks_of_memory_however_large_the_variable_is() -> None:
     text = "a = exp(v); b = sqrt(a); c = a * b + abs(v); v = where(v > 0, a + b + c, a - b - c) / norm(c)"
     constraint, value = Constraint(kind=ConstraintKind.FORMULA, formula=text), np.ones(8 << 20, np.float32)

@@ -184,6 +184,12 @@ def _filled(
     return values
 
 
+@pytest.mark.parametrize("initializer", [NORMAL, UNIFORM, CONSTANT])
+def test_rows_without_elements_are_filled_at_once_however_many_there_are(initializer: Initializer) -> None:
+    spec = VariableSpec(name="emb", data_type=DataType.FLOAT32, shape=(1 << 58, 0), is_sparse=True, initializer=initializer)
+    fill_table(np.empty((1 << 58, 0), np.float32), VariableSlice(variable=spec, start=0, stop=1 << 58), initializer)
+
+
 @pytest.mark.parametrize("data_type", [DataType.FLOAT32, DataType.FLOAT64, DataType.FLOAT16])
 def test_values_have_the_distribution_asked_for(data_type: DataType) -> None:
     normal, uniform = (_filled(kind, data_type=data_type).astype(np.float64) for kind in (NORMAL, UNIFORM))
