@@ -10,6 +10,7 @@ import keyword
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
@@ -251,6 +252,7 @@ INITIAL_HYPERPARAMETERS = frozenset(
     {"initial_accumulator_value", "initial_gradient_squared_accumulator_value", "centered", "lazy", "amsgrad"}
 )
 
+MAX_BOUNDARIES = 1_000
 # Schedule -> names of its scalar arguments that must be given, and of those that may be, with defaults.
 SCHEDULES: dict[str, tuple[tuple[str, ...], dict[str, float]]] = {
     "constant": (("value",), {}),
@@ -292,13 +294,19 @@ class Schedule:
             if self.boundaries or self.values:
                 raise InvalidSpec(f"schedule {self.name!r} takes no boundaries and no values")
             return
-        if len(self.values) != len(self.boundaries) + 1:
-            count = len(self.boundaries)
+        count = len(self.boundaries)
+        if count > MAX_BOUNDARIES:
+            # They travel with each record that parameter servers keep of a step.
+            raise InvalidSpec(f"schedule 'piecewise_constant': {count} boundaries, want at most {MAX_BOUNDARIES}; use another schedule")
+        if len(self.values) != count + 1:
             raise InvalidSpec(f"schedule 'piecewise_constant': {count} boundaries want {count + 1} values, got {len(self.values)}")
         for value in (*self.boundaries, *self.values):
             _check_number("schedule 'piecewise_constant': a boundary or value", value)
-        if list(self.boundaries) != sorted(self.boundaries):
-            raise InvalidSpec(f"schedule 'piecewise_constant': boundaries {self.boundaries} do not ascend; sort them, with their values")
+        for before, after in pairwise(self.boundaries):
+            if before > after:
+                raise InvalidSpec(
+                    f"schedule 'piecewise_constant': boundaries do not ascend: {after:g} after {before:g}; sort them, with their values"
+                )
 
     def argument(self, name: str) -> float:
         """Returns an argument, or its default."""

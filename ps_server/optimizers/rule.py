@@ -3,6 +3,7 @@
 Several variables share a rule, dense ones and tables; each step begins it once, applies it to any number of blocks, and advances it once.
 """
 
+from bisect import bisect_left
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -37,7 +38,7 @@ def _constant(schedule: Schedule, step: np.float64) -> float:
 
 def _piecewise_constant(schedule: Schedule, step: np.float64) -> float:
     # A boundary itself still belongs to the piece before it.
-    return schedule.values[int(np.searchsorted(np.array(schedule.boundaries), step, side="left"))]
+    return schedule.values[bisect_left(schedule.boundaries, float(step))]
 
 
 def _exponential_decay(schedule: Schedule, step: np.float64) -> float:

@@ -46,7 +46,7 @@ def cosine_decay(initial: float, decay_steps: float, alpha: float = 0.0) -> Sche
 def piecewise_constant(boundaries: Sequence[float], values: Sequence[float]) -> Schedule:
     """Returns the rate `values[i]` up to and with step `boundaries[i]`, and the last value after the last boundary.
 
-    `boundaries` are steps and must ascend; there is one value more than boundaries. Raises InvalidSpec otherwise.
+    `boundaries` are steps and must ascend, 1,000 of them at most; there is one value more than boundaries. Raises InvalidSpec otherwise.
     """
     return Schedule(
         name="piecewise_constant",

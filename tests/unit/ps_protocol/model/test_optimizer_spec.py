@@ -88,7 +88,11 @@ def test_schedule_arguments_have_defaults() -> None:
         ({"name": "polynomial_decay", "arguments": {"initial": 1, "decay_steps": 1, "power": -1}}, "power = -1, want >= 0"),
         ({"name": "polynomial_decay", "arguments": {"initial": 1, "decay_steps": 1, "cycle": 2}}, "cycle = 2, want 0 or 1"),
         ({"name": "piecewise_constant", "boundaries": (1.0,), "values": (1.0,)}, "1 boundaries want 2 values, got 1"),
-        ({"name": "piecewise_constant", "boundaries": (2.0, 1.0), "values": (1.0,) * 3}, "do not ascend"),
+        ({"name": "piecewise_constant", "boundaries": (2.0, 1.0), "values": (1.0,) * 3}, "do not ascend: 1 after 2"),
+        (
+            {"name": "piecewise_constant", "boundaries": tuple(range(1_001)), "values": (1.0,) * 1_002},
+            "1001 boundaries, want at most 1000",
+        ),
         ({"name": "piecewise_constant", "boundaries": (float("nan"),), "values": (1.0,) * 2}, "want a finite number"),
     ],
 )

@@ -34,6 +34,11 @@ def test_rate_is_that_of_the_step_begun() -> None:
     assert _apply(rule, one, one)[0] == 0.75
 
 
+def test_a_piece_ends_with_its_boundary_and_the_first_of_equal_boundaries_has_no_steps_of_its_own() -> None:
+    pieces = Schedule(name="piecewise_constant", boundaries=(2.0, 2.5, 2.5, 4), values=(1.0, 2.0, 3.0, 4.0, 5.0))
+    assert [learning_rate(pieces, step=step) for step in range(6)] == [1.0, 1.0, 1.0, 4.0, 4.0, 5.0]
+
+
 def test_scalars_are_float32_numbers_as_in_the_original_also_for_float64() -> None:
     rule = UpdateRule(_spec("sgd", 0.1))
     rule.begin(0)
