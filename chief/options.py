@@ -4,7 +4,7 @@ import dataclasses
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.policy import PolicySpec, TokenMode
+from ps_protocol.model.policy import MANY_STEPS_OF_TOKENS, MANY_TOKENS, PolicySpec, TokenMode
 from ps_protocol.process import options
 from ps_protocol.roles.checkpoint import Durability, check_tag
 from ps_protocol.roles.chief import DEFAULT_POLICY, MAX_LEASE_S, MIN_LEASE_S
@@ -67,13 +67,34 @@ class CoordinationConfig:
         _check_count("min_replicas", self.min_replicas, limit=MAX_PARTICIPANTS)
         if isinstance(self.lease_s, bool) or not isinstance(self.lease_s, (int, float)) or not MIN_LEASE_S <= self.lease_s <= MAX_LEASE_S:
             raise InvalidSpec(f"lease: got {self.lease_s!r} s, want {MIN_LEASE_S:g} to {MAX_LEASE_S:g} s")
+        self._check_tokens()
+
+    def _check_tokens(self) -> None:
         num_tokens, num_needed = self.policy.num_tokens, self.num_extras
-        if self.policy.tokens is TokenMode.FIFO and num_tokens >= 0 and num_tokens < num_needed:
+        if self.policy.tokens is not TokenMode.FIFO or num_tokens < 0:
+            return
+        if num_tokens < num_needed:
             raise InvalidSpec(f"Too few tokens to finish the first step: {num_tokens} (given) vs {num_needed} (needed)")
+        most = MANY_TOKENS + MANY_STEPS_OF_TOKENS * self.tokens_per_step
+        if num_tokens > most:
+            raise InvalidSpec(
+                f"num_tokens: got {num_tokens}, want at most {most} where a step queues {self.tokens_per_step}:"
+                " each one beyond the first step's gives a gradient that is dropped"
+            )
 
     def with_policy(self, policy: PolicySpec) -> "CoordinationConfig":
         """Returns the same with another policy. Raises InvalidSpec if the two do not go together."""
         return dataclasses.replace(self, policy=policy)
+
+    def with_former_policy(self, policy: PolicySpec) -> "CoordinationConfig":
+        """Returns the same with a policy that an earlier chief has left, perhaps one with other options.
+
+        Initial tokens that do not go with these are as many as R: the training that they were for has begun.
+        """
+        try:
+            return self.with_policy(policy)
+        except InvalidSpec:
+            return self.with_policy(dataclasses.replace(policy, num_tokens=-1))
 
     @property
     def num_workers(self) -> int | None:

@@ -540,7 +540,6 @@ class Recovery:
             differences = own.differences(model)
             return f"it is of another model: {listed(differences, limit=3, separator='; ')}" if differences else ""
         try:
-            self._config.with_policy(checkpoint.record.policy)
             self._model.check_placeable(model)
         except PsError as error:
             return error.message
@@ -607,7 +606,7 @@ class Recovery:
         record, names = stage.record, self._servers.names
         # At once: a record may have to be kept for the data that is leased while the model is unknown.
         self._versions.skip_to(max((adoption.record_version for adoption in adoptions if adoption is not None), default=0))
-        policy = new_policy(self._config if record is None else self._config.with_policy(record.policy))
+        policy = new_policy(self._config if record is None else self._config.with_former_policy(record.policy))
         found = resumption(adoptions, names=names, has_steps=not policy.spec.applies_on_arrival)
         if isinstance(found, str):
             return found

@@ -166,10 +166,23 @@ def _explain_step(situation: Situation, now: float) -> str:
     parts = [
         f"{outage}step {policy.step} has {policy.num_contributions} of {policy.num_required} contributions",
         "" if outage else _explain_idle(situation),
+        _explain_old_tokens(policy),
         f"missing: {listed(missing)}" if missing else "",
         "" if outage else _advice(situation),
     ]
     return "; ".join(part for part in parts if part)
+
+
+def _explain_old_tokens(policy: Policy) -> str:
+    """Says that workers go through tokens of steps gone by; empty if there are none."""
+    number = policy.num_old_tokens
+    if not number:
+        return ""
+    what = "1 token of an earlier step comes" if number == 1 else f"{number} tokens of earlier steps come"
+    return (
+        f"{what} first out of the fifo queue, and the gradients computed with them are dropped, as in SyncReplicasOptimizer;"
+        " strict tokens drop none"
+    )
 
 
 def _explain_free_step(situation: Situation, now: float) -> str:

@@ -70,6 +70,10 @@ class Policy(Protocol):
         """Tokens that any worker may still take to contribute to the open step once more."""
 
     @property
+    def num_old_tokens(self) -> int:
+        """Tokens of steps gone by, which workers get before those of the open step; gradients computed with them are dropped."""
+
+    @property
     def is_complete(self) -> bool:
         """Whether the next step has all its contributions, and shall be applied."""
 

@@ -7,6 +7,15 @@ their asking, for any worker, so an old one may be handed out, and the gradients
 from collections import deque
 
 from chief.policies.base import Grant
+from ps_protocol.model.light_dataclass import light_dataclass
+
+
+@light_dataclass(slots=True)
+class _Run:
+    """Tokens of one step, one behind the other in the queue."""
+
+    step: int
+    count: int
 
 
 class FifoTokens:
@@ -16,11 +25,13 @@ class FifoTokens:
     """
 
     advice_to_all_waiting = "all live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
+    num_old = 0
     num_free = 0  # tokens are of no worker and, if they are old, of no use: none is leave to contribute to the open step
 
     def __init__(self, *, tokens_per_step: int, num_tokens: int, step: int = 0) -> None:
         self._tokens_per_step = tokens_per_step
-        self._tokens = deque([step] * num_tokens)
+        self._step = step
+        self._tokens = deque([_Run(step, num_tokens)] if num_tokens else [])  # oldest first
         self._wishes: dict[int, int] = {}  # worker -> request id, in order of their asking
         self._granted: dict[int, tuple[int, int]] = {}  # worker -> request id and token of its latest
 
@@ -66,14 +77,20 @@ class FifoTokens:
 
     def open_step(self, step: int) -> list[Grant]:
         """Puts the tokens of the next step in."""
-        self._tokens.extend([step] * self._tokens_per_step)
+        if self._tokens and self._tokens[-1].step == self._step:
+            self.num_old += self._tokens[-1].count
+        self._tokens.append(_Run(step, self._tokens_per_step))
+        self._step = step
         return self._hand_out()
 
     def _hand_out(self) -> list[Grant]:
         grants = []
         while self._tokens and self._wishes:
-            worker = next(iter(self._wishes))
-            request_id, token = self._wishes.pop(worker), self._tokens.popleft()
-            self._granted[worker] = request_id, token
-            grants.append(Grant(worker, token))
+            worker, run = next(iter(self._wishes)), self._tokens[0]
+            self._granted[worker] = self._wishes.pop(worker), run.step
+            grants.append(Grant(worker, run.step))
+            self.num_old -= run.step < self._step
+            run.count -= 1
+            if not run.count:
+                self._tokens.popleft()
         return grants

@@ -30,6 +30,7 @@ class OrderedPolicy:
 
     num_required = 1
     num_free_tokens = 0
+    num_old_tokens = 0
     has_common_steps = False
     advice_to_all_waiting = ""
 

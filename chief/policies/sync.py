@@ -18,10 +18,11 @@ from ps_protocol.roles.contribution import PushId
 class TokenRule(Protocol):
     """Which worker may contribute to the open step, and when one that waits goes on. `is_open`: the step takes more contributions.
 
-    `advice_to_all_waiting`, `num_free`: see `Policy`, where the latter is `num_free_tokens`.
+    `advice_to_all_waiting`, `num_free`, `num_old`: see `Policy`, where the latter are `num_free_tokens` and `num_old_tokens`.
     """
 
     advice_to_all_waiting: str
+    num_old: int
     num_free: int
 
     def may_contribute(self, worker: int, *, is_open: bool) -> bool:
@@ -84,6 +85,11 @@ class SyncPolicy:
     def num_free_tokens(self) -> int:
         """Tokens of the open step that are not handed out."""
         return self._tokens.num_free
+
+    @property
+    def num_old_tokens(self) -> int:
+        """Tokens of steps gone by, which are handed out first."""
+        return self._tokens.num_old
 
     @property
     def is_complete(self) -> bool:
@@ -188,6 +194,7 @@ class StrictTokens:
     """
 
     advice_to_all_waiting = ""
+    num_old = 0
 
     def __init__(self, *, num_extras: int = 0, step: int = 0, contributed: Iterable[int] = ()) -> None:
         self.num_free = num_extras

@@ -13,6 +13,7 @@ class UnlockedPolicy:
 
     num_required = 1
     num_free_tokens = 0
+    num_old_tokens = 0
     has_common_steps = False
     advice_to_all_waiting = ""
     num_contributions = 0

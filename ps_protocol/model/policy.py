@@ -9,6 +9,10 @@ from ps_protocol.model.light_dataclass import light_dataclass
 
 MAX_STALENESS = 1 << 31
 MAX_REPLICAS = 100_000
+# Initial tokens of the fifo queue: those beyond the first step's only give gradients that are dropped. Each chief knows how many its steps
+# have; no cluster has more than the other number.
+MANY_TOKENS, MANY_STEPS_OF_TOKENS = 1_000, 10
+MAX_TOKENS = MANY_TOKENS + MANY_STEPS_OF_TOKENS * MAX_REPLICAS
 
 
 class PolicyName(enum.Enum):
@@ -66,8 +70,8 @@ class PolicySpec:
             raise InvalidSpec(f"staleness: got {self.staleness}, want 0 to {MAX_STALENESS}")
         if self.max_staleness is not None and not 0 <= self.max_staleness <= MAX_STALENESS:
             raise InvalidSpec(f"max_staleness: got {self.max_staleness}, want 0 to {MAX_STALENESS}, or None for any")
-        if not -1 <= self.num_tokens <= MAX_STALENESS:
-            raise InvalidSpec(f"num_tokens: got {self.num_tokens}, want -1 (as many as replicas_to_aggregate) or more")
+        if not -1 <= self.num_tokens <= MAX_TOKENS:
+            raise InvalidSpec(f"num_tokens: got {self.num_tokens}, want -1 (as many as replicas_to_aggregate) to {MAX_TOKENS}")
         self._check_combination()
 
     def _check_kinds(self) -> None:

@@ -15,7 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.policy import KINDS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
+from ps_protocol.model.policy import KINDS, MAX_TOKENS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
 from ps_protocol.security.options import Security
 
 T = TypeVar("T")
@@ -468,9 +468,10 @@ TOKENS: Option[TokenMode] = Option(
 )
 NUM_TOKENS = Option(
     name="num-tokens",
-    parse=_whole(least=-1),
+    parse=_whole(least=-1, most=MAX_TOKENS),
     default=-1,
-    words="fifo: number of tokens at the start; -1: as many as a step needs contributions",
+    words="fifo: number of tokens at the start; -1: as many as a step needs contributions. Each one beyond those of the first step gives a"
+    " gradient that is dropped, as in SyncReplicasOptimizer",
     programs=_POLICY,
     metavar="N",
     group=POLICY_GROUP,

@@ -22,7 +22,8 @@ def sync_policy(
     """Returns the policy whose steps are means of `replicas_to_aggregate` contributions computed from the step's own variables.
 
     `tokens`: "strict" (a worker goes on when its step is applied) or "fifo" (exactly the token queue of SyncReplicasOptimizer, with
-    `num_tokens` initial tokens; -1: as many as `replicas_to_aggregate`). None leaves what the chief was started with. Raises InvalidSpec.
+    `num_tokens` initial tokens; -1: as many as `replicas_to_aggregate`; each one that the first step does not need gives a gradient that
+    is dropped). None leaves what the chief was started with. Raises InvalidSpec.
     """
     return PolicySpec(
         name=PolicyName.SYNC,

@@ -200,7 +200,7 @@ class Settings:
 
     def take_policy(self, policy: PolicySpec) -> None:
         """Goes on with the policy that an earlier chief, or a checkpoint, has left."""
-        self._config = self._config.with_policy(policy)
+        self._config = self._config.with_former_policy(policy)
 
     def restore(self, record: ChiefRecord, *, version: int) -> None:
         """Goes on with what an earlier chief has left; shards know of settings up to this version, perhaps others."""

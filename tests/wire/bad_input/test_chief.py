@@ -49,6 +49,15 @@ def token(**fields: Any) -> pb.ConverseRequest:
     return pb.ConverseRequest(token=pb.DequeueTokenRequest(**fields))
 
 
+def tokens(number: int) -> pb.ChangeSettingsRequest:
+    policy = pb.PolicySpec(name=pb.PolicySpec.NAME_SYNC, tokens=pb.PolicySpec.TOKENS_FIFO, num_tokens=number)
+    return pb.ChangeSettingsRequest(request_id=10, policy=policy)
+
+
+def pieces(number: int) -> tensor_pb2.LearningRateSchedule:
+    return tensor_pb2.LearningRateSchedule(name="piecewise_constant", boundaries=range(number), values=[0.1] * (number + 1))
+
+
 def model(optimizer: str) -> pb.RegisterModelRequest:
     """A model that is not the cluster's."""
     rate = tensor_pb2.LearningRateSchedule(name="constant", arguments={"value": 0.1})
@@ -97,6 +106,31 @@ BAD_INPUT = [
     ("21 index taken", "RegisterWorker", register(index=1), TAKEN, "WORKER_INDEX_TAKEN", "worker 1 is already running on host-b pid 912"),
     ("22 index too high", "RegisterWorker", register(index=9), RANGE, "WORKER_INDEX_OUT_OF_RANGE", "worker index 9: want 0..2"),
     ("22 index negative", "RegisterWorker", register(index=2**32 - 1), INVALID, "INVALID_SPEC", "worker index: got"),
+    (
+        "seconds beyond all time",
+        "Heartbeat",
+        pb.HeartbeatRequest(participant=participant(), traffic=pb.WorkerTraffic(reading=Duration(seconds=(1 << 63) - 1))),
+        INVALID,
+        "MALFORMED_MESSAGE",
+        "reading: got 9223372036854775807 s and 0 ns, want 0 to",
+    ),
+    ("tokens beyond all use", "ChangeSettings", tokens(1 << 31), INVALID, "INVALID_SPEC", "num_tokens: got 2147483648, want -1"),
+    (
+        "more tokens than steps can use",
+        "ChangeSettings",
+        tokens(50_000),
+        INVALID,
+        "INVALID_SPEC",
+        "num_tokens: got 50000, want at most 1030 where a step queues 3",
+    ),
+    (
+        "a schedule of too many pieces",
+        "ChangeSettings",
+        pb.ChangeSettingsRequest(request_id=11, hyperparameters=pb.HyperparameterChange(learning_rate=pieces(300_000))),
+        INVALID,
+        "INVALID_SPEC",
+        "300000 boundaries, want at most 1000",
+    ),
     ("33 no kind", "RegisterWorker", register(kind=0), INVALID, "MALFORMED_MESSAGE", "kind"),
     (
         "51 step ahead",

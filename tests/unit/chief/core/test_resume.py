@@ -8,7 +8,7 @@ import pytest
 from chief.core import messages as ev
 from chief.options import CheckpointConfig
 from ps_protocol.errors import LeaseExpired, ModelMismatch, NotInitialized, TrainingFailed
-from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, ModelState, PushOutcome, TokenResult
@@ -41,6 +41,15 @@ def test_a_new_chief_goes_on_at_the_shards_step_in_the_same_epoch() -> None:
     calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
     assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
     assert driver.step == 4
+
+
+@pytest.mark.parametrize("num_tokens", [1_020, 0])
+def test_a_new_chief_with_other_options_goes_on_though_the_initial_tokens_do_not_go_with_them(num_tokens: int) -> None:
+    driver, _ = trained()
+    driver.set_policy(PolicySpec(tokens=TokenMode.FIFO, num_tokens=num_tokens))
+    driver.new_chief(total_num_replicas=1, replicas_to_aggregate=1 if num_tokens else 2)
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
+    assert driver.coordinator.status(driver.now).policy == PolicySpec(tokens=TokenMode.FIFO)
 
 
 @pytest.mark.parametrize("ahead", [0, 1])

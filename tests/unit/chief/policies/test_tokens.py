@@ -1,10 +1,13 @@
 """Tokens: the strict ones, and the queue of SyncReplicasOptimizer, habits and all; strict tokens lose nothing."""
 
+import contextlib
+import tracemalloc
 from collections.abc import Iterable
 
 import pytest
 
 from chief.options import CoordinationConfig
+from chief.policies.fifo import FifoTokens
 from chief.policies.sync import StrictTokens, SyncPolicy
 from ps_protocol.errors import InvalidSpec, StepAhead
 from ps_protocol.model.policy import PolicySpec, TokenMode
@@ -269,6 +272,40 @@ def test_too_few_initial_tokens_are_refused_with_the_original_words(r: int, t: i
     policy = PolicySpec(tokens=TokenMode.FIFO, num_tokens=num_tokens)
     with pytest.raises(InvalidSpec, match=rf"Too few tokens to finish the first step: {num_tokens} \(given\) vs {needed} \(needed\)"):
         CoordinationConfig(replicas_to_aggregate=r, total_num_replicas=t, policy=policy)
+
+
+def test_tokens_of_steps_gone_by_are_explained() -> None:
+    driver = cluster(2, 2, num_tokens=10)
+    first, second = driver.train(0, 1)
+    first.push(), second.push()
+    assert driver.step == 1
+    assert first.has_token(first.ask())
+    words = driver.coordinator.explain(driver.now)
+    assert "9 tokens of earlier steps come first out of the fifo queue, and the gradients computed with them are dropped" in words
+    assert "strict tokens drop none" in words
+    for _ in range(9):
+        assert second.has_token(second.ask())
+    assert "earlier step" not in driver.coordinator.explain(driver.now)
+
+
+@pytest.mark.parametrize("number", [1_030, 1_031])
+def test_there_are_at_most_a_thousand_tokens_and_those_of_ten_steps(number: int) -> None:
+    policy = PolicySpec(tokens=TokenMode.FIFO, num_tokens=number)
+    refused = pytest.raises(InvalidSpec, match="num_tokens: got 1031, want at most 1030 where a step queues 3")
+    with refused if number > 1_030 else contextlib.nullcontext():
+        CoordinationConfig(replicas_to_aggregate=2, total_num_replicas=3, policy=policy)
+
+
+def test_a_million_tokens_take_no_more_memory_than_one() -> None:
+    tracemalloc.start()
+    try:
+        tokens = FifoTokens(tokens_per_step=100_000, num_tokens=1_000_000)
+        tokens.open_step(1)
+        assert tracemalloc.get_traced_memory()[1] < 10_000
+    finally:
+        tracemalloc.stop()
+    assert tokens.num_old == 1_000_000
+    assert tokens.ask(0, local_step=0, request_id=1, is_open=True) == 0
 
 
 def test_a_queue_that_all_wait_at_is_explained() -> None:

@@ -33,6 +33,7 @@ def test_a_policy_says_what_it_is(policy: PolicySpec, text: str, reads_latest: b
         ({"name": SSP, "staleness": -1}, "staleness: got -1, want 0"),
         ({"name": SSP, "max_staleness": -1}, "max_staleness: got -1, want 0"),
         ({"num_tokens": -2}, "num_tokens: got -2, want -1"),
+        ({"num_tokens": 1 << 31, "tokens": TokenMode.FIFO}, "num_tokens: got 2147483648, want -1 .* to 1001000"),
         ({"name": ASYNC, "tokens": TokenMode.FIFO}, "tokens: it is for the policy sync, not async"),
         ({"name": SSP, "use_locking": False}, "use_locking: it is for the policy async, not ssp"),
         ({"max_staleness": 1}, "max_staleness: it is for the policy async and ssp, not sync"),
