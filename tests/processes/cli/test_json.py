@@ -44,7 +44,8 @@ def test_commands_that_ask_a_chief(training: tuple[str, Session]) -> None:
     assert (code, found["changes"], found["step"]) == (0, ["learning_rate=0.5"], 0)
     code, found = answer("why", "--chief", address)
     assert (code, found["state"]) == (0, "training")
-    assert answer("finish", "--reason", "enough", "--chief", address) == (0, {"step": 0, "reason": "enough"})
+    ended = {"step": 0, "reason": "enough", "cluster": "lockstep", "chief": address}
+    assert answer("finish", "--reason", "enough", "--chief", address) == (0, ended)
 
 
 def test_commands_that_read_files(tmp_path: Path) -> None:
