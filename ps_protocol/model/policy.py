@@ -9,8 +9,8 @@ from ps_protocol.model.light_dataclass import light_dataclass
 
 MAX_STALENESS = 1 << 31
 MAX_REPLICAS = 100_000
-# Initial tokens of the fifo queue: those beyond the first step's only give gradients that are dropped. Each chief knows how many its steps
-# have; no cluster has more than the other number.
+# Initial tokens of the fifo queue: at most MANY_TOKENS and those of so many steps, which the chief checks, since it knows R and T. Those
+# beyond the first step's only give gradients that are dropped. MAX_TOKENS is the limit of the largest cluster.
 MANY_TOKENS, MANY_STEPS_OF_TOKENS = 1_000, 10
 MAX_TOKENS = MANY_TOKENS + MANY_STEPS_OF_TOKENS * MAX_REPLICAS
 
