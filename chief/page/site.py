@@ -14,6 +14,7 @@ from chief.page.journal import Journal
 from chief.page.recorder import Cluster, MetricsReader, Recorder
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
+from ps_protocol.roles.chief import ClusterStatus
 from ps_protocol.roles.shard import MetricCell
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security.options import Security
@@ -24,6 +25,7 @@ Number = TypeVar("Number", int, float)
 _STATUS = "/ps_protocol.v1.ChiefService/GetClusterStatus"
 # Readers that ask at the same time see the same look.
 _MAX_AGE_S = 0.4
+_SCRAPED_AGE_S = 1.5
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
@@ -67,6 +69,11 @@ class Page:
     def url(self) -> str:
         """Where it serves; empty before `start`."""
         return self._server.url
+
+    @property
+    def status(self) -> ClusterStatus:
+        """The cluster, as it was at most 1.5 s ago; a look a second is taken anyway."""
+        return self._recorder.look(max_age_s=_SCRAPED_AGE_S).status
 
     @property
     def reported(self) -> Sequence[MetricCell]:

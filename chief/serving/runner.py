@@ -171,6 +171,12 @@ class Runner:
         with self._lock:
             return self._coordinator.status(self._clock()), self._coordinator.totals
 
+    @property
+    def totals(self) -> StepTotals:
+        """All steps so far together."""
+        with self._lock:
+            return self._coordinator.totals
+
     def _report(self, event: ev.Event) -> None:
         with self._lock:
             instructions = self._coordinator.handle(event, self._clock())

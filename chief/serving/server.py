@@ -146,7 +146,8 @@ class ChiefServer:
         log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
 
     def _families(self) -> Iterator[Family]:
-        yield from cluster_families(*self._runner.measured())
+        status, totals = self._runner.measured() if self._page is None else (self._page.status, self._runner.totals)
+        yield from cluster_families(status, totals)
         if self._page is not None:  # which reads them anyway
             yield from reported_families(self._page.reported)
 
