@@ -240,15 +240,18 @@ def test_a_full_cluster_is_refused_with_its_status() -> None:
 
 def test_a_blocking_call_without_a_wait_of_its_own_blocks_and_one_with_zero_does_not(busy_chief: RunningChief) -> None:
     with DEFAULT_ACCESS.open_channel(busy_chief.address) as channel, client_of(busy_chief) as client:
-        talk, request = Talk(channel), pb.DequeueTokenRequest(participant=participant(1), local_step=1, request_id=5)
-        talk.ask(1, token=request)
+        # On two streams: on one, the second call would be taken when the first is answered, which is after 20 s.
+        blocked, other = Talk(channel), Talk(channel)
+        request = pb.DequeueTokenRequest(participant=participant(1), local_step=1, request_id=5)
+        blocked.ask(1, token=request)
         wait_until(lambda: next(one.is_waiting for one in client.status().participants if one.index == 1), what="the worker waits")
         request.max_wait.CopyFrom(Duration())
-        talk.ask(2, token=request)
-        answers = {(answer := talk.answer()).call: answer.token for _ in range(2)}  # the later wish ends the earlier one
-        assert answers[2].result == pb.TOKEN_RESULT_WAIT
-        assert answers[2].waiting_for
-        talk.close()
+        other.ask(2, token=request)
+        answer = other.answer()
+        assert (answer.call, answer.token.result) == (2, pb.TOKEN_RESULT_WAIT)
+        assert answer.token.waiting_for
+        blocked.call.cancel()
+        other.close()
 
 
 def test_a_parameter_servers_method_is_not_one_of_the_chiefs(busy_chief: RunningChief) -> None:
