@@ -3,6 +3,7 @@
 import gc
 import os
 import shutil
+import signal
 import sys
 import tempfile
 import uuid
@@ -33,6 +34,9 @@ def pytest_configure() -> None:
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
     # Nor does any of them multiply large matrices: the threads for it would only spin for a while when a process starts.
     os.environ.update(dict.fromkeys(["OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"], "1"))
+    # A shell has what it runs in the background ignore interrupts, and so would every process that a test starts and interrupts.
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     sys.addaudithook(lambda event, _: _started.append(event) if event in _STARTS else None)
     register_profiles()
 

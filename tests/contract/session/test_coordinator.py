@@ -393,8 +393,8 @@ def test_a_closure_that_was_sent_again_does_not_stay_on_the_servers(start: Start
     send, receive, discard, sent_again = Mailboxes.send, Mailboxes.receive, Mailboxes.discard, threading.Event()
 
     def note_sent(mailboxes: Mailboxes, name: str, message: Message, *, again: bool = False) -> None:
+        left.add(name)  # before it can be received
         send(mailboxes, name, message, again=again)
-        left.add(name)
         if "closures for" in name and message.values:
             if message in sent:
                 sent_again.set()

@@ -75,7 +75,7 @@ def addresses(*found: str) -> Callable[[pb.RegisterWorkerResponse], None]:
         (addresses("127.0.0.1:1", "127.0.0.1:1"), "two parameter servers have one address"),
         (lambda message: message.standby_addresses.extend("abc"), "3 standbys"),
         (lease(0), "a lease of 0 s, want 0.1 to 1e+09"),
-        (lease(1 << 40), "a lease of 1.09951e+12 s"),
+        (lease(1 << 38), "a lease of 2.74878e+11 s"),
         (lambda message: message.ClearField("lease"), "a lease of 0 s"),
         (lambda message: setattr(message.participant, "incarnation", 0), "incarnation 0"),
         (lambda message: setattr(message.participant, "index", (1 << 32) - 1), "index 4294967295"),
