@@ -23,8 +23,6 @@ MAX_INDEX = (1 << 31) - 1
 MAX_SHARDS = 10_000
 # In seconds: what a chief grants, and what a process can wait.
 MIN_LEASE_S, MAX_LEASE_S = 0.1, 1e9
-# Of a participant that is live. Heartbeats come at a third of the lease: at the default every 3.3 s.
-_SILENT_S = 5.0
 
 
 class ParticipantKind(enum.Enum):
@@ -465,6 +463,7 @@ class ParticipantStatus:
     """One participant as the chief knows it; `state` is "live", "lapsed" or "left".
 
     `transport` and `traffic`: how its gradients and variables travel, and how much has, as it has said; empty and None: it has not yet.
+    `is_silent`: it is live and has missed a heartbeat, for which half a lease is time enough; it may compute all the same.
     """
 
     kind: ParticipantKind
@@ -481,11 +480,7 @@ class ParticipantStatus:
     failure: str
     transport: str = ""
     traffic: WorkerTraffic | None = None
-
-    @property
-    def is_silent(self) -> bool:
-        """Whether nothing has been heard of it for longer than heartbeats take at the default lease; it may compute all the same."""
-        return self.state == "live" and self.seen_ago_s >= _SILENT_S
+    is_silent: bool = False
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

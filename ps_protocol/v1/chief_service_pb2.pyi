@@ -413,7 +413,7 @@ class GetClusterStatusRequest(_message.Message):
     def __init__(self, max_ledger_entries: _Optional[int] = ...) -> None: ...
 
 class ParticipantStatus(_message.Message):
-    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport", "traffic")
+    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport", "traffic", "is_silent")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -428,6 +428,7 @@ class ParticipantStatus(_message.Message):
     FAILURE_FIELD_NUMBER: _ClassVar[int]
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
+    IS_SILENT_FIELD_NUMBER: _ClassVar[int]
     kind: ParticipantKind
     index: int
     incarnation: int
@@ -442,7 +443,8 @@ class ParticipantStatus(_message.Message):
     failure: str
     transport: str
     traffic: WorkerTraffic
-    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ..., transport: _Optional[str] = ..., traffic: _Optional[_Union[WorkerTraffic, _Mapping]] = ...) -> None: ...
+    is_silent: bool
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ..., transport: _Optional[str] = ..., traffic: _Optional[_Union[WorkerTraffic, _Mapping]] = ..., is_silent: bool = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices", "standby", "standby_missing", "report")

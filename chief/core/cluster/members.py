@@ -209,6 +209,8 @@ def status_of(member: Member, now: float, waiting: frozenset[int]) -> Participan
         failure=member.failure,
         transport=member.transport,
         traffic=member.traffic,
+        # Heartbeats come at a third of the lease.
+        is_silent=member.is_live and now - member.last_seen >= member.lease_s / 2,
     )
 
 

@@ -103,7 +103,7 @@ STATUS = chief.ClusterStatus(
         chief.ParticipantStatus(
             kind=chief.ParticipantKind.OBSERVER, index=1, incarnation=2, host="h", pid=3, state="lapsed", seen_ago_s=0.5,
             num_accepted=4, num_stale=5, num_late=6, is_waiting=True, failure="lost", transport="grpc",
-            traffic=chief.WorkerTraffic(sent_bytes=1 << 40, received_bytes=7, num_reads=8, reading_s=0.25),
+            traffic=chief.WorkerTraffic(sent_bytes=1 << 40, received_bytes=7, num_reads=8, reading_s=0.25), is_silent=True,
         ),
     ),
     shards=(chief.ServerStatus(index=1, address="h:1", is_reachable=True, step=0, arena_bytes=2, num_slices=3, report=REPORT),

@@ -49,6 +49,17 @@ def test_the_lowest_free_index_is_given() -> None:
     assert [join(membership).index, join(membership).index] == [0, 2]
 
 
+@pytest.mark.parametrize("lease_s", [0.9, 10.0, 60.0])
+def test_a_worker_is_silent_when_it_has_missed_a_heartbeat_whatever_the_lease(lease_s: float) -> None:
+    membership = membership_of(lease_s=lease_s)
+    join(membership)
+
+    def is_silent(now: float) -> bool:
+        return membership.statuses(now=now, waiting=frozenset())[0].is_silent
+
+    assert not is_silent(0.4 * lease_s) and is_silent(0.6 * lease_s)
+
+
 def test_an_index_that_is_taken_is_refused_with_who_has_it() -> None:
     membership = membership_of()
     join(membership, 3)

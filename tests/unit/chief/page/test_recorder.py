@@ -191,7 +191,7 @@ def test_reading_is_the_mean_of_what_the_first_contributor_read_lately() -> None
 
 def test_a_worker_that_misses_a_heartbeat_is_not_said_to_compute() -> None:
     scene = Scene()
-    scene.current = cluster_status(worker_status(0, seen_ago_s=4.0), worker_status(1, seen_ago_s=9.8))
+    scene.current = cluster_status(worker_status(0, seen_ago_s=4.0), worker_status(1, seen_ago_s=9.8, is_silent=True))
     table = snapshot(scene.recorder.look())["workers"]
     assert [dict(zip(table["columns"], row, strict=True))["phase"] for row in table["rows"]] == ["computing", "silent for 10 s"]
 

@@ -36,7 +36,7 @@ def test_the_step_what_is_missing_who_was_seen_when_and_what_happens_next_are_to
 
 
 def test_a_worker_that_misses_a_heartbeat_is_not_said_to_be_at_work() -> None:
-    text = why_text(dataclasses.replace(STATUS, participants=(worker_status(0), worker_status(1, seen_ago_s=9.8))))
+    text = why_text(dataclasses.replace(STATUS, participants=(worker_status(0), worker_status(1, seen_ago_s=9.8, is_silent=True))))
     assert "  worker 1: silent, last seen 9.8 s ago" in text and "  worker 0: at work, last seen" in text
 
 
