@@ -38,8 +38,11 @@ class Table:
             raise ValueError("_weight and initializer both say what the rows begin with; give one of them")
         self.dtype = (weight.dtype if weight is not None else dtype) or torch.get_default_dtype()
         if weight is None:
-            # The row for padding begins with zeros, as in torch.
-            initializer = replace(initializer or normal_initializer(0.0, 1.0), zero_row=padding_idx)
+            initializer = initializer or normal_initializer(0.0, 1.0)
+            if padding_idx is not None:
+                if initializer.zero_row not in (None, padding_idx):
+                    raise ValueError(f"initializer makes row {initializer.zero_row} zero, and padding_idx row {padding_idx}; want one row")
+                initializer = replace(initializer, zero_row=padding_idx)  # as in torch
         self.declared = EmbeddingTable(
             array_of(weight) if weight is not None else shape,
             dtype=str(self.dtype).removeprefix("torch."),
@@ -65,7 +68,7 @@ class Table:
         return rows
 
     def _add(self, indices: Any, leaf: "torch.Tensor") -> None:
-        self._gradients.append((indices, leaf.grad))
+        self._gradients.append((indices, leaf.grad.detach()))
         leaf.grad = None  # a second backward pass through this graph would add to what was noted
 
     @property

@@ -1,6 +1,7 @@
 """Embeddings whose rows are on the servers: the outputs, gradients and steps of torch.nn's, with all of their options."""
 
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -153,6 +154,15 @@ def test_the_row_for_padding_begins_with_zeros_as_torch_s(session: Session) -> N
     lt.Optimizer(session, model, lockstep.sgd(0.1))
     assert not model[0](torch.tensor([3])).any() and model[0](torch.tensor([2])).all()
     assert not session.read_rows("1.weight", [ROWS - 1]).any() and session.read_rows("1.weight", [ROWS - 2]).all()
+
+
+def test_a_row_that_the_initializer_makes_zero_stays_so_without_padding(session: Session) -> None:
+    initializer = replace(lockstep.normal_initializer(0.0, 1.0), zero_row=2)
+    model = lt.Embedding(ROWS, WIDTH, initializer=initializer)
+    lt.Optimizer(session, model, lockstep.sgd(0.1))
+    assert not model(torch.tensor([2])).any() and model(torch.tensor([3])).all()
+    with pytest.raises(ValueError, match="initializer makes row 2 zero, and padding_idx row 3; want one row"):
+        lt.Embedding(ROWS, WIDTH, padding_idx=3, initializer=initializer)
 
 
 def test_a_second_backward_pass_through_a_graph_adds_its_gradient_once(session: Session) -> None:
