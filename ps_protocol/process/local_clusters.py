@@ -1,7 +1,7 @@
 """Which clusters launchers of this user run on this machine: a file for each, in a private directory. Knows files and processes; no chief.
 
-A file counts for as long as the process that wrote it runs; its start time tells it from a later one with its number. Who finds another
-takes it away.
+A file counts for as long as the process that wrote it runs; its start time tells it from a later one with its number. A launcher takes
+those away that do not count. Readers change nothing: one in a container may share the directory, and sees no process outside of it.
 """
 
 import dataclasses
@@ -56,8 +56,14 @@ def listed(cluster: LocalEntry) -> Iterator[None]:
     """Has other commands of this user find the cluster within the block. Where that cannot be, they need its address."""
     path: Path | None = None
     with suppress(OSError):
-        directory = _private_directory()
-        if directory is not None:
+        directory = _directory()
+        with suppress(FileExistsError):
+            directory.mkdir(mode=0o700)
+        if _is_private(directory):
+            for other in _files(directory):
+                if (found := _read(other)) is None or not _runs(found):
+                    with suppress(OSError):
+                        other.unlink()
             path = directory / f"{cluster.pid}.json"
             write_secret(path, json.dumps(dataclasses.asdict(cluster)))
     try:
@@ -72,39 +78,39 @@ def local_clusters() -> list[LocalEntry]:
     """Returns the clusters that run now, the oldest first."""
     found: list[LocalEntry] = []
     with suppress(OSError):
-        directory = _private_directory()
-        for path in sorted(directory.glob("*.json"))[:_MAX_FILES] if directory is not None else ():
-            cluster = _read(path)
-            if cluster is not None and _runs(cluster):
-                found.append(cluster)
-            else:
-                with suppress(OSError):
-                    path.unlink()
+        directory = _directory()
+        if _is_private(directory):
+            found = [cluster for path in _files(directory) if (cluster := _read(path)) is not None and _runs(cluster)]
     return sorted(found, key=lambda cluster: cluster.started_at)
 
 
 def with_local_tokens(security: Security, *, chief: str) -> Security:
     """Returns what a caller is given, with the token file of the cluster of this user whose chief has this address.
 
-    Unchanged if there is no such cluster, or the caller has a token. A caller of a Unix socket finds the tokens beside it.
+    Unchanged if there is no such cluster, the caller has a token, or it calls no chief. A caller of a Unix socket finds the tokens beside
+    it.
     """
-    if security.token or security.token_file is not None or chief.startswith("unix:"):
+    if security.token or security.token_file is not None or not chief or chief.startswith("unix:"):
         return security
     files = (Path(one.token_file) for one in local_clusters() if one.chief == chief and one.token_file)
     found = next(files, None)
     return security if found is None else dataclasses.replace(security, token_file=found)
 
 
-def _private_directory() -> Path | None:
-    """Returns the directory of this user, which nobody else can write to; None if there is another one's in its place. Raises OSError."""
+def _directory() -> Path:
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     has_own = os.path.isabs(runtime) and os.path.isdir(runtime)
-    directory = Path(runtime, "lockstep") if has_own else Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")
-    with suppress(FileExistsError):
-        directory.mkdir(mode=0o700)
+    return Path(runtime, "lockstep") if has_own else Path(tempfile.gettempdir(), f"lockstep-{os.getuid()}")
+
+
+def _is_private(directory: Path) -> bool:
+    """Whether it is this user's, and nobody else can write to it. Raises OSError."""
     about = directory.lstat()
-    is_ours = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
-    return directory if is_ours else None
+    return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
+
+
+def _files(directory: Path) -> list[Path]:
+    return sorted(directory.glob("*.json"))[:_MAX_FILES]
 
 
 def _read(path: Path) -> LocalEntry | None:

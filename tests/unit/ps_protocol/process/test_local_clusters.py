@@ -46,6 +46,8 @@ def test_the_tokens_of_a_cluster_on_a_port_are_found_by_its_address() -> None:
             assert with_local_tokens(given, chief="127.0.0.1:4711") == given
         assert with_local_tokens(Security(), chief="127.0.0.1:4712") == Security()
     assert with_local_tokens(Security(), chief="127.0.0.1:4711") == Security()
+    with listed(own(chief="")):
+        assert with_local_tokens(Security(), chief="") == Security(), "a server that is called by itself gets the tokens of no cluster"
 
 
 def test_nobody_else_can_read_it(directory: Path) -> None:
@@ -62,10 +64,19 @@ def test_no_token_is_in_it(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("changes", [{"pid": 2**22 + 5}, {"process_start": 12345}])
-def test_the_file_of_a_process_that_is_gone_is_taken_away(directory: Path, changes: dict[str, int]) -> None:
+def test_the_file_of_a_process_that_is_gone_counts_for_nothing_and_the_next_launcher_takes_it_away(
+    directory: Path, changes: dict[str, int]
+) -> None:
     path = put(directory, "1.json", json.dumps(dataclasses.asdict(own(**changes))))
     assert local_clusters() == []
-    assert not path.exists()
+    assert path.exists(), "one who looks may be in a container, and see no process outside of it"
+    with listed(own()):
+        assert not path.exists() and len(local_clusters()) == 1
+
+
+def test_one_who_looks_makes_no_directory(directory: Path) -> None:
+    assert with_local_tokens(Security(), chief="127.0.0.1:4711") == Security()
+    assert not directory.exists()
 
 
 @pytest.mark.parametrize(
