@@ -6,6 +6,7 @@ An argument may also stand for what each worker has of its own: a dataset of its
 import itertools
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -23,7 +24,7 @@ _MAX_BITS = 4096
 _ARRAY, _LIST, _TUPLE, _DICT, _DATASET = "array", "list", "tuple", "dict", "dataset"
 
 
-@light_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class PerWorkerDataset:
     """A dataset that each worker makes for itself, by a function that it has registered; `iter()` gives what closures are called with."""
 

@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ps_protocol.errors import InvalidSpec
@@ -13,7 +14,7 @@ from worker_client.strategy.reduction import ReduceOp, reduce_all
 _WIRE_DTYPES = ("float16", "float32")
 
 
-@light_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class CollectiveHints:
     """How a reduction over processes is done. In one process nothing travels, and there is nothing to wait for.
 

@@ -3,13 +3,13 @@
 import functools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, Self
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import Formula
-from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.updates import parsed
 from ps_protocol.model.variables import Array, check_name
 from worker_client.model.declarations import IndexedSlices
@@ -23,7 +23,7 @@ from worker_client.strategy.variables import Variable, VariableCopy, as_array, c
 from worker_client.strategy.workers import WorkerGroup
 
 
-@light_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class ValueContext:
     """For which replica a value is wanted."""
 

@@ -1,19 +1,19 @@
 """Values that differ by replica, or are the same for all: taking them apart and putting them together. Knows no context, no variable."""
 
 from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.light_dataclass import light_dataclass
 from worker_client.model.declarations import IndexedSlices
 
 # More levels than any program's structures have, and fewer than Python can call functions inside of each other.
 _MAX_DEPTH = 100
 
 
-@light_dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class PerReplica:
     """One value for each replica, by replica id. What `strategy.run()` returns where the replicas returned different objects.
 
@@ -38,7 +38,7 @@ class PerReplica:
         )
 
 
-@light_dataclass(frozen=True, slots=True, eq=False)
+@dataclass(frozen=True, slots=True, eq=False)
 class Mirrored:
     """The same value for each replica, by replica id. It can be read as an array: any replica's value will do."""
 

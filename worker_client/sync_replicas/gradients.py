@@ -1,12 +1,12 @@
 """Gradients as handles, and the op that pushes them: one contribution, then leave for the next. Knows graphs and runs; no optimizer."""
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Protocol
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import PushOutcome
 from worker_client.model.declarations import IndexedSlices
 from worker_client.sync_replicas.graph import TRAINS, LossResult, ModelVariable, Run, number_of
@@ -104,7 +104,7 @@ def is_gradient(gradient: object) -> bool:
         return False
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
     """What `session.run(train_op)` gives: the loss, and what became of the contribution (see `Push`).
 

@@ -10,7 +10,7 @@ import inspect
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -320,7 +320,7 @@ class CurrentVariables(Mapping[str, Array]):
         return self._session.read_rows(name, indices)
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossResult:
     """What a loss function may return instead of the pair (value, gradients by name).
 

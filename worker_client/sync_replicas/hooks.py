@@ -5,12 +5,12 @@ import math
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.event_file import EventFile
 from worker_client.sync_replicas.graph import GLOBAL_STEP, number_of
 
@@ -19,7 +19,7 @@ from worker_client.sync_replicas.graph import GLOBAL_STEP, number_of
 # Source: tf.compat.v1.train.SessionRunHook.
 
 
-@light_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SessionRunArgs:
     """What a hook wants from a run: `fetches` besides the caller's, and `feed_dict`, which is merged with the caller's.
 
@@ -31,7 +31,7 @@ class SessionRunArgs:
     options: Any = None
 
 
-@light_dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True)
 class SessionRunValues:
     """What a hook gets after a run: `results`, in the structure of its fetches (None if it had none). The rest is None."""
 
