@@ -9,6 +9,7 @@ from typing import Any
 from ps_protocol.errors import DeadlineExceeded, PsError, ShuttingDown, Unavailable
 from ps_protocol.process import waiting
 from ps_protocol.roles.chief import Chief, ClusterStatus, CommitResult, End, ModelReply, Participant, Registration
+from ps_protocol.roles.fence import numbered
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.threads import run_bounded
 from worker_client.cluster.traffic import TrafficCount
@@ -231,6 +232,11 @@ class Membership:
     def registration(self) -> Registration:
         """What the chief has said at the latest registration."""
         return self.place.registration
+
+    @property
+    def may_have_predecessor(self) -> bool:
+        """Whether another program may have been here under this index: the first chief gives an index's first program this number alone."""
+        return self.place.participant.incarnation != numbered(1, 1)
 
     @property
     def is_finished(self) -> bool:

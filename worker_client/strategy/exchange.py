@@ -129,9 +129,23 @@ def _head_of(message: Message) -> _Head:
         is_settled, is_restarted = map(bool, flags)
     except (IndexError, TypeError, ValueError, OverflowError):
         raise MalformedMessage("a message of a reduction cannot be read") from None
+    _check_body(kind, message.values[1:])
     place = Place(step=step, call=call, reduction=reduction, part=part)
     answered = Serial(run, number)
     return _Head(kind=kind, place=place, exchange=exchange, answered=answered, is_settled=is_settled, is_restarted=is_restarted)
+
+
+def _check_body(kind: int, body: Sequence[Any]) -> None:
+    """Raises MalformedMessage for a contribution that does not say what is to be combined, and for an error that is none."""
+    try:
+        if kind == _CONTRIBUTION:
+            ops = body[0].reshape(len(body[0]), 2)[:, 0]
+            if not ((ops >= 0) & (ops < len(_OPS))).all():
+                raise ValueError
+        elif kind in (_REFUSAL, _ERROR):
+            _error_in(body)
+    except (IndexError, TypeError, ValueError, OverflowError, AttributeError):
+        raise MalformedMessage("a message of a reduction cannot be read: what it contributes, or its error") from None
 
 
 class _Kept:

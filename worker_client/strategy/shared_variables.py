@@ -142,10 +142,10 @@ class SharedVariables:
                 self._undo()
             raise
         else:
+            if self._num_blocks == 1 and not self._num_exchanges:
+                self._num_begun -= 1  # the others' has none either, also where what it has written cannot be sent from here
             if self._num_blocks == 1 and (self._pending or self._calls):
                 self._send()
-            if self._num_blocks == 1 and not self._num_exchanges:
-                self._num_begun -= 1
             if self._num_blocks == 1 and NO_STEP < step_before < self._step:
                 self._num_ended = self._num_reduced = 0
             elif self._num_blocks == 1:
@@ -219,7 +219,7 @@ class SharedVariables:
             self._undo()
             raise
         # A program that was lost may have made its part of the step before, and then this one, which made the same, is too much.
-        is_made = is_first and self._session.membership.participant.incarnation > 1 and push.outcome in _TOO_MUCH
+        is_made = is_first and self._session.membership.may_have_predecessor and push.outcome in _TOO_MUCH
         if push.outcome is not PushOutcome.ACCEPTED and not is_made:
             self._undo()
             names = ", ".join(map(repr, sorted({*written, *(name for call in calls for name in call.written)})))

@@ -13,7 +13,6 @@ import numpy as np
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import FIRST_NOTICE_S, Wait
-from ps_protocol.roles.fence import numbered
 from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
 from worker_client.strategy.exchange import FIRST, Action, Contributing, Gathering, Place, Send, exchange_text, replicas_of
@@ -216,8 +215,7 @@ def _exchanges(session: Session, per_worker: int, *, name: str) -> _Exchanges:
         # Also where programs differ in how many replicas they have: they meet, and are told so.
         return Link(mailboxes, outgoing=f"strategy/{name}/worker {index} to {other}", incoming=f"strategy/{name}/worker {other} to {index}")
 
-    # The first chief of a cluster gives an index's first program this number, and no other.
-    is_restarted = session.membership.registration.participant.incarnation != numbered(1, 1)
+    is_restarted = session.membership.may_have_predecessor
     if index != FIRST:
         side = Contributing(sender, is_restarted=is_restarted)
         return _Exchanges(side, {FIRST: link(FIRST)}, mailboxes, per_worker=per_worker)

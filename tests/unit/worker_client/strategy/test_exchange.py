@@ -342,5 +342,21 @@ def test_a_message_that_cannot_be_read_is_an_error_and_changes_nothing() -> None
         for receive in (first.receive, other.receive):
             with pytest.raises(MalformedMessage, match="cannot be read"):
                 receive(1, new_sender().message(values))
+    head = contribution.values[0]
+    for body in ([], [np.zeros(4)], [np.array([[7, 0]])], [np.array([[np.nan, 0]])], [None]):
+        with pytest.raises(MalformedMessage, match="cannot be read: what it contributes"):
+            first.receive(1, new_sender().message([head, *body]))
     first.receive(1, contribution)
     assert first.results() == [2.0]
+
+
+def test_an_error_that_cannot_be_read_is_ignored_and_the_answer_is_still_taken() -> None:
+    first, other = _gathering(), _contributing()
+    first.begin("sum", _place(), _sum(0, np.zeros(2)), exchange=1, timeout_s=60.0)
+    refused = _message(first.receive(1, _message(other.begin(_place(), _sum(1, np.zeros(3)), exchange=1))), 1)
+    for body in ([], [np.int64(99), np.zeros(1)], [np.int64(0), np.array([255])], [np.int64(0), None]):
+        with pytest.raises(MalformedMessage, match="or its error"):
+            other.receive(0, new_sender().message([refused.values[0], *body]))
+    other.receive(0, refused)
+    with pytest.raises(ShapeMismatch):
+        other.results()
