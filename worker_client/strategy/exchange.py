@@ -164,6 +164,10 @@ class _Kept:
     def add(self, place: Place, results: list[Any]) -> None:
         self._results[place] = results
 
+    def end_call(self) -> None:
+        """Drops what is known by no step: the same place of the next call looks the same."""
+        self._results = {one: results for one, results in self._results.items() if one.step != NO_STEP}
+
     def get(self, place: Place) -> list[Any] | None:
         return self._results.get(place)
 
@@ -220,6 +224,10 @@ class Contributing:
             self._outcome = [frozen(one) if isinstance(one, np.ndarray) else one for one in message.values[1:]]
             self._kept.add(self._place, self._outcome)
         return [Settled(worker)]
+
+    def end_call(self) -> None:
+        """Takes note that the program's call is over, and its writes are made."""
+        self._kept.end_call()
 
     def give_up(self, error: Exception) -> None:
         """Ends the exchange with this error."""
@@ -336,6 +344,12 @@ class Gathering:
         question = self._sender.message([_Head(kind=_QUESTION, place=present.place).array()])
         present.asked[worker] = question.serial
         return [Send(worker=worker, message=question)]
+
+    def end_call(self) -> None:
+        """Takes note that the program's call is over, and its writes are made: who is started again from now on is at the next."""
+        self._kept.end_call()
+        if self._place.step == NO_STEP:
+            self._place = _NOWHERE
 
     def miss(self, worker: int) -> list[Action]:
         """Does without a worker, for which time is up."""

@@ -74,6 +74,11 @@ class SharedVariables:
         # A program that was started again does not count the calls that the others have made.
         return Place(step=NO_STEP, call=int(is_in_call), reduction=self._num_reduced if is_in_call else 0, part=part)
 
+    @property
+    def is_in_call(self) -> bool:
+        """Whether a block of `together()` has begun and not ended."""
+        return self._num_blocks > 0
+
     def numbers(self, count: int) -> range:
         """Returns the numbers of the next exchanges, which a program that does the same gives them, too."""
         if not self._num_blocks:

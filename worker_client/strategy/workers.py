@@ -4,7 +4,7 @@ import logging
 import threading
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -83,9 +83,13 @@ class WorkerGroup:
         """Returns the cell of a new variable on a parameter server. Raises RuntimeError after `begin`."""
         return self._variables.declare(name, value, beside=beside)
 
-    def writing(self) -> AbstractContextManager[None]:
+    @contextmanager
+    def writing(self) -> Iterator[None]:
         """Makes one step of the cluster of all writes in the block. Blocks may be nested: the outermost counts."""
-        return self._variables.together()
+        with self._variables.together():
+            yield
+        if not self._variables.is_in_call:
+            self._exchanges.end_call()
 
     def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
         """Has all workers' contributions combined by worker 0. Raises DeadlineExceeded with the replicas that are missing."""
@@ -133,6 +137,10 @@ class _Exchanges:
         finally:
             over.set()
             thread.join()
+
+    def end_call(self) -> None:
+        """Takes note that a call of the program is over."""
+        self._side.end_call()
 
     def close(self) -> None:
         """Lets go of the connection. Idempotent."""
