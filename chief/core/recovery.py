@@ -633,9 +633,10 @@ class Recovery:
         stage.pushes = newest_pushes(adoption.pushes for adoption in held)
         self._data.restart(None)
         self._parts.attachments.restart(NO_STEP_ATTACHMENTS)
+        if record is None or record.epoch == self._members.epoch:
+            self._take_attachments(record, held)
         if record is not None and record.epoch == self._members.epoch:
             self._take_data(stage, record, held)
-            self._take_attachments(record, held)
             if found.redo is None:
                 applied = {
                     PushId(worker=one.worker, incarnation=one.incarnation, sequence=push.sequence)
@@ -667,10 +668,12 @@ class Recovery:
         awaited = frozenset({one.worker for one in stage.pushes} | {one.push_id.worker for one in record.chosen})
         stage.start = replace(stage.start, done=tuple(sorted(done)), is_data_kept=True, awaited=awaited)
 
-    def _take_attachments(self, record: ChiefRecord, held: Sequence[Adoption]) -> None:
-        """What lasts of what contributions have brought: that of the record, and what has changed with steps since."""
+    def _take_attachments(self, record: ChiefRecord | None, held: Sequence[Adoption]) -> None:
+        """What lasts of what contributions have brought: that of the record, if one was kept, and what has changed with steps since."""
         applies = sorted((one.last_apply for one in held if one.last_apply is not None), key=lambda request: request.step)
-        self._parts.attachments.resume(record.attached, (request.attached for request in applies))
+        self._parts.attachments.resume(
+            NO_STEP_ATTACHMENTS if record is None else record.attached, (request.attached for request in applies)
+        )
 
     def _begin_where_they_are(self, stage: _TakingOver, now: float) -> None:
         """Training begins where the shards are, repeating an interrupted step. If the model is unknown, a worker must present it first."""
