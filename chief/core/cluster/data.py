@@ -62,6 +62,8 @@ class DataLeases:
         self.starved: set[int] = set()
         self._pass, self._position = 0, 0  # what is handed out next, but for those that came back
         self._returned: deque[int] = deque()
+        # Who has given each of these back: a late copy of a message may still say that it holds it.
+        self._former: dict[int, _Holder] = {}
         self._leased: dict[int, _Holder] = {}
         self._counted: dict[PushId, tuple[int, ...]] = {}
         self._in_counted: set[int] = set()
@@ -109,6 +111,7 @@ class DataLeases:
             and (identity := self._next(spec)) is not None
         ):
             self._leased[identity] = worker, incarnation
+            self._former.pop(identity, None)
             granted.append(identity)
         if granted:
             self._latest[worker] = incarnation, request_id, tuple(granted)
@@ -134,7 +137,7 @@ class DataLeases:
         """These are free again, if the worker holds them; True if any is."""
         back = [identity for identity in dict.fromkeys(ranges) if self._leased.get(identity) == (worker, incarnation)]
         for identity in back:
-            del self._leased[identity]
+            self._former[identity] = self._leased.pop(identity)
         self._returned.extend(back)
         return bool(back)
 
@@ -181,6 +184,7 @@ class DataLeases:
         if self.spec is not None:
             for identity in ranges:
                 self._leased.pop(identity, None)
+                self._former.pop(identity, None)
                 self._mark_done(identity)
 
     def counted_ranges(self, push_id: PushId) -> tuple[int, ...]:
@@ -195,14 +199,18 @@ class DataLeases:
         return not any(identity >= 0 and (self._is_over(identity) or self._leased.get(identity, holder) != holder) for identity in ranges)
 
     def hold(self, worker: int, incarnation: int, ranges: Iterable[int]) -> None:
-        """An earlier chief has leased these to the worker, which still has them: they stay so, if they are free."""
+        """An earlier chief has leased these to the worker, which still has them: they stay so, if they are free.
+
+        Not those that it has given back since: this is a late copy, and the worker would never use them.
+        """
         if self.spec is None:
             return
         last_pass = min(self.spec.num_epochs or math.inf, self._first_pass + MAX_PASSES_AHEAD)
         for identity in ranges:
             if len(self._leased) >= MAX_LEASED:
                 return
-            if 0 <= identity < last_pass * self.spec.num_ranges and not self._is_taken(identity):
+            is_late = self._former.get(identity) == (worker, incarnation)
+            if 0 <= identity < last_pass * self.spec.num_ranges and not is_late and not self._is_taken(identity):
                 self._leased[identity] = worker, incarnation
 
     def progress(self) -> DataProgress | None:

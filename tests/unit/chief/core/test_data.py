@@ -50,6 +50,19 @@ def test_each_pass_has_an_order_of_its_own() -> None:
     assert len(set(orders)) == 3
 
 
+def test_a_late_word_that_a_worker_holds_a_range_which_it_has_given_back_leases_it_to_nobody() -> None:
+    leases = DataLeases()
+    granted = [one.id for one in leases.lease(0, 1, SIX, max_ranges=2, request_id=1)]
+    assert leases.give_back(0, 1, granted[:1])
+    leases.hold(0, 1, granted)  # sent before
+    assert [one.id for one in leases.lease(1, 1, SIX, max_ranges=1, request_id=1)] == granted[:1]
+    # Of a worker that has it anew it is true.
+    assert leases.give_back(1, 1, granted[:1])
+    assert [one.id for one in leases.lease(0, 1, SIX, max_ranges=1, request_id=2)] == granted[:1]
+    leases.hold(0, 1, granted)
+    assert granted[0] not in [one.id for one in leases.lease(1, 1, SIX, max_ranges=9, request_id=2)]
+
+
 def test_ranges_go_round_until_the_last_pass_is_done() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
