@@ -6,7 +6,7 @@ import signal
 import sys
 from collections.abc import Sequence
 
-from ps_protocol.process.collector import importing_for_good
+from ps_protocol.process.memory import importing_for_good
 
 with importing_for_good():
     from chief.config import ChiefConfig, parse_config

@@ -7,7 +7,7 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
-from ps_protocol.process.collector import importing_for_good
+from ps_protocol.process.memory import importing_for_good
 from ps_protocol.rpc import library
 
 if TYPE_CHECKING:
@@ -26,10 +26,10 @@ def main() -> int:
     # Not before: what they import looks for OpenSSL, and imports grpc.
     with importing_for_good():
         from ps_protocol.errors import PsError
-        from ps_protocol.process.allocator import keep_freed_memory
         from ps_protocol.process.failpoints import enable_failpoints
         from ps_protocol.process.listening import allow_many_connections
         from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
+        from ps_protocol.process.memory import keep_freed_memory
         from ps_protocol.process.options import LOG_FORMAT
         from ps_server.config import parse_config
         from ps_server.server import ParameterServer

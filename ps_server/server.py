@@ -203,7 +203,7 @@ class ParameterServer:
     def _metrics_server(self) -> "HttpServer":
         # Only where it is wanted: it imports OpenSSL.
         from ps_protocol.http.server import HttpServer
-        from ps_protocol.metrics.page import MetricsPage
+        from ps_protocol.metrics.exposition import MetricsPage
 
         config, page = self._config, MetricsPage(self._families, role=self._name)
         return HttpServer(
@@ -215,7 +215,7 @@ class ParameterServer:
         )
 
     def _families(self) -> "Iterator[Family]":
-        from ps_protocol.metrics.server import shard_families
+        from ps_protocol.metrics.families import shard_families
 
         shard = self._shard
         num_applied, apply_s = shard.applied()

@@ -19,10 +19,8 @@ from chief.shards.standby import ReplicatedLink
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.http.server import HttpServer
-from ps_protocol.metrics.cluster import cluster_families
-from ps_protocol.metrics.exposition import Family
-from ps_protocol.metrics.page import MetricsPage
-from ps_protocol.metrics.server import reported_families
+from ps_protocol.metrics.exposition import Family, MetricsPage
+from ps_protocol.metrics.families import cluster_families, reported_families
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce, page_beside
 from ps_protocol.roles.chief import ClusterState

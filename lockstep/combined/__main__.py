@@ -12,16 +12,16 @@ import sys
 from collections.abc import Sequence
 from functools import partial
 
-from ps_protocol.process.collector import importing_for_good
+from ps_protocol.process.memory import importing_for_good
 
 with importing_for_good():
     from chief.config import ChiefConfig
     from chief.config import parse_config as parse_chief_config
     from ps_protocol.errors import InvalidSpec, PsError
-    from ps_protocol.process.allocator import keep_freed_memory
     from ps_protocol.process.failpoints import enable_failpoints
     from ps_protocol.process.listening import allow_many_connections
     from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
+    from ps_protocol.process.memory import keep_freed_memory
     from ps_protocol.process.options import LOG_FORMAT
     from ps_protocol.rpc import library
     from ps_server.config import ParameterServerConfig

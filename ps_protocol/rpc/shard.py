@@ -14,7 +14,7 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import MalformedMessage, PsError, StepNotReady, Unavailable
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.process.allocator import keep_freed_memory
+from ps_protocol.process.memory import keep_freed_memory
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import (

@@ -1,9 +1,11 @@
-"""The formula of each optimizer, for one block of elements at a time. Knows arrays and numbers; no variable, step, lock or wire.
+"""The formula of each optimizer, built-in or given as text, for one block of elements at a time. Knows arrays and numbers; no variable.
 
 Formulas and slot names are those of the CPU kernels behind tf.compat.v1.train's optimizers (tensorflow/core/kernels/training_ops.cc), in
 their order of operations, save for how the original rounds 1/sqrt and fused multiply-adds. As there, rates, hyper-parameters and the powers
-of Adam's decays are float32 numbers, also for float64 variables; values, slots and gradients have the variable's own precision. Formulas
-that are not from there: `texts.py`.
+of Adam's decays are float32 numbers, also for float64 variables; values, slots and gradients have the variable's own precision.
+
+All other formulas are texts: `ps_protocol/model/expressions.py` has their language, `ps_protocol/model/programs.py` compiles them to
+operations on blocks.
 
 A formula writes the next values beside the present ones (`out`), updates the slots in place, and leaves `value` and `gradient` alone.
 """
@@ -14,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.optimizers import OptimizerSpec
+from ps_protocol.model.optimizers import LEARNING_RATE, STEP, OptimizerSpec
 from ps_protocol.model.variables import Array
 
 # Scalars in the precision of one element type, and what makes one.
@@ -412,6 +414,50 @@ FORMULAS: dict[str, Callable[[OptimizerSpec], Formula]] = {
     "add": _add,
     "moving_average": _moving_average,
 }
+
+
+def formula_of(spec: OptimizerSpec) -> Formula:
+    """Returns the formula of a checked specification."""
+    return _text_formula(spec) if spec.text else FORMULAS[spec.name](spec)
+
+
+def _text_formula(spec: OptimizerSpec) -> Formula:
+    """Returns the formula of a specification that has a text.
+
+    Numbers are computed as Python computes them, in double precision, and rounded where they meet an array of another type: in float32,
+    1 - 0.999 is wrong in the fifth digit.
+    """
+    program, bases, given = spec.program, spec.parsed.bases, spec.numbers
+
+    def constants(rate: float, powers: Sequence[float], step: int, of: Number) -> Scalars:
+        raised = {f"{base} ** {STEP}": power for base, power in zip(bases, powers, strict=True)}
+        return program.numbers({**given, **raised, LEARNING_RATE: rate, STEP: step + 1}, float)
+
+    def apply(value: Array, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], constants: Scalars) -> None:
+        program.run((value, gradient, *slots), (out,), scratch, constants)
+
+    return Formula(
+        constants,
+        apply,
+        decays=tuple(given[base] for base in bases),
+        rounded=float,
+        num_scratch=max(NUM_SCRATCH, program.num_scratch),
+        passes=tuple(_pass(spec, index) for index in range(program.num_passes)),
+    )
+
+
+def _pass(spec: OptimizerSpec, index: int) -> Pass:
+    program = spec.program
+
+    def measure(
+        value: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], squares: Array, constants: Scalars
+    ) -> list[float]:
+        return program.measure(index, (value, gradient, *slots), scratch, squares, constants)
+
+    def conclude(constants: Scalars, totals: Sequence[float], of: Number) -> Scalars:
+        return program.conclude(index, totals, constants, float)
+
+    return Pass(measure, conclude)
 
 
 def initial_powers(formula: Formula) -> tuple[float, ...]:

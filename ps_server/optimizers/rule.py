@@ -16,8 +16,7 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import ShardSettings, ShardSpec
 from ps_protocol.shared_memory.words import PushMode
-from ps_server.optimizers.formulas import FORMULAS, NUM_SCRATCH, Formula, Scalars, initial_powers, next_powers
-from ps_server.optimizers.texts import text_formula
+from ps_server.optimizers.formulas import NUM_SCRATCH, Formula, Scalars, formula_of, initial_powers, next_powers
 
 # Learning-rate schedules, evaluated at a step.
 #
@@ -259,7 +258,7 @@ class UpdateRule:
 
     def _take(self, spec: OptimizerSpec, others: Mapping[str, float] | None = None) -> None:
         with_others = replace(spec, hyperparameters={**spec.hyperparameters, **others}) if others else spec
-        self._spec, self._formula = spec, _formula(with_others)
+        self._spec, self._formula = spec, formula_of(with_others)
         self._weight_decay, self._l2 = (_beside_the_formula(with_others, name) for name in ("weight_decay", "l2"))
         self._rate = self._rate_at(0) if spec.learning_rate.name == "constant" else None
 
@@ -273,10 +272,6 @@ class UpdateRule:
     def _at(self, step: int) -> _Moment:
         rate = self._rate_of(step)
         return _Moment(self._formula, rate=rate, powers=self._powers, step=step, weight_decay=self._weight_decay, l2=self._l2)
-
-
-def _formula(spec: OptimizerSpec) -> Formula:
-    return text_formula(spec) if spec.text else FORMULAS[spec.name](spec)
 
 
 def _beside_the_formula(spec: OptimizerSpec, name: str) -> float:

@@ -23,9 +23,9 @@ from ps_protocol.errors import (
     WrongRole,
 )
 from ps_protocol.process import history as events
-from ps_protocol.process.allocator import give_back_freed_memory
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import History
+from ps_protocol.process.memory import give_back_freed_memory
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.shard import (

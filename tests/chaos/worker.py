@@ -10,7 +10,7 @@ import threading
 import time
 from pathlib import Path
 
-from ps_protocol.process.collector import importing_for_good
+from ps_protocol.process.memory import importing_for_good
 
 with importing_for_good():
     import numpy as np

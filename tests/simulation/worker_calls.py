@@ -12,7 +12,7 @@ from ps_protocol.roles.shard import PushReply, ShardStatus
 from tests.simulation.tasks import All, Call, Sleep, Task
 from tests.simulation.world import World
 from worker_client.cluster.chief import other_addresses
-from worker_client.core.replicas import DOUBTFUL, in_one, lasting
+from worker_client.shards.standbys import DOUBTFUL, in_one, lasting
 
 # What another try is of use for.
 _TRANSIENT = (Unavailable, ShuttingDown)

@@ -2,5 +2,5 @@
 
 Knows no model, no step and no session.
 `transport`: how chiefs and shards are opened, over gRPC or in this process. `chief`: asking it, and finding it again. `threads`: calls
-that may hang, calls at once. `traffic`: what has been exchanged.
+that may hang, calls at once.
 """

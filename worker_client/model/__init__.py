@@ -2,6 +2,6 @@
 
 Knows names, types, layouts and bytes; no network, thread, clock or log.
 `declarations`: variables and tables. `optimizers`, `policies`, `wire_format`: values to ask for. `memory`: arrays as the shards have them.
-`gradients`: from what is pushed to each shard's part. `step_hyperparameters`: those for one step. `user_state`: what a program keeps with
+`gradients`: from what is pushed to each shard's part. `user_state`: what a program keeps with
 the training. `gradient_memory`: which memory the next gradients are written into.
 """

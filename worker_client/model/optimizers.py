@@ -1,11 +1,11 @@
-"""Optimizers and learning-rate schedules as values that servers understand. Knows names and numbers; the formulas are the servers'."""
+"""Optimizers, schedules and hyper-parameters of one step, as values for the servers. Knows names and numbers; no formula."""
 
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, constant
+from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, StepHyperparameter, constant
 
 # Learning-rate schedules as values that servers understand.
 
@@ -358,3 +358,32 @@ def _spec(name: str, learning_rate: Rate, **hyperparameters: float) -> Optimizer
 
 def _flag(value: bool) -> float:
     return float(value) if isinstance(value, bool) else value
+
+
+# From a name to a number, for the model's optimizer; from a group to such a mapping, for the optimizer of that group.
+Hyperparameters = Mapping[str, float | Mapping[str, float]]
+
+
+def step_hyperparameters(given: Hyperparameters) -> tuple[StepHyperparameter, ...]:
+    """Returns a program's hyper-parameters for one step, as they are sent. Raises InvalidSpec.
+
+    `StepNumbers` checks that the model has such groups and names.
+    """
+    if not isinstance(given, Mapping):
+        raise InvalidSpec(f"hyperparameters: got a {type(given).__name__}, want a dict such as {{'learning_rate': 0.01}}")
+    found: list[StepHyperparameter] = []
+    for name, value in given.items():
+        if isinstance(value, Mapping):
+            found += (_one(name, own, number) for own, number in value.items())
+        else:
+            found.append(_one("", name, value))
+    return tuple(found)
+
+
+def _one(group: object, name: object, value: float) -> StepHyperparameter:
+    for text in (group, name):
+        if not isinstance(text, str):
+            raise InvalidSpec(f"hyperparameters: got the name {text!r}, want a str")
+    number = plain_number(value)
+    is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
+    return StepHyperparameter(group=str(group), name=str(name), value=float(number) if is_number else number)

@@ -7,8 +7,7 @@ from dataclasses import replace
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.http.messages import Request, Response, Route
 from ps_protocol.http.server import HttpServer
-from ps_protocol.metrics.exposition import Family
-from ps_protocol.metrics.page import PATH, MetricsPage
+from ps_protocol.metrics.exposition import PATH, Family, MetricsPage
 from ps_protocol.security.options import Security
 
 log = logging.getLogger("lockstep.worker")

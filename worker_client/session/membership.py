@@ -12,10 +12,9 @@ from ps_protocol.roles.chief import Chief, ClusterStatus, CommitResult, End, Mod
 from ps_protocol.roles.fence import numbered
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.threads import run_bounded
-from worker_client.cluster.traffic import TrafficCount
 from worker_client.core.place import Place
 from worker_client.core.requests import Agree, AwaitRenewal, Beat, Count, Pause, Register, Renew, Status, run
-from worker_client.shards.shards import CLOSE_WAIT_S, Shards
+from worker_client.shards.shards import CLOSE_WAIT_S, Shards, TrafficCount
 
 log = logging.getLogger("lockstep.worker")
 

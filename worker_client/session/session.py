@@ -21,7 +21,7 @@ from worker_client.core.requests import run
 from worker_client.core.worker import Worker
 from worker_client.model.declarations import Placement, declare, placement_of
 from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
-from worker_client.model.step_hyperparameters import Hyperparameters, step_hyperparameters
+from worker_client.model.optimizers import Hyperparameters, step_hyperparameters
 from worker_client.model.user_state import UserState
 from worker_client.session import changes
 from worker_client.session.calls import WorkerCalls
@@ -473,7 +473,7 @@ class Session:
         return Attachments(hyperparameters=given)
 
     def _families(self) -> "Iterator[Family]":
-        from ps_protocol.metrics.worker import session_families
+        from ps_protocol.metrics.families import session_families
 
         worker = self._worker
         return session_families(

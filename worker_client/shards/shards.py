@@ -15,11 +15,10 @@ from ps_protocol.model.variables import Array
 from ps_protocol.process import waiting
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import note_contribution
-from ps_protocol.roles.chief import ModelReply, Participant, Registration
+from ps_protocol.roles.chief import ModelReply, Participant, Registration, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import Metric, MetricCell, PushHeader, PushResult, RowsRequest, Shard, ShardSpec
 from worker_client.cluster.threads import FanOut, run_bounded
-from worker_client.cluster.traffic import TrafficCount
 from worker_client.cluster.transport import SharingShard, Transport
 from worker_client.model.gradients import ShardPart
 from worker_client.model.memory import ModelMemory, with_tables
@@ -120,6 +119,22 @@ class SharedMemories:
         for index, shard in self.shards.items():
             arenas[index] = shard.kept_memory()
         return arenas
+
+
+class TrafficCount:
+    """Counts what a session exchanges with its parameter servers. One thread adds; any thread may ask for the report."""
+
+    __slots__ = ("num_reads", "reading_s", "received_bytes", "sent_bytes")
+
+    def __init__(self) -> None:
+        self.sent_bytes = self.received_bytes = self.num_reads = 0
+        self.reading_s = 0.0
+
+    def report(self) -> WorkerTraffic:
+        """Returns the counts of now."""
+        return WorkerTraffic(
+            sent_bytes=self.sent_bytes, received_bytes=self.received_bytes, num_reads=self.num_reads, reading_s=self.reading_s
+        )
 
 
 class Shards:

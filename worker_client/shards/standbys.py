@@ -7,7 +7,17 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TypeVar
 
-from ps_protocol.errors import PsError
+from ps_protocol.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    EpochMismatch,
+    NotInitialized,
+    PsError,
+    ShuttingDown,
+    StepAhead,
+    StepNotReady,
+    Unavailable,
+)
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Registration
@@ -15,16 +25,13 @@ from ps_protocol.roles.shard import (
     MetricCell,
     PushHeader,
     PushReply,
+    PushResult,
     RowsRequest,
     Shard,
     ShardSpec,
     ShardStatus,
 )
 from worker_client.cluster.threads import Lane, run_bounded
-from worker_client.core.replicas import DOUBTFUL, in_one, is_urgent, lasting
-
-# Where the shards of a cluster with standbys are at present, as the chief says.
-
 
 log = logging.getLogger("lockstep.worker")
 
@@ -33,6 +40,29 @@ _SLOW_S = 0.7
 _LOOK_INTERVAL_S = 0.3
 # The chief is not asked more often than this about what a server has refused.
 _PAUSE_S = 0.2
+# Errors that may only mean that the chief no longer counts on the process. The chief is then asked which processes hold the shard.
+DOUBTFUL = (Unavailable, NotInitialized, StepNotReady, StepAhead, EpochMismatch, Cancelled, DeadlineExceeded, ShuttingDown)
+# Errors that end without the worker. A process that was restarted knows no values and no epoch: the chief soon names another process, or
+# begins another epoch. A process at an earlier step is about to apply the next one, which the worker has read at the other process; or it
+# was left behind, and the chief has not noticed yet.
+_PASSING = (NotInitialized, EpochMismatch, StepAhead)
+# A contribution counts only if all processes have it, so the worst result is the contribution's.
+_WORST_FIRST = (PushResult.STALE, PushResult.STAGED, PushResult.APPLIED, PushResult.DUPLICATE)
+
+
+def is_urgent(error: PsError) -> bool:
+    """Whether the worker asks the chief at once: a process without an epoch or a model has been restarted."""
+    return isinstance(error, (NotInitialized, EpochMismatch))
+
+
+def lasting(error: PsError) -> PsError:
+    """Returns the error to raise while the chief still names the same processes: Unavailable, which is retried, for one that passes."""
+    return Unavailable(error.message, facts=error.facts) if isinstance(error, _PASSING) else error
+
+
+def in_one(replies: Sequence[PushReply]) -> PushReply:
+    """Returns the worst of the replies that the processes of one shard gave to a contribution."""
+    return min(replies, key=lambda reply: _WORST_FIRST.index(reply.result))
 
 
 class ShardPlaces:

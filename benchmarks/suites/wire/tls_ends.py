@@ -19,7 +19,7 @@ from typing import Any
 import grpc
 import numpy as np
 
-from ps_protocol.process.allocator import keep_freed_memory
+from ps_protocol.process.memory import keep_freed_memory
 from ps_protocol.rpc.channel import CHANNEL_OPTIONS
 
 TIMEOUT_S = 60.0

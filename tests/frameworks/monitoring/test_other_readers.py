@@ -13,9 +13,8 @@ import lockstep
 from lockstep.in_process import InProcessCluster
 from lockstep.tensorboard import TensorBoardWriter
 from lockstep.timeline import Timeline
-from ps_protocol.metrics.cluster import cluster_families
 from ps_protocol.metrics.exposition import exposition, gauge, labels, process_families
-from ps_protocol.metrics.server import shard_families
+from ps_protocol.metrics.families import cluster_families, shard_families
 from ps_protocol.roles.chief import StepTotals
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus

@@ -11,7 +11,7 @@ IN_PS = "--chief-in-ps"
 EARLY = """
 import os
 import threading
-from ps_protocol.process.collector import importing_for_good
+from ps_protocol.process.memory import importing_for_good
 with importing_for_good():
     import numpy as np
     import worker_client
@@ -88,7 +88,7 @@ def test_a_policy_that_makes_no_sense_is_told_before_anything_starts(tmp_path: P
 
 
 SPOILT = """
-from ps_protocol.process.collector import importing_for_good
+from ps_protocol.process.memory import importing_for_good
 with importing_for_good():
     import numpy as np
     import worker_client

@@ -59,7 +59,7 @@ def cluster(tmp_path: Path, *, max_steps: int | None = None) -> Iterator[LocalCl
 # Contributes until the cluster says that training is finished, or for as many steps as its first argument says.
 TRAIN = """
 import sys
-from ps_protocol.process.collector import importing_for_good
+from ps_protocol.process.memory import importing_for_good
 with importing_for_good():
     import numpy as np
     import worker_client

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Callable
 from typing import Any
 
-from ps_protocol.process.collector import importing_for_good
+from ps_protocol.process.memory import importing_for_good
 
 with importing_for_good():
     import numpy as np

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, StepGone, Unavailable, Unimplemented
-from ps_protocol.process.allocator import is_allowed, keep_freed_memory
+from ps_protocol.process.memory import is_allowed, keep_freed_memory
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.rpc import client_stream
 from ps_protocol.rpc.client import Connection

@@ -5,10 +5,8 @@ import subprocess
 
 import pytest
 
-from ps_protocol.metrics.cluster import cluster_families
 from ps_protocol.metrics.exposition import Family, exposition, process_families
-from ps_protocol.metrics.server import shard_families
-from ps_protocol.metrics.worker import session_families
+from ps_protocol.metrics.families import cluster_families, session_families, shard_families
 from ps_protocol.roles.chief import CheckpointStatus, DataStatus, StepTotals, WorkerTraffic
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus

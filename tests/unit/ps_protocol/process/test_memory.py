@@ -1,11 +1,11 @@
-"""What a role has imported is left out by the garbage collector, which runs on afterwards."""
+"""The garbage collector is off while a role imports, leaves those objects out afterwards, and then runs as before."""
 
 import gc
 from collections.abc import Iterator
 
 import pytest
 
-from ps_protocol.process.collector import importing_for_good
+from ps_protocol.process.memory import importing_for_good
 
 
 @pytest.fixture(autouse=True)
