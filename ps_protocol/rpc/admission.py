@@ -3,7 +3,6 @@
 import functools
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Iterator
 from collections.abc import Set as AbstractSet
@@ -66,13 +65,14 @@ _Seen = tuple[int, CallerRole]  # the table's version, and the role that the cal
 
 
 class LongLivedCalls:
-    """The calls under way that last. Thread-safe; a thread of its own looks at the tokens for as long as there are such calls."""
+    """The long-lived calls under way. Thread-safe; its own thread checks their tokens while there are such calls, until `close`."""
 
     def __init__(self, tokens: TokenTable) -> None:
         self._tokens = tokens
         self._lock = threading.Lock()
         self._calls: dict[grpc.ServicerContext, _Seen] = {}
         self._is_watched = False
+        self._closed = threading.Event()
 
     def watch(self, context: grpc.ServicerContext) -> CallerRole:
         """Returns whose token the call has, and has it cancelled when the token is not of that role any more. Raises Unauthenticated."""
@@ -87,13 +87,16 @@ class LongLivedCalls:
             threading.Thread(target=self._look, name="long-lived-calls", daemon=True).start()
         return role
 
+    def close(self) -> None:
+        """Ends the thread."""
+        self._closed.set()
+
     def _forget(self, context: grpc.ServicerContext) -> None:
         with self._lock:
             self._calls.pop(context, None)
 
     def _look(self) -> None:
-        while True:
-            time.sleep(credentials.LOOK_INTERVAL_S)  # files of tokens are looked at again at intervals; the thread is a daemon
+        while not self._closed.wait(credentials.LOOK_INTERVAL_S):
             self._tokens.renew()
             with self._lock:
                 if not self._calls:
@@ -233,6 +236,11 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         if self._tokens is not None and self._role(context.invocation_metadata()) is not role:
             return False
         return not self._checks_certificates or role in self._certified(context)
+
+    def close(self) -> None:
+        """Ends the thread that checks tokens, once the server's calls have ended."""
+        if self._long_lived is not None:
+            self._long_lived.close()
 
     def _role(self, metadata: Any) -> CallerRole | None:
         if self._tokens is None:

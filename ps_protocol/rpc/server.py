@@ -76,6 +76,8 @@ class RpcServer:
         """Refuses new calls, lets those under way finish for so long, and ends them."""
         self._strangers.stop()
         self._server.stop(grace_s).wait()
+        for guard in self._guards:
+            guard.close()
 
     def close(self) -> None:
         """Waits for the threads of calls that have ended."""

@@ -2,6 +2,7 @@
 
 import contextlib
 import queue
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -80,6 +81,22 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[CallerRole]":
 
     monkeypatch.setattr(LongLivedCalls, "watch", noted)
     return roles
+
+
+def test_thread_that_checks_tokens_ends_with_its_server(
+    tokens: Tokens, watched: "queue.SimpleQueue[CallerRole]", monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(credentials, "LOOK_INTERVAL_S", 60.0)
+
+    def num_threads() -> int:
+        return sum(thread.name == "long-lived-calls" for thread in threading.enumerate())
+
+    before = num_threads()
+    config = ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=Security(token_file=tokens.path))
+    with open_server(config) as server, open_call(tokens.of("worker"), server.address, f"{SHARD}/Push"):
+        watched.get(timeout=10)
+        wait_until(lambda: num_threads() == before + 1, what="the thread has begun")
+    wait_until(lambda: num_threads() == before, what="the thread has ended")
 
 
 @pytest.mark.parametrize(
