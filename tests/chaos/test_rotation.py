@@ -1,10 +1,12 @@
 """Secrets that are replaced while a cluster trains: nobody is cut off for long, and no step differs."""
 
 import time
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
 
+from ps_protocol.rpc.channel import Access
 from ps_protocol.security.tokens import LOOK_INTERVAL_S, new_token, write_secret
 from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
@@ -36,6 +38,20 @@ def replace_tokens(files: Path, cluster: Cluster) -> float:
     return _let_pass(cluster, 0.0)
 
 
+def _endless(environment: Mapping[str, dict[str, str]], access: Access) -> Plan:
+    return Plan(
+        num_steps=ENDLESS,
+        num_ps=1,
+        num_workers=2,
+        port=free_ports(),
+        transport="grpc",
+        environment=environment,
+        access=access,
+        pace_s=0.01,
+        lease_s=10.0,
+    )
+
+
 def _let_pass(cluster: Cluster, seconds: float) -> float:
     """Waits while training goes on; returns when that is over."""
     until = time.monotonic() + seconds
@@ -47,19 +63,7 @@ def _let_pass(cluster: Cluster, seconds: float) -> float:
 def test_training_goes_on_while_all_tokens_are_replaced_twice(start: Started, tmp_path: Path, security: str) -> None:
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     access = files.caller("worker", tls=security == "tls")
-    environment = security_of(files.directory, security)
-    plan = Plan(
-        num_steps=ENDLESS,
-        num_ps=1,
-        num_workers=2,
-        port=free_ports(),
-        transport="grpc",
-        environment=environment,
-        access=access,
-        pace_s=0.01,
-        lease_s=10.0,
-    )
-    cluster = start(plan)
+    cluster = start(_endless(security_of(files.directory, security), access))
     cluster.await_step(20)
     for _ in range(2):
         went_at = replace_tokens(files.directory, cluster)
@@ -81,18 +85,7 @@ def test_training_goes_on_while_certificates_of_a_few_seconds_expire(start: Star
         environment[role] |= {"LOCKSTEP_TLS_KEY": str(files.directory / f"{role}.key")}
     for role in ("chief", "ps"):
         environment[role] |= {"LOCKSTEP_VERIFY_CLIENTS": "1"}
-    plan = Plan(
-        num_steps=ENDLESS,
-        num_ps=1,
-        num_workers=2,
-        port=free_ports(),
-        transport="grpc",
-        environment=environment,
-        access=files.caller("worker", certificate="worker"),
-        pace_s=0.01,
-        lease_s=10.0,
-    )
-    cluster = start(plan)
+    cluster = start(_endless(environment, files.caller("worker", certificate="worker")))
     cluster.await_step(20)
     began_at = time.monotonic()
     for number in range(_NUM_RENEWALS):
