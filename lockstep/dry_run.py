@@ -67,7 +67,7 @@ def _of_program(entry: TracebackType | None) -> TracebackType | None:
 def _watch(begin: float) -> None:
     """Ends a program that goes on after its last step."""
     while True:
-        time.sleep(_LOOK_EVERY_S)  # the program makes its cluster when it likes, and nothing tells when training is over
+        time.sleep(_LOOK_EVERY_S)  # late contributions are only counted, in the status: there is no call that waits for twenty of them
         cluster = made_cluster()
         if cluster is None:
             continue

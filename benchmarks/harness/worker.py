@@ -50,7 +50,7 @@ def main() -> None:
 def await_file(path: Path) -> None:
     """Returns once there is such a file."""
     while not path.exists():
-        time.sleep(_LOOK_S)  # the other process leaves a file; nothing else says so
+        time.sleep(_LOOK_S)  # one file tells all workers at once, also those that a peer's own launcher starts, which have no pipe to us
 
 
 if __name__ == "__main__":

@@ -98,9 +98,8 @@ class Link:
             except LimitExceeded:
                 if time.monotonic() >= end_s:
                     raise
-            # Others' calls and gradients may fill a server for a moment.
             is_unclear = True
-            time.sleep(_PAUSE_S)
+            time.sleep(_PAUSE_S)  # other callers' messages and gradients fill the server for a moment; it does not say when it has room
 
     def _fail(self, error: PsError) -> None:
         log.debug("%s: %s", self._outgoing, error)
@@ -108,4 +107,4 @@ class Link:
         self._is_unclear = self._is_repeated = True
         self._again_at_s = 0.0
         self._mailboxes.renew()
-        time.sleep(_PAUSE_S)
+        time.sleep(_PAUSE_S)  # the server may be lost: without a pause, the caller would call it again and again

@@ -22,11 +22,9 @@ _NUM_ENTRIES = 256
 _LONGEST_S, _SHORTEST_S = 0.5, 0.02
 _MOST_S = 600.0
 
-# How often a point is written; nothing is waited for meanwhile.
 _TENSORBOARD_PERIOD_S = 1.0
 _TENSORBOARD_TIMEOUT_S = 60.0
 _BEFORE = (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
-_OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 
 
 def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
@@ -103,11 +101,12 @@ def run_tensorboard(arguments: argparse.Namespace) -> int:
 
 
 def _record(observer: worker_client.Observer, writer: TensorBoardWriter) -> None:
-    """Has the writer record about every second, which is the resolution of its files, and once more when training has ended."""
-    while (state := observer.status().state) in _BEFORE:
-        time.sleep(_TENSORBOARD_PERIOD_S)
-    while state is not ClusterState.FAILED:
-        state = writer.record(observer).state
-        if state in _OVER:
+    """Has the writer record every second from the creation of the model on, and once more when training has ended."""
+    has_model = False
+    while True:
+        state = (writer.record(observer) if has_model else observer.status()).state
+        if state is ClusterState.FAILED or (has_model and state is ClusterState.FINISHED):
             return
-        time.sleep(_TENSORBOARD_PERIOD_S)
+        if has_model or state in _BEFORE:
+            time.sleep(_TENSORBOARD_PERIOD_S)  # the resolution of event files; the chief answers a status at once, so the pace is here
+        has_model = has_model or state not in _BEFORE

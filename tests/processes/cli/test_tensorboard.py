@@ -19,7 +19,7 @@ with lockstep.connect() as session:
     end = time.monotonic() + 40
     while not session.is_finished and time.monotonic() < end:
         session.step({"w": np.ones(3)}, metrics={"loss": 0.5})
-        time.sleep(0.01)
+        time.sleep(0.01)  # the pace of training: a step takes some time, so that a second has a hundred of them
 """
 
 

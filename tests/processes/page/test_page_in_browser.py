@@ -31,7 +31,7 @@ print("pid", os.getpid(), flush=True)
 with worker_client.connect() as session:
     session.create_or_join({{"w": np.zeros(4)}}, optimizer=worker_client.sgd(0.5))
     while not session.is_finished:
-        time.sleep(0.02)
+        time.sleep(0.02)  # the pace of training: training is to last while the page is read
         session.step({{"w": np.ones(4)}}, metrics={{"loss": math.exp(-session.local_step / 100), {EVIL!r}: 1.0}})
 """
 

@@ -20,7 +20,7 @@ def in_the_middle():
     if len(sys.argv) > 2:
         print("in the middle", flush=True)
         while not os.path.exists(sys.argv[2]):
-            time.sleep(0.01)
+            time.sleep(0.01)  # the test leaves a file once it has killed a process; nothing else says so
 """
 
 
