@@ -62,7 +62,7 @@ class DataLeases:
         self.starved: set[int] = set()
         self._pass, self._position = 0, 0  # what is handed out next, but for those that came back
         self._returned: deque[int] = deque()
-        # Who has given each of these back: a late copy of a message may still say that it holds it.
+        # Who had each of these that came back: a late copy of a message may still say that it holds it.
         self._former: dict[int, _Holder] = {}
         self._leased: dict[int, _Holder] = {}
         self._counted: dict[PushId, tuple[int, ...]] = {}
@@ -176,6 +176,8 @@ class DataLeases:
         """A contribution that was counted is in no step: its ranges are free again; True if it had any."""
         ranges = self._counted.pop(push_id, ())
         self._in_counted.difference_update(ranges)
+        for identity in ranges:
+            self._former[identity] = push_id.worker, push_id.incarnation
         self._returned.extend(ranges)
         return bool(ranges)
 
@@ -201,7 +203,7 @@ class DataLeases:
     def hold(self, worker: int, incarnation: int, ranges: Iterable[int]) -> None:
         """An earlier chief has leased these to the worker, which still has them: they stay so, if they are free.
 
-        Not those that it has given back since: this is a late copy, and the worker would never use them.
+        Not those that have come back from it since: this is a late copy, and the worker would never use them.
         """
         if self.spec is None:
             return

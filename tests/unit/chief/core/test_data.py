@@ -63,6 +63,16 @@ def test_a_late_word_that_a_worker_holds_a_range_which_it_has_given_back_leases_
     assert granted[0] not in [one.id for one in leases.lease(1, 1, SIX, max_ranges=9, request_id=2)]
 
 
+def test_a_late_word_that_a_worker_holds_a_range_of_a_contribution_that_no_server_has_leases_it_to_nobody() -> None:
+    leases = DataLeases()
+    granted = [one.id for one in leases.lease(0, 1, SIX, max_ranges=1, request_id=1)]
+    push_id = PushId(worker=0, incarnation=1, sequence=1)
+    leases.count(push_id, granted)
+    assert leases.uncount(push_id)
+    leases.hold(0, 1, granted)  # sent before
+    assert [one.id for one in leases.lease(1, 1, SIX, max_ranges=1, request_id=1)] == granted
+
+
 def test_ranges_go_round_until_the_last_pass_is_done() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
