@@ -9,7 +9,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence, Sized
 from itertools import groupby
 from typing import NamedTuple
 
-from ps_protocol.errors import LimitExceeded
+from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import StepHyperparameter
 
@@ -136,7 +136,7 @@ def check_step_hyperparameters(given: Sized) -> None:
 
 
 def check_user_states(jsons: Sequence[str]) -> None:
-    """Raises LimitExceeded if one worker's state is too large, or all together are."""
+    """As `check_user_state`, for each; raises LimitExceeded if all together are too large, too."""
     for json in jsons:
         check_user_state(json)
     total = sum(map(len, jsons))
@@ -145,6 +145,8 @@ def check_user_states(jsons: Sequence[str]) -> None:
 
 
 def check_user_state(json: str) -> None:
-    """Raises LimitExceeded if one worker's state is too large."""
+    """Raises LimitExceeded if one worker's state is too large, InvalidSpec unless each of its characters is a byte."""
+    if not json.isascii():
+        raise InvalidSpec("user_state: it has characters that are not ASCII; write them as JSON's escapes")
     if len(json) > MAX_USER_STATE_BYTES:
         raise LimitExceeded(f"user_state: {len(json)} bytes, {MAX_USER_STATE_BYTES} at most; keep what is larger in variables or in files")

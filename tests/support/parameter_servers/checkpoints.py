@@ -72,7 +72,7 @@ def checkpoint_of(files: Sequence[CheckpointFile], *, step: int, epoch: int = 1,
         files=tuple(files),
         pushes=(WorkerPushes(worker=2, incarnation=1 << 20 | 1, applied=(AppliedPush(sequence=7, step=step),)),),
         data=DataProgress(data=DataSpec(name="train", num_samples=10, range_size=3, shuffle_seed=1), epoch=1, done=(4, 6)),
-        attached=StepAttachments(user_states=(UserState(worker=1, json='{"best":0.5,"é":"\\n"}'),)),
+        attached=StepAttachments(user_states=(UserState(worker=1, json='{"best":0.5,"\\u00e9":"\\n"}'),)),
     )
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from chief.core import messages as ev
 from chief.options import CheckpointConfig
-from ps_protocol.errors import LimitExceeded
+from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ModelReply, ModelState, PushOutcome
 from ps_protocol.roles.contribution import MAX_USER_STATE_BYTES, MAX_USER_STATES_BYTES, UserState
@@ -192,6 +192,14 @@ def test_applied_on_arrival_the_answer_waits_until_another_chief_would_know_the_
     driver.new_chief()
     driver.come_back(worker)
     assert state_of(driver, worker) == "a0"
+
+
+def test_a_state_of_characters_that_take_more_than_a_byte_is_refused() -> None:
+    # Of 64 such workers it would be too much for one message: no step that has them could be applied.
+    (worker,) = Driver(total_num_replicas=1).train(0)
+    with pytest.raises(InvalidSpec, match="user_state: it has characters that are not ASCII"):
+        worker.send_commit(user_state='"' + "\U0001f600" * (MAX_USER_STATE_BYTES - 2) + '"')
+    worker.send_commit()
 
 
 def test_states_that_are_too_large_are_refused_and_nothing_is_counted() -> None:
