@@ -285,8 +285,7 @@ class GrpcShardLink:
         try:
             return await _outcome(lambda report: begin(method, request, response, report, timeout_s=timeout_s, awaited=awaited))
         except MalformedMessage as error:
-            target = self._connection.target
-            raise Unavailable(error.message if target in error.message else not_understood(target, error).message) from None
+            raise Unavailable(error.message) from None
 
     def _decoded(self, value_type: type[Value], answer: Message) -> Value:
         """Returns an answer as a value. Raises Unavailable if it is none: so it is asked again, and training waits, with words."""

@@ -12,8 +12,9 @@ import pytest
 
 from chief.shards.link import GrpcShardLink
 from ps_protocol.errors import DeadlineExceeded, Unavailable
+from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import ApplyRequest, ShardSettings
+from ps_protocol.roles.shard import ApplyRequest, RestoreRequest, ShardSettings, ShardSpec
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -129,6 +130,14 @@ def test_a_server_whose_answer_to_a_command_is_no_message_is_told_of_by_name() -
         ):
             with pytest.raises(Unavailable, match=r"^cannot understand ps 0 at 127.0.0.1:\d+: 2 bytes are not a CommandResponse"):
                 linked(address, ask)
+
+
+def test_what_a_server_finds_wrong_with_a_request_is_said_in_its_words_and_not_called_its_answer(server: ParameterServer) -> None:
+    settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=1)
+    spec = ShardSpec(epoch=EPOCH, shard=0, layout=LAYOUT, optimizer=OptimizerSpec(name="sgd", learning_rate=constant(0.1)))
+    request = RestoreRequest(fence=settings.fence, spec=spec, tag="step-1", manifest_sha256="none", settings=settings)
+    with pytest.raises(Unavailable, match=r"^manifest_sha256: "):
+        linked(server.address, lambda link: link.restore(request, max_wait_s=0.0, timeout_s=10))
 
 
 def test_a_chief_whose_command_is_no_message_is_told_of_by_name(
