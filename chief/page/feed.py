@@ -148,12 +148,12 @@ def _in_vain(live: Sequence[ParticipantStatus], look: Look) -> str:
 
 
 def _mostly_dropped(live: Sequence[ParticipantStatus], look: Look) -> str:
-    """Names the worker of which the most is dropped, if it is half as fast as the others or slower."""
+    """Names the worker of which the most is dropped, if less than half as much of it counts as of the others."""
     rates = {one.index: look.contributions_per_s.get(one.index, 0.0) for one in live}
     one = max(live, key=_dropped_share)
     usual = sorted(rate for index, rate in rates.items() if index != one.index)[(len(rates) - 1) // 2]
     share, rate = _dropped_share(one), rates[one.index]
-    if one.num_stale + one.num_late < _LEAST_STEPS or share < _SLOW_SHARE or rate > usual / 2:
+    if one.num_stale + one.num_late < _LEAST_STEPS or share < _SLOW_SHARE or rate >= usual / 2:
         return ""
     dropped = f"{100 * share:.0f} % of its contributions came after their step was over, and were dropped"
     return f"Worker {one.index} is slow: {rate:.2g} contributions/s count, of the others {usual:.2g}; {dropped}."

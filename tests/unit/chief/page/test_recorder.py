@@ -154,6 +154,13 @@ def test_a_slow_worker_whose_contributions_are_mostly_dropped_is_named_and_not_t
     assert hint(look).startswith(words)
 
 
+def test_no_worker_is_called_slow_before_it_is_known_how_fast_any_is() -> None:
+    workers = [worker_status(0, num_accepted=200), worker_status(1, num_accepted=10, num_stale=190)]
+    scene = Scene()
+    scene.current = cluster_status(*workers, global_step=200, ledger=entries(*[0, 1] * 50))
+    assert hint(scene.recorder.look()) == ""
+
+
 def test_no_worker_is_called_slow_where_others_cannot_be_compared_with_it() -> None:
     scene = Scene()
     assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(*[0, 1] * 50))) == ""
