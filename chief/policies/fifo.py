@@ -25,7 +25,6 @@ class FifoTokens:
     """
 
     advice_to_all_waiting = "all live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
-    num_old = 0
     num_free = 0  # tokens are of no worker and, if they are old, of no use: none is leave to contribute to the open step
 
     def __init__(self, *, tokens_per_step: int, num_tokens: int, step: int = 0) -> None:
@@ -34,6 +33,11 @@ class FifoTokens:
         self._tokens = deque([_Run(step, num_tokens)] if num_tokens else [])  # oldest first
         self._wishes: dict[int, int] = {}  # worker -> request id, in order of their asking
         self._granted: dict[int, tuple[int, int]] = {}  # worker -> request id and token of its latest
+
+    @property
+    def num_old(self) -> int:
+        """Tokens of steps gone by, which are handed out first."""
+        return sum(run.count for run in self._tokens if run.step < self._step)
 
     def may_contribute(self, worker: int, *, is_open: bool) -> bool:
         """Always: no worker needs a token to start."""
@@ -77,8 +81,6 @@ class FifoTokens:
 
     def open_step(self, step: int) -> list[Grant]:
         """Puts the tokens of the next step in."""
-        if self._tokens and self._tokens[-1].step == self._step:
-            self.num_old += self._tokens[-1].count
         self._tokens.append(_Run(step, self._tokens_per_step))
         self._step = step
         return self._hand_out()
@@ -89,7 +91,6 @@ class FifoTokens:
             worker, run = next(iter(self._wishes)), self._tokens[0]
             self._granted[worker] = self._wishes.pop(worker), run.step
             grants.append(Grant(worker, run.step))
-            self.num_old -= run.step < self._step
             run.count -= 1
             if not run.count:
                 self._tokens.popleft()

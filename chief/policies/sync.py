@@ -22,8 +22,11 @@ class TokenRule(Protocol):
     """
 
     advice_to_all_waiting: str
-    num_old: int
     num_free: int
+
+    @property
+    def num_old(self) -> int:
+        """Tokens of steps gone by, which are handed out first."""
 
     def may_contribute(self, worker: int, *, is_open: bool) -> bool:
         """Whether a worker that just joined may contribute without asking for a token."""
