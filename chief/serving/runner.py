@@ -166,11 +166,6 @@ class Runner:
         with self._lock:
             return self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)
 
-    def measured(self) -> tuple[ClusterStatus, StepTotals]:
-        """Reports the cluster, and all steps so far together, of one moment."""
-        with self._lock:
-            return self._coordinator.status(self._clock()), self._coordinator.totals
-
     @property
     def totals(self) -> StepTotals:
         """All steps so far together."""

@@ -144,8 +144,8 @@ class ChiefServer:
         log.info("chief ready address=%s cluster=%s ps=%d", self._address, cluster, len(self._config.ps))
 
     def _families(self) -> Iterator[Family]:
-        status, totals = self._runner.measured() if self._page is None else (self._page.status, self._runner.totals)
-        yield from cluster_families(status, totals)
+        status = self._runner.status(max_ledger_entries=0) if self._page is None else self._page.status
+        yield from cluster_families(status, self._runner.totals)
         if self._page is not None:  # which reads them anyway
             yield from reported_families(self._page.reported)
 

@@ -14,7 +14,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 # What changes something must carry this header: no form and no link can, and a script of another site must ask first, which is refused.
 ACTION_HEADER = "x-lockstep-action"
 MAX_HEAD_BYTES, MAX_HEADERS, MAX_BODY_BYTES = 16 << 10, 64, 64 << 10
-JSON, TEXT, HTML = "application/json; charset=utf-8", "text/plain; charset=utf-8", "text/html; charset=utf-8"
+JSON, HTML = "application/json; charset=utf-8", "text/html; charset=utf-8"
 # Nothing may be loaded, framed or guessed at. A page names what it needs by its own Content-Security-Policy.
 _ALWAYS = {
     "Cache-Control": "no-store",

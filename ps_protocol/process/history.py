@@ -186,7 +186,7 @@ Value = TypeVar("Value")
 # Written by workers.
 CONTRIBUTION, OUTCOME = "contribution", "outcome"
 # Written by parameter servers.
-CREATED, CONFIGURED, APPLIED, ARRIVED, RESTORED, DROPPED = "created", "configured", "applied", "arrived", "restored", "dropped"
+CREATED, CONFIGURED, APPLIED, ARRIVED, RESTORED = "created", "configured", "applied", "arrived", "restored"
 # Written by the chief.
 STEP, ROLLED_BACK, FINISHED = "step", "rolled-back", "finished"
 

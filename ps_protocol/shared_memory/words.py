@@ -20,8 +20,6 @@ from ps_protocol.errors import TooManyPushes
 
 HEADER_BYTES = 4096
 
-NUM_WORDS = HEADER_BYTES // 8
-
 NONCE_BYTES = 16
 
 MAGIC = int.from_bytes(b"lockstep", "little")

@@ -67,10 +67,6 @@ class PushIds:
         """Workers of whom it is remembered what was seen."""
         return set(self._seen)
 
-    def num_outcomes(self, worker: int) -> int:
-        """Returns how many outcomes of a worker are remembered."""
-        return len(self._seen[worker].outcomes)
-
     def check_incarnation(self, push_id: PushId) -> None:
         """Raises Superseded if a later incarnation of the worker has pushed."""
         seen = self._seen.get(push_id.worker)

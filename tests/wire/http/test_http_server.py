@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.errors import InvalidSpec, NotInitialized
-from ps_protocol.http.messages import MAX_BODY_BYTES, TEXT, Request, Response, Route, json_response
+from ps_protocol.http.messages import HTML, MAX_BODY_BYTES, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
 from ps_protocol.security.options import OPEN, Security
 from tests.support.network.certificates import Files, make
@@ -33,8 +33,8 @@ class Site:
         self.release = threading.Event()
         self.server = HttpServer(
             [
-                Route(path="/", answer=lambda _: Response(body=b"hello", content_type=TEXT)),
-                Route(path="/big", answer=lambda _: Response(body=BIG, content_type=TEXT)),
+                Route(path="/", answer=lambda _: Response(body=b"hello", content_type=HTML)),
+                Route(path="/big", answer=lambda _: Response(body=BIG, content_type=HTML)),
                 Route(path="/status", rpc=STATUS, answer=lambda request: json_response({"query": dict(request.query)})),
                 Route(path="/finish", method="POST", rpc=FINISH, answer=self.finish),
                 Route(path="/slow", answer=self.slow, may_wait=True),

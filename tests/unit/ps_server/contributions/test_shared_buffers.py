@@ -87,7 +87,7 @@ def test_header_with_a_wrong_number_is_no_contribution(shard: StagingShard, posi
 
 def test_header_full_of_ones_harms_nobody(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
-    for position in range(at.NUM_WORDS):
+    for position in range(at.HEADER_BYTES // 8):
         sharing.slots[0].words[position] = at.NO_STEP
     assert shard.push(1) is PushResult.STAGED
     assert shard.values(push_id(1)) == [1]
