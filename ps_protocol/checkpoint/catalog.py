@@ -1,4 +1,4 @@
-"""Which checkpoints a place has: the storage that the place needs, which are whole, which is the newest, which may go. Knows no shard."""
+"""The checkpoints of a place: its storage, which checkpoints are whole, which is the newest, which may be removed. Knows no shard."""
 
 import re
 from collections.abc import Callable, Collection, Mapping

@@ -1,7 +1,7 @@
-"""The HTTP port of a role: one thread, bounded connections, who may ask for what. Knows routes and tokens; nothing of what they answer.
+"""The HTTP port of a role: one thread, bounded connections, permissions. Knows routes and tokens; nothing of the answers.
 
-Every connection has one request and one answer, and a deadline. So one that says nothing, or reads slowly, costs a descriptor for some
-seconds, and when there are too many, the oldest is cut.
+Every connection has one request and one answer, and a deadline. So a silent or slow client costs a descriptor for some seconds, and when
+there are too many connections, the oldest is cut.
 """
 
 import asyncio

@@ -1,13 +1,13 @@
-"""Formulas that a program sends as text, such as an optimizer's: checked before they run, and computed on arrays. Runs no code of anybody.
+"""Formulas that a program sends as text, such as an optimizer's: checked before they run, and computed on arrays. Runs none of it as code.
 
 A formula is one expression, which gives the variable its new value, or assignments, one a line or separated by `;`:
 
     m = b1 * m + (1 - b1) * g
     v = v - lr * sign(m)
 
-It has numbers, names, `+ - * /`, `**` with a number, comparisons, and the functions of FUNCTIONS. Everything is by element; two
-operands have one shape, or one of them is a single number. An optimizer's formula may also raise its numbers to the power of the step.
-Python's parser reads it; nothing of Python runs it.
+It has numbers, names, `+ - * /`, `**` with a number, comparisons, and the functions of FUNCTIONS. Everything is by element; two operands
+have one shape, or one of them is a single number. An optimizer's formula may also raise its numbers to the power of the step. Python's
+parser reads it; nothing of Python runs it.
 """
 
 import ast

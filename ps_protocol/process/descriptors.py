@@ -1,7 +1,7 @@
-"""TCP sockets of this process that somebody else has opened, and owns, as their descriptors show them. Knows Linux; no gRPC, no role.
+"""TCP sockets of this process that a library has opened, found by their descriptors. Knows Linux; no gRPC, no role.
 
-gRPC gives nobody its sockets. They can be looked at all the same, as long as whatever is done bears that a descriptor is closed, and is
-another file's, at any moment. Elsewhere than on Linux there is nothing to see.
+gRPC gives no access to its sockets, so they are found by their descriptors. At any moment a descriptor may be closed, and its number may
+belong to another file; every function here tolerates that. On other systems than Linux no sockets are found.
 """
 
 import ctypes

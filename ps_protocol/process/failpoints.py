@@ -1,4 +1,4 @@
-"""Places where a test can have a process killed, stopped, delayed or let down. Knows names and what is to happen there; no role."""
+"""Places where a test can have a process killed, stopped, delayed or fail with an error. Knows names and effects; no role."""
 
 import errno
 import logging

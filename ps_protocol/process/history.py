@@ -1,4 +1,4 @@
-"""What a process did and received, kept for `lockstep audit`: its records, as lines of JSON and a file of bytes. Knows files; no role."""
+"""The record of what a process did and received, for `lockstep audit`: lines of JSON and a file of bytes. Knows files; no role."""
 
 import hashlib
 import json

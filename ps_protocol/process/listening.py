@@ -1,4 +1,4 @@
-"""Where a server listens: whether it may, whether it can, and telling others once it does. Knows sockets and files; no gRPC, no role."""
+"""The address that a server listens at: whether it is allowed and free, and its announcement. Knows sockets and files; no gRPC, no role."""
 
 import errno
 import os

@@ -1,7 +1,8 @@
-"""Which clusters launchers of this user run on this machine: a file for each, in a private directory. Knows files and processes; no chief.
+"""The clusters that this user's launchers run on this machine: one file each, in a private directory. Knows files and processes; no chief.
 
-A file counts for as long as the process that wrote it runs; its start time tells it from a later one with its number. A launcher takes
-those away that do not count. Readers change nothing: one in a container may share the directory, and sees no process outside of it.
+A file is valid while the process that wrote it runs. The start time of the process tells it from a later process with the same number.
+Launchers remove invalid files. Readers change nothing: a reader in a container may share the directory, and sees no process outside of the
+container.
 """
 
 import dataclasses

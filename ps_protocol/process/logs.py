@@ -1,4 +1,4 @@
-"""A role's log: text or JSON, written to standard error at a bounded rate, and never waited for. Knows the log; no role."""
+"""A role's log: text or JSON, on standard error at a bounded rate, without making the role wait. Knows the log; no role."""
 
 import json
 import logging

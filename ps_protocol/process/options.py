@@ -1,4 +1,4 @@
-"""The one table of options: flag, variable, type, default, words, and who takes each. Knows texts; reads no file and no environment.
+"""The one table of options: flag, variable, type, default, words, and which programs take it. Knows texts; reads no file or environment.
 
 To add an option, write its entry below and read it where it counts: `given[MAX_STEPS]`. Parsers, --help, LOCKSTEP_* variables and what a
 launcher passes on to its roles follow from the entry.

@@ -1,4 +1,4 @@
-"""Text on its way to a stream that perhaps nobody reads: a bounded queue, and the thread that writes. Knows bytes; no log, no process."""
+"""Text for a stream that may have no reader: a bounded queue, and the thread that writes. Knows bytes; no log, no process."""
 
 import os
 import select

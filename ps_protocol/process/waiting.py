@@ -1,6 +1,6 @@
-"""How a process waits: conditions, pauses before another try, retries, users' waits, calls' deadlines, and word of a call that takes long.
+"""How a process waits: conditions, pauses, retries, waits of users, deadlines of calls, and warnings about slow calls.
 
-Knows time, threads and the log; nothing of what is called.
+Knows time, threads and the log; nothing about the calls themselves.
 """
 
 import itertools

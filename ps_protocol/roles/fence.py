@@ -1,4 +1,4 @@
-"""What shows when, and by whom, something is said: era and fence of a cluster, and the secret of a registration. Pure; knows no call.
+"""Values that prove when and by whom a call was made: a cluster's era and fence, a registration's secret. Pure; knows no call.
 
 Only the codec takes eras and fences apart. Compare whole values, except to say in words what differs, or where only the epoch is sent.
 """

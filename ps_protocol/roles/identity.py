@@ -1,4 +1,4 @@
-"""Who answers at which address, and whether that is whom the caller wants: addresses, versions, the handshake. Opens nothing."""
+"""The identity of the process at an address, and its comparison with the wanted one: addresses, versions, the handshake. Opens nothing."""
 
 import enum
 import ipaddress

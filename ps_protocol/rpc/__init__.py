@@ -2,6 +2,6 @@
 
 `shard`, `chief` and `accumulators` are the roles behind gRPC as workers have them, `commands` is what a chief asks of a parameter server
 with every step; they stand on `client` and `client_stream`. `payloads` decides what goes over data sockets instead. Servers stand on
-`server`, `server_stream` and `admission`; `strangers` bounds what comes without a call that is let in. `channel` has every option, `status`
-errors as statuses, `library` how grpcio is loaded.
+`server`, `server_stream` and `admission`; `strangers` bounds traffic that belongs to no admitted call. `channel` has every option,
+`status` errors as statuses, `library` how grpcio is loaded.
 """

@@ -1,4 +1,4 @@
-"""Lets calls in or not, before any method sees them, and ends those whose token is no longer good. Knows gRPC's handlers; no message."""
+"""Admits or refuses calls before a method sees them, and ends calls whose token is no longer valid. Knows gRPC's handlers; no message."""
 
 import functools
 import logging

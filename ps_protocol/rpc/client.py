@@ -1,6 +1,6 @@
-"""One server as a caller has it: a connection whose calls end in values or typed errors, and the question who answers there.
+"""A caller's connection to one server: calls end in values or typed errors, and a handshake identifies the server.
 
-Knows how to call, not what: the clients of each role name methods and messages.
+Knows how to call; the clients of each role name methods and messages.
 """
 
 import contextlib

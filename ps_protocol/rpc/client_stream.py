@@ -1,4 +1,4 @@
-"""Long-lived streams, as callers have them: worked by the calling thread itself, opened when first used, and again once broken.
+"""The caller's side of long-lived streams: driven by the calling thread itself, opened at first use, reopened after a break.
 
 Knows gRPC's streams and bytes; no message.
 """

@@ -1,4 +1,4 @@
-"""Streams that stand, as servers have them: served by events while that is quick, by threads where it takes long. Knows no message."""
+"""The server's side of long-lived streams: gRPC's events serve quick work, threads serve slow work. Knows no message."""
 
 import importlib
 import logging

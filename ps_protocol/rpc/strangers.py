@@ -1,9 +1,9 @@
-"""Cuts connections that send more than their calls are, and has their addresses wait. Knows connections; no method.
+"""Cuts connections that send more bytes than their calls explain, and makes their networks wait. Knows connections; no method.
 
 Any host that reaches a port can send to it without a token, and gRPC reads everything: most frames cost the sender nothing, and no option
 bounds them. So a thread looks at the connections that were made to the port, and at how much has come over each. A connection belongs to a
-stranger until a call on it is let in. From then on, what comes is compared with its calls and their messages: the rest are frames that
-carry nothing. This costs a message an addition, and bounds whatever a stranger can think of.
+stranger until a call on it is admitted. From then on, the bytes received are compared with its calls and their messages: the rest are
+frames that carry nothing. This costs a message an addition, and bounds everything that a stranger can send.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""What a process was given to prove who it is and to check others by: flags, LOCKSTEP_* and their sense. Reads no file."""
+"""The security options of a process: its own credentials, and what it checks callers by. Reads no file."""
 
 from dataclasses import dataclass, field
 from pathlib import Path

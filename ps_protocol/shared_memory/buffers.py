@@ -1,4 +1,4 @@
-"""A worker's buffers for gradients: which is free, what lies in which, and what became of it. Knows memory and numbers; no lock, no RPC."""
+"""A worker's buffers for gradients: the free ones, the contribution in each, and its outcome. Knows memory and numbers; no lock, no RPC."""
 
 from collections.abc import Sequence
 

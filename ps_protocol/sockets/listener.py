@@ -1,4 +1,4 @@
-"""Where a server takes data sockets: connections that it has invited, and nobody else's. Knows sockets and nonces; no gRPC, no message."""
+"""The listener for data sockets: admits only connections that the server has invited. Knows sockets and nonces; no gRPC, no message."""
 
 import contextlib
 import errno

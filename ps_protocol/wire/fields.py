@@ -1,14 +1,14 @@
-"""How the fields of a dataclass and those of its message become each other, compiled once into closures. Knows no particular message.
+"""Compiles the conversion between the fields of a dataclass and those of its message, once, into closures. Knows no particular message.
 
 A field and its namesake are compiled by the dataclass's annotation:
 
 - a number, a text or bytes is the message's own; `X | None` is a field with presence, left out for None. With presence and without None,
-  what was left out is the dataclass's default, which is left out in turn.
+  a field that was left out is the dataclass's default, which is left out in turn.
 - `tuple[X, ...]` is a repeated field; `tuple[X, ...] | None` has a `has_…` beside it. `Mapping` is a map, and so is a tuple of pairs; both
   come sorted, so that nothing depends on the order in which a map travels.
 - a dataclass is a message: required, unless it may be None or has a default, which is left out as well. A fixed tuple is the message whose
   fields are its elements in order.
-- an enum goes by the names of its members; 0 is what was left out: None, the default, or a fault.
+- an enum goes by the names of its members; 0 is a field that was left out: None, the default, or a fault.
 - seconds (`…_s`) are a Duration of at most MAX_DURATION_S, and a PsError is a CallError. Those of `max_wait` are 20 at most.
 
 Each error names the place of the fault, for example "variables[3]: policy.name: got 9".

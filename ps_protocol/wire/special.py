@@ -1,4 +1,4 @@
-"""The messages that are not their values field by field, and what is wrong with one whatever its values. Knows no RPC and no tensor."""
+"""The messages that differ from their values field by field, and checks over several fields of a message. Knows no RPC and no tensor."""
 
 import re
 from collections.abc import Callable
