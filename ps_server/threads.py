@@ -1,4 +1,4 @@
-"""Threads that help with an apply: they wait for work, do it, and hand back what went wrong. Knows threads; no array, step or wire."""
+"""Threads that help with an apply: they wait for work, do it, and report its errors. Knows threads; no array, step or wire."""
 
 import contextlib
 import queue

@@ -1,7 +1,7 @@
-"""The chief's decisions: events in, instructions out. Owns who comes and goes, and how training ends; no clock, thread or wire.
+"""The chief's decisions: events in, instructions out. Owns joining, leaving and the end of training; no clock, thread or wire.
 
-One method a kind of event: it checks first, and raises a typed error with nothing changed; then it changes, and puts what is to be done
-into the outbox. What belongs to one epoch is a `Training`, which `Recovery` has made anew when another begins. `now` is monotonic, in
+Each kind of event has one method. It checks first, and raises a typed error with nothing changed. Then it changes the state, and puts
+instructions into the outbox. A `Training` has the state of one epoch; `Recovery` has a new one made for the next. `now` is monotonic, in
 seconds. Not thread-safe.
 """
 

@@ -1,4 +1,4 @@
-"""The chief that its parts belong to, as they see it: whether training goes on, who may call, and what is to happen next. Holds nothing."""
+"""The coordinator as its parts see it, a Protocol: whether training goes on, which callers are valid, what to do next. Holds nothing."""
 
 from typing import Protocol
 

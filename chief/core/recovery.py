@@ -1,8 +1,8 @@
 """How a chief begins, takes over from another, and brings shards back to a checkpoint. Knows no clock or wire.
 
-A chief looks at all shards first. They are all empty: the newest whole checkpoint is restored, or training begins. All hold the model of
-one epoch: training goes on there. Anything else, and a shard that is restarted later: all go back to a checkpoint, under a new epoch. What
-comes of it is a `Start`, of which another `Training` is made.
+A chief looks at all shards first. If all are empty, the newest whole checkpoint is restored, or training begins. If all hold the model of
+one epoch, training goes on there. In any other case, and when a shard is restarted later, all go back to a checkpoint under a new epoch.
+The result is a `Start`, from which a new `Training` is made.
 """
 
 from collections.abc import Callable, Iterable, Sequence

@@ -1,7 +1,7 @@
-"""Calls that block, timers, and what is to be done: the one place where calls wait, expire, are cancelled or refused.
+"""Blocked calls, timers, and the outbox of instructions: the one place where calls wait, expire, are cancelled or refused.
 
-Knows numbers, callables and answers; decides nothing, and reads no clock. A module whose callers wait has its own `Line`, and
-says what happens to one whose time is up.
+Knows numbers, callables and answers; decides nothing, and reads no clock. A module whose callers wait has its own `Line`, and says what
+happens when a caller's time is up.
 """
 
 import heapq

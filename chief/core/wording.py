@@ -1,4 +1,4 @@
-"""Words and numbers for messages, one way everywhere. Knows no state."""
+"""Wording of numbers, durations and optimizers in messages, the same everywhere. Knows no state."""
 
 from collections.abc import Iterable, Mapping, Sequence
 

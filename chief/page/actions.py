@@ -1,4 +1,4 @@
-"""What the page's reader may have done: finish, another policy, another learning rate, a checkpoint. Knows requests; decides nothing."""
+"""The actions that the page offers: finish, another policy, another learning rate, a checkpoint. Knows requests; decides nothing."""
 
 import queue
 import secrets

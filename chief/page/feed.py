@@ -1,4 +1,4 @@
-"""What the page shows, as JSON: the cluster at a moment, and what is new of its course. Knows looks and values; no port, no thread."""
+"""The page's data as JSON: the cluster at a moment, and what is new since the last request. Knows looks and values; no port, no thread."""
 
 import math
 from collections.abc import Mapping, Sequence

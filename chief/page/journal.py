@@ -1,4 +1,4 @@
-"""What happened to a cluster, the latest of it: who came, who was lost, what was changed. Knows notes; no page and no step's course."""
+"""The latest events of a cluster: participants that joined or were lost, settings that changed. Knows notes; no page and no step."""
 
 import threading
 import time

@@ -1,6 +1,6 @@
 """Looks at the cluster once a second and remembers what it saw. Owns its threads and its lock; changes nothing, and shows nothing.
 
-A look takes the chief's lock for as long as a status does, and no step waits for anything else of this.
+A look takes the chief's lock for as long as a status does. No step waits for anything else here.
 """
 
 import contextlib

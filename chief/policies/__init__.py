@@ -1,6 +1,6 @@
-"""Coordination policies: who contributes to a step, when it is complete, and who may go on.
+"""Coordination policies: which workers contribute to a step, when it is complete, and which workers may go on.
 
-Pure, and the lowest of the chief's layers: no leases, calls, clocks, threads or wire.
-`base` is the seam that all of them implement, `factory` makes the one that is asked for;
-`sync` and `fifo` are synchronous steps, `ordered` is ssp and async, `unlocked` is async without a lock.
+Pure, and the lowest of the chief's layers: no leases, calls, clocks, threads or wire. `base` is the seam that all of them implement,
+`factory` makes the policy of a configuration; `sync` and `fifo` are synchronous steps, `ordered` is ssp and async, `unlocked` is async
+without a lock.
 """

@@ -1,7 +1,7 @@
-"""The token queue of tf.compat.v1.train.SyncReplicasOptimizer, with all its habits: for conformance. Knows no leases, calls or clocks.
+"""The token queue of tf.compat.v1.train.SyncReplicasOptimizer, exactly as it behaves: for conformance. Knows no leases, calls or clocks.
 
-A token is the step's number at the time it was put in. It is needed to leave a step, not to start one. Workers take tokens in order of
-their asking, for any worker, so an old one may be handed out, and the gradients computed with it are dropped.
+A token is the step's number at the time it was put in. It is needed to leave a step, not to start one. Workers take tokens in the order of
+their requests, and a token is for any worker. So an old token may be handed out, and the gradients computed with it are dropped.
 """
 
 from collections import deque

@@ -1,6 +1,6 @@
 """Asynchronous training with an order: each contribution is a step by itself, one applied after the other. Knows no leases or clocks.
 
-A worker goes on when what it gave is applied ("async"), and if it is not too far ahead of the slowest live worker ("ssp").
+A worker goes on when its contribution is applied ("async"), and if it is not too far ahead of the slowest live worker ("ssp").
 """
 
 from collections import Counter, deque

@@ -1,4 +1,4 @@
-"""Synchronous steps: R contributions make one. Which worker may give them, and when one goes on, is up to its rule for tokens.
+"""Synchronous steps: R contributions make one. A token rule decides which worker may contribute, and when a worker goes on.
 
 Strict tokens are here: a worker that waits goes on when the step is applied. Knows no leases, calls or clocks.
 """

@@ -1,7 +1,7 @@
-"""The chief's RPCs: who serves one call, and one long-lived stream. Decides nothing.
+"""The chief's RPCs: the handlers of single calls and of long-lived streams. Decides nothing.
 
-All methods take bytes, so that what is no message at all is refused by us, with a reason. None has a thread of its own: a message is
-handled in the thread that receives for the whole server, and the answer is sent by the thread that has it.
+All methods take bytes, so that malformed messages are refused here, with a reason. No method has a thread of its own: the thread that
+receives for the whole server handles the message, and the thread that has the answer sends it.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""Calls to parameter servers that are repeated, with jittered pauses, until there is an answer. Knows who was heard when; decides nothing.
+"""Calls to parameter servers that are repeated, with jittered pauses, until there is an answer. Knows when each answered; decides nothing.
 
-Each call made this way may be sent twice. Who does not answer is reported, and said: after a second, and then every 10 s.
+Each call made this way may be sent twice. A server that does not answer is reported, and logged: after a second, and then every 10 s.
 """
 
 import logging

@@ -1,6 +1,6 @@
-"""What the chief does with checkpoints at their place: finds the newest whole one, makes one whole, removes old ones. Decides nothing.
+"""The chief's work on the storage of checkpoints: finds the newest whole one, makes one whole, removes old ones. Decides nothing.
 
-Every method blocks on storage, and reports what came of it as an event.
+Every method blocks on storage, and reports its result as an event.
 """
 
 import datetime

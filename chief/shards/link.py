@@ -1,4 +1,4 @@
-"""The ways to one parameter server, over gRPC or in this process: one attempt a call, and repeating is the caller's."""
+"""The ways to one parameter server, over gRPC or in this process. A call is one attempt; the caller repeats it."""
 
 import asyncio
 import contextlib

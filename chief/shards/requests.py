@@ -1,4 +1,4 @@
-"""What shards are sent for each instruction, and what their answers amount to as events. Plain values; knows no connection."""
+"""Requests to shards for each instruction, and the events that follow from their answers. Plain values; knows no connection."""
 
 import logging
 from collections.abc import Sequence

@@ -1,7 +1,7 @@
-"""The shards as a chief on an event loop has them: tasks, the fast way of steps, and who watches. Decides nothing.
+"""The shards of a chief on an event loop: tasks, the fast path of steps, and watching the shards. Decides nothing.
 
-What takes time is a task of the event loop, but for the steps: these are sent by the thread that completes them, and become a task when
-that did not go well. Whatever is done under an epoch is given up, without a report, when another one begins.
+Work that takes time is a task of the event loop, except steps: the thread that completes a step sends it, and a task takes over if that
+fails. When an epoch begins, all work under the epoch before is given up, without a report.
 """
 
 import asyncio

@@ -1,7 +1,7 @@
 """Carries out the coordinator's instructions at all shards: one coroutine for each, which reports its events. Decides nothing.
 
-The coroutines know links and a `Pace`, no event loop and no thread: one runs them on a loop (`side`), one in the process of the shards
-(`serving.in_process`), and the simulation as it likes. What they report of a step names the step's epoch.
+The coroutines know links and a `Pace`, no event loop and no thread. `side` runs them on a loop, `serving.in_process` in the process of the
+shards, and the simulation in simulated time. Their reports about a step name the step's epoch.
 """
 
 import logging

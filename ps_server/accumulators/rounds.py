@@ -1,8 +1,8 @@
-"""A named accumulator's rounds: what is accepted, who takes next, which step it is, and the sums. Knows arrays; no lock, no clock.
+"""A named accumulator's rounds: accepted gradients, the queue of takers, the step, and the sums. Knows arrays; no lock, no clock.
 
-Sources: tf.compat.v1.ConditionalAccumulator and SparseConditionalAccumulator. Done otherwise: sums of half-precision gradients are kept in
-float32, since their own sums stop growing early; a taking that fails changes nothing; and sparse gradients are sorted first, their rows of
-the same index summed, for which the original is only right if the sender has done so.
+Sources: tf.compat.v1.ConditionalAccumulator and SparseConditionalAccumulator. Differences: sums of half-precision gradients are kept in
+float32, since their own sums stop growing early; a take that fails changes nothing; and sparse gradients are sorted first, with their rows
+of the same index summed, while the original is right only if the sender has done so.
 """
 
 import math

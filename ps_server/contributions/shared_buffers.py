@@ -1,9 +1,9 @@
 """Contributions that lie in memory which workers share: found by their ids when a step is applied. Knows headers; no lock, no mapping.
 
 A worker completes a contribution by writing a header, without a call. So the server does not know it until the chief names it, or the
-status is asked for. Every number in a header is read once and believed only if it is what it should be: the worker may write anything.
-A buffer whose worker has gone stays as long as what is whole in it may still be applied. If the worker was lost without a word, any of its
-buffers stays for some steps: perhaps it lives, has not heard of it yet, and commits one more contribution.
+status is asked for. Every number in a header is read once and checked before it is used, since the worker may write anything. When a
+worker leaves, its buffers stay as long as whole contributions in them may still be applied. When a worker is lost, all of its buffers stay
+for some steps: it may still run, and commit one more contribution before it learns that it was given up.
 """
 
 from collections.abc import Callable, Iterator, Sequence

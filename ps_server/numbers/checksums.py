@@ -1,4 +1,4 @@
-"""Checksums of memory, several times as fast as a CRC. Other bytes have another one, but by chance. Knows no contribution."""
+"""Checksums of memory, several times as fast as a CRC. Different bytes have different ones, except by chance. Knows no contribution."""
 
 from collections.abc import Iterable
 

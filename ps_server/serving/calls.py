@@ -1,6 +1,6 @@
 """The RPCs of a parameter server: decode, one call to the shard, encode. Knows messages and statuses; decides nothing.
 
-All methods take and give bytes. The tensor streams are framed by hand, and what is no message at all is refused by us, with a reason.
+All methods take and give bytes. The tensor streams are framed by hand, and malformed messages are refused here, with a reason.
 """
 
 import contextlib

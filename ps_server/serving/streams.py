@@ -1,7 +1,7 @@
 """The long-lived streams of a parameter server: contributions up, variables down, commands of the chief. Knows messages; decides nothing.
 
-The thread that takes gRPC's events does what takes no longer than to wake another thread; the rest is done by a thread of the stream's own,
-and no message is taken meanwhile. What fails is answered within its stream, which goes on; a message that is too large, or a defect of
+The thread that takes gRPC's events does only work that takes no longer than waking another thread. A thread of the stream does the rest,
+and no message is taken meanwhile. An error is answered within its stream, which goes on. A message that is too large, or a defect of
 gRPC's, ends the stream.
 """
 

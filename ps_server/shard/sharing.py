@@ -1,6 +1,6 @@
-"""Workers that share the shard's memory: what each was offered, and that it ends. Knows models and segments; no messages.
+"""Workers that share the shard's memory: the segments offered to each, and when sharing ends. Knows models and segments; no messages.
 
-A sharing lasts as long as its `with` block. A segment that was offered counts only once the worker has proved that it has mapped it.
+A sharing lasts as long as its `with` block. An offered segment counts only once the worker has proved that it has mapped it.
 """
 
 import secrets

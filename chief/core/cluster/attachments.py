@@ -1,9 +1,9 @@
-"""What contributions bring besides tensors: checked, kept while they are counted, and what lasts of it. No call, step or clock.
+"""Attachments of contributions, besides tensors: checks them, keeps them, and joins those of a step. Knows no call, step or clock.
 
-It holds for the step that the contribution becomes a part of, and for nothing if the contribution does not. A step has one set of
-hyper-parameters, that of the contribution with the lowest push id that has any, so that nothing depends on what came first; a shard that
-lacks a contribution takes that of the next one. States of workers' programs last: those that have changed since shards have kept a record
-travel with every step, so that a successor knows all of them.
+Attachments apply to the step that their contribution becomes a part of, and to no other. A step has one set of hyper-parameters: those of
+the contribution with the lowest push id that has any, so that the order of arrival makes no difference. A shard that lacks that
+contribution takes the set of the next one. States of workers' programs outlive the step. Those that have changed since shards kept a
+record travel with every step, so that a successor of the chief knows all of them.
 """
 
 from collections.abc import Callable, Iterable, Sequence

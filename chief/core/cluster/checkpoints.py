@@ -1,4 +1,4 @@
-"""Checkpoints: when a step is saved, the one that is being made, the newest whole one, and who wants one. Knows no storage, clock or wire.
+"""Checkpoints: when to save a step, the save under way, the newest whole checkpoint, requests for one. Knows no storage, clock or wire.
 
 One checkpoint is made at a time: all shards copy the same step (no other is applied meanwhile), then write; then the manifest is written.
 A step may be held back: it is announced only once it is saved, so that it cannot be lost.

@@ -1,4 +1,4 @@
-"""What the latest steps were made of and how long they took, and counters. Knows no worker's state; `now` is an argument."""
+"""The record of the latest steps: their contributions, their durations, and counters. Knows no worker's state; `now` is an argument."""
 
 import itertools
 from array import array

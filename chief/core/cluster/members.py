@@ -1,4 +1,4 @@
-"""Who takes part: indices, incarnations, leases, what each participant has contributed, and the quorum that follows.
+"""The participants: indices, incarnations, leases, contributions of each, and the quorum that follows from them.
 
 Knows no step, call or address; `now` is an argument.
 """

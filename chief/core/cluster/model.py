@@ -1,4 +1,4 @@
-"""The model that the workers of a cluster agree on, who initialises it, and the calls about it. Knows no clock, thread or wire."""
+"""The model that the workers agree on, the worker that initialises it, and the calls about it. Knows no clock, thread or wire."""
 
 from collections.abc import Callable
 

@@ -1,6 +1,6 @@
-"""Changes of the policy and of optimizers while training: who asked for which, which are in force, and which the shards have.
+"""Changes of the policy and of optimizers during training: requested ones, those in force, and those that the shards have.
 
-Knows specifications and versions; no step, clock, thread or wire. When a change can be carried out is decided in `training`.
+Knows specifications and versions; no step, clock, thread or wire. `training` decides when a change can be carried out.
 """
 
 from collections.abc import Sequence

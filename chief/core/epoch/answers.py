@@ -1,7 +1,8 @@
-"""Answers about contributions and data that are given only once they stay true even if the chief dies. Knows no clock, thread or wire.
+"""Holds back answers about contributions and data until they stay true even if the chief dies. Knows no clock, thread or wire.
 
-A worker learns that its contribution is accepted once it is applied, or once a parameter server has recorded the choice for the next chief.
-A step that has all its contributions is being applied anyway; for one that lacks some the record is written, one at a time for all.
+A worker learns that its contribution is accepted once it is applied, or once a parameter server has recorded the choice for the next
+chief. A step that has all its contributions is being applied anyway. For a step that lacks some, the record is written; one record at a
+time serves all callers.
 """
 
 from collections.abc import Callable, Collection, Iterable, Sequence

@@ -1,7 +1,7 @@
-"""Training in one epoch: contributions and tokens, ranges of the data, settings, and one thing after another at the shards.
+"""Training in one epoch: contributions and tokens, ranges of the data, settings, and the tasks of the shards, one at a time.
 
-It is made of a `Start`, and dropped when the cluster goes back to a checkpoint or begins anew. Knows no clock, thread or wire. At most one
-thing is under way at all shards; when it is done everywhere, the next is begun.
+It is made from a `Start`, and dropped when the cluster goes back to a checkpoint or begins anew. Knows no clock, thread or wire. All
+shards have at most one task; when all have done it, the next one begins.
 """
 
 import enum
