@@ -1,4 +1,4 @@
-"""What adapters do around a contribution: give it again after a rollback, notice one that was added to. Knows sessions; no framework."""
+"""Contributions of framework adapters: repeated after a rollback, and checked for leftover gradients. Knows sessions; no framework."""
 
 from collections.abc import Callable
 from typing import Any

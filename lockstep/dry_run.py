@@ -1,6 +1,6 @@
 """One worker's program against a cluster inside its own process, for a few steps: finds wrong calls before a cluster is started.
 
-python -m lockstep.dry_run train.py …, as `lockstep up --dry-run` runs it. Knows the program by what its cluster has seen of it.
+python -m lockstep.dry_run train.py …, as `lockstep up --dry-run` runs it. Knows the program only through its cluster.
 """
 
 import os

@@ -1,6 +1,6 @@
-"""What a program shows of a typed error that it does not catch: its own lines and the error's text, not the SDK's lines between them.
+"""How an uncaught typed error is shown: the program's own lines and the error's text, without the SDK's lines between them.
 
-Nothing is done to an error that is caught, and nothing at all under `python -X dev`. Knows frames; no session.
+Changes nothing about an error that is caught, and nothing at all under `python -X dev`. Knows frames; no session.
 """
 
 import sys

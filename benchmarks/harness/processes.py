@@ -1,4 +1,4 @@
-"""Processes of a benchmark, which report in JSON lines: started, listened to, looked at, ended. Knows no workload and nobody's figures."""
+"""Processes of a benchmark, which report in JSON lines: started, listened to, looked at, ended. Knows no workload and no figures."""
 
 import dataclasses
 import json

@@ -1,7 +1,7 @@
-"""Times calls of other people's classes from outside, in this process: which part, when, how long, and the CPU of its thread.
+"""Times calls of classes from outside, in this process: which part, when, how long, and the CPU time of its thread.
 
-Knows seams by name: what is looked at need not know that it is, and a seam that is gone is an error, or its time would be missed in
-silence. All times are those of the machine's one monotonic clock, so that those of several processes go together.
+Seams are named by class and method, so the timed code needs no change. A seam that no longer exists is an error: else its time would be
+missing without notice. All times are of the machine's one monotonic clock, so that times of several processes can be compared.
 """
 
 import importlib

@@ -1,8 +1,8 @@
-"""`python -m benchmarks.harness.worker MODULE ORDERS DIRECTORY`: one worker process of any benchmark. Knows signs and lines; no session.
+"""`python -m benchmarks.harness.worker MODULE ORDERS DIRECTORY`: one worker process of any benchmark. Knows files and lines; no session.
 
-MODULE has a function `work(orders, station)`; ORDERS is JSON. What the worker says is an event a line, as JSON. Two files in DIRECTORY are
-signs to it: it begins when "go" is there, and leaves when "release" is. Peers' roles run this module in environments where nothing of ours
-is installed, so it imports the standard library alone.
+MODULE has a function `work(orders, station)`; ORDERS is JSON. The worker reports events, each a line of JSON. Two files in DIRECTORY
+control it: it begins once "go" exists, and ends once "release" does. Peers' roles run this module in environments where nothing of ours is
+installed, so it imports the standard library alone.
 """
 
 import importlib

@@ -1,7 +1,7 @@
 """What every peer's worker does: take its orders, start with the others, measure its steps, report. Knows only the standard library.
 
-It runs in the peers' environments, where nothing of ours is installed; what it imports knows only the standard library too.
-It tells what it does as `benchmarks.harness.worker` has it.
+It runs in the peers' environments, where nothing of ours is installed; what it imports knows only the standard library too. It reports
+events as `benchmarks.harness.worker` does.
 """
 
 import json

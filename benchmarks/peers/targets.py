@@ -1,4 +1,4 @@
-"""What Lockstep's step is to cost at most, as a part of what a peer's costs. Knows numbers and words; measures nothing."""
+"""The most that a step of Lockstep is to cost, as a fraction of a peer's step. Knows numbers and words; measures nothing."""
 
 from dataclasses import dataclass
 

@@ -1,7 +1,7 @@
 """Puts measured figures into a page of docs/. Knows its marks and the reports; measures nothing.
 
-What is between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replaced; NAME is "peers", "table", "profile-before" or
-"profile-after", and "targets" for what became of the targets.
+The text between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replaced; NAME is "peers", "table", "profile-before" or
+"profile-after", or "targets" for the targets and whether they were met.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""A history's records, sorted by subject: contributions, what shards held, what the chief counted. Judges abandoned."""
+"""A history's records, sorted by subject: contributions, what shards held, what the chief counted. Judges none of them."""
 
 from collections.abc import Iterable
 from dataclasses import field, replace

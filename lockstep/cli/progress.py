@@ -1,4 +1,4 @@
-"""How far something is that takes longer than two seconds: a bar on a terminal, else a line now and then. Knows numbers and a stream."""
+"""The progress of work that takes longer than two seconds: a bar on a terminal, else a line at intervals. Knows numbers and a stream."""
 
 import sys
 import threading

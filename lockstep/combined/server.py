@@ -1,4 +1,4 @@
-"""A parameter server and the chief in one process, as servers: what they are to each other, and how they end together. Decides nothing."""
+"""A parameter server and the chief in one process, as servers: how they reach each other, and how they end together. Decides nothing."""
 
 import asyncio
 import signal

@@ -1,6 +1,6 @@
 """Time and bandwidth between two hosts: a small server, and the caller that measures. Knows TCP; no gRPC, no role, no secret.
 
-One caller at a time, for 30 s at most. It gets zeros and gives bytes that nobody looks at. Lines: `clock`, `ping`, `down N`, `up N`.
+One caller at a time, for 30 s at most. The server sends zeros, and drops the bytes that it gets. Lines: `clock`, `ping`, `down N`, `up N`.
 """
 
 import socket

@@ -1,6 +1,6 @@
 """Compares what parameter servers would do for an optax transformation with the transformation itself. Trains nothing of the program's.
 
-The servers are those of a cluster inside this process, so what is compared is what will run, and not another writing of it.
+The servers are those of a cluster inside this process, so the comparison runs the same code as the training.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Decides what the end of a process means for a cluster: continue, restart it, or give up. Knows processes by their role; no step."""
+"""Decides what the end of a process means for a cluster: continue, restart the process, or give up. Knows processes by role; no step."""
 
 import time
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Starts processes, passes on their output, and ends all of them, whatever happens. Does not know what they do.
+"""Starts processes, passes on their output, and ends all of them in every case. Does not know what they do.
 
 Every process leads a process group. A guardian (`guardian.py`) kills all groups when this process is gone, however it ended. One thread,
 one loop: `poll` must be called again and again, from the main thread.

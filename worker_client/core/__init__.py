@@ -1,6 +1,6 @@
-"""What a worker decides: what it asks next, and what follows from each answer. Pure: no call, no thread, no clock and no log.
+"""A worker's decisions: its next request, and its state after each answer. Pure: no call, no thread, no clock and no log.
 
-Knows values only; who runs it makes the calls: a session over gRPC or in this process, or a simulated worker.
-`worker`: the way from joining over the steps to the end. `place`: who the worker is, also after chief or epoch have changed. `data`: ranges
-of the training data. `state`: where a worker stands. `requests`: what is asked. `outcomes`: what became of contributions.
+Its runner makes the calls: a session over gRPC or in this process, or a simulated worker. `worker`: from joining over the steps to the
+end. `place`: the participant, also after chief or epoch have changed. `data`: ranges of the training data. `state`: where a worker stands.
+`requests`: the requests to the runner. `outcomes`: outcomes of contributions.
 """

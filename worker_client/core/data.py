@@ -1,11 +1,11 @@
 """The training data of a cluster as one worker goes through it: ranges leased from the chief, a few ahead. Knows ranges; no sample.
 
-A range that was given out counts as done when a contribution made from it is applied: the worker's next one names it. The chief leases it
-again if that contribution is dropped, or if its worker is lost or rolled back.
+A range that the worker took counts as done when a contribution made from it is applied: the worker's next contribution names it. The chief
+leases the range again if that contribution is dropped, or if its worker is lost or rolled back.
 
-In strict sync the chief does not have a step wait for a worker that is out of ranges; that one only follows, so that it is at the open
-step when it gets some again. Under ssp and with fifo tokens it would hold up those who still have some, and they the end of the data. So
-while it waits, and another waits for it, or a step for its last contributions, it gives some that have no gradient for any variable and
+In strict sync, no step waits for a worker that is out of ranges. Such a worker only follows the steps, so that it is at the open step when
+it gets ranges again. Under ssp and with fifo tokens, it would hold up the workers that still have ranges, and they the end of the data. So
+while it waits, and another worker waits for it, or a step needs its last contributions, it makes contributions without gradients, which
 count in no mean.
 """
 

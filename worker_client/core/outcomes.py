@@ -1,4 +1,4 @@
-"""What a worker learns about its contributions and reports. Knows outcomes, steps and numbers only."""
+"""Outcomes of contributions, and reports of metrics, as a worker's program gets them. Knows outcomes, steps and numbers only."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass

@@ -1,4 +1,4 @@
-"""A participant's place in its cluster: who it is, and what follows when chief or epoch have changed. Pure: asks by yielding requests."""
+"""A participant's place in its cluster: its identity, and registering again when chief or epoch have changed. Pure: yields requests."""
 
 from dataclasses import replace
 from typing import Any

@@ -1,7 +1,7 @@
-"""A worker's way through the training: from joining, over reading, giving and waiting, to wherever the cluster goes. Pure: yields requests.
+"""A worker's way through the training: joining, reading, contributing, waiting, the end. Pure: yields requests.
 
-Its place belongs to one participant. When the epoch rises (the cluster was brought back to a checkpoint), or the worker had been taken for
-gone, it takes its place again and goes on at the step that stands then. What was pushed before that is rolled back.
+A place belongs to one participant. When the epoch rises (the cluster was brought back to a checkpoint), or the chief has given the worker
+up, the worker takes its place again and goes on at the step that is open then. Its earlier pushes are rolled back.
 """
 
 from collections.abc import Callable

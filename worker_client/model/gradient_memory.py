@@ -1,8 +1,8 @@
-"""Which memory the next gradients are written into: that of shards that give some, or the worker's own. Knows arenas and arrays; no calls.
+"""The memory that the next gradients are written into: lent by shards, or the worker's own. Knows arenas and arrays; no calls.
 
-The user may have two sets of arrays. Those of the worker's own memory no server sees: they are copied with each push. Those on memory that
-shards set apart for him (lent) are sent without a copy, and only where he gets no word before the contribution is over. What he gives
-otherwise is copied into another buffer, so whatever views he has made of his arrays, what he writes there changes nothing under way.
+The user may have two sets of arrays. Arrays of the worker's own memory are copied with each push, and no server sees them. Arrays on
+memory that shards lend are sent without a copy, and only where the user gets no answer before the contribution is over. All other
+gradients are copied into another buffer. So a write through any view of these arrays changes nothing that is being sent.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,7 +1,7 @@
 """State of a program's own that travels with its contributions: a mapping of plain values, and as JSON. Knows no step and no call.
 
-Each value is encoded when it is set, so that what cannot be kept is refused at the line that sets it, and a step has nothing to do for what
-has not changed.
+Each value is encoded when it is set. So a value that cannot be kept is refused at the line that sets it, and a step spends nothing on
+values that have not changed.
 """
 
 import base64

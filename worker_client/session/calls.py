@@ -1,4 +1,4 @@
-"""Carries out what a worker asks for: calls of the chief, its shards once there is a model, waits, words in the log. Decides nothing."""
+"""Carries out a worker's requests: calls of the chief, of its shards once there is a model, waits, messages in the log. Decides nothing."""
 
 import logging
 from collections.abc import Callable, Mapping

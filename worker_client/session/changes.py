@@ -1,4 +1,4 @@
-"""What a participant may ask of a running cluster: another policy, other numbers, a checkpoint. Knows the chief; no variables."""
+"""The changes that a participant may request of a cluster: another policy, other numbers, a checkpoint. Knows the chief; no variables."""
 
 import enum
 import secrets

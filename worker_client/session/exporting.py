@@ -1,4 +1,4 @@
-"""A worker's own `/metrics`: its port, for as long as the session lasts. Knows families; no step waits for anything of this."""
+"""A worker's own `/metrics`: its port, for as long as the session lasts. Knows families; no step waits for it."""
 
 import logging
 from collections.abc import Callable, Iterable

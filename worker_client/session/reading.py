@@ -1,4 +1,4 @@
-"""What can be read of a model: variables, rows, slots, averages, metrics. Knows the model and its shards; no tokens, no pushes."""
+"""Reads a model: variables, rows, slots, averages, metrics. Knows the model and its shards; no tokens, no pushes."""
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any

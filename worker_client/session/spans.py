@@ -1,6 +1,6 @@
-"""OpenTelemetry spans of a worker's steps, made around what it asks for. Knows acts and the tracing API; no chief, no shard.
+"""OpenTelemetry spans of a worker's steps, around its requests. Knows acts and the tracing API; no chief, no shard.
 
-Nothing of this is on the way of a session that has no spans: its acts are then as they are.
+A session without spans runs none of this: its acts are used as they are.
 """
 
 import importlib.util

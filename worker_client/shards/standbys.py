@@ -1,4 +1,4 @@
-"""A shard that several processes hold, and where they are, as the chief says. Knows shards and registrations; no transport."""
+"""A shard that several processes hold: their addresses, which the chief names, and calls to them. Knows registrations; no transport."""
 
 import logging
 import threading

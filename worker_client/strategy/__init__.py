@@ -1,10 +1,10 @@
 """The API of tf.distribute.StrategyExtended: replicas, variables that they share, reductions over them, and updates.
 
-`values`: per-replica and mirrored values. `reduction`: sums and means. `contexts`: which context a thread is in. `replicas`: threads in
-turn. `variables`: aggregation and synchronisation. `group`: which replicas there are; `workers`: those of several processes, `exchange`
-how these reduce values, `shared_variables` what they write. `messages`: arrays as vectors; `mailboxes` and `links` carry them. `strategy`:
-the strategy, its `extended`, and the replica's context. `optimizer`: updates by gradients of replicas. `coordinator`: closures that any
-worker runs, and `closures` what is said of them.
+`values`: per-replica and mirrored values. `reduction`: sums and means. `contexts`: the context of a thread. `replicas`: threads in turn.
+`variables`: aggregation and synchronisation. `group`: the replicas of a strategy; `workers`: those of several processes, `exchange` how
+these reduce values, `shared_variables` their variables. `messages`: arrays as vectors; `mailboxes` and `links` carry them. `strategy`: the
+strategy, its `extended`, and the replica's context. `optimizer`: updates by gradients of replicas. `coordinator`: closures that any worker
+runs, and `closures` their messages.
 """
 
 from worker_client.strategy.closures import PerWorkerDataset

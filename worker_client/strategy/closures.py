@@ -1,6 +1,6 @@
-"""Calls of named functions, and what they return, as messages: nested values of arrays, numbers and text. Knows no queue; runs nothing.
+"""Calls of named functions, and their results, as messages: nested values of arrays, numbers and text. Knows no queue; runs nothing.
 
-An argument may also stand for what each worker has of its own: a dataset of its, made there by a named function.
+An argument may also stand for a dataset of each worker's own, which a named function makes there.
 """
 
 import itertools

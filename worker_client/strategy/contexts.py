@@ -1,4 +1,4 @@
-"""Which context a thread is in: of one replica, across replicas, or updating a variable. Knows strategies only to tell them apart."""
+"""The context of a thread: of one replica, across replicas, or updating a variable. Knows strategies only to tell them apart."""
 
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence

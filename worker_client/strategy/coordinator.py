@@ -1,10 +1,10 @@
 """Closures that any worker runs: scheduled in one program, run by functions that the workers' programs have registered. Knows no replica.
 
 The coordinator's program has the queue. It hands each worker one closure at a time and waits for the outcome, over a link of mailboxes on
-the parameter servers. A worker that is gone has its closure run by another one.
+the parameter servers. If a worker is lost, another one runs its closure.
 
-A coordinator first greets each worker, and goes on with one that answers: it serves. An outcome names the message that it answers, so that
-nothing of an earlier coordinator is taken for this one's. A worker that serves answers every coordinator of its name.
+A coordinator first greets each worker, and uses those that answer. An outcome names the message that it answers, so that an outcome for an
+earlier coordinator is never taken for one of this coordinator. A worker that serves answers every coordinator with its name.
 """
 
 import logging

@@ -1,8 +1,8 @@
-"""How values of all workers' replicas are exchanged: messages in, messages and results out. Knows no session, mailbox, thread or clock.
+"""The exchanges of values between all workers' replicas: messages in, messages and results out. Knows no session, mailbox, thread or clock.
 
-Worker 0 gathers what each of the others contributes to an exchange, combines it, and answers each. Both sides keep the results of the
-present step, by their place in it. So a program that was started again makes its calls of the step once more, and gets what was reduced
-before: one of another worker from worker 0, worker 0 from any of the others. What it then writes is what was to be written.
+Worker 0 gathers the contributions of the other workers to an exchange, combines them, and answers each worker. All keep the results of the
+present step, by their place in it. So a program that was started again repeats its calls of the step and gets the earlier results: worker
+0 from any other worker, the others from worker 0. Its writes are then those that it would have made before.
 """
 
 import zlib

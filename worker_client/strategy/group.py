@@ -1,4 +1,4 @@
-"""Which replicas there are, where variables lie, and how values of all replicas meet: the seam, and the group of one process alone."""
+"""The replicas of a strategy, where its variables lie, and reductions over all replicas: the seam, and the group of one process."""
 
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext

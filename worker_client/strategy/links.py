@@ -1,4 +1,4 @@
-"""Messages to and from one other participant, each sent until it is answered. Knows mailboxes and the clock; not what is said."""
+"""Messages to and from one other participant, each sent until it is answered. Knows mailboxes and the clock; not what messages mean."""
 
 import logging
 import secrets

@@ -1,6 +1,6 @@
 """Messages of arrays between participants, over named accumulators on the parameter servers. Knows no replica and no closure.
 
-A message has a name that is used once, and which decides the parameter server that it goes over. It is lost with that server.
+The name of a message is used once, and decides which parameter server carries the message. The message is lost with that server.
 """
 
 import threading

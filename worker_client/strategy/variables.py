@@ -1,4 +1,4 @@
-"""Variables of a strategy: how writes of replicas become one value, and what is read where. Knows contexts; not where copies lie."""
+"""Variables of a strategy: how writes of replicas become one value, and which copy is read. Knows contexts; not where copies lie."""
 
 import enum
 from collections.abc import Callable, Mapping

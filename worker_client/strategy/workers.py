@@ -1,4 +1,4 @@
-"""A strategy's replicas in several worker processes: values meet over mailboxes, variables lie on parameter servers. Knows the session."""
+"""A strategy's replicas in several worker processes: reductions over mailboxes, variables on parameter servers. Knows the session."""
 
 import logging
 import threading

@@ -1,1 +1,1 @@
-"""Whom a step waits for: `policies` compares them, `straggler` has late workers, with and without backup workers."""
+"""Coordination of workers: `policies` compares the policies, `straggler` has late workers, with and without backup workers."""

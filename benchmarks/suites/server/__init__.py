@@ -1,1 +1,1 @@
-"""One parameter server: `apply` its optimizers, `memory` what it takes, `sparse_table` a few rows of a large table."""
+"""One parameter server: `apply` its optimizers, `memory` its memory, `sparse_table` a few rows of a large table."""

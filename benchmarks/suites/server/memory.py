@@ -1,8 +1,9 @@
-"""What a parameter server takes, and whether it grows. Knows processes and /proc; no step, no tensor.
+"""How much memory a parameter server takes, and whether it grows. Knows processes and /proc; no step, no tensor.
 
-Two measurements, each over gRPC, sockets and shared memory, on a parameter server, a chief and two workers: the most that the server has
-resident with 256 MiB of variables, against the variables twice, the slots, one contribution of each worker, and 64 MiB for everything
-else; and its memory and descriptors over 2,000 steps of 1 MiB, of whose second half a line fitted to it says how much they grew.
+Two measurements, each over gRPC, sockets and shared memory, on a parameter server, a chief and two workers. The first is the most memory
+that the server has resident with 256 MiB of variables, against the variables twice, the slots, one contribution of each worker, and 64 MiB
+for everything else. The second is its memory and its descriptors over 2,000 steps of 1 MiB: a line fitted to the second half gives the
+growth.
 """
 
 import argparse

@@ -1,4 +1,4 @@
-"""Lockstep beside what a user would otherwise take. Knows the arguments and the order of the runs."""
+"""Lockstep beside other systems that a user could choose. Knows the arguments and the order of the runs."""
 
 import argparse
 import dataclasses

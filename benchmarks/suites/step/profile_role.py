@@ -1,4 +1,4 @@
-"""The processes of the profile: a parameter server whose seams are timed, and what such a worker does. Sums up nothing."""
+"""The processes of the profile: a parameter server whose seams are timed, and a worker whose seams are. Sums up nothing."""
 
 import os
 import resource

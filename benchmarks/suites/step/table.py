@@ -1,4 +1,4 @@
-"""The usual sizes over every transport, as a table, a plot and JSON. Knows which; `step` measures."""
+"""The usual sizes over every transport, as a table, a plot and JSON. Knows the sizes; `step` measures."""
 
 import argparse
 import json

@@ -1,4 +1,4 @@
-"""What a chief's status says, in words: tables and JSON, what is kept and what came back, why a cluster waits. Pure: knows no terminal."""
+"""A chief's status in words: tables and JSON, checkpoints and recovery, why a cluster waits. Pure: knows no terminal."""
 
 import dataclasses
 import json
