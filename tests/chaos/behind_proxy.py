@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.behind_proxy ADDRESS chief …`: a chief that is reached at ADDRESS, and says so. Knows where it says it."""
+"""`python -m tests.chaos.behind_proxy ADDRESS chief …`: a chief that announces the address of a proxy. Knows its announcement."""
 
 import runpy
 import sys

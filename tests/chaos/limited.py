@@ -1,4 +1,4 @@
-"""`python -m tests.chaos.limited LIMIT VALUE MODULE …`: a module in a process that may have less of something. Knows no role.
+"""`python -m tests.chaos.limited LIMIT VALUE MODULE …`: runs a module in a process with a lower limit of a resource. Knows no role.
 
 LIMIT is that of `resource` without "RLIMIT_", or "LOG", whose VALUE is the file that takes the place of its output.
 """

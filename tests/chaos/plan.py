@@ -1,4 +1,4 @@
-"""What a chaos test starts. Knows no process."""
+"""The plan of a chaos test: the cluster that it starts. Knows no process."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

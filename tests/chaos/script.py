@@ -1,4 +1,4 @@
-"""What every worker contributes to every step, whatever happens, and the values that must come of it. Knows the SDK; no process.
+"""The contributions of every worker to every step, in spite of all faults, and the values that must result. Knows the SDK; no process.
 
 The gradients depend on step and worker alone, so that any run that applies each contribution once, and none twice, ends with the same
 bytes.

@@ -1,4 +1,4 @@
-"""Checkpoints under every misfortune: killed at each boundary, a full disk, damaged files; and clocks that are wrong."""
+"""Checkpoints under faults: a kill at each boundary, a full disk, damaged files, wrong clocks."""
 
 import re
 import shutil

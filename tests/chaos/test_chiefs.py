@@ -1,4 +1,4 @@
-"""Chiefs that are killed at every point of a step, moved, or two at once: each step counts once, and nobody but the chief is restarted."""
+"""Chiefs that are killed at every point of a step, moved, or two at once: each step counts once, and only the chief is restarted."""
 
 import signal
 

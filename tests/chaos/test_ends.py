@@ -1,4 +1,4 @@
-"""Ends that are asked for: each role in the middle of a step, all of them one after the other, and `lockstep up` around it all."""
+"""Requested ends: of each role in the middle of a step, of all roles one after the other, and of `lockstep up` around them."""
 
 import os
 import re

@@ -1,4 +1,4 @@
-"""Strangers who send as fast as they can: training goes on nearly as fast, and no step differs. Needs the machine for itself."""
+"""Strangers that send as fast as they can: training goes on nearly as fast, and no step differs. Needs the machine for itself."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Processes that get less than they need: of files, descriptors, disk and time, also beside a flood. Training goes on, or says why not."""
+"""Processes with too few files, descriptors, disk or time, also beside a flood: training goes on, or says why it cannot."""
 
 import itertools
 import json

@@ -1,4 +1,4 @@
-"""Networks that are slow, silent in one direction or both, torn, or shut between any two roles: no step differs, and all ends well."""
+"""Networks between any two roles that are slow, silent in one or both directions, torn or shut: no step differs, and training finishes."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""Secrets that are replaced while a cluster trains: nobody is cut off for long, and no step differs."""
+"""Secrets that are replaced while a cluster trains: no participant is cut off for long, and no step differs."""
 
 import time
 from collections.abc import Mapping

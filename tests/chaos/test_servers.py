@@ -1,4 +1,4 @@
-"""Parameter servers that are killed or stopped at every point of a step: never a step half done, and the cluster goes on by itself."""
+"""Parameter servers that are killed or stopped at every point of a step: no step is half applied, and the cluster recovers by itself."""
 
 import signal
 import time

@@ -1,4 +1,4 @@
-"""Standbys of parameter servers: one that is lost costs nothing, as long as the other is there; losing both is a rollback as ever.
+"""Standbys of parameter servers: the loss of one of the two costs no step, the loss of both is a rollback.
 
 In all cases `lockstep audit` computes again what both servers held, before and after one took the other's place.
 """

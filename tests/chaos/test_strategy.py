@@ -1,4 +1,4 @@
-"""Killed in the middle of scheduled closures and of reductions: nothing is lost or counts twice, and the wait has words within 2 s."""
+"""Kills in the middle of scheduled closures and of reductions: nothing is lost or counts twice, and a wait is explained within 2 s."""
 
 import re
 from pathlib import Path

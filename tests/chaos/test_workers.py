@@ -1,4 +1,4 @@
-"""Workers that are killed, stopped, doubled or broken at the worst moment: each contribution counts once, and the others wait no longer."""
+"""Workers that are killed, stopped, doubled or broken in the middle of a step: each contribution counts once, and no other worker hangs."""
 
 import signal
 

@@ -1,4 +1,4 @@
-"""A worker that contributes what the script says, through all faults, and writes down the outcome of each contribution."""
+"""A worker that contributes by the script through all faults, and writes down the outcome of each contribution."""
 
 import argparse
 import gc

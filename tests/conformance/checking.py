@@ -1,4 +1,4 @@
-"""Comparison of what was recorded with what is there. Knows tolerances and how to say where two differ; nothing of the system."""
+"""Compares recorded values with computed ones. Knows tolerances, and words for a difference; nothing of the system."""
 
 from typing import Any
 

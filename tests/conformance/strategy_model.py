@@ -1,4 +1,4 @@
-"""What a strategy's operations give by the rules of the original, in NumPy, and cases made of them. Knows the format; not our strategies.
+"""A model in NumPy of a strategy's operations by the original's rules, and cases made of them. Knows the format; not our strategies.
 
 A case is what the original was recorded with: mirrored variables, whose copies are kept the same, and operations on them.
 """

@@ -1,4 +1,4 @@
-"""Strategies against a model of the original's rules: it gives what was recorded, and strategies give what it says of any other case."""
+"""A model of the original's rules: it computes the recorded results, and our strategies compute the model's results of other cases."""
 
 import json
 import random

@@ -1,4 +1,4 @@
-"""Writes what the libraries' own optimizers do, for tests that run without them: tests/unit/ps_server/optimizers/recorded.json.
+"""Records what the libraries' own optimizers compute, for tests that run without them: tests/unit/ps_server/optimizers/recorded.json.
 
 python tests/frameworks/record_optimizers.py
 """

@@ -1,4 +1,4 @@
-"""Optimizers against the libraries that they are from. Where none is installed, recorded numbers stand for them in tests/unit."""
+"""Optimizers against the libraries that they are from. tests/unit compares with recorded numbers where no library is installed."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What is fuzzed: everything that takes bytes from a network or a disk apart. A target raises only if there is a defect."""
+"""The fuzzed functions: all that parse bytes from a network or a disk. A target raises only if there is a defect."""
 
 import hashlib
 from collections.abc import Callable

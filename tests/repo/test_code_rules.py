@@ -1,4 +1,4 @@
-"""Rules for every file: no received data is run as code, nothing is unfinished, the first line says why. One test a rule."""
+"""Rules for every file: received data is never run as code, nothing is unfinished, the first line states the purpose. One test a rule."""
 
 import ast
 import io

@@ -1,4 +1,4 @@
-"""The documents agree with the repository: links lead somewhere, commands and flags exist. Knows their words; runs no cluster."""
+"""The documents agree with the repository: links have targets, commands and flags exist. Reads text; runs no cluster."""
 
 import ast
 import dataclasses

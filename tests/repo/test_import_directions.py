@@ -1,4 +1,4 @@
-"""Who may import whom. The layers are folder names, so the folder list is the architecture; an unknown folder fails the test."""
+"""Allowed imports. The layers are folder names, so the folder list is the architecture; an unknown folder fails the test."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Each tutorial of a framework changes few lines of its program, and prints which. Knows their words; runs no program."""
+"""Each tutorial of a framework changes few lines of its program, and prints which. Reads text; runs no program."""
 
 import difflib
 import re

@@ -1,4 +1,4 @@
-"""`python -m tests.simulation --seeds 20000`: runs so many seeds on all processors and says what they have reached, or what broke."""
+"""`python -m tests.simulation --seeds 20000`: runs so many seeds on all processors, and reports coverage and broken promises."""
 
 import argparse
 import gc

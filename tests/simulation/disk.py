@@ -1,6 +1,6 @@
-"""Storage of a simulated cluster: what is written lies here, torn where a process was killed, rotten where a fault has it. Knows bytes.
+"""Storage of a simulated cluster: files, torn where a process was killed, damaged where a fault damages them. Knows bytes.
 
-Only what has been closed in peace counts as written; a manifest that stands makes a checkpoint whole at one moment.
+Only closed files count as written; a manifest makes a checkpoint whole at one moment.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

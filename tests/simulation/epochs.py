@@ -1,4 +1,4 @@
-"""What a simulated cluster has done in each of its epochs, as the oracle keeps it. Knows no promise."""
+"""The record of each epoch of a simulated cluster, kept by the oracle. Knows no promise."""
 
 from dataclasses import dataclass, field
 

@@ -1,4 +1,4 @@
-"""A process that holds a worker's token and no worker's place: it says what it likes in a worker's name. Nothing may come of it."""
+"""A process with a worker's token but no worker's place: it sends made-up messages in a worker's name, which must have no effect."""
 
 import itertools
 from dataclasses import replace

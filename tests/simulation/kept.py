@@ -1,4 +1,4 @@
-"""Scenarios that have found something once, shrunk, with what it was; they stay when the meaning of seeds changes. Knows a file."""
+"""Scenarios that found a defect once, shrunk, each with the defect; they stay when the meaning of seeds changes. Knows a file."""
 
 import json
 from collections.abc import Iterator, Mapping

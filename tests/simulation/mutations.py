@@ -1,4 +1,4 @@
-"""Deliberately broken copies, one for each promise at least, that the simulation must catch. Knows where to break the cores."""
+"""Deliberately broken copies, at least one for each promise, which the simulation must catch. Knows where to break the cores."""
 
 import asyncio
 from collections.abc import Callable, Iterable, Sequence

@@ -1,4 +1,4 @@
-"""What befalls a simulated cluster: each kind of fault, done to its processes, network and storage. Knows no promise."""
+"""The faults of a simulated cluster: each kind, done to its processes, network and storage. Knows no promise."""
 
 from collections.abc import Callable
 from typing import Protocol

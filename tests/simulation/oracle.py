@@ -1,7 +1,7 @@
-"""The promises, checked after every event by one who sees everything. Knows what was applied, saved, restored and said; no process.
+"""The promises, checked after every event with full knowledge of the cluster. Knows steps, saves, restores and answers; no process.
 
-It keeps its own model: of each epoch of each life where it began, of each step its contributors, and of each variable its value, which
-it computes anew with NumPy. Where servers apply contributions as they arrive, each has steps of its own, of one contribution each.
+It keeps its own model: of each epoch of each life its first step, of each step its contributors, and of each variable its value, which it
+computes anew with NumPy. Where servers apply contributions as they arrive, each has steps of its own, of one contribution each.
 """
 
 from collections.abc import Mapping, Sequence, Set

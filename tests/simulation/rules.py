@@ -1,4 +1,4 @@
-"""What each policy promises of its steps and tokens, checked by a count of its own. Knows numbers; no chief, and no other promise."""
+"""The promises of each policy about its steps and tokens, checked by separate counts. Knows numbers; no chief, and no other promise."""
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field

@@ -1,4 +1,4 @@
-"""A parameter server of a simulated cluster: the real store, answered for by a process that can be killed at any event. Knows no chief."""
+"""A parameter server of a simulated cluster: the real store, in a process that can be killed at any event. Knows no chief."""
 
 from collections.abc import Callable
 from dataclasses import replace

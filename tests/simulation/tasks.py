@@ -1,8 +1,8 @@
-"""Tasks of a simulated process: generators, or coroutines, that yield `Sleep`, `Call` or `All` and get back what came of it.
+"""Tasks of a simulated process: generators, or coroutines, that yield `Sleep`, `Call` or `All` and get back the result.
 
 Knows no clock and no network.
 
-A PsError that a wish ends with is raised in the generator; one that leaves it is what the task ends with.
+A PsError that ends a yielded wish is raised in the generator; an error that leaves the generator ends the task.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Sequence

@@ -1,4 +1,4 @@
-"""How a simulated worker calls chief and shards: again until they answer, wherever the chief is. Knows no step and no model."""
+"""Calls of a simulated worker to chief and shards: repeated until an answer comes, at any address of the chief. Knows no step or model."""
 
 from collections.abc import Callable
 from itertools import zip_longest

@@ -1,6 +1,6 @@
 """A worker of a simulated cluster: the SDK's own core, whose requests are carried out in a simulated world. It checks what it reads.
 
-Knows the calls of chief and shards; decides nothing that a session decides. It never stops of its own accord.
+Knows the calls of chief and shards; decides nothing that a session decides. It never stops by itself.
 """
 
 import itertools

@@ -1,4 +1,4 @@
-"""How many generated examples a test runs: all of them in `make test`, few in the inner loop. Knows no test."""
+"""The number of generated examples that a test runs: all in `make test`, few in the inner loop. Knows no test."""
 
 from hypothesis import HealthCheck, settings
 

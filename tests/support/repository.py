@@ -1,4 +1,4 @@
-"""Where the repository and what was recorded for it lie. Knows paths; reads nothing."""
+"""The paths of the repository and of recorded data. Knows paths; reads nothing."""
 
 from pathlib import Path
 

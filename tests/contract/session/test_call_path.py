@@ -1,4 +1,4 @@
-"""How far it is from `session.step(gradients)` to the wire: few modules and few frames, so that one can follow it."""
+"""The path from `session.step(gradients)` to the wire: few modules and few frames, so that a reader can follow it."""
 
 import sys
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Rule 81: closures are scheduled in one program and run in any worker, at least once; errors are told once, and values count once."""
+"""Rule 81: closures are scheduled in one program and run at least once in any worker; an error is raised once, and a value counts once."""
 
 import itertools
 import sys

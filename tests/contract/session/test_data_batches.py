@@ -1,4 +1,4 @@
-"""Ranges of the training data over sessions: whatever is dropped, lost or rolled back, each sample counts once in each pass."""
+"""Ranges of the training data over sessions: each sample counts once in each pass, also after drops, losses and rollbacks."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`DNNClassifier` in one process: scikit-learn's own checks, the same weights for the same seed, and words for wrong parameters."""
+"""`DNNClassifier` in one process: scikit-learn's own checks, the same weights for the same seed, and errors for wrong parameters."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`DNNClassifier` as a worker of a running cluster: every worker ends with the same network, in whichever order they finish."""
+"""`DNNClassifier` as a worker of a running cluster: every worker ends with the same network, whichever finishes first."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What a session repeats, what it gives up, and how it leaves: calls that fail on the way, between real stores and a real coordinator."""
+"""Calls of a session that fail on the way: which it repeats, which it gives up, and how it leaves. Real stores, a real coordinator."""
 
 import dataclasses
 import threading

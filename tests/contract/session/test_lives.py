@@ -1,4 +1,4 @@
-"""A session whose whole cluster is lost, and that finds another in its place with the same numbers: nothing said before holds there."""
+"""A session whose whole cluster is lost and replaced by another with the same numbers: earlier answers do not hold in the new one."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Training through a network that loses, doubles, delays and reorders calls ends with the very bytes of training through a good one."""
+"""Training through a network that loses, doubles, delays and reorders calls ends with the same bytes as training without faults."""
 
 import threading
 from collections import Counter

@@ -1,4 +1,4 @@
-"""Where a cluster refuses gradients that are not finite: who gives one is told, nobody else hears of it, and a right one then counts.
+"""A cluster that refuses gradients that are not finite: only the worker that gives one gets an error, and its next right one counts.
 
 Sessions check before they push, over every transport. Servers check everything that arrives over a wire.
 """

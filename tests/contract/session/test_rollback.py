@@ -1,4 +1,4 @@
-"""A session whose cluster is brought back, or gets another chief: it goes on by itself, and says what has become of its work."""
+"""A session whose cluster rolls back, or gets another chief: it goes on by itself, and reports the outcome of its contributions."""
 
 import gc
 import logging

@@ -1,4 +1,4 @@
-"""One contract for sessions and observers, whatever carries their calls: objects in this process, or servers behind gRPC."""
+"""One contract for sessions and observers, with in-process objects and with servers behind gRPC."""
 
 import copy
 import threading

@@ -1,4 +1,4 @@
-"""Sessions that share memory with their servers: nothing is copied that need not be, and nothing under way is written over."""
+"""Sessions that share memory with their servers: no needless copy is made, and nothing that is being sent is overwritten."""
 
 import logging
 from collections.abc import Callable, Iterator

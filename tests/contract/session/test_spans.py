@@ -1,4 +1,4 @@
-"""OpenTelemetry spans of a worker's steps: which there are, whose they are, and that a session without them has none of their code.
+"""OpenTelemetry spans of a worker's steps: their names and parents, and that a session without spans runs none of their code.
 
 A stand-in has the place of OpenTelemetry's API; tests/frameworks has the same with its SDK.
 """

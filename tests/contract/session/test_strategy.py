@@ -1,4 +1,4 @@
-"""A strategy over the workers of a cluster: values meet, variables lie on parameter servers, and who is missing is named."""
+"""A strategy over the workers of a cluster: reductions over all replicas, variables on parameter servers, and missing workers by name."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""State of the program's own: what was set belongs to the step of the next contribution that counts, and goes where that goes."""
+"""State of a worker's program: it belongs to the step of the next contribution that counts, and is saved and restored with that step."""
 
 import threading
 from concurrent.futures import ThreadPoolExecutor

@@ -1,4 +1,4 @@
-"""Sessions in every wire format, over gRPC: a model with everything in it comes out as it does without one, where nothing is rounded."""
+"""Sessions in every wire format, over gRPC: a model with every kind of variable gets the same values, where the format does not round."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""What every `WholeShard` does with checkpoints: what is restored goes on bit for bit as what was saved, on however many shards it lies."""
+"""Checkpoints of every `WholeShard`: training from a restored one continues bit for bit, on any number of shards."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What every `WholeShard` makes of gradients that do not travel as they are."""
+"""Encoded gradients at every `WholeShard`."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""What every `WholeShard` does, whatever carries it: who may call, and how it ends."""
+"""Fences of every `WholeShard`, on every transport: which callers are admitted, and how a shard ends."""
 
 import dataclasses
 from collections.abc import Callable

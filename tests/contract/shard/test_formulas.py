@@ -1,4 +1,4 @@
-"""What every `WholeShard` makes of contributions with formulas: new values of variables, computed next to them, once."""
+"""Contributions with formulas at every `WholeShard`: new values of variables, computed at the shard, once."""
 
 import itertools
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""How every `WholeShard` works when it is told to work otherwise: stale contributions, arrivals, weights, limits, other numbers."""
+"""Settings of every `WholeShard` other than the defaults: stale contributions, arrivals, weights, limits, other numbers."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any

@@ -1,4 +1,4 @@
-"""What every `Shard` does, whatever carries it: what is staged, and what is not."""
+"""Pushes to every `Shard`, on every transport: which are staged, and which are refused."""
 
 from pathlib import Path
 

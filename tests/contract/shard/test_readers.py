@@ -1,4 +1,4 @@
-"""Readers and steps that overlap: nobody sees half a step, and where steps wait for nobody, readers still come through."""
+"""Readers and steps that overlap: no reader sees half a step, and readers get through also where steps do not wait for them."""
 
 import threading
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""A shard that several processes hold, as a worker uses it: all are given the same, one is read from, and the chief says which they are."""
+"""A shard that several processes hold, as a worker uses it: all get the same pushes, one is read, and the chief names them."""
 
 import threading
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""What every `Shard` does with variables that have a rule of their own: other optimizers, plain updates, constraints, moving averages."""
+"""Variables with a rule of their own at every `Shard`: other optimizers, plain updates, constraints, moving averages."""
 
 import dataclasses
 

@@ -1,4 +1,4 @@
-"""What every `Shard` does, whatever carries it: the mean of the named contributions, once."""
+"""Steps of every `Shard`, on every transport: the mean of the named contributions, applied once."""
 
 import math
 from pathlib import Path

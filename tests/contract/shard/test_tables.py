@@ -1,4 +1,4 @@
-"""What every `WholeShard` does with sparse variables, whatever carries it: rows in, rows out, and nothing else touched."""
+"""Sparse variables at every `WholeShard`, on every transport: rows are pushed and read, and other rows stay untouched."""
 
 import threading
 

@@ -1,4 +1,4 @@
-"""Readers and workers in many threads at once, over every transport: nobody sees a torn model, and nothing is lost."""
+"""Readers and workers in many threads at once, over every transport: no reader sees a torn model, and no contribution is lost."""
 
 import gc
 import threading

@@ -1,4 +1,4 @@
-"""What every `WholeShard` does, whatever carries it: creation, reading, slots, status."""
+"""Variables of every `WholeShard`, on every transport: creation, reading, slots, status."""
 
 from collections.abc import Callable
 

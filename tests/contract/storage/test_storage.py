@@ -1,4 +1,4 @@
-"""Claims about every place for checkpoints: a directory, and every place that fsspec reaches (here its memory and its local files)."""
+"""Every place for checkpoints: a directory, and every place that fsspec reaches (here its memory and its local files)."""
 
 import itertools
 from collections import Counter

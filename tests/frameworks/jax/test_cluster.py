@@ -1,4 +1,4 @@
-"""A JAX model on a cluster of real processes: what one process computes, also when processes are killed."""
+"""A JAX model on a cluster of real processes computes what one process computes, also when processes are killed."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Models of flax, in both of its APIs: what one process computes with optax, and leaves named by their layers."""
+"""Models of flax, in both of its APIs: the values that optax computes in one process, and leaves named by their layers."""
 
 from typing import Any
 

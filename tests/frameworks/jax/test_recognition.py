@@ -1,4 +1,4 @@
-"""Each optax optimizer that is recognized changes a model as optax itself does, step by step; each other one is refused with its part."""
+"""Each optax optimizer that is recognized changes a model as optax does, step by step; others are refused with the part at fault."""
 
 from collections.abc import Callable
 from typing import Any

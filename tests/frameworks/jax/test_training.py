@@ -1,4 +1,4 @@
-"""A JAX model in a session: names of leaves, memory, types, updates that workers compute, and a sentence for each wrong call."""
+"""A JAX model in a session: names of leaves, memory, types, updates that workers compute, and an error for each wrong call."""
 
 import dataclasses
 import os

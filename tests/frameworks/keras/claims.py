@@ -1,4 +1,4 @@
-"""What holds of lockstep.keras with the backend that KERAS_BACKEND names: each function is a claim. Writes as JSON which failed.
+"""Claims about lockstep.keras with the backend that KERAS_BACKEND names, one function each. Writes the failed ones as JSON.
 
 A process has one backend for ever, so `test_backends.py` starts this once for each.
 """

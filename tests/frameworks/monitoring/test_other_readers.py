@@ -1,4 +1,4 @@
-"""What Lockstep exports, as others read it: Prometheus' client, TensorBoard's own reader, Perfetto, OpenTelemetry's SDK."""
+"""Lockstep's exports in others' readers: Prometheus' client, TensorBoard's own reader, Perfetto, OpenTelemetry's SDK."""
 
 import json
 import subprocess

@@ -1,4 +1,4 @@
-"""Models that torch.compile() has compiled train as they are, and are called as they were."""
+"""Models that torch.compile() has compiled train unchanged, with the names of the original model."""
 
 from pathlib import Path
 from typing import Any

@@ -1,4 +1,4 @@
-"""Embeddings whose rows are on the servers: the outputs, gradients and steps of torch.nn's, with all of their options."""
+"""Embeddings whose rows are on the servers: outputs, gradients and steps are those of torch.nn, with all options."""
 
 from collections.abc import Iterator
 from dataclasses import replace

@@ -1,4 +1,4 @@
-"""Wrong uses of the adapter: a sentence each, and never a crash of the interpreter. Each in a process of its own where it might be one."""
+"""Wrong uses of the adapter: an error with a reason, never a crash of the interpreter. Risky ones run in processes of their own."""
 
 import copy
 import gc

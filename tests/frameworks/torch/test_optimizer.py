@@ -1,4 +1,4 @@
-"""A torch training loop over Lockstep computes what the torch optimizer does, option by option, and keeps what torch optimizers have."""
+"""A torch training loop over Lockstep computes what the torch optimizer computes, with each option, and keeps its public interface."""
 
 import copy
 import logging

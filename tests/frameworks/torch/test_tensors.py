@@ -1,4 +1,4 @@
-"""Copies between tensors and the servers' memory: a call for all of them, and for a GPU by way of pinned memory."""
+"""Copies between tensors and the servers' memory: one call for all tensors, by way of pinned memory for a GPU."""
 
 from collections.abc import Callable
 from typing import Any

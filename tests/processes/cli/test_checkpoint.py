@@ -1,4 +1,4 @@
-"""Checkpoints that are asked for from outside: a running cluster saves one, and its values are those that the workers read."""
+"""Checkpoints that are requested from outside: a running cluster saves one, and its values are those that the workers read."""
 
 import zipfile
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""`lockstep demo`: the model's mathematics, its data, and whole runs with real processes, also when workers are killed on the way."""
+"""`lockstep demo`: the model's mathematics, its data, and whole runs with real processes, some with killed workers."""
 
 import csv
 import importlib

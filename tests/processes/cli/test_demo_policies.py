@@ -1,4 +1,4 @@
-"""`lockstep demo` under other policies and with other optimizers: it learns as well, and says how stale the work was."""
+"""`lockstep demo` under other policies and with other optimizers: it learns, and reports the staleness of contributions."""
 
 import json
 from pathlib import Path

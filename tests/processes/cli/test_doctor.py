@@ -1,4 +1,4 @@
-"""`lockstep doctor` as a user runs it: against nothing, against another doctor, and against the roles of a cluster."""
+"""`lockstep doctor` as a user runs it: without a peer, with another doctor, and with the roles of a cluster."""
 
 import json
 import re

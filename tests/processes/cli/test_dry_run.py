@@ -1,4 +1,4 @@
-"""`lockstep up --dry-run`: a program in one process for a few steps, and what is found wrong with it."""
+"""`lockstep up --dry-run`: a program in one process for a few steps, and the mistakes that are found in it."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""`--json`: every command that reports something prints one JSON value, with the exit code that it has anyway."""
+"""`--json`: every command that reports something prints one JSON value, with the same exit code as without the flag."""
 
 import json
 import sys

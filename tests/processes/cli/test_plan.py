@@ -1,4 +1,4 @@
-"""`lockstep plan`: plans from words and from traces, what it says of mistakes, and the trace of a cluster of real processes."""
+"""`lockstep plan`: plans from words and from traces, errors for mistakes, and the trace of a cluster of real processes."""
 
 import json
 import subprocess

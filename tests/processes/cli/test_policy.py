@@ -1,4 +1,4 @@
-"""`lockstep policy`, `lockstep set` and `lockstep status --placement` on a running cluster, and what they say of mistakes."""
+"""`lockstep policy`, `lockstep set` and `lockstep status --placement` on a running cluster, and their errors for mistakes."""
 
 import json
 from collections.abc import Iterator

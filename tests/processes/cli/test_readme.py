@@ -1,4 +1,4 @@
-"""The first things that a reader will try do what the README, the tutorial and the page on migration say."""
+"""The first things that a reader will try work as the README, the tutorial and the page on migration say."""
 
 import re
 import sys

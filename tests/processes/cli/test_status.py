@@ -1,4 +1,4 @@
-"""`lockstep status`, `finish` and `health`: what they print of a cluster, and what they say where there is none."""
+"""`lockstep status`, `finish` and `health`: their output for a cluster, and their errors without one."""
 
 import argparse
 import json

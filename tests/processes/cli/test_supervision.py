@@ -1,4 +1,4 @@
-"""Processes under supervision: what is shown of them, and that none outlives the launcher, however that ends."""
+"""Processes under supervision: their output, and that none outlives the launcher, however it ends."""
 
 import io
 import os

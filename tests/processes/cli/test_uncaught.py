@@ -1,4 +1,4 @@
-"""Errors that a program does not catch, as its user sees them: the program's own lines, once."""
+"""Errors that a program does not catch: its user sees the program's own lines, once."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Nobody reads what the launcher or a role says: training goes on, failures are handled, and Ctrl-C ends all of it."""
+"""Output of a launcher or a role without a reader: training goes on, failures are handled, and Ctrl-C ends everything."""
 
 import os
 import signal

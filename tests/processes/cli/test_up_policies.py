@@ -1,4 +1,4 @@
-"""`lockstep up` under other policies: who is waited for, who may end early, and what the workers are told."""
+"""`lockstep up` under other policies: which workers a step waits for, which may end early, and the workers' environment."""
 
 from pathlib import Path
 

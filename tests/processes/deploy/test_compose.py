@@ -1,4 +1,4 @@
-"""docker-compose.yml and Dockerfile: what they promise, and a whole run of the file's own commands as local processes."""
+"""docker-compose.yml and Dockerfile: their settings, and a whole run of the file's own commands as local processes."""
 
 import functools
 import os

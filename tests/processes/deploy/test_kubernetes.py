@@ -1,4 +1,4 @@
-"""deploy/kubernetes: what the manifests promise, and their own commands as local processes. Each role has its own secrets and no more."""
+"""deploy/kubernetes: the manifests' settings, and their commands as local processes. Each role has its own secrets and no more."""
 
 import contextlib
 import os

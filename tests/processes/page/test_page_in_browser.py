@@ -1,4 +1,4 @@
-"""What a reader sees of the page, in a real browser during a real `lockstep up`."""
+"""The page in a real browser, during a real `lockstep up`."""
 
 import contextlib
 import importlib.util

@@ -1,4 +1,4 @@
-"""Training data over real processes that are killed and stopped: when the loops end, the model holds each sample of each pass once."""
+"""Training data over real processes that are killed and stopped: at the end, the model has counted each sample of each pass once."""
 
 import signal
 from collections.abc import Callable, Iterator

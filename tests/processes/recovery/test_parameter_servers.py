@@ -1,4 +1,4 @@
-"""`python -m ps_server` with a place for checkpoints: it comes back after kill -9, and a save under way outlives SIGTERM."""
+"""`python -m ps_server` with a place for checkpoints: it recovers after kill -9, and a save under way finishes after SIGTERM."""
 
 import contextlib
 import dataclasses

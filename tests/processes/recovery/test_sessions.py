@@ -1,4 +1,4 @@
-"""Sessions over real processes that are killed: a parameter server, and a chief that comes back elsewhere. Their loops see no error."""
+"""Sessions over killed processes: a parameter server, and a chief that restarts at another address. Their loops see no error."""
 
 import gc
 import re

@@ -1,4 +1,4 @@
-"""State of workers' programs over real processes that are killed: at every step it is that of the step, and a cluster resumes with it."""
+"""State of workers' programs over killed processes: it matches the step at every step, and a cluster resumes with it."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

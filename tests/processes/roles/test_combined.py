@@ -1,4 +1,4 @@
-"""A parameter server and the chief in one process: started, addressed and ended as the two roles are when they are alone."""
+"""A parameter server and the chief in one process: they start, are addressed and end as two separate processes do."""
 
 import contextlib
 import signal

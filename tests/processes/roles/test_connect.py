@@ -1,4 +1,4 @@
-"""A worker's beginning and end with real processes: absent or wrong servers, the places of workers, and Ctrl-C at every point."""
+"""A worker's beginning and end with real processes: absent or wrong servers, workers' indices, and Ctrl-C at every point."""
 
 import os
 import signal

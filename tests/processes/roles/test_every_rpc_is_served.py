@@ -1,4 +1,4 @@
-"""Real servers know every method of the protos: nothing is declared and then left out."""
+"""Real servers implement every method of the protos."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""A parameter server that is reached by name: the name may be unknown for a while, and may mean another machine later."""
+"""A parameter server with a DNS name: the name may be unknown for a while, and may later belong to another machine."""
 
 import subprocess
 import sys

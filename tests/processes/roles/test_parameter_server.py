@@ -1,4 +1,4 @@
-"""`python -m ps_server` as its users meet it: how it starts, says what is wrong, and ends."""
+"""`python -m ps_server` as a process: how it starts, its errors, and how it ends."""
 
 import contextlib
 import signal

@@ -1,4 +1,4 @@
-"""Processes of two versions of the protocol: whichever is the newer one, who calls says at once which versions met and what to do."""
+"""Processes of two versions of the protocol: the caller reports at once both versions and what to do, whichever is newer."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""Asynchronous training between processes: without a lock updates overwrite each other, with one none is ever lost."""
+"""Asynchronous training between processes: without a lock updates overwrite each other, with a lock none is lost."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

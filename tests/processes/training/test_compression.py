@@ -1,4 +1,4 @@
-"""Training with gradients that do not travel as they are: real processes over gRPC, and what the benchmark says of it."""
+"""Training with encoded gradients: real processes over gRPC, and the benchmark's report of it."""
 
 import re
 from pathlib import Path

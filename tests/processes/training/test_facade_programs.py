@@ -1,4 +1,4 @@
-"""Programs in the manner of tf.compat.v1.train as processes: the example trains, and a worker that slept too long goes on by itself."""
+"""Programs in the style of tf.compat.v1.train as processes: the example trains, and a worker that was stopped for long continues."""
 
 import os
 import signal

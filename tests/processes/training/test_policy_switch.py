@@ -1,4 +1,4 @@
-"""The policy and the learning rate change while workers train: no step is lost, no worker is stuck, and each of them learns of it."""
+"""The policy and the learning rate change while workers train: no step is lost, no worker hangs, and each worker gets the change."""
 
 from collections import Counter
 from collections.abc import Callable, Iterator

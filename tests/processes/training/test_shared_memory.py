@@ -1,4 +1,4 @@
-"""Shared memory between real processes: the same values as by gRPC, and nothing of it is left when a worker or a server is killed."""
+"""Shared memory between real processes: the same values as over gRPC, and no memory left over when a worker or a server is killed."""
 
 import os
 from collections.abc import Callable, Iterator

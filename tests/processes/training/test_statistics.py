@@ -1,4 +1,4 @@
-"""State, missing gradients, metrics and averages between processes, one of which dies: all that counts, counts once and together."""
+"""State, missing gradients, metrics and averages between processes, one of which dies: a contribution counts once, with all its parts."""
 
 import tempfile
 from collections import defaultdict

@@ -1,4 +1,4 @@
-"""Tables between processes: what two workers push as rows is what one process computes, at the step asked for, and only rows travel."""
+"""Tables between processes: two workers' rows give one process's values, reads are of the requested step, and only rows are sent."""
 
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""Drives a Coordinator as the shell would, with a clock that is a number and shards that obey at once or when told."""
+"""Drives a Coordinator as the shell would, with a clock that is a number, and shards that answer at once or on request."""
 
 import itertools
 from typing import Any

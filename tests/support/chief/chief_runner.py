@@ -1,4 +1,4 @@
-"""A runner on an event loop, with shards that answer at once, or fail as they are told to. Asserts nothing of the runner."""
+"""A runner on an event loop, with shards that answer at once, or fail on request. Asserts nothing of the runner."""
 
 import asyncio
 from collections.abc import Callable, Coroutine, Sequence

@@ -1,4 +1,4 @@
-"""The chief's side of shards on an event loop, with shards that answer as they are told, and wishes for it. Asserts nothing."""
+"""The chief's side of shards on an event loop, with shards that give prepared answers, and instructions for it. Asserts nothing."""
 
 import asyncio
 from collections.abc import Callable, Coroutine

@@ -1,4 +1,4 @@
-"""The status of a cluster in training, in which a test changes what it is about. Claims nothing."""
+"""The status of a cluster in training, in which a test changes the fields that it checks. Asserts nothing."""
 
 from typing import Any
 

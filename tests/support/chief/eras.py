@@ -1,4 +1,4 @@
-"""Eras, and what chiefs command by, as tests say it. Asserts nothing."""
+"""Short names for eras and chiefs' fences in tests. Asserts nothing."""
 
 from ps_protocol.roles.fence import Era, Fence
 

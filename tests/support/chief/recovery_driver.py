@@ -1,4 +1,4 @@
-"""A Driver whose shards save, restore, die and outlive their chief, as values in this process: what the chief's core sees of them."""
+"""A Driver whose shards save, restore, die and outlive their chief, as values in this process: the chief's core sees no difference."""
 
 import itertools
 from dataclasses import dataclass, field, replace

@@ -1,4 +1,4 @@
-"""A cluster in this process that can be brought back to its beginning, or get another chief, under its workers. Asserts nothing.
+"""A cluster in this process that a test can roll back to its beginning, or give another chief, under its workers. Asserts nothing.
 
 Its checkpoint is the first values of the model. Callers see epochs that rise and participants that stay; behind them is each time a new
 cluster, whose epoch is always 1.

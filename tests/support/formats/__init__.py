@@ -1,1 +1,1 @@
-"""Formats of others, read strictly: what their own readers would refuse raises AssertionError. Knows no role."""
+"""Formats of others, read strictly: input that their own readers would refuse raises AssertionError. Knows no role."""

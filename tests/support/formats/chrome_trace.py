@@ -1,4 +1,4 @@
-"""Chrome's trace format, read strictly: what a viewer would drop or draw wrongly raises AssertionError. Knows no cluster."""
+"""Chrome's trace format, read strictly: events that a viewer would drop or draw wrongly raise AssertionError. Knows no cluster."""
 
 from collections import defaultdict
 from typing import Any

@@ -1,4 +1,4 @@
-"""Prometheus' text format 0.0.4, read strictly: what a scraper must not be given raises AssertionError. Knows no role."""
+"""Prometheus' text format 0.0.4, read strictly: text that a scraper would refuse raises AssertionError. Knows no role."""
 
 import re
 from dataclasses import dataclass, field

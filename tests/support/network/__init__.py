@@ -1,1 +1,1 @@
-"""What lies between processes under test: small servers, faults, floods, certificates. Knows bytes; no training."""
+"""The network between processes under test: small servers, faults, floods, certificates. Knows bytes; no training."""

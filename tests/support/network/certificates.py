@@ -1,4 +1,4 @@
-"""Certificates and tokens for tests, made once a run. Knows what `lockstep certs create` writes."""
+"""Certificates and tokens for tests, made once a run. Knows the files of `lockstep certs create`."""
 
 import datetime
 from dataclasses import dataclass

@@ -1,10 +1,10 @@
-"""What a stranger without a token sends to a port as fast as it goes, over several connections. Knows HTTP/2's frames; no role.
+"""Floods by a stranger without a token, as fast as possible, over several connections. Knows HTTP/2's frames; no role.
 
     python -m tests.support.network.floods HOST:PORT KIND --connections 4 --seconds 4 [--tls] [--let-in]
 
-With `--let-in`, each connection makes a call first that is answered: for parameter servers without tokens.
+With `--let-in`, each connection first makes a call that is answered: for parameter servers without tokens.
 
-It prints one JSON object at the end: how often it connected and was cut, and how many bytes went out.
+It prints one JSON object at the end: how often it connected and was cut, and how many bytes it sent.
 """
 
 import argparse

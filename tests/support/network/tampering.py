@@ -1,4 +1,4 @@
-"""A server between a caller and the real one that changes what the caller is answered. Knows bytes and methods; no meaning, no role."""
+"""A server between a caller and the real one that changes the answers. Knows bytes and methods; no meaning, no role."""
 
 import contextlib
 from collections.abc import Callable, Iterable, Iterator

@@ -1,1 +1,1 @@
-"""Parameter servers under test: shards of every transport, what is staged on them, and their checkpoints. Asserts nothing."""
+"""Parameter servers under test: shards of every transport, contributions staged on them, and their checkpoints. Asserts nothing."""

@@ -1,4 +1,4 @@
-"""A parameter server called rightly through a client, and wrongly with raw bytes. Asserts nothing of answers."""
+"""A parameter server with right calls through a client, and wrong calls as raw bytes. Asserts nothing of answers."""
 
 import contextlib
 import threading

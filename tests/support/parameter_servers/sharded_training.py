@@ -1,4 +1,4 @@
-"""A model on any number of shards, trained by made-up gradients that depend on the step only; saved and restored as a chief does it."""
+"""A model on any number of shards, trained by made-up gradients that depend on the step only; saved and restored as by a chief."""
 
 import zlib
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""An inbox at a step, and the words of workers for it. Knows how to open, fill and stage; asserts nothing."""
+"""An inbox at a step, and functions that open, fill and stage contributions as workers do. Asserts nothing."""
 
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.variables import DataType, VariableSpec

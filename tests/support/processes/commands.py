@@ -1,4 +1,4 @@
-"""The `lockstep` command as tests call it, clusters to call it for, and programs for `lockstep up`. Claims nothing."""
+"""The `lockstep` command as tests call it, clusters for it to call, and programs for `lockstep up`. Asserts nothing."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""Shakes hands with the parameter server of a name, for each line of its input until it answers. Asserts nothing."""
+"""Shakes hands with the parameter server of a DNS name, for each line of its input until it answers. Asserts nothing."""
 
 import contextlib
 import sys

@@ -1,4 +1,4 @@
-"""Runs a module as a Lockstep of another protocol version would: `-m tests.support.processes.other_version 5.0 chief --address …`."""
+"""Runs a module as if its protocol had another version: `-m tests.support.processes.other_version 5.0 chief --address …`."""
 
 import runpy
 import sys

@@ -1,4 +1,4 @@
-"""Processes that tests start: how a role announces itself, and how any of them ends. Knows no cluster."""
+"""Processes that tests start: the announcement of a role, and the end of a process. Knows no cluster."""
 
 import os
 import signal

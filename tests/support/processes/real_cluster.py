@@ -1,4 +1,4 @@
-"""A cluster of real processes, and workers that do what a test tells them. Knows how to start and end them; asserts no behaviour."""
+"""A cluster of real processes, and workers that carry out a test's tasks. Knows how to start and end them; asserts no behaviour."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""Outputs that nobody reads: a full pipe, and a terminal that Ctrl-S has stopped. Knows descriptors; claims nothing."""
+"""Outputs without a reader: a full pipe, and a terminal that Ctrl-S has stopped. Knows descriptors; asserts nothing."""
 
 import os
 import pty

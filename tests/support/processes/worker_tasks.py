@@ -1,4 +1,4 @@
-"""A worker process that does what a test tells it, a task a line, and answers each with a line. Knows `worker_client` as any user does."""
+"""A worker process that carries out a test's tasks: one task a line, answered by one line. Knows `worker_client` as any user does."""
 
 import hashlib
 import json

@@ -1,4 +1,4 @@
-"""Clusters for tests, in this process or with real servers, behind one face. Knows how to start and end them; asserts nothing."""
+"""Clusters for tests, in this process or with real servers, with one interface. Knows how to start and end them; asserts nothing."""
 
 from collections.abc import Callable
 from contextlib import ExitStack

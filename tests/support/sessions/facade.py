@@ -1,4 +1,4 @@
-"""A cluster and its sessions for tests of the facade: gradient descent at rate 1, in memory. Knows what the facade asks; no server."""
+"""A cluster and its sessions for tests of the facade: gradient descent at rate 1, in memory. Knows the facade's calls; no server."""
 
 from collections.abc import Callable
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""Training programs in the manner of tf.compat.v1.train, run by several workers in threads. Knows the facade; asserts nothing."""
+"""Training programs in the style of tf.compat.v1.train, run by several workers in threads. Knows the facade; asserts nothing."""
 
 import threading
 from collections.abc import Callable, Iterator, Sequence

@@ -1,4 +1,4 @@
-"""Optimizers of other libraries, and what is to compute the same here. Knows names and numbers; imports no framework."""
+"""Optimizers of other libraries, and our optimizers that are to compute the same. Knows names and numbers; imports no framework."""
 
 from dataclasses import dataclass, field
 from typing import Any

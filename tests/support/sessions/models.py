@@ -1,4 +1,4 @@
-"""The models that worker processes of tests join: arguments of `create_or_join`, by a name. Knows what users write; no test."""
+"""The models that worker processes of tests join: arguments of `create_or_join`, by a name. Knows the public SDK; no test."""
 
 from collections.abc import Callable
 from typing import Any

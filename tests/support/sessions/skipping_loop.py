@@ -1,4 +1,4 @@
-"""An event loop that waits for no timer: when nothing else is to be done its clock jumps to it. For coroutines without threads."""
+"""An event loop that never sleeps: when only timers are left, its clock jumps to the next one. For coroutines without threads."""
 
 import asyncio
 import selectors

@@ -1,4 +1,4 @@
-"""A framework's program on one process, and on three workers of which one role is killed in the middle. Claims nothing."""
+"""A framework's program in one process, and in three workers with one role killed in the middle. Asserts nothing."""
 
 import os
 import subprocess

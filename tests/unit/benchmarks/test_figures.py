@@ -1,4 +1,4 @@
-"""What benchmarks ask for and how they sum up and show, on made-up measurements. Starts nothing."""
+"""Arguments of benchmarks, and the sums and tables of their figures, from made-up measurements. Starts nothing."""
 
 import importlib
 import json

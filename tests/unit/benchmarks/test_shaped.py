@@ -1,4 +1,4 @@
-"""What a link's benchmark says of its figures, and that it is skipped with a reason where no link can be made."""
+"""The report of the benchmark of a link, and its reason for a skip where no link can be made."""
 
 import argparse
 import shutil

@@ -1,4 +1,4 @@
-"""Figures of the stragglers' benchmark, from reports that are written down here."""
+"""Figures of the stragglers' benchmark, from reports written down here."""
 
 import pytest
 

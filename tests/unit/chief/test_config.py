@@ -1,4 +1,4 @@
-"""What a chief may be told of workers, contributions, leases, checkpoints and its own address."""
+"""The chief's options: workers, contributions, leases, checkpoints and its own address."""
 
 import json
 import re

@@ -1,4 +1,4 @@
-"""`lockstep certs create`: names that no caller would find in a certificate are refused before anything is made."""
+"""`lockstep certs create` refuses names that no caller would find in a certificate, before it makes anything."""
 
 from pathlib import Path
 

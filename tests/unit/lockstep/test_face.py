@@ -1,4 +1,4 @@
-"""`import lockstep` is what a program imports: light, and with the names of the SDK."""
+"""`import lockstep`: quick, without heavy libraries, and with the names of the SDK."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Event files of a training: which values, at which step, and what a rollback does to them. Reads the files record by record."""
+"""Event files of a training: their values, their steps, and the effect of a rollback. Reads the files record by record."""
 
 from pathlib import Path
 

@@ -1,4 +1,4 @@
-"""Traces of a cluster's steps: what each track shows, what is missed, and what a rollback does. Knows reports only."""
+"""Traces of a cluster's steps: the content of each track, gaps, and the effect of a rollback. Knows reports only."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""When a parameter server says that it hears no chief. The clock is a number."""
+"""When a parameter server warns that it hears no chief. The clock is a number."""
 
 from ps_server.server import LOOK_INTERVAL_S, ChiefSilence
 

@@ -1,4 +1,4 @@
-"""What one parameter server makes of flags, LOCKSTEP_* and TF_CONFIG."""
+"""A parameter server's configuration from flags, LOCKSTEP_* and TF_CONFIG."""
 
 import json
 from pathlib import Path

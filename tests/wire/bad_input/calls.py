@@ -1,4 +1,4 @@
-"""The calls behind the table of bad input that no other test has: each does one wrong thing and returns how it ended."""
+"""The calls behind the table of bad input that no other test makes: each does one wrong thing and returns how it ended."""
 
 import contextlib
 import socket

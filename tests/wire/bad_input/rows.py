@@ -1,4 +1,4 @@
-"""The rows of docs/reference/bad-input.md: the calls that are made, and which other test shows a row that takes more than one."""
+"""The rows of docs/reference/bad-input.md: the call of each, and the other test of a row that takes more than one call."""
 
 from collections.abc import Callable
 from dataclasses import dataclass

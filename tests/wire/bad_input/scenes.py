@@ -1,4 +1,4 @@
-"""The servers that the table of bad input is tried on, as processes of their own, and raw calls to them. Knows no row of the table."""
+"""The servers for the table of bad input, as processes of their own, and raw calls to them. Knows no row of the table."""
 
 import contextlib
 import gc

@@ -1,4 +1,4 @@
-"""What the named accumulators answer to input that no client of ours would send, and to callers that go away."""
+"""Named accumulators and input that no client of ours would send, and callers that go away."""
 
 import contextlib
 import threading

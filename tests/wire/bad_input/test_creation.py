@@ -1,4 +1,4 @@
-"""A parameter server without a model: what it answers to creations that are not whole or do not fit, and to who comes too early."""
+"""A parameter server without a model: creations that are not whole or do not fit, and calls that come too early."""
 
 from collections.abc import Iterator
 

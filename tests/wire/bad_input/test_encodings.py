@@ -1,4 +1,4 @@
-"""What a parameter server answers to encoded gradients that no client of ours would send, and that it goes on serving afterwards."""
+"""Encoded gradients that no client of ours would send: a parameter server refuses them and goes on serving."""
 
 import contextlib
 from collections.abc import Iterator

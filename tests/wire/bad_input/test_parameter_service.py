@@ -1,4 +1,4 @@
-"""What a parameter server answers to input that no client of ours would send, and that it goes on serving afterwards."""
+"""Input that no client of ours would send: a parameter server refuses it and goes on serving."""
 
 import logging
 from collections.abc import Callable, Iterator

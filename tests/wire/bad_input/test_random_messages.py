@@ -1,4 +1,4 @@
-"""Every RPC with messages of its own type and senseless content: no defect, no harm, nothing that grows. By seed, to be repeated."""
+"""Every RPC with messages of its own type and random content: no defect, no damage, nothing that grows. A seed repeats a run."""
 
 import contextlib
 import random

@@ -1,4 +1,4 @@
-"""What a parameter server answers to wrong requests for records, saves and restorations: a reason, no harm, and it goes on serving."""
+"""Wrong requests for records, saves and restorations: a parameter server refuses them with a reason and goes on serving."""
 
 import contextlib
 from collections.abc import Callable, Iterator

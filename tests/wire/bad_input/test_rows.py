@@ -1,4 +1,4 @@
-"""What a parameter server answers to gradients and reads of rows that no client of ours would send, and that it goes on serving."""
+"""Gradients and reads of rows that no client of ours would send: a parameter server refuses them and goes on serving."""
 
 import contextlib
 import dataclasses

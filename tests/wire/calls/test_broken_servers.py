@@ -1,4 +1,4 @@
-"""Claims about clients of servers that break the protocol: each call ends at once, in a typed error that names the server."""
+"""Clients of servers that break the protocol: each call ends at once, in a typed error that names the server."""
 
 import contextlib
 import itertools

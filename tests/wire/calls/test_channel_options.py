@@ -1,4 +1,4 @@
-"""gRPC takes an option whose name it does not know without a word; then the default holds that the option was to replace."""
+"""Options of channels: gRPC ignores unknown names silently, so that its default would apply."""
 
 import importlib
 from pathlib import Path

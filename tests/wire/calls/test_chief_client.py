@@ -1,4 +1,4 @@
-"""Claims about GrpcChief, against a tiny server: every call says who asks, has a deadline beyond its wait, and returns values."""
+"""GrpcChief against a tiny server: every call names its caller, has a deadline beyond its wait, and returns values."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""Claims about calls that fail below us: each ends in time, as a typed error that says what to do."""
+"""Calls that fail in gRPC or the network: each ends in time, as a typed error that says what to do."""
 
 import contextlib
 import gzip

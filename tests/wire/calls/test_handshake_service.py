@@ -1,4 +1,4 @@
-"""Claims about the handshake over the wire."""
+"""The handshake over the wire."""
 
 import contextlib
 import logging

@@ -1,4 +1,4 @@
-"""Claims about how grpcio is told to work: only while it is loaded, only what it knows, and not where the environment says otherwise."""
+"""The switches of grpcio's polling: set only while grpcio is loaded, only those that it knows, and not against the environment."""
 
 import os
 import subprocess

@@ -1,4 +1,4 @@
-"""Claims about patience: what is repeated, for how long, and what is said meanwhile."""
+"""Retries: which calls are repeated, for how long, and the warnings meanwhile."""
 
 import contextlib
 import logging

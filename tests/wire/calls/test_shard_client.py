@@ -1,4 +1,4 @@
-"""Claims about WholeGrpcShard against servers that misbehave, answer early, or hold large tensors; tests/contract has the real ones."""
+"""WholeGrpcShard against servers that misbehave, answer early, or hold large tensors; tests/contract has real servers."""
 
 import contextlib
 import itertools

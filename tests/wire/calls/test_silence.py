@@ -1,4 +1,4 @@
-"""A call that hangs is spoken for while it hangs, and only then."""
+"""A call that hangs is logged while it hangs, and only then."""
 
 import logging
 import socket

@@ -1,4 +1,4 @@
-"""Claims about a model that takes long to create: everybody who waits, and the worker that creates it, is told how far it is."""
+"""A model that takes long to create: the worker that creates it and all that wait for it are told its progress."""
 
 import re
 import threading

@@ -1,4 +1,4 @@
-"""A chief that fails because a parameter server lost its variables ends that one too, though nobody has adopted its new process."""
+"""A chief that fails because a parameter server lost its variables also ends that server, though no chief has adopted the new process."""
 
 import contextlib
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""Claims about participants that send numbers at the limits of their types: what a chief keeps of them can always be shown to others."""
+"""Participants that send numbers at the limits of their types: the chief's reports about them can always be encoded."""
 
 import urllib.request
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Claims about chiefs whose parameter server answers what it should not: they wait for it, say so, and train once it answers well."""
+"""Chiefs with a parameter server that gives wrong answers: they wait for it, say so, and train once it answers well."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Claims about the chief's page over HTTP: what it shows, what it lets whom do, and that bad input changes nothing."""
+"""The chief's page over HTTP: its content, its permissions, and that bad input changes nothing."""
 
 import contextlib
 import json

@@ -1,4 +1,4 @@
-"""A cluster of real servers in this process loses a parameter server or its chief: what was promised of it holds."""
+"""A cluster of real servers in this process loses a parameter server or its chief, and keeps its promises."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""The chief over gRPC, with real parameter servers: what workers get from it, and what no caller can do to it."""
+"""The chief over gRPC, with real parameter servers: its answers to workers, and calls that must not harm it."""
 
 import contextlib
 import threading

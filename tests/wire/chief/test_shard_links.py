@@ -1,4 +1,4 @@
-"""Claims about what a chief asks of parameter servers over asyncio: each call arrives as it was meant, at a real server."""
+"""The chief's calls of parameter servers over asyncio: each arrives unchanged at a real server."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""Which calls a parameter server takes for a sign of its chief, and that the process warns of a silence."""
+"""The calls that a parameter server counts as a sign of its chief, and its warning about silence."""
 
 import logging
 import queue

@@ -1,4 +1,4 @@
-"""Claims about a shard that two real servers hold, as a chief uses it: both do the same, one that fails is dropped, and it comes back."""
+"""A shard on two real servers, as a chief uses it: both do the same, one that fails is dropped, and it comes back."""
 
 import asyncio
 from collections.abc import Awaitable, Callable, Iterator

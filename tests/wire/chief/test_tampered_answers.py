@@ -1,4 +1,4 @@
-"""Claims about workers whose chief and parameter servers answer what they should not: they end soon, in a typed error."""
+"""Workers whose chief and parameter servers give wrong answers: they end soon, in a typed error."""
 
 import contextlib
 import re

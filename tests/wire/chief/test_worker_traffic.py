@@ -1,4 +1,4 @@
-"""Claims about what a worker says of itself: bytes and reads to the chief with its heartbeats, and its own `/metrics`."""
+"""A worker's own figures: bytes and reads to the chief with its heartbeats, and its own `/metrics`."""
 
 import contextlib
 import urllib.error

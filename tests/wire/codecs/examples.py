@@ -1,4 +1,4 @@
-"""Every value that travels, with every field set to something of its own, and what encodes and decodes it. Claims nothing."""
+"""An example of every value that travels, with every field set to a value of its own, and its encoder and decoder. Asserts nothing."""
 
 import dataclasses
 import math

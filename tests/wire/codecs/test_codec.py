@@ -1,4 +1,4 @@
-"""Claims about values that travel: they come back as they were, and what cannot be right is refused with its place."""
+"""Values that travel: decoding gives the encoded value, and invalid ones are refused with the place of the fault."""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""What travels for checkpoints, recovery and training data comes back as it was."""
+"""Values for checkpoints, recovery and training data: decoding gives the encoded value."""
 
 import dataclasses
 from typing import Any

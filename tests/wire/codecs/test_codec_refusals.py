@@ -1,4 +1,4 @@
-"""Claims about messages that cannot be right: they are refused, and the text says where and why."""
+"""Invalid messages are refused, and the text says where and why."""
 
 import contextlib
 import math

@@ -1,4 +1,4 @@
-"""Claims about errors on their way from a server to a client, for every error."""
+"""Errors on their way from a server to a client, for every error."""
 
 import logging
 import re

@@ -1,4 +1,4 @@
-"""Claims about hand-framed messages: they are protobuf, in both directions, whatever the bytes."""
+"""Hand-framed messages are protobuf, in both directions, for all bytes."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Claims about all pairs of values and messages: no field of either is forgotten, and each travels both ways."""
+"""All pairs of values and messages: each has the fields of the other, and can be encoded and decoded."""
 
 import dataclasses
 import enum

@@ -1,4 +1,4 @@
-"""Keys that have a password, which no process can be given: they are refused, and nothing waits for somebody to type one."""
+"""Keys with a password, which no process can be given: they are refused, and no process waits for input."""
 
 import subprocess
 import sys

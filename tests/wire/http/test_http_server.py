@@ -1,4 +1,4 @@
-"""Claims about the HTTP port of a role: who gets an answer, who is refused, and what strangers cost. Real sockets on port 0."""
+"""The HTTP port of a role: answers, refusals, and the cost of strangers. Real sockets on port 0."""
 
 import contextlib
 import http.client

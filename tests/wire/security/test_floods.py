@@ -1,4 +1,4 @@
-"""What strangers may send to a port, and how often they may come: one that goes on is cut and has to wait, unnoticed by other callers."""
+"""Limits of strangers' traffic to a port: a stranger that goes on is cut and has to wait, and other callers notice nothing."""
 
 import contextlib
 import socket

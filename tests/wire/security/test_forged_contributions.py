@@ -1,4 +1,4 @@
-"""What a holder of a worker's token can do with commits, pushes and numbers that it makes up, beside a training over gRPC."""
+"""Forged commits, pushes and numbers by a holder of a worker's token, beside a training over gRPC."""
 
 import contextlib
 import dataclasses

@@ -1,4 +1,4 @@
-"""What callers may not do who only look, or operate: speak for a worker, or take the room that training needs."""
+"""Observers and admins cannot call in a worker's name, or take resources that training needs."""
 
 import contextlib
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""Certificates and their authority that change while callers and servers use them: nobody has to be started again."""
+"""Certificates and their authority change while callers and servers use them: no process has to be restarted."""
 
 import shutil
 from contextlib import ExitStack, closing

@@ -1,4 +1,4 @@
-"""Who is let in: tokens, certificates and TLS at real servers, and the words for each refusal."""
+"""Admission: tokens, certificates and TLS at real servers, and the words of each refusal."""
 
 import contextlib
 import queue

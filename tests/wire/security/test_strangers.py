@@ -1,4 +1,4 @@
-"""What callers without a token, or with that of a lesser role, cannot do to a server: hold its threads, or speak for the chief."""
+"""Callers without a token, or with a lesser role's, cannot hold a server's threads or call in the chief's name."""
 
 import contextlib
 import itertools

@@ -1,4 +1,4 @@
-"""Tokens that are taken away: long-lived calls that began with them end, and those who have the new ones go on as if nothing had been."""
+"""Removed tokens: long-lived calls that began with them end, and holders of the new ones are not disturbed."""
 
 import contextlib
 import queue

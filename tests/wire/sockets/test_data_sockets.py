@@ -1,4 +1,4 @@
-"""Payloads over data sockets: what a server takes from a raw one, what a client does when one breaks, and whom the listener lets in."""
+"""Payloads over data sockets: a server's checks of a raw one, a client's recovery from a broken one, and admission by the listener."""
 
 import contextlib
 import logging

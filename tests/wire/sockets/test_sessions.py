@@ -1,4 +1,4 @@
-"""Data sockets beside what happens to a cluster: a rollback in the middle of a payload, observers that read meanwhile, and a fork."""
+"""Data sockets during a rollback in the middle of a payload, beside observers that read, and after a fork."""
 
 import subprocess
 import sys

@@ -1,4 +1,4 @@
-"""A worker beside a server whose shared memory is not what it says: no crash, no wait without end, and nothing believed that cannot be."""
+"""A worker beside a server with broken shared memory: no crash, no endless wait, and no use of impossible numbers."""
 
 import contextlib
 import fcntl

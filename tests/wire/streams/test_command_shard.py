@@ -1,4 +1,4 @@
-"""The long-lived stream of a chief to a parameter server, through a raw channel and as the chief's link uses it."""
+"""The long-lived stream of a chief to a parameter server, through a raw channel and through the chief's link."""
 
 import asyncio
 import contextlib

@@ -1,4 +1,4 @@
-"""The long-lived stream of a worker, through a raw channel: answers as they are ready, and what no caller can do to it."""
+"""The long-lived stream of a worker to its chief, through a raw channel: one call after the other, and bad input harms no other stream."""
 
 from collections.abc import Iterator
 from typing import Any

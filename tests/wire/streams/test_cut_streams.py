@@ -1,4 +1,4 @@
-"""Streams and calls that are repeated, cut off or left standing: each has its effect once or not at all, and leaves nothing behind."""
+"""Streams and calls that are repeated, cut off or left open: each has its effect once or not at all, and leaves nothing behind."""
 
 import contextlib
 import threading

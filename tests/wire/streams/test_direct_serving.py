@@ -1,4 +1,4 @@
-"""Standing streams that are served by events, and by threads where gRPC's inner part is not as expected: the same for callers."""
+"""Streams served by gRPC's events, or by threads where gRPC's internals are not as expected: callers see no difference."""
 
 import contextlib
 import queue

@@ -1,4 +1,4 @@
-"""What a parameter server answers on Push, to good and to bad contributions, through a raw channel."""
+"""A parameter server's answers on Push, to good and to bad contributions, through a raw channel."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""Claims about the client's side of long-lived streams, of both kinds: what breaks them, and what they survive."""
+"""The client's side of both kinds of long-lived streams: which faults break them, and which they survive."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""What a parameter server answers on Read, to good and to bad requests, through a raw channel."""
+"""A parameter server's answers on Read, to good and to bad requests, through a raw channel."""
 
 import contextlib
 from collections.abc import Callable, Iterator

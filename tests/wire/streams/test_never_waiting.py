@@ -1,4 +1,4 @@
-"""Calls that are begun in the thread that takes a server's events: no thread is made for them, and none is lost when many come at once."""
+"""Calls that begin in the thread that takes a server's events: they need no thread, and none is lost when many come at once."""
 
 import contextlib
 import threading

@@ -1,4 +1,4 @@
-"""Which thread does what for a stream of contributions, and what its end leaves behind."""
+"""The threads that serve a stream of contributions, and the state after its end."""
 
 import threading
 from typing import Any

@@ -1,4 +1,4 @@
-"""Claims about rows on the wire: any number of them in constant memory, in the order asked for; and what no client of ours would send."""
+"""Rows on the wire: any number of them in constant memory, in the requested order; and input that no client of ours would send."""
 
 import contextlib
 from collections.abc import Callable, Iterator

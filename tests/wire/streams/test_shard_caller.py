@@ -1,4 +1,4 @@
-"""Claims about the fast way of steps to one server: it blocks no caller, each step is reported once, and an error ends no other."""
+"""The fast path of steps to one server: it blocks no caller, reports each step once, and an error ends no other step."""
 
 import contextlib
 import queue

@@ -1,4 +1,4 @@
-"""When steps are saved, who is told of a step that is saved first, and what a failed checkpoint costs. No file and no clock."""
+"""Checkpoints in the core: when a step is saved, when a held step is announced, and the cost of a failed save. No file and no clock."""
 
 from typing import Any
 

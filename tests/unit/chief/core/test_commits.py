@@ -1,4 +1,4 @@
-"""Who waits for a token and for how long, and when a contribution counts; whole situations are in test_situations."""
+"""Waits for tokens, and commits: which contributions count. Whole situations are in test_situations."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""What shards are told to drop: single contributions, and whole incarnations; bounded, and never what is still to be applied."""
+"""The contributions that shards are told to drop: single ones, and whole incarnations; bounded, and none that is still to be applied."""
 
 from chief.core.epoch.training import Discards
 from chief.policies.base import Counted

@@ -1,4 +1,4 @@
-"""Two chiefs that live at one time: what one has told is found by the other, and what neither can know is not believed."""
+"""Two chiefs at the same time: each finds what the other has announced, and does not rely on anything that neither can know."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""How workers and observers come in and agree on a model; nobody is taken in before the chief knows which chiefs there were before it."""
+"""Joining of workers and observers, and their agreement on a model. A chief admits nobody before it knows its predecessors."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""Where all was lost, numbers begin again; nobody is taken for somebody of the life before, and what was said there holds no more."""
+"""A new life after the loss of everything: numbers begin again, no participant is mistaken for an earlier one, no earlier answer holds."""
 
 from dataclasses import replace
 from typing import Any

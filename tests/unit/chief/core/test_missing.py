@@ -1,4 +1,4 @@
-"""Contributions that were committed and that shards do not have: the step is done without them, and who committed them is expelled."""
+"""Contributions that were committed and that shards do not have: the step is applied without them, and their workers are expelled."""
 
 import dataclasses
 

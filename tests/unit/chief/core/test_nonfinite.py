@@ -1,4 +1,4 @@
-"""A cluster that refuses gradients that are not finite: shards and workers are told, by the next chief too."""
+"""A cluster that refuses gradients that are not finite: shards and workers get that setting, from the next chief too."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""A chief that starts where another was: it goes on at the shards' step, repeats what was interrupted, and counts nothing twice."""
+"""A chief that takes over from another: it continues at the shards' step, repeats interrupted work, and counts nothing twice."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Who may speak for a participant: who was given its secret; and which incarnations and sequences there can be."""
+"""Secrets of participants: only their holders may call in their name. Also the possible incarnations and sequences."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Policy and optimizers change while the cluster lives: when a change holds, what shards are told, and that nothing counted is lost."""
+"""Policy and optimizers change while the cluster runs: when a change applies, what shards are sent, and that no contribution is lost."""
 
 import dataclasses
 

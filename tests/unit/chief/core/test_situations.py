@@ -1,4 +1,4 @@
-"""Whole distributed situations on the coordinator alone: who dies when, and that training goes on or says why not."""
+"""Whole distributed situations on the coordinator alone: processes die, and training goes on or reports why it does not."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Shards that have standbys: what participants are told of them, when a lost one comes back, and which one a new chief believes."""
+"""Shards with standbys: their addresses for participants, the return of a lost one, and the one that a new chief trusts."""
 
 from typing import Any
 

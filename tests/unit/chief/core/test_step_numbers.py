@@ -1,4 +1,4 @@
-"""Hyper-parameters that come with contributions: of the lowest push id, whatever the order, and a chief that takes over has the same."""
+"""Hyper-parameters that come with contributions: those of the lowest push id apply, in any order, and under the next chief too."""
 
 from dataclasses import replace
 

@@ -1,4 +1,4 @@
-"""States of workers' programs: exactly those of the step, in checkpoints, after a rollback, under another chief. No process, no clock."""
+"""States of workers' programs: those of the step, in checkpoints, after a rollback, under another chief. No process, no clock."""
 
 import pytest
 

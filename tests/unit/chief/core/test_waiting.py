@@ -1,4 +1,4 @@
-"""Timers: they come in order, once, and never early; and callers whose time is up, gone away or refused."""
+"""Timers fire in order, once, and never early; and blocked callers that expire, are cancelled or are refused."""
 
 import pytest
 

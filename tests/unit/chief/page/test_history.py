@@ -1,4 +1,4 @@
-"""Claims about what the page remembers of a training: nothing is left out of a mean, and memory is bounded."""
+"""The page's history of a training: means include every value, and memory is bounded."""
 
 import itertools
 import math

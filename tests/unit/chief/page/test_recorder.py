@@ -1,4 +1,4 @@
-"""Claims about what follows from looking at a cluster again and again: speeds, and who was the last. No thread and no clock."""
+"""Figures from repeated looks at a cluster: speeds, and the last contributor. No thread and no clock."""
 
 from collections.abc import Callable
 from typing import Any

@@ -1,4 +1,4 @@
-"""Random histories under all policies, that change meanwhile: no contribution is lost, applied twice or waited for in vain."""
+"""Random histories under all policies, which change meanwhile: no contribution is lost or applied twice, and no wait is in vain."""
 
 import contextlib
 

@@ -1,4 +1,4 @@
-"""Workers as they are, shards that hear of changes one after the other, and policies that change: nobody is stuck, nothing is missing."""
+"""Workers as they are, shards that learn of changes one by one, and policies that change: no worker hangs, no contribution is lost."""
 
 import random
 

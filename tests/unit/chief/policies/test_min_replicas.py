@@ -1,4 +1,4 @@
-"""Fewer contributions a step when workers are gone: never fewer than was asked for, and never for one that may still come."""
+"""Fewer contributions a step after workers are lost: at least the minimum, and none fewer while a worker may still contribute."""
 
 from ps_protocol.roles.chief import PushOutcome
 from tests.support.chief.chief_driver import Driver, Worker

@@ -1,4 +1,4 @@
-"""ssp and async: each contribution is a step by itself; how stale it is, when its worker goes on, and who waits for whom."""
+"""ssp and async: each contribution is a step by itself; its staleness, when its worker goes on, and which workers wait."""
 
 import pytest
 

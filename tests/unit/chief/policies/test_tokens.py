@@ -1,4 +1,4 @@
-"""Tokens: the strict ones, and the queue of SyncReplicasOptimizer, habits and all; strict tokens lose nothing."""
+"""Tokens: strict ones, which lose no contribution, and the queue of SyncReplicasOptimizer, exactly as it behaves."""
 
 import contextlib
 import tracemalloc

@@ -1,4 +1,4 @@
-"""The chief in this process: a step is applied inside the call that completes it, and Ctrl-C or a defect there stops nobody for ever."""
+"""The chief in this process: a step is applied inside the call that completes it; Ctrl-C or a defect there blocks no later call."""
 
 import dataclasses
 import itertools

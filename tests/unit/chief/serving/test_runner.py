@@ -1,4 +1,4 @@
-"""The runner on an event loop with shards that fail as they are told to: it repeats, reports, gives up in time, and forgets no caller."""
+"""The runner on an event loop with shards that fail on request: it repeats, reports, gives up in time, and answers every caller."""
 
 import asyncio
 import dataclasses

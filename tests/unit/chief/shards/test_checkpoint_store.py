@@ -1,4 +1,4 @@
-"""Claims about what the chief removes from the place of its checkpoints while the next one is being written."""
+"""The checkpoints that a chief removes while the next one is being written."""
 
 from pathlib import Path
 

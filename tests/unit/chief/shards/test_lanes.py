@@ -1,4 +1,4 @@
-"""The fast way of a step to its shards: all at once, in threads of their own; whatever fails there is done by the way that insists."""
+"""The fast path of a step to its shards: all at once, in threads of their own; a call that fails there is repeated by the slow path."""
 
 import asyncio
 import queue

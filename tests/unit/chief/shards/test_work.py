@@ -1,4 +1,4 @@
-"""What the chief does at shards for its coordinator: each wish ends in its events, an older epoch's in none, another chief's in nothing."""
+"""The chief's work at shards: an instruction ends in its events, one of an older epoch in none, and one of another chief does nothing."""
 
 import asyncio
 import dataclasses

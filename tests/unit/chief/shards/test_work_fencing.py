@@ -1,4 +1,4 @@
-"""What a chief does at shards so that it tells nothing which another chief, that lives at the same time, does not know."""
+"""The chief's work at shards beside another live chief: neither announces anything that the other does not know."""
 
 import asyncio
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""`lockstep audit`: a history of what was promised is clean, and one in which anything else has happened is not."""
+"""`lockstep audit`: it passes a history that keeps the promises, and reports each other one."""
 
 import json
 from collections.abc import Callable

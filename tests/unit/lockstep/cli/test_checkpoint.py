@@ -1,4 +1,4 @@
-"""Claims about `lockstep checkpoint` where it needs no cluster: what it lists, verifies and exports."""
+"""`lockstep checkpoint` without a cluster: list, verify and export."""
 
 import json
 import zipfile

@@ -1,4 +1,4 @@
-"""The flags of policies: what they make, what a chief is given for it, and which ones make no sense. No process."""
+"""The flags of policies: the policies they make, the chief's arguments for them, and combinations that are refused. No process."""
 
 import argparse
 import dataclasses

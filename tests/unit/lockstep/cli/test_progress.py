@@ -1,4 +1,4 @@
-"""Claims about saying how far something is: nothing where it is quick, a bar on a terminal, a line now and then elsewhere."""
+"""Progress: nothing for quick work, a bar on a terminal, a line at intervals elsewhere."""
 
 import io
 

@@ -1,4 +1,4 @@
-"""Claims about what `lockstep top` shows: it fits the terminal, says what is waited for, and lets no text move the cursor."""
+"""`lockstep top` fits the terminal, names what the cluster waits for, and lets no text move the cursor."""
 
 import re
 from collections.abc import Mapping, Sequence

@@ -1,4 +1,4 @@
-"""`lockstep status`: what it prints of a cluster, as text and as JSON."""
+"""`lockstep status`: its output as text and as JSON."""
 
 import dataclasses
 import json

@@ -1,4 +1,4 @@
-"""`lockstep why` and the recovery lines of `lockstep status`: what they say in every state of a cluster."""
+"""`lockstep why` and the recovery lines of `lockstep status`: their words in every state of a cluster."""
 
 import dataclasses
 

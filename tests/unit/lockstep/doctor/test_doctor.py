@@ -1,4 +1,4 @@
-"""The checks of `lockstep doctor`: what is in order, what each thing that is wrong is called, and what to do about it."""
+"""The checks of `lockstep doctor`: findings in order, and for each fault its name and a remedy."""
 
 import socket
 import stat

@@ -1,4 +1,4 @@
-"""Which lines of the workers' output are shown when several print the same traceback."""
+"""The lines of workers' output that are shown when several print the same traceback."""
 
 from lockstep.launcher.repeated import RepeatedTracebacks, without_traceback
 

@@ -1,4 +1,4 @@
-"""When training stands still for good: those who wait can never step, since those they wait for have ended."""
+"""Standstill: the waiting workers can never step, since the workers that they wait for have ended."""
 
 import dataclasses
 

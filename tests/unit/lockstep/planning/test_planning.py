@@ -1,4 +1,4 @@
-"""What is recommended, and how it is said."""
+"""Recommendations of a plan, and their words."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""The simulated cluster, against step times that can be worked out, and against the published shape of backup workers."""
+"""The simulated cluster, against step times worked out by hand, and against the published curves of backup workers."""
 
 import math
 import time

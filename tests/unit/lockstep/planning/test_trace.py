@@ -1,4 +1,4 @@
-"""Traces: their two forms, what is wrong with a line, and what a cluster's status reveals of computing times."""
+"""Traces: their two forms, errors in a line, and computing times derived from a cluster's status."""
 
 import json
 

@@ -1,4 +1,4 @@
-"""Claims about the files that checkpoints are made of: what is written can be read by others, and what is no such file is refused."""
+"""The files of checkpoints: other readers can read them, and other files are refused."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""Random histories of a directory of checkpoints: whatever crashes and rots, the newest whole one is found, and never a mix of two."""
+"""Random histories of a directory of checkpoints: after any crash or damage, the newest whole one is found, and never a mix of two."""
 
 import shutil
 import tempfile

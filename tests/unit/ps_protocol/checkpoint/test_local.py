@@ -1,4 +1,4 @@
-"""Claims about checkpoints in a directory: what a crash, a full disk or a symbolic link does to them."""
+"""Checkpoints in a directory: crashes, a full disk, symbolic links."""
 
 import errno
 import os

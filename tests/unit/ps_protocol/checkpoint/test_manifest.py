@@ -1,4 +1,4 @@
-"""Claims about manifests: they come back as they were written, and what is none is refused saying why."""
+"""Manifests survive writing and reading unchanged; other content is refused with a reason."""
 
 import json
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""What encoding does to numbers: against slow references, and to the last bit where there is one right answer."""
+"""Encoded numbers: compared with slow references, and to the last bit where there is one right answer."""
 
 from itertools import pairwise
 

@@ -1,4 +1,4 @@
-"""What is sent of gradients over many steps: nothing is lost for ever, nothing is sent twice, and what is absent is left alone."""
+"""Encoded gradients over many steps: nothing is lost for ever or sent twice, and absent gradients are left alone."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Numbers in Prometheus' text format: names, escapes, numbers that are none, and what every process exports."""
+"""Numbers in Prometheus' text format: names, escapes, NaN and infinities, and the families of every process."""
 
 import math
 import time

@@ -1,4 +1,4 @@
-"""What all roles export, as Prometheus' own checker judges it: syntax, names, units, words."""
+"""The exports of all roles in Prometheus' own checker: syntax, names, units, words."""
 
 import shutil
 import subprocess

@@ -1,4 +1,4 @@
-"""The factors that follow from norms: over all slices of a variable, over all variables, and over all shards."""
+"""Factors computed from norms: over all slices of a variable, over all variables, and over all shards."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Formulas as text: what they compute, against NumPy, and what is refused before anything runs."""
+"""Formulas as text: results compared with NumPy, and refusals before anything runs."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Claims about where variables lie."""
+"""Layouts: where variables lie in a shard's arena."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""A light dataclass is a dataclass to all that uses it; which classes of the packages are light."""
+"""A light dataclass behaves as a dataclass; and which classes of the packages are light."""
 
 import copy
 import dataclasses

@@ -1,4 +1,4 @@
-"""What a placement policy may be, and how the optimizers and placements of two models are told apart in words."""
+"""Valid placement policies, and the words for differences in optimizers and placement between two models."""
 
 import dataclasses
 from typing import Any

@@ -1,4 +1,4 @@
-"""Claims about which optimizers and learning rates are taken."""
+"""Valid optimizers and learning rates."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""How variables are cut: the original's partitioners, case by case, and what is no partition."""
+"""Partitioners: the original's, case by case, and invalid partitions."""
 
 import json
 from collections.abc import Callable, Sequence

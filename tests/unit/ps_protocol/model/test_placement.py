@@ -1,4 +1,4 @@
-"""Claims about which shard holds what."""
+"""Placement: which shard holds which slice."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""A policy as a value: what goes together, and what it means for servers and workers."""
+"""A policy as a value: valid combinations, and their meaning for servers and workers."""
 
 import pytest
 

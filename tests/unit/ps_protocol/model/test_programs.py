@@ -1,4 +1,4 @@
-"""Compiled formulas: the bits of the same formula computed at once, whatever is in place, and as few operations and blocks as by hand."""
+"""Compiled formulas: the bits of the same formula computed at once, also in place, with as few operations and blocks as by hand."""
 
 from typing import Any
 

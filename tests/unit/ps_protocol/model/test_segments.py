@@ -1,4 +1,4 @@
-"""Claims about arenas in pieces."""
+"""Arenas in pieces."""
 
 import itertools
 

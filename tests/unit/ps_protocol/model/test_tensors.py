@@ -1,4 +1,4 @@
-"""Claims about names, element types and shapes."""
+"""Names, element types and shapes of variables."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""Failpoints: without effect unless asked for twice, and then exactly what was asked for, at the time that was asked for."""
+"""Failpoints: no effect unless they are enabled and set; then the configured effect, at the configured time."""
 
 import errno
 from collections.abc import Iterator

@@ -1,4 +1,4 @@
-"""A history: what was written comes back, also when its writer was killed in the middle of a line, and nothing else is believed."""
+"""A history: written records are read back, also when the writer was killed in the middle of a line, and damaged ones are refused."""
 
 import errno
 import json

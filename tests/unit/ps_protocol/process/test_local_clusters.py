@@ -1,4 +1,4 @@
-"""Claims about finding the clusters that launchers run: only those that run, only this user's, and nothing that others have put there."""
+"""Finding the clusters of launchers: only running ones, only this user's, and no files that others have put there."""
 
 import dataclasses
 import json

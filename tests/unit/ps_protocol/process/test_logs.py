@@ -1,4 +1,4 @@
-"""What a role logs: bounded in rate by the place in the code, counted where it is left out, and other places are left alone."""
+"""A role's log: each place in the code is limited in rate by itself, and omitted lines are counted."""
 
 import io
 import json

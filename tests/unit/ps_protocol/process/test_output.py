@@ -1,4 +1,4 @@
-"""Text for a stream that nobody reads: the caller is never blocked, the oldest lines go and are counted, the last ones stay."""
+"""Text for a stream without a reader: the caller never blocks, the oldest lines are dropped and counted, the last ones stay."""
 
 import io
 import os

@@ -1,4 +1,4 @@
-"""TF_CONFIG as cluster engines write it, and what is said about it when it is wrong."""
+"""TF_CONFIG as cluster engines write it, and the errors for a wrong one."""
 
 import json
 import re

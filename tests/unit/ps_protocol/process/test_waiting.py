@@ -1,4 +1,4 @@
-"""Claims about the pauses between attempts, and about the condition that is its own lock: it is one in every way."""
+"""Pauses between attempts, and the condition that is its own lock: it behaves as `threading.Condition` does."""
 
 import itertools
 import random

@@ -1,4 +1,4 @@
-"""Claims about address forms."""
+"""Forms of addresses."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Claims about who answers at an address."""
+"""Handshakes: identity and version of the process at an address."""
 
 from dataclasses import replace
 

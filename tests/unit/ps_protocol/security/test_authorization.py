@@ -1,4 +1,4 @@
-"""Who may call what: the table has a row for every RPC, and token files say who is who."""
+"""Permissions: the table has a row for every RPC. Token files: which token has which role."""
 
 import os
 import stat

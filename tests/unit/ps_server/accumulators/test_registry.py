@@ -1,4 +1,4 @@
-"""Claims about one named accumulator's memory of its callers: whose place ends when, which results are kept. The clock is a number."""
+"""A named accumulator's memory of its callers: when a place in the queue ends, which results are kept. The clock is a number."""
 
 import numpy as np
 import pytest

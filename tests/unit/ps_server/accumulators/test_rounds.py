@@ -1,4 +1,4 @@
-"""Claims about rounds of gradients, dense and sparse: what is accepted, who takes, what the mean is."""
+"""Rounds of gradients, dense and sparse: accepted gradients, the order of takers, the mean."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Contributions from their first byte to the step they enter, or whatever else ends them. No buffer is lost."""
+"""Contributions from their first byte to the step that they enter, or to any other end. No buffer is lost."""
 
 from collections.abc import Iterator
 

@@ -1,4 +1,4 @@
-"""Contributions in memory that workers may write as they like: what is found, when a slot is free, and what stays of one who has gone."""
+"""Contributions in memory that workers may write at any time: which are found, when a slot is free, what remains of a worker that left."""
 
 import numpy as np
 import pytest

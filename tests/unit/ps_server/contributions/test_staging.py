@@ -1,4 +1,4 @@
-"""Memory for contributions of dense variables and tables: what a header asks for, and nothing before it is checked."""
+"""Memory for contributions of dense variables and tables: as much as a header asks for, and none before the header is checked."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""Numbers that workers report: cells by name and worker, and limits that hold."""
+"""Metrics that workers report: cells by name and worker, and their limits."""
 
 import math
 

@@ -1,4 +1,4 @@
-"""Steps that are not the ordinary case: missing gradients, factors, clipping, several rules, half precision, constraints, averages."""
+"""Steps with options: missing gradients, factors, clipping, several rules, half precision, constraints, averages."""
 
 from typing import Any
 

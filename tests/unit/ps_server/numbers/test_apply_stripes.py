@@ -1,4 +1,4 @@
-"""An apply that several threads share: the same bits as from one thread, for every kind of step and every division of the work."""
+"""An apply that several threads share: the bits of one thread, for every kind of step and every division of the work."""
 
 import threading
 from collections.abc import Callable, Mapping

@@ -1,4 +1,4 @@
-"""Moving averages of variables: the recorded cases of the original, and what it has no cases of."""
+"""Moving averages of variables: the recorded cases of the original, and cases that it has not."""
 
 import json
 from typing import Any

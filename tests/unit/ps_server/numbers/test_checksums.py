@@ -1,4 +1,4 @@
-"""Checksums: equal for equal bytes, and other ones for what programs, networks and memory make of them."""
+"""Checksums: equal for equal bytes, different for the changes that programs, networks and memory make."""
 
 import numpy as np
 import pytest

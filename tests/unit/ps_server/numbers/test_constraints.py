@@ -1,4 +1,4 @@
-"""Constraints on variables: what the formulas make of values within and without."""
+"""Constraints on variables: the formulas' results for values inside and outside the limits."""
 
 import tracemalloc
 from typing import Any

@@ -1,4 +1,4 @@
-"""Formulas of a step, computed part by part: the same bits in any number of threads, and for variables without elements nothing."""
+"""Formulas of a step, computed part by part: the same bits in any number of threads, and no work for variables without elements."""
 
 from typing import Any
 

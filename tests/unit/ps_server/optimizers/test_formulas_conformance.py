@@ -1,4 +1,4 @@
-"""What the original's own kernels recorded, replayed: dense variables through whole steps, rows of sparse ones through the rule."""
+"""Records of the original's own kernels, replayed: dense variables through whole steps, rows of sparse ones through the rule."""
 
 import json
 from typing import Any

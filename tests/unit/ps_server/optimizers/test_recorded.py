@@ -1,4 +1,4 @@
-"""Optimizers against what PyTorch and optax have computed: recorded by tests/frameworks/record_optimizers.py."""
+"""Optimizers against recorded results of PyTorch and optax, made by tests/frameworks/record_optimizers.py."""
 
 import json
 from pathlib import Path

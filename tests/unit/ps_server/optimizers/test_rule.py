@@ -1,4 +1,4 @@
-"""A rule from step to step: rates and their schedules, powers, weight decay, and new numbers on the way."""
+"""A rule from step to step: rates and their schedules, powers, weight decay, and changed settings."""
 
 import math
 

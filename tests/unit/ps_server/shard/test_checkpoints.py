@@ -1,4 +1,4 @@
-"""Checkpoints of one store, with the work that nobody waits for run when the test says so. Knows no file system but the test's own."""
+"""Checkpoints of one store; the test runs the background work. Knows no file system but the test's own."""
 
 import dataclasses
 from collections.abc import Callable

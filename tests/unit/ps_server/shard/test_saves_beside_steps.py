@@ -1,4 +1,4 @@
-"""Saving beside steps: whose memory it takes, when it gives way, when it breaks off. Knows one store and a storage that looks on."""
+"""Saving beside steps: its memory, when it gives way, when it is cancelled. Knows one store and a storage that records its calls."""
 
 import errno
 import mmap

@@ -1,4 +1,4 @@
-"""A chief that has moved is found at the parameter servers, and only one that answers is moved to."""
+"""A chief that has moved: the worker learns its address from the parameter servers, and moves only to a chief that answers."""
 
 from contextlib import nullcontext
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a worker would tell another chief: contributions that were counted, or may have been, and are in no applied step."""
+"""The contributions that a worker reports to another chief: counted, or perhaps counted, and in no applied step."""
 
 from dataclasses import replace
 

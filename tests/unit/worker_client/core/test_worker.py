@@ -1,4 +1,4 @@
-"""What a worker asks, and in which order, without anything that it could ask: each answer is made up."""
+"""A worker's requests and their order, without a cluster: the test makes up each answer."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace

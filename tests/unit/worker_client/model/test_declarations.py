@@ -1,4 +1,4 @@
-"""What a program may say about its variables, and the words for what not."""
+"""Declarations of variables, and the errors for invalid ones."""
 
 from typing import Any
 

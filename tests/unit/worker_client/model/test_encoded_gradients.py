@@ -1,4 +1,4 @@
-"""Which parts of a contribution are encoded, and what becomes of what is owed when it did not count."""
+"""Encoded parts of a contribution, and the carried-over error when the contribution does not count."""
 
 import numpy as np
 import pytest

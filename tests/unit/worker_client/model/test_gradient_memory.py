@@ -1,4 +1,4 @@
-"""Which memory a worker fills next: what shards lend it where nothing in it can be under way, else its own; and from where it is sent."""
+"""The memory that a worker fills next: lent by shards where no push can be using it, else its own; and what is sent from it."""
 
 import numpy as np
 import pytest

@@ -1,4 +1,4 @@
-"""What a user may push, and the words for what not."""
+"""Gradients that a user may push, and the errors for invalid ones."""
 
 from collections.abc import Mapping
 from typing import Any

@@ -1,4 +1,4 @@
-"""What a worker's program may say: where to connect, which optimizer, which learning rate."""
+"""Arguments of a worker's program: addresses, optimizers, learning rates."""
 
 import json
 from typing import Any

@@ -1,4 +1,4 @@
-"""State of a program's own: what can be kept, what is refused and how that is said, and what is sent when. No session."""
+"""State of a program's own: which values can be kept, the errors for others, and when state is sent. No session."""
 
 from typing import Any
 

@@ -1,4 +1,4 @@
-"""What a user may say about how gradients and variables travel."""
+"""Wire formats that a user may ask for."""
 
 from typing import Any
 

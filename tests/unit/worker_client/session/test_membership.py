@@ -1,4 +1,4 @@
-"""A participant's place that two threads hold: what one has heard of it is not an error to the other."""
+"""A participant's place that two threads hold: news that one thread has already learned is no error for the other."""
 
 from collections.abc import Iterator
 from dataclasses import replace

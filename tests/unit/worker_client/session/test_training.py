@@ -1,4 +1,4 @@
-"""Whole training loops: sessions, coordinator and stores in one thread, without a network. Every wait is bounded, so nothing can hang."""
+"""Whole training loops: sessions, coordinator and stores in one thread, without a network. Every wait is bounded, so no loop can hang."""
 
 from collections.abc import Callable
 

@@ -1,4 +1,4 @@
-"""Calls and outcomes as messages: what is packed is unpacked, and what is none is refused, whoever has made it."""
+"""Calls and outcomes of closures as messages: unpacking a message gives what was packed, and malformed messages are refused."""
 
 import json
 import math

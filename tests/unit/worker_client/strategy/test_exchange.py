@@ -1,4 +1,4 @@
-"""Exchanges of reductions, without a session: messages are lost, late and sent again, and programs are started again."""
+"""Exchanges of reductions, without a session: messages are lost, late and repeated, and programs are started again."""
 
 from collections.abc import Generator, Sequence
 from typing import Any

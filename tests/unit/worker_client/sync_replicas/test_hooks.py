@@ -1,4 +1,4 @@
-"""The ready-made hooks: when each speaks, stops or writes, and the errors of the original in the same cases."""
+"""The ready-made hooks: when each logs, stops or writes, and the errors of the original in the same cases."""
 
 import logging
 import math

@@ -1,4 +1,4 @@
-"""The monitored session: what a run evaluates, and in which order hooks are called."""
+"""The monitored session: the values of a run, and the order of calls of hooks."""
 
 from collections.abc import Iterator
 from typing import Any

@@ -1,4 +1,4 @@
-"""SyncReplicasOptimizer and ExponentialMovingAverage: what programs of the original find, and the errors in the same cases."""
+"""SyncReplicasOptimizer and ExponentialMovingAverage: the original's interface, and its errors in the same cases."""
 
 from collections.abc import Iterator
 from typing import Any
