@@ -512,6 +512,13 @@ class ReplicatedLink:
         self._count_on([*self.members, one])
         log.info("standby is up to date again ps=%d address=%s", self.index, one.address)
 
+    def note_missing(self, one: Replica, why: str) -> None:
+        """Notes why a replica that is not counted on cannot be brought back."""
+        if one not in self.members and one.missing != why:
+            one.missing = why
+            log.warning("a replica cannot be brought back ps=%d address=%s cause=%s", self.index, one.address, why)
+            self._say()
+
     # -- inside
 
     async def _adopt(self, one: Replica, timeout_s: float) -> tuple[ShardStatus, Adoption]:
@@ -655,7 +662,8 @@ class ReplicaReturn:
     async def _is_there(self, link: ReplicatedLink, one: Replica) -> bool:
         """Whether a process is there that can be brought back; it is empty then: what it held may be older than what the others hold."""
         try:
-            status = await one.link.status(timeout_s=CONTROL_TIMEOUT_S)
+            # A sign of life, too: the chief asks it nothing else for as long as it does not count on it.
+            status = await one.link.status(timeout_s=CONTROL_TIMEOUT_S, fence=link.fence)
             async with link.changing:
                 is_new = status.process_incarnation != one.process
                 if one not in link.members and (is_new or status.step is not None):
@@ -663,6 +671,10 @@ class ReplicaReturn:
                     await link.join(one, forgets=True)
                     one.process = status.process_incarnation
                     log.info("a lost replica runs again, without a model ps=%d address=%s", link.index, one.address)
+        except Superseded as error:
+            # It has obeyed another chief, which began when this one did. Once that one is gone, the server lets this one have it.
+            link.note_missing(one, error.message.removesuffix("; end this chief"))
+            return False
         except PsError as error:
             log.debug("a lost replica does not answer ps=%d address=%s cause=%s", link.index, one.address, error.message)
             return False

@@ -25,7 +25,7 @@ from chief.shards.standby import distrust_unconfirmed
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, PsError, Superseded, TrainingFailed
 from ps_protocol.process.history import History, note_rolled_back, note_step
 from ps_protocol.roles.contribution import PushId, contributions_named
-from ps_protocol.roles.fence import Fence
+from ps_protocol.roles.fence import LIVING_CHIEF_S, Fence
 from ps_protocol.roles.shard import Adoption, ApplyRequest, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
 from ps_protocol.wire.codec import RecordPacker
 
@@ -37,8 +37,6 @@ _APPLY_TIMEOUT_S = 60.0
 _WATCH_INTERVAL_S = 0.4
 # The status shows what shards report of themselves, which is no older than this.
 _REPORT_INTERVAL_S = 2.0
-# A chief that is alive is heard by its shards several times a second.
-_LIVING_CHIEF_S = 2.5
 _LOOK_AGAIN_S = 0.5
 _GIVE_UP_S = 10.0
 # How long a shard may copy its values, or look into a checkpoint, before it answers.
@@ -510,7 +508,7 @@ class ShardWork:
     def _living_chief(self, statuses: list[ShardStatus]) -> str:
         for index, status in enumerate(statuses):
             heard_s = status.chief_heard_ago_s
-            if status.fence.chief_incarnation and heard_s is not None and heard_s < _LIVING_CHIEF_S:
+            if status.fence.chief_incarnation and heard_s is not None and heard_s < LIVING_CHIEF_S:
                 where = f" at {status.chief_address}" if status.chief_address else ""
                 who = f"another chief{where} (incarnation {status.fence.chief_incarnation})"
                 return f"{self._calls.name(index)} obeys {who}, which it heard {seconds(heard_s)} ago"

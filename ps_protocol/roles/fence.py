@@ -47,6 +47,9 @@ class Fence:
 # Of a server that no chief has adopted, and of a chief that does not know yet who came before it.
 NOBODY = Fence(era=Era(life=0, epoch=0), chief_incarnation=0)
 
+# A chief that is alive is heard by each server that it has adopted several times a second; one that is silent for longer may be gone.
+LIVING_CHIEF_S = 2.5
+
 # Numbers that each chief gives are above those of all chiefs before it. So many bits of a number are counted by one chief.
 _BITS_OF_A_CHIEF = 20
 

@@ -4,6 +4,7 @@ Calls return when they are done, so `timeout_s` has nothing to bound and is igno
 """
 
 import secrets
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -43,7 +44,7 @@ _CHUNK_BYTES = 8 << 20
 class InProcessShard:
     """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit. `accumulators`: the named ones that lie here.
 
-    `storage`: where checkpoints are; None: nowhere. `run_in_background`, `history`: see Shard.
+    `storage`: where checkpoints are; None: nowhere. `run_in_background`, `history`, `clock`: see Shard.
     """
 
     def __init__(
@@ -54,6 +55,7 @@ class InProcessShard:
         storage: CheckpointStorage | None = None,
         run_in_background: RunInBackground | None = None,
         history: History | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._shard = Shard(
             index=index,
@@ -62,6 +64,7 @@ class InProcessShard:
             storage=storage,
             run_in_background=run_in_background,
             history=history,
+            clock=clock,
         )
         self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._shard.budget)
 
@@ -75,6 +78,10 @@ class InProcessShard:
     ) -> Adoption:
         """Puts the shard under a chief; see Shard.adopt."""
         return self._shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, replica=replica)
+
+    def hear_chief(self, fence: Fence) -> None:
+        """Notes a sign of life, if it is one of the chief that has the shard."""
+        self._shard.hear_chief(fence)
 
     def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor."""

@@ -10,7 +10,7 @@ from types import TracebackType
 
 from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, LeaseExpired, LimitExceeded, ShuttingDown, Superseded, Unavailable
 from ps_protocol.process.waiting import QuickCondition
-from ps_protocol.roles.fence import NOBODY, Era, Fence, joined_keys, session_secret
+from ps_protocol.roles.fence import LIVING_CHIEF_S, NOBODY, Era, Fence, joined_keys, session_secret
 from ps_protocol.roles.shard import ONLY_REPLICA, ReplicaState
 from ps_server.numbers.memory import MemoryBudget
 
@@ -23,16 +23,16 @@ MAX_RECORD_BYTES = 12 << 20
 
 
 class Gate:
-    """Owns the lock of a shard; only here is it waited for. `name` is the server's, for texts.
+    """Owns the lock of a shard; only here is it waited for. `name` is the server's, for texts; `clock` is monotonic, in seconds.
 
     All that belongs to the shard is looked at and changed inside a block: `with gate:`, or one of those that the methods return. A block
     holds the lock. What is called in it may let the lock go while it waits, where it says so; then everything may have changed.
     """
 
-    def __init__(self, name: str, *, budget: MemoryBudget) -> None:
+    def __init__(self, name: str, *, budget: MemoryBudget, clock: Callable[[], float] = time.monotonic) -> None:
         self.fences = Fences(name)
         self.admitted = AdmittedWorkers(name)
-        self.chief = ChiefNotes(budget=budget)
+        self.chief = ChiefNotes(budget=budget, clock=clock)
         self._name = name
         self._lock = QuickCondition()
         self._is_taken = False
@@ -57,7 +57,7 @@ class Gate:
     def check_chief(self, fence: Fence) -> None:
         """In a block: hears a chief; raises what `Fences.check_chief_call` raises."""
         self.fences.check_chief_call(fence)
-        self.chief.heard(time.monotonic())
+        self.chief.heard()
 
     def step(self, fence: Fence) -> "_Turn":
         """A turn for a chief, which is checked before it waits, and after it has; see `turn`."""
@@ -351,6 +351,10 @@ class Fences:
         self.fence = fence
         return is_new
 
+    def forget_chief(self) -> None:
+        """Obeys nobody from now on, as a server that has just been started."""
+        self.fence = NOBODY
+
     @property
     def served_epoch(self) -> int:
         """The epoch whose callers are served; 0: none."""
@@ -427,24 +431,38 @@ class Fences:
 
 
 class ChiefNotes:
-    """Notes of one server. The caller serialises the calls, and has checked that they are the chief's; `now` is monotonic, in seconds."""
+    """Notes of one server. The caller serialises the calls, and has checked that they are the chief's; `clock` is monotonic, in seconds."""
 
-    def __init__(self, *, budget: MemoryBudget) -> None:
+    def __init__(self, *, budget: MemoryBudget, clock: Callable[[], float]) -> None:
         self.address = ""
         # How the chief counts on this replica, as it has said last.
         self.replica = ONLY_REPLICA
         self.record = b""
         self.record_version = 0
         self._budget = budget
+        self._clock = clock
         self._heard_at: float | None = None
 
-    def heard(self, now: float) -> None:
+    def heard(self) -> None:
         """The chief has called."""
-        self._heard_at = now
+        self._heard_at = self._clock()
 
-    def heard_ago_s(self, now: float) -> float | None:
-        """Returns how long ago the chief was heard; None: never."""
-        return None if self._heard_at is None else max(0.0, now - self._heard_at)
+    @property
+    def heard_ago_s(self) -> float | None:
+        """How long ago the chief was heard; None: never."""
+        return None if self._heard_at is None else max(0.0, self._clock() - self._heard_at)
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether the chief has not been heard for so long that it may be gone."""
+        ago_s = self.heard_ago_s
+        return ago_s is None or ago_s >= LIVING_CHIEF_S
+
+    def forget(self) -> None:
+        """Drops all notes of the chief that had the server."""
+        self._budget.release(len(self.record))
+        self.address, self.replica, self.record, self.record_version = "", ONLY_REPLICA, b"", 0
+        self._heard_at = None
 
     def count_on(self, replica: ReplicaState) -> bool:
         """The chief says how it counts on this replica; returns whether that is news, and no copy of what it has said before."""

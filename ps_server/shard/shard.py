@@ -69,6 +69,7 @@ class Shard:
     `on_shutdown` is called with the reason when the chief ends the process. `apply_threads` share the work of a step; the caller owns them.
     `segments` makes memory that workers of the same host may share; None: there is none. `storage` is where checkpoints are; None: nowhere.
     `run_in_background` begins the writing and the reading of checkpoints (None: in threads). `history` is kept if it is given.
+    `clock` is monotonic, in seconds.
     """
 
     def __init__(
@@ -83,6 +84,7 @@ class Shard:
         storage: CheckpointStorage | None = None,
         run_in_background: RunInBackground | None = None,
         history: History | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self.index = index
         self.process_incarnation = process_incarnation
@@ -92,7 +94,7 @@ class Shard:
         self._apply_threads = apply_threads
         self._segments = segments
         self._history = ShardHistory(history, process_incarnation=process_incarnation)
-        self._gate = Gate(self._name, budget=self.budget)
+        self._gate = Gate(self._name, budget=self.budget, clock=clock)
         self._sharings = Sharings(self._gate, segments, name=self._name)
         self._checkpoints = Checkpoints(
             _CheckpointSide(self),
@@ -132,13 +134,13 @@ class Shard:
         fences, chief = self._gate.fences, self._gate.chief
         with self._gate.turn(fences.check_not_ending):
             is_damaged = fences.is_damaged
-            self._check_same_chief_locked(fence.chief_incarnation, chief_address)
+            self._settle_with_rival_locked(fence, chief_address, replica)
             before = fences.fence
             is_new_epoch = fences.adopt(fence)
             self._gate.admitted.take_keys(session_keys, is_new_life=fence.life != before.life)
             fences.check_running()
             chief.address = chief_address
-            chief.heard(time.monotonic())
+            chief.heard()
             if is_new_epoch:
                 self._end_epoch_locked(is_damaged=is_damaged)
             if (fence.life, fence.chief_incarnation) != (before.life, before.chief_incarnation):
@@ -158,7 +160,7 @@ class Shard:
         """Notes a sign of life, if it is one of the chief that has the shard."""
         with self._gate:
             if fence != NOBODY and fence == self._gate.fences.fence:
-                self._gate.chief.heard(time.monotonic())
+                self._gate.chief.heard()
 
     def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
         """Keeps a record for the chief's successor, unless there is such or a newer one."""
@@ -179,7 +181,7 @@ class Shard:
         with self._gate:
             self._gate.fences.check_chief(request.fence)
             self._gate.fences.check_epoch(request.fence.epoch)
-            self._gate.chief.heard(time.monotonic())
+            self._gate.chief.heard()
         return self._checkpoints.save(request, max_wait_s=max_wait_s)
 
     def wait_for_save(self, timeout_s: float) -> None:
@@ -189,6 +191,8 @@ class Shard:
     def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
         """Begins to bring the shard back to a checkpoint, or says how far that is. Adopts it if the epoch is a new one."""
         if request.fence.epoch > self._gate.fences.epoch:
+            with self._gate:  # only who adopts the server may take it from another chief of its number
+                self._gate.fences.check_chief(request.fence)
             self.adopt(request.fence, chief_address=self._gate.chief.address)
         with self._gate:
             self._gate.check_chief(request.fence)
@@ -409,7 +413,7 @@ class Shard:
                 ),
                 settings_version=model.settings_version if model else 0,
                 chief_address=chief.address,
-                chief_heard_ago_s=chief.heard_ago_s(time.monotonic()),
+                chief_heard_ago_s=chief.heard_ago_s,
                 is_alone=chief.replica.is_alone,
                 slots=model.slot_names if model else (),
             )
@@ -615,13 +619,29 @@ class Shard:
 
     # Epochs
 
-    def _check_same_chief_locked(self, chief_incarnation: int, chief_address: str) -> None:
-        """Two chiefs that started at the same moment chose the same number; the first to arrive keeps it."""
-        known = self._gate.chief.address
-        if chief_incarnation == self._gate.fences.fence.chief_incarnation and known and chief_address and chief_address != known:
+    def _settle_with_rival_locked(self, fence: Fence, address: str, replica: ReplicaState) -> None:
+        """Two chiefs that started at the same moment chose the same number: the first to arrive keeps the server while it is alive.
+
+        Afterwards the other one may have it, as if it had been restarted, where no step is lost by that: the server holds nothing, or is a
+        replica that the other one does not count on. Raises Superseded.
+        """
+        fences, chief = self._gate.fences, self._gate.chief
+        known, number = fences.fence, fence.chief_incarnation
+        is_same_life = fence.life == known.life
+        is_elsewhere = bool(chief.address and address and chief.address != address)
+        if number != known.chief_incarnation or (is_same_life and not is_elsewhere):
+            return
+        is_free = self._model is None and self._creation is None and not self._checkpoints.restoring
+        if is_same_life:
+            is_free = (is_free or replica.forgets) and fence.epoch >= known.epoch
+        if is_free and chief.is_silent:
+            log.warning("%s: another chief of incarnation %d takes it, since the one that had it is silent", self._name, number)
+            fences.forget_chief()
+            chief.forget()
+        elif is_same_life:
             raise Superseded(
-                f"{self._name}: the chief at {known} has adopted it as incarnation {chief_incarnation}; end this chief",
-                facts={"chief_incarnation": str(chief_incarnation)},
+                f"{self._name}: the chief at {chief.address} has adopted it as incarnation {number}; end this chief",
+                facts={"chief_incarnation": str(number)},
             )
 
     def _end_epoch_locked(self, *, is_damaged: bool) -> None:

@@ -90,7 +90,10 @@ class SimulatedCluster:
                 raise BrokenPromise(f"6: the cluster has failed although there is a whole checkpoint: {self._failure}")
             world.seen["failed, with words, since nothing was saved"] += 1
         elif not self._is_over:
-            words = self._chiefs[self.chief].coordinator.explain(world.now)
+            chief = self._chiefs[self.chief]
+            if missing := self._missing_standbys(chief):
+                raise BrokenPromise(f"S: standbys stay out: {missing}")
+            words = chief.coordinator.explain(world.now)
             raise BrokenPromise(f"6: stands at step {self._step} for {_PROGRESS_S:g} s: {words}")
         self._audit()
         if self.scenario.is_for_a_standby and (self.oracle.num_rollbacks or self._failure):
@@ -112,7 +115,13 @@ class SimulatedCluster:
             self._failure = chief.coordinator.status(self.world.now).reason
             self._is_over = True
         elif self._wanted_step is not None and state is ClusterState.TRAINING and chief.coordinator.global_step >= self._wanted_step:
-            self._is_over = True
+            self._is_over = not self._missing_standbys(chief)
+
+    def _missing_standbys(self, chief: ChiefNode) -> list[str]:
+        """Why standbys are missing that could be brought back from a checkpoint."""
+        has_way_back = bool(self.standbys) and self.scenario.durability is not None and self.scenario.policy.has_common_steps
+        shards = chief.coordinator.status(self.world.now).shards if has_way_back else ()
+        return [shard.standby_missing for shard in shards if shard.standby_missing]
 
     def _look(self) -> None:
         for chief in self._living_chiefs():

@@ -1,7 +1,6 @@
 """A parameter server of a simulated cluster: the real store, in a process that can be killed at any event. Knows no chief."""
 
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -29,8 +28,6 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.tasks import Answer, Life
 from tests.simulation.world import World
 
-_OF_CHIEF = frozenset({"adopt", "keep_record", "configure", "prepare", "apply", "save", "restore"})
-
 
 class ShardNode:
     """Serves the calls of chiefs and workers. Each is done at one moment, but for what is written to storage, which takes its time."""
@@ -54,7 +51,6 @@ class ShardNode:
         self._asked_to_restore: RestoreRequest | None = None
         self._on_crash = on_crash
         self._layout_hash, self._arena_bytes = "", 0
-        self._heard_at: float | None = None
         self._methods: dict[str, Callable[..., Any]] = {
             "status": self._status,
             "adopt": self._adopt,
@@ -68,7 +64,9 @@ class ShardNode:
             "save": self._save,
             "restore": self._restore,
         }
-        self.shard = InProcessShard(index=index, storage=storage, run_in_background=self._in_background, history=history)
+        self.shard = InProcessShard(
+            index=index, storage=storage, run_in_background=self._in_background, history=history, clock=lambda: world.now
+        )
 
     def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
         """Takes up a call."""
@@ -77,10 +75,7 @@ class ShardNode:
                 process, method, *rest = arguments
                 self._check_process(process)
                 arguments = tuple(rest)
-            value = self._methods[method](*arguments)
-            if method in _OF_CHIEF:
-                self._heard_at = self._world.now
-            answer(value)
+            answer(self._methods[method](*arguments))
         except PsError as error:
             answer(error)
 
@@ -106,11 +101,8 @@ class ShardNode:
 
     def _status(self, fence: Fence = NOBODY) -> object:
         """`fence`: of the chief that asks; if it has the shard, that is a sign of its life."""
-        if fence != NOBODY and fence == self.shard.status().fence:
-            self._heard_at = self._world.now
-        # The store looks at the machine's clock, and here there is another.
-        heard_ago_s = None if self._heard_at is None else self._world.now - self._heard_at
-        return replace(self.shard.status(), chief_heard_ago_s=heard_ago_s)
+        self.shard.hear_chief(fence)
+        return self.shard.status()
 
     def _adopt(self, fence: Fence, chief_address: str, session_keys: tuple[bytes, ...], replica: ReplicaState) -> object:
         adoption = self.shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, replica=replica)

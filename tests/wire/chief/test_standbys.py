@@ -19,7 +19,8 @@ from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.shard import ApplyRequest, PushResult, ReplicaState, ShardSettings
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from tests.support.chief.eras import fence
+from ps_server.shard import gate
+from tests.support.chief.eras import LIFE, fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, variable
 from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
@@ -512,6 +513,29 @@ def test_a_replica_that_answers_again_after_it_was_dropped_keeps_nothing_that_co
     assert (pair.status(STANDBY).step, pair.status(PRIMARY).step) == (None, 1)
     with pytest.raises(errors.NotInitialized):
         pair.trainers[STANDBY].read(0)
+
+
+def test_a_replica_that_has_obeyed_another_chief_of_the_same_number_comes_back_once_that_one_is_silent(
+    pair: Pair, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Both chiefs began when all was lost; what the other one had sent reached a server that was restarted since."""
+    monkeypatch.setattr(gate, "LIVING_CHIEF_S", 1.0)
+    pair.create()
+
+    async def act(link: ReplicatedLink) -> None:
+        pair.restart(STANDBY)
+        await link.status(timeout_s=5)
+        of_other = fence(EPOCH, CHIEF, life=LIFE + 1)
+        await repeated(lambda: link.replicas[STANDBY].link.adopt(of_other, chief_address="chief:2", timeout_s=5))
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=asyncio.get_running_loop().time)
+        watching = asyncio.create_task(back.watch(is_paused=lambda: False))
+        assert await asyncio.wait_for(told.get(), 10) == rev.ReplicaReady(shard=0)
+        assert "a chief of another life of the cluster has adopted it" in pair.reports[-1].missing
+        assert pair.status(STANDBY).fence == link.fence
+        watching.cancel()
+
+    pair.run(act)
 
 
 def _order(pair: Pair) -> rev.BringReplicasBack:
