@@ -11,6 +11,7 @@ from ps_protocol.process.memory import importing_for_good
 with importing_for_good():
     from chief.config import ChiefConfig, parse_config
     from ps_protocol.errors import PsError
+    from ps_protocol.process.exhaustion import ending_without_memory
     from ps_protocol.process.failpoints import enable_failpoints
     from ps_protocol.process.listening import allow_many_connections
     from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
@@ -26,7 +27,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words, log_format = sys.argv[1:] if arguments is None else arguments, LOG_FORMAT.default
     try:
         log_format = log_format_of(words, os.environ)
-        with logging_to_stderr(log_format):
+        with logging_to_stderr(log_format), ending_without_memory():
             config = parse_config(words, environment=os.environ)
             enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
             return asyncio.run(_serve(config))

@@ -26,6 +26,7 @@ def main() -> int:
     # Not before: what they import looks for OpenSSL, and imports grpc.
     with importing_for_good():
         from ps_protocol.errors import PsError
+        from ps_protocol.process.exhaustion import ending_without_memory
         from ps_protocol.process.failpoints import enable_failpoints
         from ps_protocol.process.listening import allow_many_connections
         from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
@@ -39,7 +40,7 @@ def main() -> int:
     log_format = LOG_FORMAT.default
     try:
         log_format = log_format_of(sys.argv[1:], os.environ)
-        with logging_to_stderr(log_format):
+        with logging_to_stderr(log_format), ending_without_memory():
             config = parse_config(sys.argv[1:], environment=os.environ)
             enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
             _serve(ParameterServer(config))

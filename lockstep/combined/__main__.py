@@ -18,6 +18,7 @@ with importing_for_good():
     from chief.config import ChiefConfig
     from chief.config import parse_config as parse_chief_config
     from ps_protocol.errors import InvalidSpec, PsError
+    from ps_protocol.process.exhaustion import ending_without_memory
     from ps_protocol.process.failpoints import enable_failpoints
     from ps_protocol.process.listening import allow_many_connections
     from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
@@ -45,7 +46,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     log_format = LOG_FORMAT.default
     try:
         log_format = log_format_of(words, os.environ)
-        with logging_to_stderr(log_format):
+        with logging_to_stderr(log_format), ending_without_memory():
             config = parse_ps_config(words[:split], environment=os.environ)
             settings_at = partial(_chief_config, words[split + 1 :], config)
             # Now, or it would only be found out when half of it runs.

@@ -1,12 +1,14 @@
 """`python -m tests.chaos.limited LIMIT VALUE MODULE …`: runs a module in a process with a lower limit of a resource. Knows no role.
 
-LIMIT is that of `resource` without "RLIMIT_", or "LOG", whose VALUE is the file that takes the place of its output.
+LIMIT is that of `resource` without "RLIMIT_"; or "LOG", whose VALUE is the file that takes the place of its output; or "GROUP", whose
+VALUE is the directory of the control group that the process joins.
 """
 
 import os
 import resource
 import runpy
 import sys
+from pathlib import Path
 
 
 def main() -> None:
@@ -16,6 +18,8 @@ def main() -> None:
         file = os.open(value, os.O_WRONLY)
         os.dup2(file, 1)
         os.dup2(file, 2)
+    elif limit == "GROUP":
+        Path(value, "cgroup.procs").write_text(str(os.getpid()))
     else:
         resource.setrlimit(getattr(resource, f"RLIMIT_{limit}"), (int(value), int(value)))
     sys.argv = sys.argv[3:]

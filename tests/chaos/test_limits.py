@@ -32,7 +32,7 @@ def limited(name: str, limit: str, value: object) -> dict[str, list[str]]:
 
 def saved_steps(cluster: Cluster) -> list[int]:
     """The steps of the whole checkpoints, but for those that are being removed."""
-    return [int(path.name.removeprefix("step-")) for path in whole(cluster) if "." not in path.name]
+    return [int(path.name.split("-")[1]) for path in whole(cluster) if "." not in path.name]
 
 
 def _remove(place: Path, aside: Path) -> None:

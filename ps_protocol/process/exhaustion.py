@@ -1,0 +1,47 @@
+"""Ends a role's process when a thread of it gets no memory. Knows the interpreter's hooks; no role and no log.
+
+A thread that ends so leaves others waiting for it: the interpreter itself waits without end for a thread that could not begin. The process
+would neither work nor end, so nothing would start it again. It ends as the system's own killer would end it.
+"""
+
+import os
+import signal
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from queue import SimpleQueue
+from typing import Any
+
+_LAST_WORDS = b"a thread got no memory: this process ends, and may be started again; give it more memory (RLIMIT_AS, memory.max)\n"
+
+
+@contextmanager
+def ending_without_memory() -> Iterator[None]:
+    """In this block a MemoryError that ends a thread, or that nobody can be told of, ends the process. Other errors are shown as ever."""
+    failures: SimpleQueue[Any] = SimpleQueue()
+    show, show_of_thread = sys.unraisablehook, threading.excepthook
+
+    def look() -> None:
+        while (failed := failures.get()) is not None:
+            if failed.exc_type is MemoryError:
+                _end()
+            (show_of_thread if isinstance(failed, threading.ExceptHookArgs) else show)(failed)
+
+    # Begun now, it has the memory that a frame of Python takes. The thread that fails has not: it can call only what is written in C.
+    looking = threading.Thread(target=look, name="memory", daemon=True)
+    looking.start()
+    sys.unraisablehook = threading.excepthook = failures.put
+    try:
+        yield
+    finally:
+        sys.unraisablehook, threading.excepthook = show, show_of_thread
+        failures.put(None)
+        looking.join()
+
+
+def _end() -> None:
+    with suppress(OSError):
+        os.set_blocking(2, False)  # a full pipe must not keep it
+        os.write(2, _LAST_WORDS)
+    os.kill(os.getpid(), signal.SIGKILL)
