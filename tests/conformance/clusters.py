@@ -1,24 +1,73 @@
-"""Clusters to replay recorded cases on: parameter servers and a chief on loopback, as processes or in this one. Asserts nothing."""
+"""Clusters to replay recorded cases on: objects in this process, servers on loopback in it, or processes. Asserts nothing."""
 
+import contextlib
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from typing import Protocol
 
+import worker_client
 from chief.config import parse_config
+from chief.options import CoordinationConfig
+from chief.serving.in_process import InProcessChief
+from lockstep.in_process import LEASE_S
+from ps_protocol.roles.chief import Chief
+from ps_protocol.rpc.chief import GrpcChief
+from ps_server.serving.local import InProcessShard
 from tests.support.chief.running_chief import RunningChief, parameter_server
 from tests.support.processes.processes import Process, announced, start_role
+from worker_client import Observer, Session
 
 START_TIMEOUT_S = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class Cluster:
-    """Addresses of a running cluster."""
+class Cluster(Protocol):
+    """A running cluster."""
 
-    chief: str
-    ps: tuple[str, ...]
+    def connect(self, worker_index: int | None = None) -> Session:
+        """Returns another worker's session."""
+
+    def observe(self) -> Observer:
+        """Returns an observer."""
+
+    def ask_chief(self) -> AbstractContextManager[Chief]:
+        """Returns the chief, for questions of the test."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServedCluster:
+    """A cluster whose chief serves at an address."""
+
+    address: str
+
+    def connect(self, worker_index: int | None = None) -> Session:
+        return worker_client.connect(self.address, worker_index=worker_index)
+
+    def observe(self) -> Observer:
+        return worker_client.observe(self.address)
+
+    def ask_chief(self) -> AbstractContextManager[Chief]:
+        return contextlib.closing(GrpcChief(self.address))
+
+
+@dataclass(frozen=True, slots=True)
+class CalledCluster:
+    """A cluster of objects."""
+
+    chief: InProcessChief
+    shards: Sequence[InProcessShard]
+
+    def connect(self, worker_index: int | None = None) -> Session:
+        return worker_client.local(self, worker_index=worker_index)
+
+    def observe(self) -> Observer:
+        return worker_client.observe_local(self)
+
+    def ask_chief(self) -> AbstractContextManager[Chief]:
+        return contextlib.nullcontext(self.chief)
 
 
 # With so many parameter servers and these flags of the chief, until the block ends.
@@ -30,14 +79,26 @@ def _sized(chief_flags: Sequence[str]) -> Sequence[str]:
     return chief_flags or ("--workers", "1")
 
 
+def _coordination(addresses: Sequence[str], chief_flags: Sequence[str]) -> CoordinationConfig:
+    return parse_config(["--ps", ",".join(addresses), *_sized(chief_flags)], environment={}).coordination
+
+
 @contextmanager
-def cluster_in_this_process(num_ps: int, chief_flags: Sequence[str]) -> Iterator[Cluster]:
-    """Parameter servers and a chief on threads."""
+def cluster_of_objects(num_ps: int, chief_flags: Sequence[str]) -> Iterator[Cluster]:
+    """Parameter servers and a chief that are called, without any network."""
+    shards = [InProcessShard(index=index) for index in range(num_ps)]
+    coordination = _coordination([f"localhost:{1 + index}" for index in range(num_ps)], chief_flags)
+    yield CalledCluster(InProcessChief(shards, config=replace(coordination, lease_s=LEASE_S), clock=time.monotonic), shards)
+
+
+@contextmanager
+def cluster_of_threads(num_ps: int, chief_flags: Sequence[str]) -> Iterator[Cluster]:
+    """Parameter servers and a chief that serve in this process."""
     with ExitStack() as stack:
         addresses = tuple(stack.enter_context(parameter_server(index)).address for index in range(num_ps))
-        coordination = parse_config(["--ps", ",".join(addresses), *_sized(chief_flags)], environment={}).coordination
+        coordination = _coordination(addresses, chief_flags)
         options = {field.name: getattr(coordination, field.name) for field in fields(coordination)}
-        yield Cluster(stack.enter_context(RunningChief(*addresses, **options)).address, addresses)
+        yield ServedCluster(stack.enter_context(RunningChief(*addresses, **options)).address)
 
 
 @contextmanager
@@ -49,7 +110,7 @@ def cluster_of_processes(num_ps: int, chief_flags: Sequence[str]) -> Iterator[Cl
         # All at once: most of the time is Python's own start.
         addresses = [_address(process, path) for process, path in servers]
         chief, path = _start(stack, "chief", "--ps", ",".join(addresses), *_sized(chief_flags), announce=directory / "chief")
-        yield Cluster(_address(chief, path), tuple(addresses))
+        yield ServedCluster(_address(chief, path))
 
 
 def _start(stack: ExitStack, module: str, *words: str, announce: Path) -> tuple[Process, Path]:

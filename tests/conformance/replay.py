@@ -21,7 +21,6 @@ from typing import Any
 if __name__ == "__main__":  # run as a file, Python finds what lies beside it and not the repository
     sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 
-import worker_client
 from ps_protocol.errors import PsError
 from tests.conformance.checking import Mismatch
 from tests.conformance.clusters import Start, cluster_of_processes
@@ -58,7 +57,7 @@ def _in_one_cluster(replay: Callable[..., None]) -> Kind:
 
     def opened(stack: ExitStack, start: Start, cases: Sequence[Case]) -> Replay:
         cluster = stack.enter_context(start(2, ()))
-        observer = stack.enter_context(worker_client.observe(cluster.chief))
+        observer = stack.enter_context(cluster.observe())
         numbers = itertools.count()
         return lambda case: replay(case, target=observer, name=f"case {next(numbers)}")
 

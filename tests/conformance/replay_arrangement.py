@@ -1,6 +1,5 @@
 """Replays recorded placements and partitions: where variables and slices lie. Knows the format of their cases; starts no process."""
 
-import contextlib
 import math
 from collections.abc import Callable
 from typing import Any
@@ -10,7 +9,6 @@ import numpy as np
 import worker_client
 from ps_protocol.model.spec import PlacedSlice
 from ps_protocol.model.variables import Partitioner
-from ps_protocol.rpc.chief import GrpcChief
 from tests.conformance.checking import check_close, check_equal
 from tests.conformance.clusters import Cluster
 from worker_client import Variable
@@ -30,7 +28,7 @@ PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
 def replay_placement(case: Case, *, cluster: Cluster) -> None:
     """Replays one case of placement: registers the variables and asks the chief where each lies. Raises Mismatch."""
     values = {spec["name"]: np.zeros(spec["shape"], spec["dtype"]) for spec in case["variables"]}
-    with worker_client.connect(cluster.chief) as session:
+    with cluster.connect() as session:
         session.create_or_join(values, optimizer=worker_client.sgd(1.0), placement=case["strategy"], split_bytes=0)
         shards = {placed.slice.variable.name: placed.shard for placed in _placement(cluster)}
     check_equal("task of each variable", [shards[name] for name in values], case["expect"])
@@ -44,7 +42,7 @@ def replay_partitioner(case: Case, *, cluster: Cluster) -> None:
     num_elements = math.prod(shape)
     # Small whole numbers, so that the sum is exact.
     value = (np.arange(num_elements) % 127).astype(dtype).reshape(shape)
-    with worker_client.connect(cluster.chief) as session:
+    with cluster.connect() as session:
         session.create_or_join({"v": Variable(value, partitioner=partitioner)}, optimizer=worker_client.sgd(1.0), split_bytes=0)
         if num_elements <= MOST_ELEMENTS_PUSHED:
             session.step({"v": np.full(shape, -2.0, dtype)}, timeout_s=60)
@@ -55,5 +53,5 @@ def replay_partitioner(case: Case, *, cluster: Cluster) -> None:
 
 
 def _placement(cluster: Cluster) -> tuple[PlacedSlice, ...]:
-    with contextlib.closing(GrpcChief(cluster.chief)) as chief:
+    with cluster.ask_chief() as chief:
         return chief.get_model(max_wait_s=20).placement

@@ -99,7 +99,7 @@ class _Workers:
         jobs = self._jobs[index]
         try:
             with ExitStack() as stack:
-                session = stack.enter_context(worker_client.connect(cluster.chief, worker_index=index))
+                session = stack.enter_context(cluster.connect(index))
                 plays = self._prepared(stack, session)
                 while (job := jobs.get()) is not None:
                     _settle(job[1], plays[job[0]].play)

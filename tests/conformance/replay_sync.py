@@ -1,6 +1,5 @@
 """Replays a recorded training by SyncReplicasOptimizer, with one client a worker. Knows the format of its cases; starts no process."""
 
-import contextlib
 import queue
 import threading
 import time
@@ -10,9 +9,7 @@ from typing import Any
 
 import numpy as np
 
-import worker_client
-from ps_protocol.roles.chief import ClusterStatus, ParticipantKind
-from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.roles.chief import Chief, ClusterStatus, ParticipantKind
 from tests.conformance.checking import check_close, check_equal
 from tests.conformance.clusters import Cluster
 from tests.conformance.replay_training import optimizer_of
@@ -66,7 +63,7 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            with worker_client.connect(self._cluster.chief, worker_index=self.index) as session:
+            with self._cluster.connect(self.index) as session:
                 values = {name: np.array(value, np.float32) for name, value in self._case["initial"].items()}
                 session.create_or_join({**values, "vs": EmbeddingTable(values["vs"])}, optimizer=optimizer_of(self._case))
                 self.joined.set_result(None)
@@ -93,7 +90,7 @@ class _Worker:
 def replay_sync_replicas(case: Case, *, cluster: Cluster) -> None:
     """Replays one case of sync_replicas: after each event everything must come to stand as it did in the original. Raises Mismatch."""
     with ExitStack() as stack:
-        chief = stack.enter_context(contextlib.closing(GrpcChief(cluster.chief)))
+        chief = stack.enter_context(cluster.ask_chief())
         workers = [_Worker(index, cluster, case) for index in range(case["total_num_replicas"])]
         for worker in workers:
             stack.callback(worker.close)
@@ -101,14 +98,14 @@ def replay_sync_replicas(case: Case, *, cluster: Cluster) -> None:
         stack.callback(chief.finish, reason="the case is over")
         for worker in workers:
             worker.joined.result(SETTLE_TIMEOUT_S)
-        observer = stack.enter_context(worker_client.observe(cluster.chief))
+        observer = stack.enter_context(cluster.observe())
         for place, event in enumerate(case["events"]):
             workers[event["worker"]].begin(event["gradient"])
             status = _settled(chief, workers)
             _check(f"events[{place}]", event["expect"], status, workers, observer)
 
 
-def _settled(chief: GrpcChief, workers: list[_Worker]) -> ClusterStatus:
+def _settled(chief: Chief, workers: list[_Worker]) -> ClusterStatus:
     """Returns the cluster's status once nothing moves: no step is being applied, and each worker is free or waits at the chief."""
     deadline = time.monotonic() + SETTLE_TIMEOUT_S
     while True:

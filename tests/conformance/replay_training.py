@@ -24,7 +24,7 @@ def optimizer_of(case: Case) -> worker_client.OptimizerSpec:
 def replay_optimizer(case: Case, *, cluster: Cluster) -> None:
     """Replays one case of optimizer: a dense variable and a table, their slots, step by step. Raises Mismatch."""
     dtype, initial = case["dtype"], {name: np.array(value, case["dtype"]) for name, value in case["initial"].items()}
-    with worker_client.connect(cluster.chief) as session:
+    with cluster.connect() as session:
         session.create_or_join({"dense": initial["dense"], "sparse": EmbeddingTable(initial["sparse"])}, optimizer=optimizer_of(case))
         check_equal("slot_names", session.get_slot_names(), case["slot_names"])
         _check_slots("at first", session, case["initial_slots"], dtype=dtype)
@@ -44,7 +44,7 @@ def replay_moving_average(case: Case, *, cluster: Cluster) -> None:
     The original assigns the variable; here plain SGD with rate 1 gets the difference as its gradient.
     """
     averages = worker_client.moving_average(case["decay"], use_num_updates=case["use_num_updates"])
-    with worker_client.connect(cluster.chief) as session:
+    with cluster.connect() as session:
         session.create_or_join({"v": np.array(case["initial"])}, optimizer=worker_client.sgd(1.0), averages=averages)
         for place, step in enumerate(case["steps"]):
             session.step({"v": session.read()["v"] - np.array(step["value"])}, timeout_s=60)

@@ -1,4 +1,4 @@
-"""Recorded cases of the original: all of them replayed in this process, and some by the program, against real processes."""
+"""Recorded cases of the original: all replayed on objects in this process, some over gRPC, some by the program against real processes."""
 
 import json
 import subprocess
@@ -8,18 +8,21 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.clusters import cluster_in_this_process
+from tests.conformance.clusters import cluster_of_objects, cluster_of_threads
 from tests.conformance.replay import main, replay_file
 from tests.support.repository import ROOT
 
 CASES = ROOT / "tests" / "conformance" / "cases"
 
+# What a network adds to a case is shown for every kind of session and call in tests/contract; here, that the replays reach it.
+NUM_OVER_GRPC = 5
+
 pytestmark = pytest.mark.timeout(240)
 
 
 def _replay_here(*files: Path) -> int:
-    """The exit status of the program, whose clusters are in this process."""
-    return main([*map(str, files)], start=cluster_in_this_process)
+    """The exit status of the program, whose clusters are objects."""
+    return main([*map(str, files)], start=cluster_of_objects)
 
 
 def _written(path: Path, content: dict[str, Any]) -> Path:
@@ -29,9 +32,16 @@ def _written(path: Path, content: dict[str, Any]) -> Path:
 
 @pytest.mark.parametrize("kind", sorted(path.stem for path in CASES.glob("*.json")))
 def test_recorded_cases_come_out_as_in_the_original(kind: str) -> None:
-    found, num_cases, failures = replay_file(CASES / f"{kind}.json", start=cluster_in_this_process)
+    found, num_cases, failures = replay_file(CASES / f"{kind}.json", start=cluster_of_objects)
     assert (found, failures) == (kind, [])
     assert num_cases >= 12
+
+
+@pytest.mark.parametrize("kind", sorted(path.stem for path in CASES.glob("*.json")))
+def test_first_cases_of_each_kind_come_out_over_grpc(kind: str, tmp_path: Path) -> None:
+    content = json.loads((CASES / f"{kind}.json").read_text(encoding="utf-8"))
+    file = _written(tmp_path / f"{kind}.json", {**content, "cases": content["cases"][:NUM_OVER_GRPC]})
+    assert replay_file(file, start=cluster_of_threads) == (kind, NUM_OVER_GRPC, [])
 
 
 def test_cases_come_out_against_real_processes(tmp_path: Path) -> None:

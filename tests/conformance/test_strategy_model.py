@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from tests.conformance.clusters import cluster_in_this_process
+from tests.conformance.clusters import cluster_of_objects
 from tests.conformance.replay import replay_file
 from tests.conformance.replay_strategy import check_seen, play_alone
 from tests.conformance.strategy_model import Model, make_case
@@ -42,4 +42,4 @@ def test_workers_of_a_cluster_give_what_the_model_says_of_cases_of_other_seeds(t
     cases: list[Any] = [make_case(random.Random(seed)) for seed in range(NUM_SEEDS)]
     path = tmp_path / "strategy.json"
     path.write_text(json.dumps({"kind": "strategy", "cases": cases}), encoding="utf-8")
-    assert replay_file(path, start=cluster_in_this_process) == ("strategy", NUM_SEEDS, [])
+    assert replay_file(path, start=cluster_of_objects) == ("strategy", NUM_SEEDS, [])
