@@ -634,19 +634,27 @@ MUTATIONS: dict[str, Mutation] = {
     "callers of any epoch are served": Mutation("236", _serves_any_epoch, has("kill")),
     "servers obey any chief": Mutation("236", _obeys_any_chief, has("new chief"), first_seed=1262),
     "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved),
-    "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot")),
+    "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1294),
     "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill")),
-    "a mean leaves one contribution out": Mutation("5", _adds_up_in_another_order),
-    "an applied step opens no other": Mutation("6", _leaves_callers_waiting),
-    "what is accepted is told before anybody keeps it": Mutation("3", _tells_before_anybody_keeps_it, _dies_after_it_has_told),
-    "what was said in a lost life is believed": Mutation("3", _believes_what_was_said_in_another_life, _lost_as_a_whole_and_unsaved),
-    "other lives are taken for the own one": Mutation("123", _takes_other_lives_for_its_own, _lost_as_a_whole_and_unsaved),
+    "a mean leaves one contribution out": Mutation("5", _adds_up_in_another_order, first_seed=1068),
+    "an applied step opens no other": Mutation("6", _leaves_callers_waiting, first_seed=1009),
+    "what is accepted is told before anybody keeps it": Mutation(
+        "3", _tells_before_anybody_keeps_it, _dies_after_it_has_told, first_seed=1018
+    ),
+    "what was said in a lost life is believed": Mutation(
+        "3", _believes_what_was_said_in_another_life, _lost_as_a_whole_and_unsaved, first_seed=1018
+    ),
+    "other lives are taken for the own one": Mutation("123", _takes_other_lives_for_its_own, _lost_as_a_whole_and_unsaved, first_seed=1018),
     "training data is done before its step is applied": Mutation("8", _counts_ranges_before_they_are_applied),
-    "training data of refused contributions is done": Mutation("8", _counts_ranges_of_refused_contributions),
-    "training data stays with workers that are gone": Mutation("6", _leaves_ranges_with_the_lost, _kills_a_worker_with_data),
+    "training data of refused contributions is done": Mutation("8", _counts_ranges_of_refused_contributions, first_seed=1016),
+    "training data stays with workers that are gone": Mutation(
+        "6", _leaves_ranges_with_the_lost, _kills_a_worker_with_data, first_seed=1023
+    ),
     "strict: a worker gives a step two contributions": Mutation("P", _takes_two_of_a_worker, under(DEFAULT_POLICY)),
-    "strict: a step is applied with one contribution too few": Mutation("P3", _applies_with_one_too_few, under(DEFAULT_POLICY)),
-    "fifo: a step queues no tokens": Mutation("6", _queues_no_tokens, _undisturbed(_FIFO)),
+    "strict: a step is applied with one contribution too few": Mutation(
+        "P3", _applies_with_one_too_few, under(DEFAULT_POLICY), first_seed=1051
+    ),
+    "fifo: a step queues no tokens": Mutation("6", _queues_no_tokens, _undisturbed(_FIFO), first_seed=1003),
     "fifo: stale contributions are called accepted": Mutation("3", _calls_stale_ones_accepted, under(_FIFO)),
     "async: a worker goes on before what it gave is applied": Mutation("P", _goes_on_before_it_is_applied, under(_ASYNC)),
     "async: a contribution is applied twice": Mutation("136", _applies_one_twice, under(_ASYNC)),
@@ -655,32 +663,38 @@ MUTATIONS: dict[str, Mutation] = {
     "ssp: what is too stale has its full weight": Mutation("P", _forgets_the_limit_of_staleness, under(_SSP_SCALE)),
     "unlocked: what comes again is applied again": Mutation("1", _applies_again_what_comes_again, _unlocked),
     "unlocked: a server calls applied what it drops": Mutation("5", _calls_applied_what_it_drops, _unlocked),
-    "unlocked: a chief counts two contributions as one step": Mutation("3", _counts_two_as_one_step, _unlocked),
+    "unlocked: a chief counts two contributions as one step": Mutation("3", _counts_two_as_one_step, _unlocked, first_seed=1119),
     "audit, unlocked: a server never applied what was accepted": Mutation("A", _unseen(_forgets_to_note_arrivals), _unlocked),
-    "standby: a new chief counts on servers that lack a step": Mutation("25", _takes_any_replica_along, _dies_before_the_standby_applies),
-    "standby: who was left behind is believed": Mutation("2346", _believes_who_was_left_behind, _wakes_beside_a_new_chief),
+    "standby: a new chief counts on servers that lack a step": Mutation(
+        "25", _takes_any_replica_along, _dies_before_the_standby_applies, first_seed=1018
+    ),
+    "standby: who was left behind is believed": Mutation("2346", _believes_who_was_left_behind, _wakes_beside_a_new_chief, first_seed=1018),
     "standby: a new chief goes on beside the former one": Mutation("23", _goes_on_beside_the_former_chief, _meets_the_former_chief),
     "standby: only the first server applies steps": Mutation("2", _applies_at_the_first_alone, _with_standbys),
     "standby: who was not brought back is counted on": Mutation("26", _counts_on_who_was_not_brought_back, _loses_both_by_turns),
     "standby: a lost server is not replaced": Mutation("S6", _loses_the_standby_with_its_server, _loses_a_server),
     "standby: a step is told that the standby lacks": Mutation("2", _tells_a_step_that_the_standby_lacks, _with_standbys),
-    "standby: different gradients are not compared": Mutation("2", _compares_no_gradients, _gets_different_gradients),
-    "standby: a new chief compares nothing": Mutation("2", _compares_no_gradients_of_the_former_chief, _dies_before_it_compares),
+    "standby: different gradients are not compared": Mutation("2", _compares_no_gradients, _gets_different_gradients, first_seed=1015),
+    "standby: a new chief compares nothing": Mutation(
+        "2", _compares_no_gradients_of_the_former_chief, _dies_before_it_compares, first_seed=1027
+    ),
     "standby, unlocked: one that lacks settings is believed": Mutation(
         "3", _believes_who_lacks_settings, _loses_the_first_server_and_the_chief
     ),
     "standby, unlocked: distrust is forgotten": Mutation("3", _forgets_whom_it_distrusts, _loses_the_first_server_and_the_chief),
     "standby: a worker hears of no other servers with the model": Mutation(
-        "23", _hears_of_no_other_servers_with_the_model, _changes_servers_in_a_rollback
+        "23", _hears_of_no_other_servers_with_the_model, _changes_servers_in_a_rollback, first_seed=1047
     ),
-    "audit: a contribution is in two steps": Mutation("A", _unseen(_counts_repeated_commits), _with_history),
+    "audit: a contribution is in two steps": Mutation("A", _unseen(_counts_repeated_commits), _with_history, first_seed=1012),
     "audit: a server stages other gradients than were sent": Mutation("A", _unseen(_stages_other_gradients), _with_history),
     "audit: a chief notes other contributors than servers": Mutation("A", _unseen(_notes_too_few_contributors), _with_history),
     "incarnations from nowhere are believed": Mutation("36", _takes_incarnations_from_nowhere, has("impostor")),
     "anybody speaks for a worker": Mutation("36", _lets_anybody_speak_for_a_worker, has("impostor")),
     "training ends where a contribution is missing": Mutation("6", _gives_up_where_a_contribution_is_missing, _forges_and_is_saved),
     "a worker may fill a server with contributions": Mutation("7", _takes_any_number_of_contributions, _hoards),
-    "memory of contributions is not given back": Mutation("7", _keeps_the_memory_of_contributions, _undisturbed(DEFAULT_POLICY)),
+    "memory of contributions is not given back": Mutation(
+        "7", _keeps_the_memory_of_contributions, _undisturbed(DEFAULT_POLICY), first_seed=1002
+    ),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
     "a rollback forgets the state of programs": Mutation("9", _forgets_the_state_of_programs, has("kill")),
     "a checkpoint has states of a later step": Mutation("9", _takes_states_of_contributions_that_are_not_applied),
