@@ -7,15 +7,10 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.roles.shard import WholeShard
-from tests.support.parameter_servers.shards import TRANSPORTS, Trainer, open_shard
+from tests.support.parameter_servers.shards import EACH_WAY, Trainer, shard_over
 from tests.support.sessions.clusters import AnyCluster, GrpcTestCluster, LocalTestCluster, Shape, Start
 
-
-@pytest.fixture(params=TRANSPORTS)
-def shard(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[WholeShard]:
-    """A shard that nobody has adopted."""
-    with open_shard(request.param, socket_dir=socket_dir) as opened:
-        yield opened
+shard = shard_over(EACH_WAY)
 
 
 @pytest.fixture

@@ -25,13 +25,13 @@ from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.config import ParameterServerConfig
 from ps_server.numbers.memory import MemoryBudget
-from tests.support.parameter_servers.shards import TRANSPORTS, open_server
+from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
 
 LIMIT = 64 << 20
 
 
-@pytest.fixture(params=TRANSPORTS)
+@pytest.fixture(params=["in_process", "grpc_tcp", "grpc_unix"])
 def accumulators(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Accumulators]:
     with opened(request.param, socket_dir) as found:
         yield found

@@ -15,6 +15,8 @@ from worker_client import Buffer, EmbeddingTable, IndexedSlices, Session, Variab
 
 ROWS = np.arange(12.0).reshape(6, 2)
 WIDE = np.arange(24.0).reshape(4, 6)
+# Of each of two workers, while somebody reads.
+NUM_STEPS_WATCHED = 15
 
 
 def declared() -> dict[str, Any]:
@@ -228,7 +230,7 @@ def test_newest_rows_and_slots_are_of_one_step_over_all_slices(start: Start, pol
 
     def train(session: Session) -> None:
         every_row = IndexedSlices(np.arange(40), -np.ones((40, 2), np.float32))
-        for _ in range(50):
+        for _ in range(NUM_STEPS_WATCHED):
             session.step({"t": every_row}, timeout_s=20)
         session.close()
 
@@ -239,4 +241,6 @@ def test_newest_rows_and_slots_are_of_one_step_over_all_slices(start: Start, pol
         torn += len(np.unique(observer.read_rows("t"))) > 1
         observer.get_slot("t", "momentum")
     assert not torn
-    np.testing.assert_array_equal(observer.read_rows("t"), np.full((40, 2), 50 if policy.name is PolicyName.SYNC else 100))
+    np.testing.assert_array_equal(
+        observer.read_rows("t"), np.full((40, 2), NUM_STEPS_WATCHED * (1 if policy.name is PolicyName.SYNC else 2))
+    )

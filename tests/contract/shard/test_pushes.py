@@ -18,7 +18,9 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.layout import aligned_bytes
 from ps_protocol.roles.shard import PushReply, PushResult
-from tests.support.parameter_servers.shards import MIXED, TRANSPORTS, Trainer, layout_of, open_shard, variable
+from tests.support.parameter_servers.shards import MIXED, TRANSPORTS, Trainer, layout_of, open_shard, shard_over, variable
+
+shard = shard_over(TRANSPORTS)
 
 
 def test_push_is_staged_and_changes_no_variable(trainer: Trainer) -> None:

@@ -13,7 +13,9 @@ from ps_protocol.errors import (
 )
 from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.shard import PushResult
-from tests.support.parameter_servers.shards import MIXED, Trainer, open_shard, views
+from tests.support.parameter_servers.shards import MIXED, TRANSPORTS, Trainer, open_shard, shard_over, views
+
+shard = shard_over(TRANSPORTS)
 
 
 def test_mean_of_the_named_contributions_is_applied(trainer: Trainer) -> None:

@@ -14,7 +14,9 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.shard import PushResult, WholeShard
-from tests.support.parameter_servers.shards import Trainer, layout_of, variable
+from tests.support.parameter_servers.shards import TRANSPORTS, Trainer, layout_of, shard_over, variable
+
+shard = shard_over(TRANSPORTS)
 
 
 def _run(*tasks: Callable[[], None]) -> None:

@@ -4,8 +4,10 @@ import contextlib
 import threading
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pytest
 
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_bytes
@@ -120,6 +122,8 @@ class SharingWorkers(ForwardingShard):
 
 
 TRANSPORTS = ("in_process", "grpc_tcp", "grpc_unix", "sockets_tcp", "sockets_unix", "shared_memory")
+# Over TCP and over a Unix socket travels the same: what is about the bytes of a push or a read runs over both, all else over one of them.
+EACH_WAY = ("in_process", "grpc_unix", "sockets_tcp", "shared_memory")
 EPOCH = 3
 CHIEF = 2
 
@@ -156,6 +160,17 @@ def open_shard(
                 return
             with contextlib.closing(SharingWorkers(shard)) as sharing:
                 yield sharing
+
+
+def shard_over(transports: Sequence[str]) -> Any:
+    """Returns the fixture `shard`, which opens a shard that nobody has adopted over each of some transports."""
+
+    @pytest.fixture(params=transports, name="shard")
+    def opened(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[WholeShard]:
+        with open_shard(request.param, socket_dir=socket_dir) as found:
+            yield found
+
+    return opened
 
 
 def variable(name: str, shape: tuple[int, ...] = (), data_type: DataType = DataType.FLOAT32) -> VariableSlice:

@@ -1,6 +1,7 @@
 """Shards as workers and their chief have them together, over gRPC, and over one another. Asserts nothing."""
 
 import asyncio
+import atexit
 from collections.abc import Coroutine, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -71,8 +72,20 @@ class WholeGrpcShard(GrpcShard):
         super().close()
 
 
+# To make an event loop and to close it takes as long as a call. Each loop is in one thread at a time.
+_idle_loops: list[asyncio.AbstractEventLoop] = []
+
+
 def _run(call: Coroutine[Any, Any, Result]) -> Result:
-    return asyncio.run(call)
+    try:
+        loop = _idle_loops.pop()
+    except IndexError:
+        loop = asyncio.new_event_loop()
+        atexit.register(loop.close)
+    try:
+        return loop.run_until_complete(call)
+    finally:
+        _idle_loops.append(loop)
 
 
 class _Forwarding:

@@ -1,7 +1,7 @@
 """An apply that several threads share: the bits of one thread, for every kind of step and every division of the work."""
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 
 import numpy as np
 import pytest
@@ -128,10 +128,18 @@ class _Shard:
         return [*found, self.value.tobytes(), self.average.tobytes(), *(slot.tobytes() for slot in self.slots.values())]
 
 
+@pytest.fixture(scope="module")
+def apply_threads() -> Iterator[list[ApplyThreads]]:
+    threads = [ApplyThreads(num_threads) for num_threads in (2, 3, 7)]
+    yield threads
+    for each in threads:
+        each.stop()
+
+
 @pytest.mark.slow
-@settings(max_examples=examples(60))
+@settings(max_examples=examples(40))
 @given(case=st.data())
-def test_threads_do_not_change_a_bit(case: st.DataObject) -> None:
+def test_threads_do_not_change_a_bit(apply_threads: list[ApplyThreads], case: st.DataObject) -> None:
     draw = case.draw
     sizes = draw(st.lists(st.integers(0, 900), min_size=1, max_size=7))
     own = _spec(draw(st.sampled_from(OPTIMIZERS)), 0.3) if draw(st.booleans()) else None
@@ -147,14 +155,9 @@ def test_threads_do_not_change_a_bit(case: st.DataObject) -> None:
     }
     name, in_place = draw(st.sampled_from(OPTIMIZERS)), draw(st.booleans())
     clip, averages = ClipSpec(value=draw(st.sampled_from([0.0, 0.7]))), draw(st.sampled_from([None, AverageSpec(decay=0.75)]))
-    threads = [ApplyThreads(num_threads) for num_threads in (2, 3, 7)]
-    runners: list[StripeRunner] = [ONE_THREAD, *threads, _Helpless(), _Backwards()]
-    try:
-        shards = [_Shard(layout, name, runner, seed=1, clip=clip, averages=averages) for runner in runners]
-        whole, *others = [shard.steps(gradients, in_place=in_place, **options) for shard in shards]
-    finally:
-        for each in threads:
-            each.stop()
+    runners: list[StripeRunner] = [ONE_THREAD, *apply_threads, _Helpless(), _Backwards()]
+    shards = [_Shard(layout, name, runner, seed=1, clip=clip, averages=averages) for runner in runners]
+    whole, *others = [shard.steps(gradients, in_place=in_place, **options) for shard in shards]
     for other in others:
         np.testing.assert_equal(other, whole)
 
