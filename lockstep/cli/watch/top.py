@@ -64,8 +64,11 @@ class _Asked:
 
 
 def _print_once(recorder: Recorder) -> int:
-    recorder.look()
-    threading.Event().wait(_PERIOD_S)
+    for _ in range(2):  # a curve is that of two readings
+        recorder.look()
+        with suppress(PsError):  # the rest is worth showing without
+            recorder.read_metrics_now()
+        threading.Event().wait(_PERIOD_S / 2)
     size = shutil.get_terminal_size((100, 50))
     print("\n".join(_frame(recorder, recorder.look(), width=size.columns, height=10_000, has_colours=False)))
     return 0

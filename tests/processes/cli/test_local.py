@@ -21,6 +21,7 @@ from tests.support.waiting import wait_until
 SLOWLY = TRAIN.replace("session.step({", "__import__('time').sleep(0.02); session.step({").replace(
     """print("step", session.local_step, flush=True)""", "pass"
 )
+SLOWLY = SLOWLY.replace("np.ones(4)})", "np.ones(4)}, metrics={'loss': 0.25})")
 
 
 @pytest.fixture(scope="module")
@@ -111,6 +112,7 @@ def test_top_without_a_terminal_prints_once(running: list[str], runtime: Path) -
     printed = here(runtime, "top")
     assert printed.returncode == 0, printed.stderr
     assert "steps/s" in printed.stdout and "worker 1" in printed.stdout and "\x1b" not in printed.stdout
+    assert re.search(r"^loss +0\.25 ", printed.stdout, re.MULTILINE), "what workers report, too"
 
 
 def screen_until(descriptor: int, pattern: bytes, *, timeout_s: float = 20.0) -> bytes:
