@@ -156,7 +156,7 @@ class LocalCluster:
         return self.workers[index]
 
     def end_with_checkpoint(self) -> None:
-        """Ends at the user's request: has the chief save a last checkpoint first, if it saves any. The supervisor ends the rest."""
+        """Has a chief that is well save a last checkpoint, if it saves any, and end. The supervisor ends the rest."""
         if self.spec.recovery.has_checkpoints and self.chief_address and self.chief.is_running:
             with suppress(OSError):  # the reader of our output may be gone
                 self._note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; once more Ctrl-C ends all at once")

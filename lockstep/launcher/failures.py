@@ -54,8 +54,15 @@ _ROLES_END_S = 1.5
 _ANSWER_S = 5.0
 
 
+_TO_SURVIVE = "\nto train on after the loss of a worker, start with --restart-workers N, --backup-workers B or --min-replicas M"
+
+
 class ClusterFailed(LaunchFailed):
     """Training can't go on."""
+
+
+class TooFewWorkers(ClusterFailed):
+    """Workers have failed, and the others are too few for a step. Chief and parameter servers are well."""
 
 
 class ClusterWatch:
@@ -256,8 +263,8 @@ class ClusterWatch:
         words = f"{process.name} (pid {process.pid}) failed: {describe_end(process.returncode)}. {last_words(process)}"
         left = f"{num_left} of {self._cluster.spec.num_workers} workers left, {needs.text}"
         if num_left < needs.num_workers:
-            first = self._failed[0]
-            raise ClusterFailed(
-                f"{words}\nending all: {left}; logs: {process.log_path.parent}", exit_code=shell_code(first.returncode or 1)
-            )
+            first = self._failed[0].returncode or 1
+            # A program that has raised an error would mostly do so again.
+            advice = _TO_SURVIVE if process.returncode < 0 else ""
+            raise TooFewWorkers(f"{words}\nending all: {left}; logs: {process.log_path.parent}{advice}", exit_code=shell_code(first))
         self._say(f"{words}\ntraining goes on: {left}")

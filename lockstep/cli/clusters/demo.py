@@ -11,7 +11,7 @@ from lockstep.demo.digits import DEFAULT, NAMES, ExamplesMissing, load_digits, o
 from lockstep.demo.display import DemoFiles, Display, open_display
 from lockstep.demo.observer import DemoObserver, DemoStatus, Trained
 from lockstep.launcher.cluster import LocalCluster, kept_directories
-from lockstep.launcher.failures import ClusterWatch
+from lockstep.launcher.failures import ClusterWatch, TooFewWorkers
 from lockstep.launcher.spec import ClusterSpec, spec_of
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Supervisor, describe_end
 from ps_protocol.errors import InvalidSpec
@@ -162,7 +162,7 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
             with cluster.listed("lockstep demo"):
                 _start_workers(cluster, setting.worker_flags, observer=observer)
                 trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
-        except Interrupted:
+        except (Interrupted, TooFewWorkers):
             cluster.end_with_checkpoint()
             raise
         finally:

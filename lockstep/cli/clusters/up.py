@@ -12,7 +12,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from lockstep.launcher.cluster import LocalCluster, kept_directories
-from lockstep.launcher.failures import ClusterWatch
+from lockstep.launcher.failures import ClusterWatch, TooFewWorkers
 from lockstep.launcher.spec import ClusterSpec, spec_of
 from lockstep.launcher.supervisor import (
     Interrupted,
@@ -81,7 +81,7 @@ def _run(spec: ClusterSpec, command: list[str], *, stream: BoundedOutput, log_di
             cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
             try:
                 return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
-            except Interrupted:
+            except (Interrupted, TooFewWorkers):
                 cluster.end_with_checkpoint()
                 with suppress(OSError):  # the reader of our output may be gone
                     _tell_saved(cluster, output)

@@ -124,7 +124,23 @@ def test_the_first_failure_is_shown_with_its_last_lines_and_becomes_the_exit_cod
     assert code == 7, out
     assert re.search(r"worker 1 \(pid \d+\) failed: exit code 7\. Its last lines:\n\[lockstep\]     bad luck", out)
     assert "ending all: 1 of 2 workers left, a step needs 2" in out
+    assert "--restart-workers" not in out  # it would fail again
     assert "WARNING lockstep.chief: parameter server" not in out  # that a server has ended with all others is no news
+
+
+def test_a_worker_that_is_killed_and_missed_costs_no_step_where_there_are_checkpoints(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    with up("--workers", "2", "--checkpoint-dir", str(place), worker=TRAIN, run_dir=tmp_path / "run") as process:
+        lines = read_until(process, "[worker 1] step 3")
+        victim = next(one for one in descendants(process) if one.environ().get("LOCKSTEP_WORKER_INDEX") == "1")
+        victim.kill()
+        out, _ = process.communicate(timeout=50)
+    assert process.returncode == 137, [*lines, out]
+    ended = re.search(r"training is finished at step (\d+): the chief got SIGTERM", out)
+    saved = re.search(rf"\[lockstep\] saved: step-0*(\d+) in {place}; to go on from there, run the same command again", out)
+    assert ended and saved and saved[1] == ended[1] != "0", out
+    assert "ending all: 1 of 2 workers left, a step needs 2" in out
+    assert "start with --restart-workers N, --backup-workers B or --min-replicas M" in out
 
 
 @pytest.mark.parametrize("flags", [["--backup-workers", "1"], ["--min-replicas", "2", "--lease", "1"]])
