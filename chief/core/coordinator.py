@@ -247,9 +247,9 @@ class Coordinator:
             self._words = now, policy.step, policy.num_contributions, text
         return text
 
-    def status(self, now: float, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Reports the cluster."""
-        return cluster_status(self._situation(), now=now, max_ledger_entries=max_ledger_entries)
+    def status(self, now: float, *, max_ledger_entries: int = 0, cpu_s: float = 0.0) -> ClusterStatus:
+        """Reports the cluster. `cpu_s`: processor time of the chief's process, if it has one of its own."""
+        return cluster_status(self._situation(), now=now, max_ledger_entries=max_ledger_entries, cpu_s=cpu_s)
 
     @property
     def totals(self) -> StepTotals:

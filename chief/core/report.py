@@ -42,7 +42,7 @@ class Situation:
         return blocked if self.asking is None else blocked | {self.asking}
 
 
-def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int) -> ClusterStatus:
+def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int, cpu_s: float) -> ClusterStatus:
     """Reports the cluster."""
     parts, policy, training, recovery = situation.parts, situation.policy, situation.training, situation.recovery
     ledger, members, config = parts.ledger, parts.members, parts.settings.config
@@ -74,6 +74,7 @@ def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int)
         min_replicas=config.min_replicas or 0,
         data=parts.data.status(),
         checkpoint=parts.checkpoints.status(now),
+        chief_cpu_s=cpu_s,
     )
 
 

@@ -4,6 +4,7 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from chief.page.cost import Cost
 from chief.page.history import Point
 from chief.page.journal import Entry
 from chief.page.recorder import Look
@@ -34,6 +35,7 @@ WORKER_COLUMNS = (
     "transport",
     "sent_bytes",
     "received_bytes",
+    "cpu_s",
 )
 STEP_COLUMNS = ("step", "read_s", "compute_s", "wait_s", "apply_s", "last", "contributions", "stale", "late")
 # A worker that completes so many of the latest steps is the one that the others wait for.
@@ -68,6 +70,8 @@ def snapshot(look: Look) -> dict[str, Any]:
         "step_age_s": _number(status.step_age_s),
         "steps_per_s": _number(look.steps_per_s),
         "eta_s": _number(eta_s(look)),
+        "is_held_up": look.is_held_up,
+        "cost": _cost(look.cost),
         "epoch": status.epoch,
         "policy": status.policy.text,
         "needs": status.replicas_to_aggregate if status.policy.has_common_steps else 1,
@@ -165,9 +169,9 @@ def _dropped_share(one: ParticipantStatus) -> float:
 
 
 def eta_s(look: Look) -> float | None:
-    """Returns how long training takes at the present speed; None: that is not known."""
+    """Returns how long training takes at the present speed; None: that is not known, for example while training waits."""
     status, speed = look.status, look.steps_per_s
-    if status.state is not ClusterState.TRAINING or status.max_steps is None or not speed or speed <= 0.0:
+    if status.state is not ClusterState.TRAINING or look.is_held_up or status.max_steps is None or not speed or speed <= 0.0:
         return None
     return max(0, status.max_steps - status.global_step) / speed
 
@@ -198,6 +202,7 @@ def _worker(one: ParticipantStatus, look: Look) -> list[Any]:
         one.transport,
         one.traffic.sent_bytes if one.traffic else None,
         one.traffic.received_bytes if one.traffic else None,
+        _number(one.traffic.cpu_s) if one.traffic else None,
     ]
 
 
@@ -233,6 +238,19 @@ def _server(one: ServerStatus) -> dict[str, Any]:
         "staged": report.num_staged if report else None,
         "pushes": report.num_pushes if report else None,
         "nonfinite": report.num_nonfinite if report else None,
+        "cpu_s": _number(report.cpu_s) if report else None,
+    }
+
+
+def _cost(cost: Cost) -> dict[str, Any]:
+    return {
+        "is_of_last_hour": cost.is_of_last_hour,
+        "cpu_s": _number(cost.workers_cpu_s + cost.servers_cpu_s + cost.chief_cpu_s),
+        "workers_cpu_s": _number(cost.workers_cpu_s),
+        "servers_cpu_s": _number(cost.servers_cpu_s),
+        "chief_cpu_s": _number(cost.chief_cpu_s),
+        "sent_bytes": cost.sent_bytes,
+        "received_bytes": cost.received_bytes,
     }
 
 

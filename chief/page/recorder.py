@@ -11,6 +11,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
+from chief.page.cost import Cost, CostCount
 from chief.page.history import History, Point
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -25,6 +26,8 @@ NUM_STEPS = 200
 _INTERVAL_S = 1.0
 # Speeds are those of so many looks.
 _NUM_LOOKS = 10
+# A step that is open for so many times as long as one takes, and waits for something, holds training up.
+_HELD_UP = 4.0
 # Metrics are read less often where that takes long: this part of the time at most.
 _MOST_OF_TIME = 1 / 20
 _MAX_INTERVAL_S = 60.0
@@ -48,14 +51,16 @@ class Cluster(Protocol):
 class Look:
     """The cluster at one moment, and what follows from the looks before it.
 
-    `steps_per_s` None: not known yet. By worker: `contributions_per_s`, `read_s` (how long it takes to read the variables, in the mean),
-    `num_last` (how many of the latest steps it completed).
+    `steps_per_s` None: not known yet. `is_held_up`: training waits much longer than steps usually take. By worker: `contributions_per_s`,
+    `read_s` (how long it takes to read the variables, in the mean), `num_last` (how many of the latest steps it completed).
     """
 
     number: int
     at: float
     wall: float
     status: ClusterStatus
+    cost: Cost
+    is_held_up: bool
     steps_per_s: float | None
     contributions_per_s: Mapping[int, float]
     read_s: Mapping[int, float]
@@ -89,6 +94,7 @@ class Recorder:
         self._cluster, self._read_metrics, self._clock, self._wall = cluster, read_metrics, clock, wall
         self._lock = threading.Lock()
         self._history = History()
+        self._cost = CostCount()
         self._looks: deque[_Counts] = deque(maxlen=_NUM_LOOKS)
         self._last: Look | None = None
         self._cells: Sequence[MetricCell] = ()
@@ -142,7 +148,9 @@ class Recorder:
         workers = [one for one in status.participants if one.kind is ParticipantKind.WORKER]
         accepted = {one.index: one.num_accepted for one in workers}
         traffic = {one.index: one.traffic for one in workers if one.traffic is not None}
-        if self._looks and status.global_step < self._looks[-1].step:
+        is_held_up = _is_held_up(status)
+        # After a wait the speed is that of the steps since, and not of the time that was waited.
+        if self._looks and (status.global_step < self._looks[-1].step or (last is not None and last.is_held_up and not is_held_up)):
             self._looks.clear()
         if not self._looks or now - self._looks[-1].at >= _INTERVAL_S / 2:
             self._looks.append(_Counts(now, status.global_step, accepted, traffic))
@@ -157,6 +165,8 @@ class Recorder:
             at=now,
             wall=wall,
             status=status,
+            cost=self._cost.add(status, at=now),
+            is_held_up=is_held_up,
             steps_per_s=(status.global_step - then.step) / passed_s if is_known else None,
             contributions_per_s=rates,
             read_s={index: _read_s(then.traffic.get(index, _NOTHING), one) for index, one in traffic.items() if one.num_reads},
@@ -185,6 +195,13 @@ class Recorder:
                 log.exception("the page cannot read metrics any more")
                 return
             pause_s = min(_MAX_INTERVAL_S, max(_INTERVAL_S, (self._clock() - began) / _MOST_OF_TIME))
+
+
+def _is_held_up(status: ClusterStatus) -> bool:
+    if status.state is not ClusterState.TRAINING:
+        return bool(status.waiting_for)
+    usual_s = sorted(entry.duration_s for entry in status.ledger)
+    return bool(status.waiting_for) and status.step_age_s > _HELD_UP * (usual_s[len(usual_s) // 2] if usual_s else 0.0)
 
 
 def _read_s(before: WorkerTraffic, now: WorkerTraffic) -> float:

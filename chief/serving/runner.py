@@ -164,7 +164,7 @@ class Runner:
     def status(self, *, max_ledger_entries: int) -> ClusterStatus:
         """Reports the cluster."""
         with self._lock:
-            return self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)
+            return self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries, cpu_s=time.process_time())
 
     @property
     def totals(self) -> StepTotals:

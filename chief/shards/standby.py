@@ -346,7 +346,8 @@ class ReplicatedLink:
         status = statuses[next(iter(intact or statuses))]
         if intact:
             status = replace(status, process_incarnation=self._identity)
-        return self._note(replace(status, fence=latest_fence(status.fence, statuses.values())))
+        used = replace(status.report, cpu_s=sum(one.report.cpu_s for one in statuses.values()))
+        return self._note(replace(status, fence=latest_fence(status.fence, statuses.values()), report=used))
 
     async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
         """Puts all replicas under a chief, and counts on those that hold the same; where a later epoch begins, on all."""

@@ -296,19 +296,22 @@ class RegisterRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTraffic:
-    """What a worker has exchanged with the parameter servers since it came, by its own count. Through shared memory no bytes move.
+    """What a worker has used, and has exchanged with the parameter servers since it came, by its own count.
 
-    `received_bytes`: as they lie in its memory. `reading_s`: how long it took to read variables, `num_reads` times.
+    Through shared memory no bytes move. `received_bytes`: as they lie in its memory. `reading_s`: how long it took to read variables,
+    `num_reads` times. `cpu_s`: processor time of its process, of all threads.
     """
 
     sent_bytes: int = 0
     received_bytes: int = 0
     num_reads: int = 0
     reading_s: float = 0.0
+    cpu_s: float = 0.0
 
     def __post_init__(self) -> None:
-        if not self.reading_s >= 0.0:
-            raise InvalidSpec(f"reading: got {self.reading_s:g} s, want 0 or more")
+        for name, seconds in (("reading", self.reading_s), ("processor time", self.cpu_s)):
+            if not seconds >= 0.0:
+                raise InvalidSpec(f"{name}: got {seconds:g} s, want 0 or more")
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -562,7 +565,10 @@ class DataStatus:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
-    """The cluster at one moment; `total_num_replicas` 0: any number; `waiting_for` is empty while nothing is waited for."""
+    """The cluster at one moment; `total_num_replicas` 0: any number; `waiting_for` is empty while nothing is waited for.
+
+    `chief_cpu_s`: processor time of the chief's process, of all threads.
+    """
 
     cluster: str
     epoch: int
@@ -591,6 +597,7 @@ class ClusterStatus:
     last_rollback: str = ""
     min_replicas: int = 0
     data: DataStatus | None = None
+    chief_cpu_s: float = 0.0
 
 
 # The seam to the chief: what workers and observers ask of it, whatever carries it.

@@ -5,7 +5,9 @@ All methods take and give bytes. The tensor streams are framed by hand, and malf
 
 import contextlib
 import os
+import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, Protocol
 
 import grpc
@@ -114,7 +116,9 @@ class ParameterService:
             if self._is_chief(context):
                 self._shard.hear_chief(codec.decode(Fence, message.fence))
                 self._on_chief_call()
-            return codec.pack(self._shard.status())
+            status = self._shard.status()
+            # The shard does not know whether it has a process of its own.
+            return codec.pack(replace(status, report=replace(status.report, cpu_s=time.process_time())))
 
     def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):

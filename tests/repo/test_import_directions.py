@@ -97,6 +97,7 @@ PURE = (
     "chief.options",
     "chief.policies",
     "chief.core",
+    "chief.page.cost",
     "worker_client.model",
     "worker_client.core",
     "worker_client.neural_network",

@@ -122,7 +122,10 @@ class SharedMemories:
 
 
 class TrafficCount:
-    """Counts what a session exchanges with its parameter servers. One thread adds; any thread may ask for the report."""
+    """Counts what a session exchanges with its parameter servers. One thread adds; any thread may ask for the report.
+
+    The report has the processor time of the process, too.
+    """
 
     __slots__ = ("num_reads", "reading_s", "received_bytes", "sent_bytes")
 
@@ -133,7 +136,11 @@ class TrafficCount:
     def report(self) -> WorkerTraffic:
         """Returns the counts of now."""
         return WorkerTraffic(
-            sent_bytes=self.sent_bytes, received_bytes=self.received_bytes, num_reads=self.num_reads, reading_s=self.reading_s
+            sent_bytes=self.sent_bytes,
+            received_bytes=self.received_bytes,
+            num_reads=self.num_reads,
+            reading_s=self.reading_s,
+            cpu_s=time.process_time(),
         )
 
 

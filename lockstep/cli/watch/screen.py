@@ -66,7 +66,9 @@ def _head(seen: Mapping[str, Any], width: int, paint: _Paint, gone_since: str) -
 def _progress(seen: Mapping[str, Any], width: int) -> list[str]:
     step, most, speed = seen["step"], seen["max_steps"], seen["steps_per_s"]
     parts = [f"step {step:,}" + (f" of {most:,}" if most else ""), f"{_rate(speed)} steps/s", f"policy {seen['policy']}"]
-    if seen["eta_s"] is not None:
+    if most and seen["is_held_up"]:
+        parts.insert(2, "time left unknown while training waits")
+    elif seen["eta_s"] is not None:
         parts.insert(2, f"{duration_text(seen['eta_s'])} left")
     if seen["has_common_steps"]:
         parts.append(f"has {seen['contributions']} of {seen['needs']} contributions")
@@ -80,6 +82,7 @@ def _progress(seen: Mapping[str, Any], width: int) -> list[str]:
     if dropped and seen["num_backups"]:
         counted += f" (as it should be: a step takes the first {seen['needs']})"
     lines.append(counted)
+    lines.append(_cost(seen["cost"]))
     checkpoint, kept = seen["checkpoint"], []
     if checkpoint and checkpoint["tag"]:
         kept.append(f"checkpoint: step {checkpoint['step']:,}, {duration_text(checkpoint['age_s'] or 0.0)} old")
@@ -88,6 +91,12 @@ def _progress(seen: Mapping[str, Any], width: int) -> list[str]:
     if seen["rollbacks"]:
         kept.append(f"rollbacks: {seen['rollbacks']}")
     return [line[:width] for line in (*lines, "  ".join(kept)) if line]
+
+
+def _cost(cost: Mapping[str, Any]) -> str:
+    roles = ", ".join(f"{role} {duration_text(cost[f'{role}_cpu_s'])}" for role in ("workers", "servers", "chief"))
+    since = "in the last hour" if cost["is_of_last_hour"] else "so far"
+    return f"CPU {since}: {roles}  sent {bytes_text(cost['sent_bytes'])}, received {bytes_text(cost['received_bytes'])}"
 
 
 def _curves(speed: Sequence[Point], metrics: Mapping[str, Sequence[Point]], width: int) -> list[str]:
@@ -128,7 +137,7 @@ def _workers(seen: Mapping[str, Any], *, most: int) -> list[str]:
     # Those that somebody should look at come first where not all have room.
     if len(people) > most:
         people = sorted(people, key=lambda one: (one["state"] == "live", -(one["share_last"] or 0.0)))
-    rows = [("worker", "doing", "contr/s", "last in", "counted", "stale", "late", "heard of", "by", "where")]
+    rows = [("worker", "doing", "contr/s", "last in", "counted", "stale", "late", "heard of", "CPU", "by", "where")]
     for one in people[:most]:
         doing = one["phase"] + (f": {one['failure']}" if one["failure"] else "")
         rows.append(
@@ -141,19 +150,20 @@ def _workers(seen: Mapping[str, Any], *, most: int) -> list[str]:
                 f"{one['stale']:,}",
                 f"{one['late']:,}",
                 f"{duration_text(one['seen_ago_s'] or 0.0)} ago",
+                "–" if one["cpu_s"] is None else duration_text(one["cpu_s"]),
                 printable(one["transport"].replace("_", " ") or "–"),
                 printable(f"{one['host']} pid {one['pid']}"),
             )
         )
     if len(rows) == 1:
         return ["no worker has joined yet"]
-    lines = table(rows, left=(0, 1, 8, 9)).splitlines()
+    lines = table(rows, left=(0, 1, 9, 10)).splitlines()
     hidden = seen["num_participants"] - len(rows) + 1
     return [*lines, f"… and {hidden} more"] if hidden > 0 else lines
 
 
 def _servers(seen: Mapping[str, Any]) -> list[str]:
-    rows = [("server", "state", "step", "variables", "memory", "last apply", "waiting", "standby")]
+    rows = [("server", "state", "step", "variables", "memory", "CPU", "last apply", "waiting", "standby")]
     for one in seen["servers"]:
         rows.append(
             (
@@ -162,6 +172,7 @@ def _servers(seen: Mapping[str, Any]) -> list[str]:
                 "–" if one["step"] is None else f"{one['step']:,}",
                 "–" if one["variables_bytes"] is None else bytes_text(one["variables_bytes"]),
                 "–" if one["allocated_bytes"] is None else bytes_text(one["allocated_bytes"]),
+                "–" if one["cpu_s"] is None else duration_text(one["cpu_s"]),
                 "–" if one["apply_s"] is None else duration_text(one["apply_s"]),
                 "–" if one["staged"] is None else str(one["staged"]),
                 "yes" if one["standby"] else "MISSING" if one["standby_missing"] else "none",

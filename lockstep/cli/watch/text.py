@@ -4,6 +4,7 @@ import dataclasses
 import json
 from collections.abc import Iterator, Sequence
 
+from chief.page.cost import CostCount
 from lockstep.cli.formatting import bytes_text, duration_text, plain, printable, printable_lines, table
 from ps_protocol.model.spec import PlacedSlice, Placement
 from ps_protocol.roles.chief import (
@@ -136,22 +137,30 @@ def _headline(status: ClusterStatus) -> Iterator[str]:
     if status.waiting_for:
         yield f"waiting: {status.waiting_for}"
     yield from (printable(line) for line in recovery_lines(status))
+    yield _cpu_text(status)
+
+
+def _cpu_text(status: ClusterStatus) -> str:
+    cost = CostCount().add(status, at=0.0)
+    workers, servers, chief = map(duration_text, (cost.workers_cpu_s, cost.servers_cpu_s, cost.chief_cpu_s))
+    return f"processor time of the processes, since each began: workers {workers}, parameter servers {servers}, chief {chief}"
 
 
 def _participants(participants: Sequence[ParticipantStatus]) -> str:
     if not participants:
         return "no worker has come yet"
-    rows = [("worker", "state", "last seen", "accepted", "stale", "late", "process")]
+    rows = [("worker", "state", "last seen", "accepted", "stale", "late", "cpu", "process")]
     failures = []
     for one in participants:
         is_worker = one.kind is ParticipantKind.WORKER
         name = str(one.index) if is_worker else f"observer {one.index}"
         state = "waiting" if one.state == "live" and one.is_waiting else one.state
         counts = (str(one.num_accepted), str(one.num_stale), str(one.num_late)) if is_worker else ("", "", "")
-        rows.append((name, state, f"{duration_text(one.seen_ago_s)} ago", *counts, f"{one.host} pid {one.pid}"))
+        cpu = duration_text(one.traffic.cpu_s) if one.traffic is not None else "-"
+        rows.append((name, state, f"{duration_text(one.seen_ago_s)} ago", *counts, cpu, f"{one.host} pid {one.pid}"))
         if one.failure:
             failures.append(f"{'worker' if is_worker else 'observer'} {one.index} left with a failure: {printable(one.failure)}")
-    return "\n".join([table(rows, left=(0, 1, 6)), *failures])
+    return "\n".join([table(rows, left=(0, 1, 7)), *failures])
 
 
 def _shards(shards: Sequence[ServerStatus]) -> str:

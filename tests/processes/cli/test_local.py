@@ -112,7 +112,8 @@ def test_top_without_a_terminal_prints_once(running: list[str], runtime: Path) -
     printed = here(runtime, "top")
     assert printed.returncode == 0, printed.stderr
     assert "steps/s" in printed.stdout and "worker 1" in printed.stdout and "\x1b" not in printed.stdout
-    assert re.search(r"^loss +0\.25 ", printed.stdout, re.MULTILINE), "what workers report, too"
+    has_loss = re.compile(r"^loss +0\.25 ", re.MULTILINE)
+    wait_until(lambda: bool(has_loss.search(here(runtime, "top").stdout)), timeout_s=30, what="what workers report of some steps")
 
 
 def screen_until(descriptor: int, pattern: bytes, *, timeout_s: float = 20.0) -> bytes:

@@ -93,7 +93,13 @@ def test_a_reader_sees_how_it_goes_and_who_is_stuck(scene: Scene, browser: Brows
     assert "of 100,000" in browser.text("#figures")
 
     # Those of docs/how-to/questions.md that a healthy training answers.
-    for words, selector in (("Time left", "#figures"), ("Contributions", "#figures"), ("Last in", "#workers"), ("Sent", "#workers")):
+    for words, selector in (
+        ("Time left", "#figures"),
+        ("Contributions", "#figures"),
+        ("Cost so far", "#figures"),
+        ("Last in", "#workers"),
+        ("Sent", "#workers"),
+    ):
         assert words in browser.text(selector)
     for title in ("Curves", "The latest steps", "What happened", "Change the training"):
         assert title in browser.text("main")

@@ -50,9 +50,13 @@ def test_chief_and_parameter_servers_answer_a_scraper_that_has_a_token(stack: Ex
             session.step({"w": np.ones(3, np.float32)}, metrics={'loss"}\\': float(step)}, timeout_s=20)
         # A scrape may be told what another one was, half a second ago.
         wait_until(lambda: "lockstep_server_step" in scraped(of_server), what="a new answer")
+        cpu = "lockstep_cluster_cpu_seconds_total"
+        wait_until(lambda: len(scraped(of_chief)[cpu].samples[cpu]) == 3, timeout_s=20, what="a heartbeat of the worker")
         cluster, shard = scraped(of_chief), scraped(of_server)
         session.finish()
     assert value(cluster, "lockstep_cluster_global_step") == 3 and value(cluster, "lockstep_worker_live", worker="0") == 1
+    for role in ("chief", "ps", "worker"):
+        assert value(cluster, cpu, role=role, index="0") > 0
     assert value(shard, "lockstep_server_step") == 3 and value(shard, "lockstep_server_pushes_total") == 3
     assert shard["lockstep_server_apply_duration_seconds"].samples["lockstep_server_apply_duration_seconds_count"][()] == 3
     assert [*shard["lockstep_reported_weighted_value"].samples["lockstep_reported_weighted_value"].values()] == [3.0]

@@ -1,6 +1,7 @@
 """A shard on two real servers, as a chief uses it: both do the same, one that fails is dropped, and it comes back."""
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import ExitStack, closing
 from dataclasses import replace
@@ -124,6 +125,14 @@ def test_a_step_is_made_at_both_and_both_hold_the_same(pair: Pair) -> None:
     assert reply.step == 1
     assert pair.values(PRIMARY, 1) == pair.values(STANDBY, 1)
     assert pair.reports[-1] == rev.ReplicasChanged(shard=0, address=pair.addresses[0], standby=pair.addresses[1])
+
+
+def test_the_processor_time_of_both_is_counted(pair: Pair) -> None:
+    pair.create()
+    before_s = time.process_time()
+    status = pair.run(lambda link: link.status(timeout_s=5))
+    # Both run in this process.
+    assert 2 * before_s <= status.report.cpu_s <= 2 * time.process_time()
 
 
 def test_the_standby_takes_the_place_of_a_primary_that_is_gone_and_remembers_that_it_is_alone(pair: Pair) -> None:

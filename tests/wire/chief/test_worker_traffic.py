@@ -1,6 +1,7 @@
 """A worker's own figures: bytes and reads to the chief with its heartbeats, and its own `/metrics`."""
 
 import contextlib
+import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
@@ -61,6 +62,15 @@ def test_the_chief_hears_how_much_a_worker_moves_and_how_long_it_reads(transport
     assert NUM_STEPS * NUM_BYTES <= found.sent_bytes <= NUM_STEPS * NUM_BYTES * 1.05
     assert NUM_STEPS * NUM_BYTES <= found.received_bytes <= (NUM_STEPS + 2) * NUM_BYTES * 1.05
     assert found.reading_s > 0.0
+
+
+def test_the_chief_has_the_processor_time_of_every_role() -> None:
+    with worker("grpc") as session:
+        found = traffic(session)
+        wait_until(lambda: bool((report := session.status().shards[0].report) and report.cpu_s), timeout_s=20, what="the server's")
+        status = session.status()
+    assert 0.0 < found.cpu_s <= time.process_time()
+    assert status.chief_cpu_s > 0.0
 
 
 def test_nothing_moves_through_shared_memory() -> None:

@@ -95,6 +95,7 @@ REPORT = shard.ShardReport(
     variables_bytes=1 << 30,
     slots_bytes=1 << 31,
     created_bytes=1 << 29,
+    cpu_s=1.5,
 )
 STATUS = chief.ClusterStatus(
     cluster="job", epoch=1, state=chief.ClusterState.TRAINING, reason="because", global_step=2, max_steps=3, policy=POLICIES[1],
@@ -103,7 +104,7 @@ STATUS = chief.ClusterStatus(
         chief.ParticipantStatus(
             kind=chief.ParticipantKind.OBSERVER, index=1, incarnation=2, host="h", pid=3, state="lapsed", seen_ago_s=0.5,
             num_accepted=4, num_stale=5, num_late=6, is_waiting=True, failure="lost", transport="grpc",
-            traffic=chief.WorkerTraffic(sent_bytes=1 << 40, received_bytes=7, num_reads=8, reading_s=0.25), is_silent=True,
+            traffic=chief.WorkerTraffic(sent_bytes=1 << 40, received_bytes=7, num_reads=8, reading_s=0.25, cpu_s=2.5), is_silent=True,
         ),
     ),
     shards=(chief.ServerStatus(index=1, address="h:1", is_reachable=True, step=0, arena_bytes=2, num_slices=3, report=REPORT),
@@ -121,7 +122,7 @@ STATUS = chief.ClusterStatus(
             arrivals_us=(5,),
         ),
     ),
-    num_accepted=7, num_stale=8, num_late=9, hyperparameters_version=10, optimizer="adam", max_observed_staleness=11,
+    num_accepted=7, num_stale=8, num_late=9, hyperparameters_version=10, optimizer="adam", max_observed_staleness=11, chief_cpu_s=0.75,
 )  # fmt: skip
 IDENTITY = identity.Identity(cluster="job", role=identity.Role.PARAMETER_SERVER, index=1, process_incarnation=(1 << 64) - 1)
 VERSION = ProtocolVersion(major=1, minor=2)

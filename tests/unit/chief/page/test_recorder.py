@@ -1,5 +1,6 @@
 """Figures from repeated looks at a cluster: speeds, and the last contributor. No thread and no clock."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -65,10 +66,36 @@ def test_speed_is_that_of_the_latest_looks() -> None:
     scene = Scene()
     assert scene.look(step=0).steps_per_s is None
     for number in range(1, 30):
-        look = scene.look(step=number * 20, accepted=(number * 20, number * 10))
+        look = scene.look(step=number * 20, accepted=(number * 20, number * 10), waiting_for="")
     assert look.steps_per_s == 20.0
     assert look.contributions_per_s == {0: 20.0, 1: 10.0}
     assert eta_s(look) == (600 - 580) / 20.0
+
+
+def test_no_time_is_left_while_training_waits_and_afterwards_it_is_that_of_the_steps_since() -> None:
+    scene, usual = Scene(), entries(*[0] * 20)
+    for number in range(12):
+        look = scene.look(step=number * 10, waiting_for="", step_age_s=0.05, ledger=usual)
+    assert eta_s(look) == 49.0
+    look = scene.look(step=110, step_age_s=1.0, ledger=usual)
+    assert (eta_s(look), snapshot(look)["is_held_up"]) == (None, True), "a step takes 0.1 s as a rule"
+    for _ in range(30):
+        scene.look(step=110, step_age_s=30.0, ledger=usual)
+    scene.look(step=110, waiting_for="", step_age_s=0.05, ledger=usual)
+    assert eta_s(scene.look(step=120, waiting_for="", step_age_s=0.05, ledger=usual)) == 48.0
+
+
+def test_steps_that_always_take_long_hold_nothing_up() -> None:
+    scene = Scene()
+    slow = tuple(dataclasses.replace(entry, duration_s=3.0) for entry in entries(*[0] * 20))
+    scene.look(step=10, step_age_s=2.5, ledger=slow)
+    look = scene.look(step=11, after_s=3.0, step_age_s=2.5, ledger=slow)
+    assert eta_s(look) == (600 - 11) * 3.0
+    assert scene.look(step=11, step_age_s=12.5, ledger=slow).is_held_up
+
+
+def test_a_cluster_that_is_not_trained_is_held_up_by_what_it_waits_for() -> None:
+    assert Scene().look(step=41, state=ClusterState.RECOVERING).is_held_up
 
 
 def test_a_rollback_is_no_negative_speed() -> None:

@@ -6,11 +6,13 @@ from typing import Any
 
 import pytest
 
+from chief.page.cost import CostCount
 from chief.page.feed import snapshot
 from chief.page.recorder import Look
 from lockstep.cli.watch.screen import frame, sparkline
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.shard import ShardReport
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
 
 POINTS = [(float(number), number, number / 7) for number in range(300)]
@@ -28,6 +30,7 @@ def steps(number: int) -> tuple[LedgerEntry, ...]:
 
 def look(status: ClusterStatus, **changes: Any) -> Mapping[str, Any]:
     known = {"number": 1, "at": 0.0, "wall": 0.0, "steps_per_s": 12.5, "contributions_per_s": {0: 12.5}, "read_s": {}, "num_last": {0: 5}}
+    known |= {"cost": CostCount().add(status, at=0.0), "is_held_up": False}
     return snapshot(Look(status=status, **{**known, **changes}))
 
 
@@ -54,6 +57,22 @@ def test_it_says_what_is_waited_for() -> None:
     assert "Step 41 has 1 of 2 contributions; worker 1 is missing, last seen 3.0 s ago" in text
     assert "step 41 of 600" in text
     assert "12.5 steps/s" in text
+
+
+def test_it_shows_processor_time_of_all_roles_and_what_was_moved() -> None:
+    worker = worker_status(0, traffic=WorkerTraffic(sent_bytes=2048, received_bytes=4096, cpu_s=90.0))
+    servers = (server_status(0, report=ShardReport(cpu_s=7.5)),)
+    lines = shown(cluster_status(worker, shards=servers, chief_cpu_s=1.25))
+    assert "CPU so far: workers 90.0 s, servers 7.5 s, chief 1.2 s  sent 2.0 KiB, received 4.0 KiB" in lines
+    assert [line for line in lines if line.startswith("worker 0") and "90.0 s" in line]
+    assert [line for line in lines if line.startswith("ps 0") and "7.5 s" in line]
+
+
+def test_it_names_no_time_left_while_training_waits() -> None:
+    seen = look(cluster_status(worker_status(0)), is_held_up=True)
+    text = "\n".join(frame(seen, speed=POINTS, metrics={}, width=120, height=50))
+    assert "time left unknown while training waits" in text
+    assert " left  " not in text.replace("time left unknown", "")
 
 
 def test_where_not_all_have_room_those_to_look_at_come_first() -> None:

@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.cli.formatting import bytes_text, duration_text, printable
 from lockstep.cli.watch.text import as_json, as_text
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import ShardReport
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
@@ -53,14 +53,14 @@ def test_the_text_says_why_a_step_waits() -> None:
 
 def test_the_text_has_a_line_for_every_worker_and_parameter_server() -> None:
     lines = [line.split() for line in as_text(STATUS).splitlines()]
-    assert ["0", "waiting", "100", "ms", "ago", "42", "0", "3", "here", "pid", "101"] in lines
-    assert ["1", "left", "3.0", "s", "ago", "41", "1", "0", "there", "pid", "202"] in lines
+    assert ["0", "waiting", "100", "ms", "ago", "42", "0", "3", "-", "here", "pid", "101"] in lines
+    assert ["1", "left", "3.0", "s", "ago", "41", "1", "0", "-", "there", "pid", "202"] in lines
     assert ["0", "reachable", "41", "18.5", "KiB", "4", "unix:/tmp/ps0.sock"] in lines
     assert ["40", "26", "ms", "0.8", "ms", "0", "1", "1", "0", "1"] in lines
 
 
 def test_the_text_has_all_that_a_parameter_server_reports_in_the_unit_that_suits_it() -> None:
-    report = ShardReport(allocated_bytes=18_944, variables_bytes=2_048, num_pushes=7, num_nonfinite=3, last_apply_s=0.0008)
+    report = ShardReport(allocated_bytes=18_944, variables_bytes=2_048, num_pushes=7, num_nonfinite=3, last_apply_s=0.0008, cpu_s=61.25)
     shards = (server_status(0), server_status(1, report=report))
     lines = [line.split("  ") for line in as_text(dataclasses.replace(STATUS, shards=shards)).splitlines()]
     cells = [[cell.strip() for cell in line if cell] for line in lines]
@@ -77,9 +77,20 @@ def test_the_text_has_all_that_a_parameter_server_reports_in_the_unit_that_suits
         "sharing",
         "last apply",
         "created",
+        "cpu",
     ] in cells
-    assert ["1", "18.5 KiB", "2.0 KiB", "0 B", "0", "7", "0", "0", "3", "0", "0.8 ms", "0 B"] in cells
+    assert ["1", "18.5 KiB", "2.0 KiB", "0 B", "0", "7", "0", "0", "3", "0", "0.8 ms", "0 B", "61.2 s"] in cells
     assert "allocated" not in as_text(STATUS), "nobody has been looked at yet"
+
+
+def test_the_text_has_the_processor_time_of_all_roles() -> None:
+    both = worker_status(0, traffic=WorkerTraffic(cpu_s=30.0)), worker_status(1, pid=100, traffic=WorkerTraffic(cpu_s=30.0))
+    servers = tuple(server_status(index, report=ShardReport(cpu_s=5.0)) for index in range(2))
+    text = as_text(dataclasses.replace(STATUS, participants=both, shards=servers, chief_cpu_s=2.5))
+    words = "processor time of the processes, since each began: workers 30.0 s, parameter servers 10.0 s, chief 2.5 s"
+    assert words in text, "two workers in one process report the same"
+    lines = [line.split() for line in text.splitlines()]
+    assert ["0", "live", "100", "ms", "ago", "0", "0", "0", "30.0", "s", "here", "pid", "100"] in lines
 
 
 def test_a_failure_that_a_worker_reports_cannot_move_the_terminals_cursor() -> None:

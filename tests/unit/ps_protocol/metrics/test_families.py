@@ -90,6 +90,18 @@ def test_status_of_a_cluster_is_cluster_exported() -> None:
     assert durations["lockstep_cluster_step_duration_seconds_count"][()] == 40
 
 
+def test_processor_time_of_all_roles_is_one_family() -> None:
+    workers = worker_status(0, traffic=WorkerTraffic(cpu_s=8.0)), worker_status(1)
+    servers = server_status(0, report=ShardReport(cpu_s=4.0)), server_status(1)
+    found = cluster_exported(cluster_status(*workers, shards=servers, chief_cpu_s=2.0))
+    samples = found["lockstep_cluster_cpu_seconds_total"].samples["lockstep_cluster_cpu_seconds_total"]
+    assert {(dict(where)["role"], dict(where)["index"]): seconds for where, seconds in samples.items()} == {
+        ("chief", "0"): 2.0,
+        ("ps", "0"): 4.0,
+        ("worker", "0"): 8.0,
+    }
+
+
 def test_every_state_of_a_cluster_has_its_series() -> None:
     for state in ClusterState:
         found = cluster_exported(cluster_status(state=state))["lockstep_cluster_state"].samples["lockstep_cluster_state"]

@@ -1,0 +1,69 @@
+"""What training has used up: processor time and bytes of all roles, since they began and in the last hour. Pure: no clock, no thread."""
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+
+from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.roles.chief import ClusterStatus, ParticipantKind
+
+HOUR_S = 3600.0
+# The last hour is known to so many seconds.
+_GRAIN_S = 60.0
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Cost:
+    """Processor time by role, and bytes of gradients and variables. `is_of_last_hour`: or else since the processes began."""
+
+    is_of_last_hour: bool = False
+    workers_cpu_s: float = 0.0
+    servers_cpu_s: float = 0.0
+    chief_cpu_s: float = 0.0
+    sent_bytes: int = 0
+    received_bytes: int = 0
+
+
+class CostCount:
+    """Adds up what processes report, each of which counts from its own beginning. For one thread."""
+
+    def __init__(self) -> None:
+        self._heard: Mapping[tuple[object, ...], float] = {}
+        self._totals: dict[str, float] = {}
+        self._past: deque[tuple[float, Mapping[str, float]]] = deque()
+
+    def add(self, status: ClusterStatus, *, at: float) -> Cost:
+        """Takes in a status, and returns the cost up to then."""
+        now = dict(_counters(status))
+        for key, number in now.items():
+            before, what = self._heard.get(key, 0.0), str(key[0])
+            # One that has fallen is that of another process.
+            self._totals[what] = self._totals.get(what, 0.0) + (number - before if number >= before else number)
+        self._heard = now
+        if not self._past or at - self._past[-1][0] >= _GRAIN_S:
+            self._past.append((at, dict(self._totals)))
+        while len(self._past) > 1 and at - self._past[1][0] >= HOUR_S:
+            self._past.popleft()
+        since, base = self._past[0]
+        is_of_last_hour = at - since >= HOUR_S
+        spent = {what: total - base.get(what, 0.0) if is_of_last_hour else total for what, total in self._totals.items()}
+        return Cost(
+            is_of_last_hour=is_of_last_hour,
+            workers_cpu_s=spent.get("workers", 0.0),
+            servers_cpu_s=spent.get("servers", 0.0),
+            chief_cpu_s=spent.get("chief", 0.0),
+            sent_bytes=int(spent.get("sent", 0.0)),
+            received_bytes=int(spent.get("received", 0.0)),
+        )
+
+
+def _counters(status: ClusterStatus) -> Iterator[tuple[tuple[object, ...], float]]:
+    """Yields what is counted: what it adds to, by whom, and how much. Workers in one process report the same processor time."""
+    yield ("chief", status.chief_incarnation), status.chief_cpu_s
+    for shard in status.shards:
+        if shard.report is not None:
+            yield ("servers", shard.index), shard.report.cpu_s
+    for one in status.participants:
+        if one.kind is ParticipantKind.WORKER and one.traffic is not None:
+            yield ("workers", one.host, one.pid), one.traffic.cpu_s
+            yield ("sent", one.host, one.pid, one.index), one.traffic.sent_bytes
+            yield ("received", one.host, one.pid, one.index), one.traffic.received_bytes

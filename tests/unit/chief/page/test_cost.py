@@ -1,0 +1,52 @@
+"""What training has used up: of all roles, each of which counts from its own beginning; since they began, and in the last hour."""
+
+from chief.page.cost import HOUR_S, Cost, CostCount
+from ps_protocol.roles.chief import ClusterStatus, ParticipantKind, WorkerTraffic
+from ps_protocol.roles.shard import ShardReport
+from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
+
+
+def used(worker_s: float, *, pid: int = 100, server_s: float = 0.0, chief_s: float = 0.0, num_bytes: int = 0) -> ClusterStatus:
+    traffic = WorkerTraffic(cpu_s=worker_s, sent_bytes=num_bytes, received_bytes=2 * num_bytes)
+    servers = (server_status(0, report=ShardReport(cpu_s=server_s)), server_status(1))
+    return cluster_status(worker_status(0, pid=pid, traffic=traffic), worker_status(1), shards=servers, chief_cpu_s=chief_s)
+
+
+def test_all_roles_are_counted_from_their_beginning() -> None:
+    cost = CostCount().add(used(8.0, server_s=4.0, chief_s=2.0, num_bytes=100), at=50.0)
+    assert cost == Cost(workers_cpu_s=8.0, servers_cpu_s=4.0, chief_cpu_s=2.0, sent_bytes=100, received_bytes=200)
+
+
+def test_several_workers_in_one_process_use_it_once() -> None:
+    workers = [worker_status(index, pid=7, traffic=WorkerTraffic(cpu_s=3.0, sent_bytes=10)) for index in range(3)]
+    cost = CostCount().add(cluster_status(*workers), at=0.0)
+    assert (cost.workers_cpu_s, cost.sent_bytes) == (3.0, 30)
+
+
+def test_an_observer_is_no_part_of_the_cost() -> None:
+    watcher = worker_status(0, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(cpu_s=3.0))
+    assert CostCount().add(cluster_status(watcher), at=0.0) == Cost()
+
+
+def test_what_ended_processes_have_used_stays() -> None:
+    count = CostCount()
+    count.add(used(8.0, server_s=4.0, num_bytes=100), at=0.0)
+    cost = count.add(used(9.0, pid=101, server_s=1.0, num_bytes=100), at=1.0)
+    assert (cost.workers_cpu_s, cost.servers_cpu_s, cost.sent_bytes) == (17.0, 5.0, 200), "both were started again"
+    assert count.add(used(10.0, pid=101, server_s=1.5, num_bytes=150), at=2.0).workers_cpu_s == 18.0
+
+
+def test_after_an_hour_it_is_the_cost_of_the_last_one() -> None:
+    count = CostCount()
+    for minute in range(200):
+        cost = count.add(used(minute * 30.0, server_s=minute * 6.0, num_bytes=minute), at=minute * 60.0)
+        assert cost.is_of_last_hour == (minute >= HOUR_S / 60)
+    assert (cost.workers_cpu_s, cost.servers_cpu_s, cost.sent_bytes) == (1800.0, 360.0, 60)
+
+
+def test_no_more_than_an_hour_is_remembered() -> None:
+    count = CostCount()
+    for second in range(20_000):
+        cost = count.add(used(float(second)), at=float(second))
+    assert 0.0 <= cost.workers_cpu_s - HOUR_S < 120.0
+    assert len(count._past) <= 62
