@@ -85,7 +85,7 @@ class WorkerData:
         """Others have gone on while this worker had nothing to do."""
         worker = self._worker
         if worker.num_unnamed:
-            # It would wait for itself; or two of them for one another.
+            # The worker would wait for itself; or two workers for one another.
             yield Skipping(self.spec, worker.num_unnamed)
             yield from worker.skip(timeout_s=wait.left_s())
             return

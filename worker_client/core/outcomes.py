@@ -9,15 +9,15 @@ from ps_protocol.roles.shard import MetricCell
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Push:
-    """What became of a contribution: its outcome, the step of its variables, and the step that was open when the chief answered.
+    """The outcome of a contribution, the step of its variables, and the step that was open when the chief answered.
 
     ACCEPTED: it is part of the step `applied_step`: the variables of the step after that have it. `staleness`: how many steps had been
     applied between its variables and it; 0 under the policy sync. `weight`: what its gradients count, less than 1 if it was too stale.
     STALE: too old, and dropped. LATE: its step takes no more from this worker, because others came first or it has given its share.
-    DUPLICATE: it was counted before; as what is no longer known. ROLLED_BACK: the cluster has gone back to a checkpoint without it,
-    or had taken this worker for gone before it said that the contribution counts; the session has come back, to its `local_step`.
+    DUPLICATE: it was counted before, and its outcome is no longer known. ROLLED_BACK: the cluster has gone back to a checkpoint without it,
+    or had given this worker up before it said that the contribution counts; the session has come back, to its `local_step`.
 
-    `is_finished`: whether training is finished, as far as the session had heard by then.
+    `is_finished`: whether training is finished, as far as the session knew at that time.
     """
 
     outcome: PushOutcome

@@ -9,17 +9,17 @@ from ps_protocol.roles.chief import End, Participant, Registration
 from worker_client.core.requests import Agree, Asking, AwaitRenewal, Beat, Count, Deadline, Pause, Register, Renew
 from worker_client.core.state import OpenCommits
 
-# What a call ends with when its caller's place is no longer what it was: at the chief, and at servers that have begun again. Superseded: by
+# Errors of a call whose caller has lost its place: at the chief, and at servers that have begun again. Superseded: by
 # another process, or by this very one, whose other thread has come back as another incarnation.
 LOST = (EpochMismatch, LeaseExpired, NotInitialized, Cancelled, Superseded)
 _ENDED = "its lease had ended, and it has registered again since"
 _LOOK_AGAIN_S = 0.1
-# Chiefs that take over one after the other while one question is asked: more of them there are not.
+# The most chiefs that may take over, one after the other, during one request.
 _MAX_RENEWALS = 3
 
 
 class Place:
-    """Who the participant is at present, and what another chief would have to hear of it.
+    """The participant as it is registered at present, and what it has to tell another chief.
 
     Its own thread and that of its heartbeat ask as this participant, and either takes the place again; their caller lets only one at a
     time into `take_again`. `generation` grows with each time.
@@ -36,7 +36,7 @@ class Place:
 
     @property
     def is_finished(self) -> bool:
-        """Whether a heartbeat has heard that training has ended."""
+        """Whether an answer to a heartbeat has said that training has ended."""
         return bool(self.end)
 
     @property
@@ -86,9 +86,9 @@ class Place:
                 raise
 
     def take_again(self, cause: PsError, *, is_question: bool = False) -> Asking[bool]:
-        """Registers again; returns whether the holder is another participant now. If not, tells another chief what is open.
+        """Registers again; returns whether this place has another participant now. If not, tells another chief its open contributions.
 
-        `is_question`: only to hear which servers hold the shards. Raises Superseded if another has taken the place.
+        `is_question`: only asks which servers hold the shards. Raises Superseded if another process has taken the place.
         """
         former, chief_incarnation = self.participant, self.registration.chief_incarnation
         try:
@@ -105,20 +105,20 @@ class Place:
         return False
 
     def _tell_again(self, participant: Participant) -> Asking[None]:
-        """Another chief may know neither the model nor what its predecessor had counted and not applied."""
+        """Tells another chief the model, and the contributions that its predecessor had counted and not applied."""
         try:
             if self.model is not None:
                 yield Agree(participant, self.model, None, may_create=False)
-            # Those of an epoch that is over wait for the worker's thread, which finds out what became of them; they count in no other.
+            # Contributions of an earlier epoch count in no other. They wait for the worker's thread, which asks for their outcomes.
             for commit in self.commits.all() if self.commits.owner is participant else ():
                 yield Count(participant, commit)
         except (EpochMismatch, LeaseExpired, NotInitialized, Superseded):
-            return  # what is asked next ends in the same way, and finds out what to do about it
+            return  # the next request ends with the same error, and its caller handles it
 
     def await_other(self, participant: Participant, cause: PsError, wait: Deadline) -> Asking[PsError]:
-        """Returns once the holder is no longer this participant: a server has begun again, and the chief will soon know, too.
+        """Returns once the place has another participant: a server has begun again, and the chief will soon know it.
 
-        What it returns is what the chief says of that, if it says anything. Raises the cause if the chief knows of nothing to the end of
+        Returns the chief's answer about that, if there is one. Raises the cause if the chief knows nothing of it by the end of
         the wait.
         """
         if self.participant is not participant:

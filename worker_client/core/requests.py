@@ -54,7 +54,7 @@ class Complete(NamedTuple):
 
 
 class Count(NamedTuple):
-    """Have a contribution counted, or (`is_question`) ask what became of it; answered with a CommitResult."""
+    """Have a contribution counted, or (`is_question`) ask for its outcome; answered with a CommitResult."""
 
     participant: Participant
     commit: PushCommit
@@ -82,7 +82,7 @@ class Lease(NamedTuple):
 
 
 class LeaseAhead(NamedTuple):
-    """The `Lease` with this number is going to be asked: it may be begun meanwhile."""
+    """The worker is going to request the `Lease` with this number: the runner may begin it already."""
 
     participant: Participant
     spec: DataSpec
@@ -131,7 +131,7 @@ class Open(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """The worker has its place in the training: what it had as `former` is over, for this reason. None: it had no place before."""
+    """The worker has its place in the training. `former`: the state that ended, for this reason; None: it had no place before."""
 
     former: Participant | None
     cause: PsError | None
@@ -161,7 +161,7 @@ class Expect(NamedTuple):
 
 
 class HearShards(NamedTuple):
-    """Hear which servers hold the shards, unless that is known of this version."""
+    """Ask which servers hold the shards, unless the answer for this version is known."""
 
     version: int
 

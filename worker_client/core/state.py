@@ -23,13 +23,13 @@ from worker_client.core.outcomes import Push, push_of
 
 
 class OpenCommits:
-    """What another chief would have to hear again, of this participant. A few at most. Written by one thread; any may take a copy."""
+    """Commits of this participant that another chief would need again. A few at most. One thread writes; any may take a copy."""
 
     def __init__(self, owner: Participant) -> None:
         self.owner = owner
         self._commits: dict[int, PushCommit] = {}
         self._applied_steps: dict[int, int] = {}
-        # The one that was accepted last, and what the chief has said of it.
+        # The contribution that was accepted last, and the chief's answer about it.
         self._latest: tuple[PushId, CommitResult] | None = None
         self._leased: dict[int, None] = {}
 
@@ -47,7 +47,7 @@ class OpenCommits:
         self._commits[commit.push_id.sequence] = commit
 
     def answered(self, commit: PushCommit, result: CommitResult, *, global_step: int) -> None:
-        """Notes what became of it, while `global_step` is open."""
+        """Notes the outcome of a commit, while `global_step` is open."""
         sequence = commit.push_id.sequence
         for identity in commit.ranges:
             self._leased.pop(identity, None)
@@ -73,7 +73,7 @@ class OpenCommits:
         return self._latest[1] if self._latest is not None and self._latest[0] == commit.push_id else None
 
     def unanswered(self) -> PushCommit | None:
-        """The latest that the chief has not said anything of: it may not have heard of it."""
+        """The latest commit without an answer: the chief may not have received it."""
         return next((commit for sequence, commit in reversed(self._commits.items()) if sequence not in self._applied_steps), None)
 
     def all(self) -> tuple[PushCommit, ...]:
@@ -81,7 +81,7 @@ class OpenCommits:
         return tuple(self._commits.values())
 
     def begin(self, owner: Participant) -> None:
-        """The epoch or the incarnation that they belong to is over; those to come are of this participant."""
+        """Forgets the commits of an epoch or incarnation that is over; the next ones are of this participant."""
         self._commits.clear()
         self._applied_steps.clear()
         self._latest = None
@@ -90,7 +90,7 @@ class OpenCommits:
 
 
 class WorkerState:
-    """Where one participant stands, until it becomes another one: then the next is made of it. For one thread.
+    """Where one participant stands. When the worker becomes another participant, it gets another state, made from this one. For one thread.
 
     `local_step`: the step of its variables and of its next contribution. `global_step`: the newest step that it has heard of.
     `has_newest`: of the variables that were read as the newest, nothing has happened since. `refused`: sequences of contributions that may
@@ -114,14 +114,14 @@ class WorkerState:
         self.is_finished, self.end = False, End.NOT_YET
         self.has_newest = False
         self.refused: list[int] = []
-        # Numbers that have been used are not used again, whatever has become of what had them.
+        # A sequence is used once, whatever the outcome of its contribution.
         self.num_pushes: int = 0 if former is None else former.num_pushes
         self.request_id: int = 1 if former is None else former.request_id + 1
         self._settings_version = 0
 
     @property
     def policy(self) -> PolicySpec:
-        """How the workers are coordinated, as far as this one has heard."""
+        """The policy of the cluster, as far as this worker knows."""
         return self._policy
 
     @policy.setter
@@ -181,7 +181,7 @@ class WorkerState:
         )
 
     def counted(self, commit: PushCommit, result: CommitResult) -> None:
-        """The chief has said what became of a contribution."""
+        """Notes the chief's outcome of a contribution."""
         self.commits.answered(commit, result, global_step=result.global_step)
         self.global_step = max(self.global_step, result.global_step)
         self.note_refusal(commit, result)
@@ -220,7 +220,7 @@ class WorkerState:
     # -- what was read
 
     def read_newest(self, step: int | None) -> None:
-        """The newest variables were read, of this step on all shards; None: no shard has any."""
+        """Notes that the newest variables were read: of this step on all shards; None: no shard has any."""
         self.has_newest = True
         if self.is_finished:
             return
@@ -235,9 +235,9 @@ class WorkerState:
     def outcome_at_move(
         self, commit: PushCommit | None, *, step: int, giver: Participant, accepted: CommitResult | None
     ) -> Push | PushCommit:
-        """What became of a contribution whose giver is no more; else the question whose answer tells, for `outcome_of`.
+        """Returns the outcome of a contribution whose worker has lost its place, or the request whose answer gives it, for `outcome_of`.
 
-        `accepted`: what the chief had said of it, if that was that it counts.
+        `accepted`: the chief's answer, if it said that the contribution counts.
         """
         if commit is not None and commit.staged:
             if giver.shares_era(self.participant) and accepted is not None:
@@ -245,7 +245,7 @@ class WorkerState:
                 return push_of(accepted, step=step, is_finished=self.is_finished)
             is_mine = (commit.push_id.worker, commit.push_id.incarnation) == (self.participant.index, self.participant.incarnation)
             if is_mine and step < self.local_step and not self.reads_latest:
-                # The checkpoint may be of a step that has it, whose answer was on its way. One that nobody knows is not counted now.
+                # The checkpoint may be of a step that has this contribution, whose answer was on its way. An unknown one does not count.
                 return replace(commit, staged=False, is_applied=False, ranges=(), attached=NO_ATTACHMENTS)
         return self.rolled_back(step)
 

@@ -71,14 +71,14 @@ from worker_client.model.user_state import UserState
 Result = TypeVar("Result")
 
 _TRY_AGAIN_S = 0.1
-# How often one push tells shards what they may drop to make room for it: each of them may have something else.
+# How often one push tells shards which contributions they may drop to make room for it: each shard may have other ones.
 _MAX_DROPS = 16
 # What a worker's own reading ends with besides: it has a token for its step, so a server that has come less far has begun anew.
 _LOST_OR_BEHIND = (*LOST, StepNotReady)
 
 
 class Worker:
-    """What one worker does, call by call. For one thread. `state`: where it stands, at its present place.
+    """The calls of one worker, one after the other. For one thread. `state`: where it stands, at its present place.
 
     `begin_wait` begins a wait with these words and seconds (None: no limit). `timeout_s`: how long a server that does not answer is waited
     for. `num_rollbacks`: how often it has begun again in another epoch, or another life of the cluster. `recovery_timeout_s`: how long it
@@ -92,7 +92,7 @@ class Worker:
         self.num_rollbacks = 0
         # The model that it takes part in, from the agreement on: before its first token its place does not have it.
         self._agreed: ModelSpec | None = None
-        # Of its program; whenever the worker takes another place, it is what the cluster has of it.
+        # The program's state. When the worker takes another place, it is the cluster's copy.
         self.user_state = UserState()
         self.recovery_timeout_s: float | None = None
         self._begin_wait, self._timeout_s = begin_wait, timeout_s
@@ -159,7 +159,7 @@ class Worker:
         return (yield from self.place.await_other(participant, cause, wait))
 
     def _await_other_turn(self, participant: Participant, cause: PsError, wait: Deadline) -> Asking[None]:
-        """Returns when it is time to try again, within the wait: at once if the worker has another place by then."""
+        """Waits until the next attempt, within the wait; not if the worker has another place already."""
         yield from self._await_other(participant, cause)
         wait.explain(cause.message)
         if self.place.participant is participant:
@@ -281,7 +281,7 @@ class Worker:
                 found = yield ReadRows(name, indices, state.local_step, is_aligned=True)
             except StepGone as error:
                 if (yield Held())[0] == state.local_step:
-                    # The step has moved on by two since its variables were read; what is computed from them will be dropped anyway.
+                    # The cluster is two steps past the variables that were read; gradients computed from them will be dropped anyway.
                     break
                 yield from self._move_on(wait, error)
             else:
@@ -320,7 +320,7 @@ class Worker:
             yield from self._take_token(None, self._timeout_s)  # answered at once: the step has moved on
 
     def _hear_of_end(self) -> Asking[None]:
-        """A heartbeat has heard that training is finished: then there is the last step."""
+        """Reads the last step, after a heartbeat's answer that training is finished."""
         yield from self._take_token(None, self._timeout_s)  # answered at once
 
     # -- giving
@@ -368,7 +368,7 @@ class Worker:
         except _LOST_OR_BEHIND as error:
             accepted = state.commits.accepted(commit) if commit is not None else None
             if content is not None:
-                self._ranges = ()  # what becomes of this contribution becomes of them
+                self._ranges = ()  # they share the outcome of this contribution
             yield from self._come_back(error, timeout_s=timeout_s)
             outcome = yield from self._outcome_at_move(commit, step=step, giver=present.participant, accepted=accepted)
         while is_waited_for:
@@ -458,7 +458,7 @@ class Worker:
         return result
 
     def _counted(self, commit: PushCommit, result: CommitResult) -> None:
-        """The chief has said what became of a contribution."""
+        """Notes the chief's outcome of a contribution."""
         self.state.counted(commit, result)
         if commit.attached.user_state and result.original_outcome is PushOutcome.ACCEPTED:
             self.user_state.counted(commit.attached.user_state)
@@ -466,7 +466,7 @@ class Worker:
     def _take_token(self, commit: PushCommit | None, timeout_s: float | None) -> Asking[CommitResult | None]:
         """Has the contribution counted, waits for a token, or the end, and moves on to it. Raises DeadlineExceeded.
 
-        Without one, it is the one of a call that ended before the chief had answered, if there is such.
+        Without a contribution, it commits the one of a call that ended before the chief had answered, if there is one.
         """
         state, place = self.state, self.place
         state.has_newest = False
@@ -510,7 +510,7 @@ class Worker:
     def _outcome_at_move(
         self, commit: PushCommit | None, *, step: int, giver: Participant, accepted: CommitResult | None
     ) -> Asking[Outcome]:
-        """What became of a contribution whose giver is no more."""
+        """Returns the outcome of a contribution whose worker has lost its place."""
         state = self.state
         found = state.outcome_at_move(commit, step=step, giver=giver, accepted=accepted)
         if isinstance(found, Outcome):

@@ -20,7 +20,7 @@ from worker_client.strategy.values import one_deeper
 _NUMBERS = itertools.count()
 # Integers travel as decimal digits, of which Python takes about so many, and no more.
 _MAX_BITS = 4096
-# What is in a message besides plain values: an array by its position, containers by their kind, and a worker's own datasets.
+# Keys of a message's values that are not plain: an array by its position, containers by their kind, and a worker's own datasets.
 _ARRAY, _LIST, _TUPLE, _DICT, _DATASET = "array", "list", "tuple", "dict", "dataset"
 
 
@@ -37,7 +37,7 @@ class PerWorkerDataset:
 
 @light_dataclass(frozen=True, slots=True)
 class PerWorkerIterator:
-    """An iterator over such a dataset in each worker; only closures can take elements from it. `number` tells several of one apart."""
+    """An iterator over such a dataset in each worker; only closures can take elements from it. A dataset's iterators differ in `number`."""
 
     dataset: PerWorkerDataset
     number: int

@@ -12,12 +12,12 @@ class Replica(Protocol):
     """One call of a replica function, as its context sees it."""
 
     def merge(self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
-        """Has `merge_fn` called once for all replicas, and returns this replica's part of what it returned."""
+        """Has `merge_fn` called once for all replicas, and returns this replica's part of the result."""
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class Mode:
-    """One context: `replica` is None across replicas; `copy` is the copy of variables that is read and written there, None for all."""
+    """One context. `replica`: None across replicas. `copy`: the copy of variables that is read and written there; None: all copies."""
 
     strategy: Any
     replica: Replica | None = None
@@ -33,7 +33,7 @@ _THREAD = _Thread()
 
 
 def current() -> Mode | None:
-    """Returns the thread's context; None outside of every strategy: there the one replica of the default strategy runs."""
+    """Returns the thread's context; None outside of every strategy, where the one replica of the default strategy runs."""
     return _THREAD.modes[-1] if _THREAD.modes else None
 
 

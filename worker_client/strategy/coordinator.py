@@ -80,7 +80,7 @@ class RemoteValue:
         return self._value
 
     def settle(self, value: Any, error: Exception | None) -> None:
-        """Sets what it is, once; for the coordinator."""
+        """Sets the value or the error, once; for the coordinator."""
         if not self._is_done.is_set():
             self._value, self._error = value, error
             self._is_done.set()
@@ -102,7 +102,7 @@ class _GivenUp(Exception):
 
 
 class _Queue:
-    """What is to run, what runs where, and the failure that has not been told yet. Owns the lock; closures are handed out in order."""
+    """Closures that wait, closures that run on workers, and the failure not raised yet. Owns the lock; closures are handed out in order."""
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
@@ -132,7 +132,7 @@ class _Queue:
             return job.value
 
     def take(self, worker: _Worker) -> _Job | None:
-        """Waits for a closure for this worker; None: there will be none. Raises _Gone."""
+        """Waits for a closure for this worker and returns it; None once the queue is closed. Raises _Gone."""
         with self._changed:
             self._serving.add(worker)
             while not self._jobs or self._failure is not None:
@@ -170,11 +170,11 @@ class _Queue:
             self._changed.notify_all()
 
     def raise_failure(self) -> None:
-        """Raises the failure that has not been told yet, once nothing is running any more; the queue can be used again afterwards."""
+        """Raises the failure that was not raised yet, once no closure is running; the queue can be used again afterwards."""
         wait = Wait("a closure has failed", None)
         with self._changed:
             failure = self._failure
-            # Another thread may be told it meanwhile; then closures run again.
+            # Another thread may raise it meanwhile; then closures run again.
             while self._failure is not None and self._failure is failure and self._running:
                 self._wait(wait)
             if self._failure is failure:
@@ -283,7 +283,7 @@ class ClusterCoordinator:
         """Returns a dataset of each worker's own, made there by the function that it has registered under this name.
 
         `iter()` of it can be an argument of closures: in each worker, they get the elements of one iterator of that worker, one after the
-        other. It is made when the worker's first closure wants it, and anew when another process has taken the worker's place.
+        other. It is made for the worker's first closure with it, and anew when another process has taken the worker's place.
         """
         self._num_datasets += 1
         return PerWorkerDataset(_name_of(dataset_fn, "create_per_worker_dataset()"), self._num_datasets)
@@ -291,8 +291,8 @@ class ClusterCoordinator:
     def join(self, timeout_s: float | None = None) -> None:
         """Waits until all closures have run. Raises the error of the first that failed, once, as RuntimeError; DeadlineExceeded.
 
-        A failure cancels the closures that had not begun. When it is raised, none runs any more, and more can be scheduled. If what runs
-        takes longer than `timeout_s`, DeadlineExceeded is raised, and the failure by a later call.
+        A failure cancels the closures that had not begun. When it is raised, none runs any more, and more can be scheduled. If the running
+        ones take longer than `timeout_s`, DeadlineExceeded is raised, and a later call raises the failure.
         """
         self._queue.join(timeout_s)
 
@@ -327,7 +327,7 @@ class ClusterCoordinator:
         """Looks which workers there are, and opens a lane to each."""
         is_last = False
         while not is_last:
-            # Once more at the end, so that workers that have just come hear of it.
+            # Once more at the end, so that workers that have just joined get it.
             is_last = self._is_closing.is_set()
             try:
                 found = self._target.status().participants
@@ -399,7 +399,7 @@ class ClusterCoordinator:
 def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name: str = "main") -> int:
     """Runs the closures that the coordinator of this name schedules, until it is closed; returns how many have run here.
 
-    `functions`: what can be scheduled, by name. A function that raises does not end this; the coordinator gets the error. Returns too once
+    `functions`: the functions that can be scheduled, by name. If one raises, the coordinator gets the error. Returns too once
     training is finished. Raises what the session raises when it cannot go on.
     """
     check_name(name)
@@ -438,7 +438,7 @@ class _Here:
         except _NoFunction as error:
             return pack_outcome(Outcome(error=str(error)))
         except (Exception, SystemExit) as error:
-            # SystemExit, too: the closure of a worker that ended would be given to the next, and end one after the other.
+            # SystemExit, too: if the worker ended, its closure would go to the next worker and end that one, too.
             log.warning("closure %r failed", call.function, exc_info=True)
             return pack_outcome(Outcome(error=f"{type(error).__name__}: {error}"))
 
@@ -497,7 +497,7 @@ class _Serving:
         try:
             return self._link.receive(_SLICE_S)
         except LimitExceeded as error:
-            # An outcome that was sent before, to a server that has been started again meanwhile.
+            # An earlier outcome, whose server has been restarted meanwhile.
             self._answer(_unsent(error))
             return None
 
@@ -513,9 +513,9 @@ class _Serving:
         return self._latest is not None and serial.run == self._latest.run and serial.number <= self._latest.number
 
     def _is_closed(self) -> bool:
-        """Whether the coordinator is closed; where none has sent anything, whether more of its name are than when this began."""
+        """Whether the coordinator is closed; before its first message, whether more with its name are closed than at the start."""
         try:
-            # A worker that has just left one coordinator may hear late that it is closed, and must not leave the next one for it.
+            # A worker that has just left one coordinator may learn late that it is closed, and must not leave the next one for that.
             if self._latest is not None:
                 return self._mail.num_marks(_closing(self._name, self._latest.run)) > 0
             return self._mail.num_marks(_closings(self._name)) > self._num_closings
@@ -524,7 +524,7 @@ class _Serving:
             return False
 
     def _answer(self, outcome: list[Any]) -> None:
-        """Sends the outcome of the latest message, or why it cannot be sent."""
+        """Sends the outcome of the latest message, or the reason why it cannot be sent."""
         assert self._latest is not None
         head = np.array([self._latest.run, self._latest.number], np.int64)
         try:
@@ -538,7 +538,7 @@ def _unsent(error: LimitExceeded) -> list[Any]:
 
 
 def _answered_by(message: Message) -> Serial | None:
-    """Returns which message this one answers; None if it cannot be read."""
+    """Returns the serial of the message that this one answers; None if it cannot be read."""
     try:
         run, number = (int(one) for one in message.values[0])
     except (IndexError, TypeError, ValueError, OverflowError):

@@ -113,7 +113,7 @@ class _Head:
     place: Place
     exchange: int = 0
     answered: Serial = _NO_MESSAGE
-    # Whether the sender has heard the answer to its message before.
+    # Whether the sender has received the answer to its message before this one.
     is_settled: bool = False
     # Whether the sender may not be its worker's first program, so that others have begun to count exchanges before it.
     is_restarted: bool = False
@@ -136,7 +136,7 @@ def _head_of(message: Message) -> _Head:
 
 
 def _check_body(kind: int, body: Sequence[Any]) -> None:
-    """Raises MalformedMessage for a contribution that does not say what is to be combined, and for an error that is none."""
+    """Raises MalformedMessage for a contribution without the values to combine, and for an error without its text."""
     try:
         if kind == _CONTRIBUTION:
             ops = body[0].reshape(len(body[0]), 2)[:, 0]
@@ -155,7 +155,7 @@ class _Kept:
         self._results: dict[Place, list[Any]] = {}
 
     def begin(self, place: Place) -> None:
-        """Takes note of an exchange that begins. What is made once more from here on is not what it was."""
+        """Notes an exchange that begins. Drops the results of its place and of later ones, which are made again."""
         latest = max(self._results, default=place)
         self._results = {one: results for one, results in self._results.items() if one.step == place.step and one < place}
         if place.call != latest.call and sum(_num_bytes(results) for results in self._results.values()) > _KEPT_BYTES:
@@ -165,7 +165,7 @@ class _Kept:
         self._results[place] = results
 
     def end_call(self) -> None:
-        """Drops what is known by no step: the same place of the next call looks the same."""
+        """Drops results without a step: the same place of the next call looks the same."""
         self._results = {one: results for one, results in self._results.items() if one.step != NO_STEP}
 
     def get(self, place: Place) -> list[Any] | None:
@@ -185,7 +185,7 @@ class Contributing:
         # What was contributed and is not answered, and the latest message that was sent.
         self._contribution: Message | None = None
         self._latest: Message | None = None
-        # Whether this program has heard the answer to what it sent last.
+        # Whether this program has received the answer to its last message.
         self._is_settled = False
         self._outcome: list[Any] | Exception | None = None
 
@@ -213,10 +213,10 @@ class Contributing:
                 return self._sent(self._sender.message([kept.array(), *results]))
             if head.place < self._place:
                 return self._sent(self._sender.message([_Head(kind=_UNKNOWN, place=head.place, answered=message.serial).array()]))
-            # The program that has it may be lost.
+            # The program that holds it may be lost.
             return [] if contribution is None or self._latest is contribution else self._sent(contribution)
         if contribution is None or head.answered != contribution.serial:
-            return []  # of an exchange that was given up
+            return []  # belongs to an exchange that was given up
         self._contribution, self._is_settled = None, True
         if head.kind == _ERROR:
             self._outcome = _error_in(message.values[1:])
@@ -265,9 +265,9 @@ class _Exchange:
     # What workers have contributed, and the messages that are to be answered.
     contributed: dict[int, Sequence[Any]] = field(default_factory=dict)
     arrived: dict[int, Serial] = field(default_factory=dict)
-    # Who was asked for what was reduced before, and with which message.
+    # The workers that were asked for earlier results, and the message to each.
     asked: dict[int, Serial] = field(default_factory=dict)
-    # Who will not come, and who of them is missing.
+    # The workers that will not take part, and those of them that are missing.
     absent: set[int] = field(default_factory=set)
     missing: list[int] = field(default_factory=list)
     # The first thing that was wrong.
@@ -282,7 +282,7 @@ class _Numbering:
     own: int = 0
 
     def own_of(self, exchange: int) -> int:
-        """Returns the own number of the other's exchange."""
+        """Returns this side's number of the other side's exchange."""
         num_calls = exchange // _MOST_EXCHANGES - self.theirs // _MOST_EXCHANGES
         if not num_calls:
             return self.own + exchange - self.theirs
@@ -309,11 +309,11 @@ class Gathering:
         self._answers: dict[int, tuple[Serial, Message]] = {}
         # Messages for a later exchange.
         self._early: dict[int, Message] = {}
-        # Who had the results of the latest exchange already, and so may have those of the next.
+        # The workers that had the results of the latest exchange already, and so may have those of the next.
         self._knows: int | None = None
 
     def begin(self, what: str, place: Place, combinations: Sequence[Combination], *, exchange: int, timeout_s: float) -> list[Action]:
-        """Begins an exchange with the contributions of worker 0's own replicas. `timeout_s` is for the words about who is missing."""
+        """Begins an exchange with the contributions of worker 0's own replicas. `timeout_s` is named in the error about missing workers."""
         self._kept.begin(place)
         self._place, self._number, self._outcome = place, exchange, None
         self._present = _Exchange(what=what, number=exchange, place=place, combinations=combinations, timeout_s=timeout_s)
@@ -346,7 +346,7 @@ class Gathering:
         return [Send(worker=worker, message=question)]
 
     def end_call(self) -> None:
-        """Takes note that the program's call is over, and its writes are made: who is started again from now on is at the next."""
+        """Notes that the program's call is over, and its writes are made: a program restarted from now on is at the next call."""
         self._kept.end_call()
         if self._place.step == NO_STEP:
             self._place = _NOWHERE
@@ -363,7 +363,7 @@ class Gathering:
         return [*self._received(worker, message), *self._ended()]
 
     def fail(self, error: Exception) -> list[Action]:
-        """Has the exchange, of which something cannot be sent, fail for all that have not got its results."""
+        """Fails the exchange for all workers without its results, since a part of it cannot be sent."""
         answered = {worker: serial for worker, (serial, _) in self._answers.items()}
         arrived = answered if self._present is None else self._present.arrived
         self._present, self._outcome = None, error
@@ -446,7 +446,7 @@ class Gathering:
         return self._apart(worker, message)
 
     def _later(self, worker: int, message: Message, head: _Head) -> list[Action]:
-        """Keeps the message for a later exchange of a worker that has none for the present one."""
+        """Keeps a worker's message for a later exchange; it has sent none for the present one."""
         self._early[worker] = message
         if self._present is not None:
             self._present.absent.add(worker)
@@ -497,7 +497,7 @@ class Gathering:
         return results
 
     def _end(self, outcome: list[Any] | Exception, *, is_told: bool = True) -> list[Action]:
-        """Ends the present exchange, and answers all that have come; not `is_told`: the next program here will."""
+        """Ends the present exchange, and answers all that have come. Not `is_told`: sends nothing; the program started next here does."""
         present, self._present, self._outcome = self._present, None, outcome
         assert present is not None
         if not isinstance(outcome, Exception):
@@ -558,7 +558,7 @@ def _failed(error: Exception) -> list[Any]:
 
 
 def _codes(combinations: Sequence[Combination]) -> Array:
-    """Returns what is to be combined, as numbers that tell it from anything else: values of one shape may be for different variables."""
+    """Returns the values to combine as numbers that identify them: values of one shape may be for different variables."""
     return np.array([(_OPS.index(one.op), zlib.crc32(one.variable.encode())) for one in combinations], np.int64)
 
 

@@ -16,10 +16,10 @@ _WIRE_DTYPES = ("float16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveHints:
-    """How a reduction over processes is done. In one process nothing travels, and there is nothing to wait for.
+    """How a reduction over processes is done. No effect in one process.
 
     `bytes_per_pack`: values of one batch go together up to so many bytes of arrays, then the next ones (0: all at once), so that worker 0
-    need not hold all replicas' at once. It is given up after `timeout_seconds` (None: 60). `wire_dtype`, "float16" or "float32": wider
+    need not hold all replicas' at once. The limit is `timeout_seconds` (None: 60). `wire_dtype`, "float16" or "float32": wider
     floats travel as that, both ways; they are added in float32 at least, and all workers get the same bits.
     """
 
@@ -41,7 +41,7 @@ class CollectiveHints:
 class Combination:
     """One value to be made of those that the replicas contribute: their sum or mean, or with `op` None that of the first replica.
 
-    `contributions` are those of this process's replicas, by id. `variable`: the name of that which it is for, if any.
+    `contributions` are those of this process's replicas, by id. `variable`: the name of the variable that the value is for, if any.
     """
 
     op: ReduceOp | None
@@ -51,7 +51,7 @@ class Combination:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class FormulaCall:
-    """A formula with what its names are: `variables` with one copy, by their own names, and `values`. One of the variables is "v"."""
+    """A formula and the meaning of its names: `variables` with one copy, by their own names, and `values`. One of the variables is "v"."""
 
     formula: Formula
     variables: Mapping[str, str]
@@ -114,7 +114,7 @@ class Group(Protocol):
         """Has a formula computed where its variables lie, with the other writes of the block; False: only the caller can compute it."""
 
     def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
-        """Returns what all replicas' contributions are made into, the same in all processes. All call it in the same order."""
+        """Returns the combination of all replicas' contributions, the same in all processes. All processes call it in the same order."""
 
 
 class MemoryCell:

@@ -10,19 +10,19 @@ from worker_client.strategy.messages import RUN_BITS, Message, Sender
 
 log = logging.getLogger("lockstep.worker")
 
-# What has had no answer for so long is sent again: a parameter server that was started again has forgotten it.
+# A message without an answer for so long is sent again: a restarted parameter server has lost it.
 AGAIN_S = 3.0
 # A server without room is tried again for so long.
 LIMIT_S = 3.0
 # … but not before so many times as long as sending it took.
 _PATIENCE = 8
 _PAUSE_S = 0.2
-# One call waits no longer: after 2 s it would speak for itself.
+# One call waits no longer: after 2 s it would log a warning of its own.
 _SLICE_S = 1.5
 
 
 def new_sender() -> Sender:
-    """Returns what numbers the messages of a program that begins."""
+    """Returns the sender that numbers the messages of this run of a program."""
     return Sender(secrets.randbits(RUN_BITS))
 
 
@@ -33,7 +33,7 @@ class Link:
         self._mailboxes, self._outgoing, self._incoming = mailboxes, outgoing, incoming
         self._latest: Message | None = None
         self._again_at_s = 0.0
-        # Whether something may lie where the next message goes: at first, that of a program before this one.
+        # Whether a message may still lie at the place of the next one: at first, the message of an earlier program.
         self._is_unclear = True
         # Whether the latest message was sent more than once, so that a copy may be left when it is settled.
         self._is_repeated = False
@@ -55,12 +55,12 @@ class Link:
             self._fail(error)
         else:
             self._is_unclear = False
-            # Where a message takes long, the other needs as long to take it, and must not find it gone.
+            # If sending takes long, the other participant needs as long to receive, and must find the message there.
             now = time.monotonic()
             self._again_at_s = now + max(AGAIN_S, _PATIENCE * (now - begin_s))
 
     def receive(self, timeout_s: float) -> Message | None:
-        """Returns the next message; None if none has come in time. Raises what `send` does, which it may do meanwhile."""
+        """Returns the next message; None if none has come in time. May send the latest message again, and raises the errors of `send`."""
         end_s = time.monotonic() + timeout_s
         while True:
             if self._latest is not None and time.monotonic() >= self._again_at_s:
@@ -77,14 +77,14 @@ class Link:
                 return None
 
     def settle(self) -> None:
-        """Takes note that the other has the latest message, and removes a copy that was sent for nothing."""
+        """Notes that the other participant has the latest message, and removes a needless copy of it."""
         self._latest = None
         if self._is_repeated:
             self._is_repeated = False
             self.discard()
 
     def discard(self) -> None:
-        """Removes what lies there for the other."""
+        """Removes the message that waits for the other participant."""
         try:
             self._mailboxes.discard(self._outgoing)
         except PsError as error:

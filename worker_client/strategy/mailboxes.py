@@ -35,7 +35,7 @@ class Mailboxes:
         parts = pack(message)
         if again:
             self.discard(name)
-        # The head comes last: who has it finds the rest.
+        # The head is sent last: a receiver that has it finds the rest.
         for part in sorted(parts, key=HEAD.__eq__):
             with self._mailbox(name, part, parts[part].dtype) as mailbox:
                 mailbox.apply_grad(parts[part])
@@ -81,7 +81,7 @@ class Mailboxes:
         self.renew()
 
     def _mailbox(self, name: str, part: str, dtype: np.dtype[Any]) -> ConditionalAccumulator:
-        """One message's part: an accumulator of its own, so that a message that nobody took is never added to another."""
+        """The accumulator of one message's part, used once, so that a message that was not received is never added to another."""
         num_shards = len(self._target.membership.registration.shard_addresses)
         if not num_shards:
             raise InvalidSpec("messages between workers go over parameter servers, and the cluster has none")

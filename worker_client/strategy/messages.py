@@ -33,14 +33,14 @@ class Serial:
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class Message:
-    """Arrays and IndexedSlices under a serial. What is sent again is the same message."""
+    """Arrays and IndexedSlices under a serial. A repeated message has the same serial."""
 
     serial: Serial
     values: Sequence[Any]
 
 
 class Sender:
-    """Numbers what one run of a program sends. `run` is random, so that a program that was started again is told from the one before."""
+    """Numbers the messages of one run of a program. `run` is random, and so differs when the program is started again."""
 
     def __init__(self, run: int) -> None:
         self.run = run
@@ -137,7 +137,7 @@ def unpack(receive: Callable[[str], Array]) -> Message:
 
 
 def _marked(serial: Serial) -> Array:
-    """Returns a serial as bytes, after a 1: where two messages were added up, it is none."""
+    """Returns a serial as bytes, after a 1: the sum of two messages has a 2 there, and is refused."""
     return np.frombuffer(b"\1" + b"".join(one.to_bytes(_SERIAL_BYTES, "big") for one in (serial.run, serial.number)), np.uint8)
 
 
@@ -155,7 +155,7 @@ def _planned(numbers: Iterator[float]) -> tuple[bool, tuple[int, ...] | None, li
     def array() -> tuple[np.dtype[Any], tuple[int, ...]]:
         dtype = _TYPES[whole_number()]
         shape = tuple(whole_number() for _ in range(whole_number()))
-        # Takes no memory, and fails where there can be no array of that shape.
+        # Takes no memory, and fails if an array of that shape cannot exist.
         np.broadcast_to(dtype.type(), shape)
         return dtype, shape
 

@@ -25,7 +25,7 @@ _Number = Callable[[Any], "np.floating[Any]"]
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Rule:
-    """An optimizer as a formula; `slots`: what its slots are called in it, by their names. `numbers(of, rate, powers)` are its numbers.
+    """An optimizer as a formula. `slots`: the names of its slots in the formula. `numbers(of, rate, powers)` are its numbers.
 
     `powers`: hyper-parameters that it needs to the power of the updates so far, the present one included, as numbers of type `dtype`; and
     STEP, the number of these updates.

@@ -68,7 +68,7 @@ def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
     for array in arrays[1:]:
         before = total.copy() if dtype.kind in "iu" else total
         total += array
-        # It is less than before exactly where a number of at least 0 is added that there is no room for, and the other way round.
+        # The sum is less than before exactly if adding a number of at least 0 overflows, and the other way round.
         if dtype.kind in "iu" and np.any((total < before) != (array < 0)):
             raise DtypeMismatch(f"the sum over the replicas is beyond what {dtype} has; cast with .astype(np.int64), or to a float")
     if op is ReduceOp.MEAN:
@@ -88,7 +88,7 @@ def sum_along(array: Array, axis: int) -> Any:
 
 
 def frozen(array: Array) -> Array:
-    """Returns the array, which nobody else holds, after making it one that cannot be written: all who get it see the same."""
+    """Returns the array, made read-only: all that get it see the same values. The caller must hold the only reference."""
     array.flags.writeable = False
     return array
 

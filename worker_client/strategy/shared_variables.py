@@ -26,9 +26,9 @@ _TOO_MUCH = (PushOutcome.LATE, PushOutcome.STALE)
 
 
 class SharedVariables:
-    """The variables with one copy: the session's model, of buffers. Every worker makes the same writes; one of them sends the values.
+    """The variables with one copy: buffers in the session's model. Every worker makes the same writes; one worker sends the values.
 
-    What has been written is read here at once, and reaches the parameter servers with everything else of its block. What a formula gives
+    A write can be read here at once, and reaches the parameter servers with all other writes of its block. A formula's result
     is computed there, with the same step; here only if it is read or written before.
     """
 
@@ -36,7 +36,7 @@ class SharedVariables:
         self, session: Session, devices: tuple[str, ...], *, writes: bool, stepping: Callable[[], AbstractContextManager[None]]
     ) -> None:
         self._session, self._devices, self._writes = session, devices, writes
-        # What the wait for the other workers' parts of a step is enclosed in.
+        # Encloses the wait for the other workers' parts of a step.
         self._stepping = stepping
         self._declared: dict[str, tuple[Array, int]] = {}
         self._values: dict[str, Array] | None = None
@@ -48,7 +48,7 @@ class SharedVariables:
         self._num_blocks = 0
         self._has_written = False
         # What numbers exchanges: outermost blocks with exchanges and reductions outside of any, and exchanges in the present one.
-        # A block that fails in this worker alone counts, too, so that the others' part of it is never taken for a part of the next.
+        # A block that fails in this worker alone counts, too: the other workers' part of it must not be taken for a part of the next block.
         self._num_begun = self._num_exchanges = 0
         # Where in the step the next reduction is: blocks with reductions that have ended, and reductions since then or in the present one.
         self._num_ended = self._num_reduced = 0
@@ -184,7 +184,7 @@ class SharedVariables:
         return self._session.local_step if is_common else NO_STEP
 
     def _can_be_sent(self, call: FormulaCall) -> bool:
-        """Whether a contribution can have this formula beside what there is already."""
+        """Whether a contribution can have this formula in addition to its other writes."""
         names = list(call.variables.values())
         value, shard = self._declared[call.variables["v"]]
         others = [self._declared[name] for name in names]
@@ -251,7 +251,7 @@ class SharedVariables:
 
 
 def _drops(policy: PolicySpec) -> bool:
-    """Whether a policy does without contributions that come too late for it, or makes less of them."""
+    """Whether a policy drops contributions that come too late, or lowers their weight."""
     return policy.tokens is TokenMode.FIFO or policy.max_staleness is not None
 
 

@@ -55,8 +55,8 @@ class ReplicaContext:
     def merge_call(self, merge_fn: Callable[..., Any], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """Calls `merge_fn(strategy, *args, **kwargs)` once, across replicas, and returns this replica's part of the result.
 
-        Waits until all replicas are there. The arguments are those of all replicas, merged as `run()` merges what it returns. If `merge_fn`
-        raises, or some replicas do not come, all replicas end here, and `run()` raises that error or RuntimeError: catch it there. Raises
+        Waits for all replicas. The arguments are those of all replicas, merged as `run()` merges its results. If `merge_fn`
+        raises, or some replicas never call this, all replicas end here, and `run()` raises that error or RuntimeError. Raises
         RuntimeError anywhere but in this replica.
         """
         if self._call is not None:
@@ -73,7 +73,7 @@ class ReplicaContext:
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any:
         """Returns the sum or mean of `value` over all replicas: an array, an IndexedSlices, or tuples, lists and dicts of them.
 
-        Every replica contributes, also where all give the same object. Waits until all replicas are there.
+        Every replica contributes, also if all give the same object. Waits for all replicas.
         """
         op = reduce_op_of(reduce_op)
 
@@ -267,10 +267,10 @@ class StrategyExtended:
         return isinstance(variable, Variable) and variable.strategy is self._strategy
 
     def _is_computed_there(self, variable: Variable, formula: Formula, kwargs: Mapping[str, Any]) -> bool:
-        """Has a formula computed where its variables lie, if all of them have one copy and the group can."""
+        """Has a formula computed where its variables lie; False if one of them has several copies, or the group cannot do it."""
         used = {name: kwargs[name] for name in sorted(formula.reads & kwargs.keys())}
         touched = [variable, *(one for value in used.values() if (one := container_of(value)) is not None)]
-        # What has copies may have another value for each of them.
+        # A variable with several copies may have a different value in each.
         if self._is_mirrored or any(one.is_on_read for one in touched):
             return False
         variables: dict[str, str] = {"v": variable.name}
@@ -353,7 +353,7 @@ class StrategyExtended:
         return variable
 
     def _call_at(self, index: int, copy: VariableCopy | None, fn: Callable[..., Any], given: tuple[Any, Any]) -> Any:
-        """Calls `fn` with what of its arguments lies at the copy of this index."""
+        """Calls `fn` with the values of its arguments at the copy with this index."""
 
         def here(value: Any) -> Any:
             return value.copies[index] if isinstance(value, Variable) and index in value.copies else value
@@ -364,7 +364,7 @@ class StrategyExtended:
 
 
 class ParameterServerStrategy:
-    """Runs a function in replicas, and keeps the variables that they share. A context manager that lets go of what `session` needed.
+    """Runs a function in replicas, and keeps the variables that they share. A context manager; its end releases resources of `session`.
 
     A worker has `replicas_per_worker` replicas: threads of its process that run in turn, each until it merges with the others. Without
     `session` there is this process alone. With it, the strategy spans all workers of the session's cluster: each makes the same calls in
@@ -521,14 +521,14 @@ def _hints(hints: CollectiveHints | None) -> CollectiveHints:
 
 
 def _own(value: Any) -> Any:
-    """Returns an object of this replica's own with the same value, so that it counts once for each replica that gives it."""
+    """Returns a new object with the same value, so that a value given by several replicas counts once for each."""
     if isinstance(value, IndexedSlices):
         return IndexedSlices(value.indices, value.values, value.dense_shape)
     return np.asarray(value).view()
 
 
 def _one_of_all(value: Any) -> Any:
-    """Returns the one object that all of several replicas gave; any other value itself."""
+    """Returns the object that all replicas gave, if it is one and the same; any other value itself."""
     if isinstance(value, PerReplica) and len(value.values) > 1:
         first, *others = value.values.values()
         return first if all(one is first for one in others) else value

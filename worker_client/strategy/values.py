@@ -53,7 +53,7 @@ class Mirrored:
         return self.values[min(self.values)]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> Any:
-        # numpy is told of `copy` only where it asks for one, since asarray() has known it for a short time only.
+        # `copy` is passed on only if it asks for one, since older versions of asarray() do not know the argument.
         return np.array(self.primary, dtype) if copy else np.asarray(self.primary, dtype)
 
 
@@ -70,7 +70,7 @@ def map_nested(function: Callable[[Any], Any], nested: Any, *, depth: int = 0) -
     """
     if isinstance(nested, dict):
         depth = one_deeper(depth)
-        # Programs of several workers put the same keys in different orders, and what is done for each must be done alike.
+        # Programs of several workers may have the same keys in different orders, and all must process the keys in one order.
         mapped = {key: map_nested(function, nested[key], depth=depth) for key in sorted(nested, key=repr)}
         return {key: mapped[key] for key in nested}
     if isinstance(nested, tuple | list):
@@ -80,7 +80,7 @@ def map_nested(function: Callable[[Any], Any], nested: Any, *, depth: int = 0) -
 
 
 def map_replicas(function: Callable[[Any], Any], value: Any) -> Any:
-    """Returns `value` with `function` applied to it, or to what it has for each replica."""
+    """Returns `value` with `function` applied to it, or to its value for each replica."""
     if isinstance(value, PerReplica | Mirrored):
         return type(value)({replica: function(one) for replica, one in value.values.items()})
     return function(value)
@@ -115,7 +115,7 @@ def select(replica: int, nested: Any) -> Any:
 def regroup(
     results: Mapping[int, Any], container_of: Callable[[Any], Any] = lambda value: None, *, wraps_same: bool = False, depth: int = 0
 ) -> Any:
-    """Returns what the replicas returned as one: where all have the same object, that object, else a PerReplica; nested likewise.
+    """Returns one value for the replicas' results: the object if all have the same one, else a PerReplica; nested likewise.
 
     `container_of(value)` is the variable that a value is or is a part of, or None; the parts of one variable become that variable. With
     `wraps_same`, for one of several processes, arrays and numbers always become PerReplica: the same object here says nothing of the other

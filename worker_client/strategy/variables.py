@@ -16,7 +16,7 @@ from worker_client.strategy.values import PerReplica, check_alike, map_replicas
 
 
 class VariableAggregation(enum.Enum):
-    """What becomes of the different values that the replicas write."""
+    """How the different values that the replicas write become one."""
 
     NONE = "NONE"
     SUM = "SUM"
@@ -107,7 +107,7 @@ class VariableCopy:
         return self.change("assign_sub", delta)
 
     def change(self, how: str, value: Any) -> Array:
-        """Does the method of this name."""
+        """Applies the method of this name."""
         new = frozen(np.asarray(_CHANGES[how](self.read_value(), self._variable.fitting(value, how)), self.dtype))
         if self._before:
             self._staged = new
@@ -302,7 +302,7 @@ class Variable:
 
 
 def as_array(value: Any, dtype: "np.dtype[Any]", *, what: str) -> Array:
-    """Returns Python's numbers and lists of them as this type, and what has a type of its own as it is. Raises DtypeMismatch for others."""
+    """Returns Python's numbers and lists of them as this type, and arrays as they are. Raises DtypeMismatch for other values."""
     if hasattr(value, "dtype"):
         return np.asarray(value)
     plain = np.asarray(value)
@@ -321,7 +321,7 @@ def _is_plain_number(value: Any) -> bool:
 
 
 def container_of(value: Any) -> Variable | None:
-    """Returns the variable that a value is or is a copy of, None for other values."""
+    """Returns the variable of a value: itself, or the one that it is a copy of; None for other values."""
     if isinstance(value, VariableCopy):
         return value.container
     return value if isinstance(value, Variable) else None

@@ -26,20 +26,20 @@ from worker_client.strategy.shared_variables import SharedVariables
 log = logging.getLogger("lockstep.worker")
 
 TIMEOUT_S = 60.0
-# Worker 0 waits for all and says who is missing; the others give it this much longer to say so.
+# Worker 0 waits for all workers and names the missing ones; the other workers wait this much longer for that.
 _GRACE_S = 5.0
 # At the deadline, worker 0 still takes what has come from each.
 _LOOK_S = 0.5
-# A worker that has had part in exchanges is not asked before what it knows of the present one.
+# A worker that took part in earlier exchanges is not asked for its results of the present one before this time.
 _LONG_S = 15.0
 # A parameter server that does not answer is given up for so long.
 _SERVER_S = 5.0
 
 
 class WorkerGroup:
-    """The replicas of all workers of a cluster, `replicas_per_worker` in each, seen from one of them.
+    """The replicas of all workers of a cluster, `replicas_per_worker` in each, as one worker's group.
 
-    Worker 0 gathers what all contribute, adds it in the order of the replicas, and sends everybody the result. Variables with one copy are
+    Worker 0 gathers all contributions, adds them in the order of the replicas, and sends the result to all. Variables with one copy are
     the session's model: the writes of one `run()`, or outside of it of one `update()`, are one step of the cluster. For the thread that the
     session belongs to.
     """
@@ -115,13 +115,13 @@ class WorkerGroup:
 
 
 class _Exchanges:
-    """Carries out exchanges: what worker 0, or another worker, does of them, and the links to whom it does it with."""
+    """Carries out exchanges: this worker's part in them, and its links to the other workers."""
 
     def __init__(self, side: Gathering | Contributing, links: dict[int, Link], mailboxes: Mailboxes, *, per_worker: int) -> None:
         self._side, self._links, self._mailboxes, self._per_worker = side, links, mailboxes, per_worker
 
     def combined(self, what: str, combinations: Sequence[Combination], *, place: Place, number: int, timeout_s: float) -> list[Any]:
-        """Returns what an exchange makes of the contributions of all workers. Raises its error."""
+        """Returns the combined contributions of all workers. Raises the exchange's error."""
         if isinstance(self._side, Gathering):
             return self._gathered(self._side, what, combinations, place=place, number=number, timeout_s=timeout_s)
         return self._contributed(self._side, what, combinations, place=place, number=number, timeout_s=timeout_s + _GRACE_S)
@@ -220,7 +220,7 @@ def _exchanges(session: Session, per_worker: int, *, name: str) -> _Exchanges:
     index, num_workers = session.worker_index, session.num_workers
 
     def link(other: int) -> Link:
-        # Also where programs differ in how many replicas they have: they meet, and are told so.
+        # Also if programs differ in their number of replicas: they exchange messages, and get an error that says so.
         return Link(mailboxes, outgoing=f"strategy/{name}/worker {index} to {other}", incoming=f"strategy/{name}/worker {other} to {index}")
 
     is_restarted = session.membership.may_have_predecessor
@@ -253,7 +253,7 @@ def _cast(value: Any, dtype: str) -> Any:
     if isinstance(value, IndexedSlices):
         return IndexedSlices(value.indices, _cast(np.asarray(value.values), dtype), value.dense_shape)
     array = np.asarray(value)
-    with np.errstate(over="ignore"):  # what is too large is infinite, as everywhere
+    with np.errstate(over="ignore"):  # too large values become infinite, as everywhere
         return array.astype(dtype) if array.dtype.kind == "f" and array.dtype.itemsize > np.dtype(dtype).itemsize else array
 
 
