@@ -59,7 +59,7 @@ from ps_protocol.roles.chief import (
 
 Instructions = list[ev.Instruction]
 
-# A participant that waits to be admitted gets an answer within this time that says what it waits for, and asks again.
+# A participant that waits for admission gets an answer with the reason within this time, and asks again.
 _ARRIVAL_S = 1.0
 # A step that is being applied when training is finished is the last one, if the shards manage it within this time.
 _FINISH_GRACE_S = 1.0
@@ -118,7 +118,7 @@ class Coordinator:
         )
         self._out, self._timers = out, timers
         self._members, self._model, self._servers = self._parts.members, model, self._parts.servers
-        # Where workers reach this chief, for what it tells people; empty: unknown.
+        # The address where workers reach this chief, for messages to people; empty: unknown.
         self.address = ""
         self._failure = self._finish_reason = ""
         # Whether the cluster cannot go on, and whether training is finished: asked for several times with every contribution.
@@ -189,7 +189,7 @@ class Coordinator:
         }
 
     def handle(self, event: ev.Event, now: float) -> Instructions:
-        """Takes note of what happened and returns what is to be done, in order. Raises PsError, and then nothing has changed."""
+        """Handles an event and returns the instructions that follow, in order. Raises PsError, and then nothing has changed."""
         try:
             if type(event) is ev.Asked:
                 self._requests[type(event.request)](event.call, event.request, now)
@@ -201,7 +201,7 @@ class Coordinator:
             raise
 
     def next_deadline(self) -> float | None:
-        """Returns when TimerFired is due at the latest; None: never. Ask again after each event."""
+        """Returns the latest time for TimerFired; None: never. Call it again after each event."""
         return self._timers.next()
 
     # -- what others ask
@@ -267,7 +267,7 @@ class Coordinator:
             address=self.address,
         )
 
-    # -- what its parts ask
+    # -- for its parts
 
     @property
     def training(self) -> Training:
@@ -305,7 +305,7 @@ class Coordinator:
         return self._failure or self._finish_reason
 
     def record(self) -> ChiefRecord:
-        """Returns what a successor of this chief must know, but for what changes with every step."""
+        """Returns the record for a successor of this chief, without the state that changes with every step."""
         return ChiefRecord(
             model=self._model.model,
             policy=self._settings.config.policy,
@@ -346,7 +346,7 @@ class Coordinator:
         return self._training
 
     def proceed(self, now: float) -> None:
-        """Begins what is due at the shards."""
+        """Begins the next task of the shards."""
         self._training.proceed(now)
 
     def model_initialised(self, now: float) -> None:
@@ -354,7 +354,7 @@ class Coordinator:
         self._training.begin_with_model(now)
 
     def model_ready(self, now: float) -> None:
-        """The shards hold the model's first values and their settings: answers everyone who waits for that."""
+        """Answers all that wait for the model: the shards hold its first values and their settings."""
         self._model.make_ready()
         self._checkpoints.training_begins(now)
         self._parts.ledger.open_step(self.step, now=now)
@@ -383,7 +383,7 @@ class Coordinator:
             self._out.afterwards(self._take_in)
 
     def _register(self, call: int, request: RegisterRequest, now: float) -> None:
-        """Takes a participant in, as soon as the chief knows who was here before. Raises what Membership does, and TrainingFailed."""
+        """Admits a participant, once the chief knows the earlier ones. Raises the errors of Membership, and TrainingFailed."""
         members = self._members
         self.refuse_if_failed()
         if self._is_ended:
@@ -471,7 +471,7 @@ class Coordinator:
         self._after_loss(now)
 
     def _release(self, gone: Member, error: PsError, now: float) -> None:
-        """What a gone incarnation held goes to others, and what it still asks is refused."""
+        """Releases the tokens and ranges of a lost incarnation, and refuses its blocked calls."""
         if gone.kind is ParticipantKind.WORKER:
             self._training.leave(gone, error, now)
             self._models.drop(self._members.participant(gone), error)
@@ -509,7 +509,7 @@ class Coordinator:
         self.finish(self._pending_finish, now)
 
     def finish(self, reason: str, now: float) -> None:
-        """Training is finished: answers everyone who waits."""
+        """Finishes training: answers all that wait."""
         self._finish_reason, self._pending_finish, self.is_finished = reason, "", bool(reason)
         self._finish_timer.clear()
         self._checkpoints.finish(now, is_idle=self._training.is_idle)
@@ -522,7 +522,7 @@ class Coordinator:
         self._end_if_deserted()
 
     def fail(self, reason: str) -> None:
-        """The cluster cannot continue: everyone who waits gets the reason."""
+        """Fails the cluster, which cannot continue: all that wait get the reason."""
         if self.is_over:
             return
         self._failure, self._pending_finish, self.is_failed = reason, "", bool(reason)
@@ -591,7 +591,7 @@ class Coordinator:
             self._recovery.lost(event.shard, now)
 
     def _fail_shard(self, event: ev.ShardFailed, now: float) -> None:
-        if event.epoch in (None, self.epoch):  # or it is of what is given up
+        if event.epoch in (None, self.epoch):  # or it belongs to work that was given up
             self.fail(f"{self._servers[event.shard].name}: {printable(event.why)}")
 
     def _kept(self, event: ev.RecordKept, now: float) -> None:
@@ -599,7 +599,7 @@ class Coordinator:
         self._recovery.kept(now)
 
     def _replicas_changed(self, event: ev.ReplicasChanged, now: float) -> None:
-        """Other processes than before hold a shard; participants hear of it with their next token."""
+        """Notes other processes for a shard; participants get their addresses with their next token."""
         self._servers.held_by(event.shard, address=event.address, standby=event.standby, missing=printable(event.missing))
         if event.standby:
             self._training.replica_counts(event.shard)

@@ -52,9 +52,9 @@ class Host(Protocol):
         """As `explain`, up to a quarter of a second old."""
 
     def record(self) -> ChiefRecord:
-        """Returns what a successor of this chief must know, but for what changes with every step."""
+        """Returns the record for a successor of this chief, without the state that changes with every step."""
 
-    # -- who may call
+    # -- callers
 
     def worker(self, participant: Participant, what: str, now: float) -> Member:
         """Returns the live worker that calls. Raises TrainingFailed, and what Membership does."""
@@ -77,22 +77,22 @@ class Host(Protocol):
     # -- what happens next
 
     def proceed(self, now: float) -> None:
-        """Begins what is due at the shards."""
+        """Begins the next task of the shards."""
 
     def model_initialised(self, now: float) -> None:
         """The shards hold the model's first values: training begins as soon as they work as they shall."""
 
     def model_ready(self, now: float) -> None:
-        """The shards hold the model's first values and their settings: answers everyone who waits for that."""
+        """Answers all that wait for the model: the shards hold its first values and their settings."""
 
     def answer_about_model(self) -> None:
         """The shards, or the model, have changed: answers the calls that wait for that."""
 
     def finish(self, reason: str, now: float) -> None:
-        """Training is finished: answers everyone who waits."""
+        """Finishes training: answers all that wait."""
 
     def finish_as_asked(self, now: float) -> None:
         """Training ends as was asked for: with the step that has been applied, or without the one that is being applied."""
 
     def fail(self, reason: str) -> None:
-        """The cluster cannot continue: everyone who waits gets the reason."""
+        """Fails the cluster, which cannot continue: all that wait get the reason."""

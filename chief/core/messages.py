@@ -45,7 +45,7 @@ class RecordFound:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class RecordKept:
-    """Shards keep the record of this version, or why they do not."""
+    """Shards keep the record of this version, or cannot, for this reason."""
 
     epoch: int
     version: int
@@ -132,7 +132,7 @@ class SaveFailed:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ReplicasChanged:
-    """Who holds a shard that has a standby: the process that is asked, and the one that goes along (empty: none, for that reason)."""
+    """The processes of a shard with a standby: the primary and the active standby (empty: none, for that reason)."""
 
     shard: int
     address: str
@@ -186,7 +186,7 @@ class TimerFired:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardAdopted:
-    """A shard obeys this chief; `adoption` is what it says of itself (None: it holds nothing)."""
+    """A shard obeys this chief; `adoption`: its report about itself (None: it holds nothing)."""
 
     shard: int
     process_incarnation: int
@@ -219,7 +219,7 @@ class ShardUnreachable:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFailed:
-    """A shard refused what it had to do in this epoch (None: whichever it is now), and repeating it is of no use."""
+    """A shard refused an instruction of this epoch (None: of any), and repeating it is of no use."""
 
     shard: int
     why: str
@@ -457,7 +457,7 @@ class EndProcesses:
 
 
 class NoteKind(enum.Enum):
-    """What a note is about, for those who want to see it in the course of a training. The value is the word for it."""
+    """The subject of a note, for showing notes in the course of a training. The value is its word."""
 
     OTHER = "other"
     JOINED = "joined"

@@ -38,7 +38,7 @@ from ps_protocol.roles.shard import Adoption, ApplyRequest, ShardStatus, WorkerP
 
 # Storage that cannot be read is tried again after the first of these, then less and less often.
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 8.0
-# What is skipped for these reasons has lost nothing: it was never whole, or is not of this cluster.
+# A checkpoint skipped for these reasons is no loss: it was never whole, or is not of this cluster.
 _HARMLESS = ("incomplete", "it is of cluster")
 
 
@@ -51,9 +51,9 @@ class Resumption:
 
 
 def resumption(adoptions: Sequence[Adoption | None], *, names: Sequence[str], has_steps: bool = True) -> Resumption | str:
-    """Returns where to go on, or, in words, why that is not possible.
+    """Returns the step to go on at, or the reason why that is not possible.
 
-    All shards are at the same step, or some are one ahead: the step between was interrupted, and is repeated with what it was made of.
+    All shards are at the same step, or some are one ahead: then that step was interrupted, and is repeated with the same contributions.
     Where shards apply on arrival there is no step that all have; the highest count holds.
     """
     steps = [adoption.step for adoption in adoptions if adoption is not None and adoption.step is not None]
@@ -79,7 +79,7 @@ def has_applied(adoptions: Sequence[Adoption | None]) -> bool:
 
 
 def mismatch(adoptions: Sequence[Adoption | None], layouts: Sequence[Layout], *, names: Sequence[str]) -> str:
-    """Says which shards hold other variables than the model has there; empty: none."""
+    """Returns words for the shards whose variables differ from the model's; empty if there are none."""
     other = [
         name
         for name, adoption, layout in zip(names, adoptions, layouts, strict=True)
@@ -105,7 +105,7 @@ class Branch:
 
 @light_dataclass(slots=True, kw_only=True)
 class Search:
-    """A search for a checkpoint: why, what did not do so far, and what else is there. `has_lost`: shards had a model, or some of it."""
+    """A search for a checkpoint: its reason, the rejected ones, the other ones. `has_lost`: shards had a model, or a part of it."""
 
     why: str = ""
     is_start: bool = True
@@ -121,7 +121,7 @@ class Search:
     reached: int = 0  # the step that training had come to, as far as this chief knows
 
     def note_skipped(self, skipped: Iterable[tuple[str, str]]) -> list[str]:
-        """Takes note of what was left out, and returns what is news, in words."""
+        """Notes the skipped checkpoints, and returns words for the new ones."""
         fresh = [(tag, why) for tag, why in skipped if tag not in self.excluded and tag not in self.damaged]
         self.damaged.update((printable(tag), printable(why)) for tag, why in fresh if not why.startswith(_HARMLESS))
         return [f"checkpoint {printable(tag)} is skipped: {printable(why)}" for tag, why in fresh]
@@ -133,7 +133,7 @@ class Search:
 
     @property
     def damage(self) -> str:
-        """What is there and cannot be restored, to be put behind other words; empty: nothing."""
+        """Words for the checkpoints that cannot be restored, to be appended to a message; empty: none."""
         words = [f"{tag}: {why}" for tag, why in self.damaged.items()]
         return f" ({listed(words, limit=3, separator='; ')})" if words else ""
 
@@ -168,7 +168,7 @@ class _Seeking:
 
 @light_dataclass(slots=True, kw_only=True)
 class _Restoring:
-    """Shards are brought back to a checkpoint; then what is known of it is kept there, too."""
+    """The stage in which shards go back to a checkpoint, and then keep its record, too."""
 
     search: Search
     checkpoint: Checkpoint
@@ -178,10 +178,10 @@ class _Restoring:
 
 @light_dataclass(slots=True, kw_only=True)
 class _TakingOver:
-    """Shards hold a model that an earlier chief has trained: what they say of it, and what follows from that.
+    """The stage after finding a model that an earlier chief has trained: the shards' reports, and the plan that follows.
 
     `found`: training can go on, perhaps after an interrupted step has been repeated; `pushes` have been applied, and `chosen` are promised.
-    `must_tell`: some shards may have heard of settings that do not hold.
+    `must_tell`: some shards may have settings that are not in force.
     """
 
     search: Search | None = None
@@ -229,7 +229,7 @@ class Recovery:
 
     @property
     def plan(self) -> str:
-        """What is being done about it."""
+        """The plan of the recovery, in words."""
         return self._plan
 
     @property
@@ -310,7 +310,7 @@ class Recovery:
             self._host.fail(f"{why}; start the whole cluster again")
         else:
             self._leave_epoch()
-            self._branch = Branch()  # what the other one has saved is the only training that there is
+            self._branch = Branch()  # the other chief's checkpoints are the only training
             self._seek(Search(why=why, is_start=False, has_lost=True))
 
     def _is_another(self, event: ShardAdopted) -> bool:
@@ -350,7 +350,7 @@ class Recovery:
     # -- going back
 
     def lost(self, shard: int, now: float) -> None:
-        """Another process than before is at a shard's place: whatever was there is gone."""
+        """Notes another process at a shard's place: the values of the former one are lost."""
         why, stage = f"{self._servers[shard].name} was restarted", self._stage
         if self._host.is_over or isinstance(stage, _Seeking):
             return
@@ -372,7 +372,7 @@ class Recovery:
             self._seek(Search(why=why, is_start=is_start, has_lost=True, has_looked=is_start))
 
     def checkpoint_found(self, event: CheckpointFound, now: float) -> None:
-        """There is a whole checkpoint, or none."""
+        """Handles the result of a search: a whole checkpoint, or none."""
         stage, config = self._stage, self._config.checkpoints
         if not isinstance(stage, _Seeking) or self._host.is_over or config is None:
             return
@@ -513,7 +513,7 @@ class Recovery:
         )
 
     def _restoring(self, epoch: int, tag: str) -> _Restoring | None:
-        """Returns the stage that an event is of, if it is of this one."""
+        """Returns the present stage, if the event belongs to it."""
         stage = self._stage
         is_it = isinstance(stage, _Restoring) and not stage.is_restored and (epoch, tag) == (self._members.epoch, stage.checkpoint.tag)
         return stage if is_it and isinstance(stage, _Restoring) and not self._host.is_over else None
@@ -659,7 +659,7 @@ class Recovery:
         return self._config.checkpoints is not None and has_steps and any(adoption.step for adoption in held)
 
     def _take_data(self, stage: _TakingOver, record: ChiefRecord, held: Sequence[Adoption]) -> None:
-        """The training data that is done. Workers that contributed to it may still hold some of it."""
+        """Takes over the training data that is done. Workers that contributed to it may still hold ranges of it."""
         self._data.resume(record.data)
         if record.data is None:
             return

@@ -175,7 +175,7 @@ def _explain_step(situation: Situation, now: float) -> str:
 
 
 def _explain_old_tokens(policy: Policy) -> str:
-    """Says that workers go through tokens of steps gone by; empty if there are none."""
+    """Returns words for workers with tokens of earlier steps; empty if there are none."""
     number = policy.num_old_tokens
     if not number:
         return ""

@@ -20,7 +20,7 @@ Ask = TypeVar("Ask")
 
 
 def slice_s(max_wait_s: float) -> float:
-    """Returns how long a call may block: what it asked for, and 20 s at most."""
+    """Returns how long a call may block: the requested time, and 20 s at most."""
     return min(max_wait_s, MAX_WAIT_SLICE_S) if max_wait_s > 0 else 0.0
 
 
@@ -74,11 +74,11 @@ class Timers:
         return Timer(self, action)
 
     def next(self) -> float | None:
-        """Returns when to call `fire` at the latest; None: never. It may be earlier than the earliest timer, never later."""
+        """Returns the latest time to call `fire`; None: never. It may be earlier than the earliest timer, never later."""
         return self._heap[0][0] if self._heap else None
 
     def fire(self, now: float) -> None:
-        """Does what is due, the earliest first, unless it has been cleared meanwhile."""
+        """Runs the timers that are due, the earliest first, unless they have been cleared meanwhile."""
         due: list[Timer] = []
         while self._heap and self._heap[0][0] <= now:
             when, _, timer = heapq.heappop(self._heap)
@@ -97,7 +97,7 @@ class Timers:
 
 
 class Outbox:
-    """What is to be done because of one event, in order: it is handed out as a whole, or, if the event is refused, not at all."""
+    """The instructions that follow from one event, in order: handed out as a whole, or, if the event is refused, not at all."""
 
     def __init__(self) -> None:
         self._instructions: list[Instruction] = []
@@ -132,7 +132,7 @@ class Outbox:
             self._instructions[to:] = self._instructions[since:] + self._instructions[to:since]
 
     def finish(self, now: float) -> list[Instruction]:
-        """The event has been dealt with: does what follows, and hands out all of it."""
+        """Ends a handled event: runs its deferred work, and hands out all instructions."""
         while self._afterwards:
             action = next(iter(self._afterwards))
             del self._afterwards[action]
@@ -141,14 +141,14 @@ class Outbox:
         return instructions
 
     def discard(self) -> None:
-        """The event is refused: nothing of it happens."""
+        """Ends a refused event: drops its instructions."""
         self._instructions.clear()
         self._afterwards.clear()
 
 
 @light_dataclass(slots=True, eq=False)
 class Blocked(Generic[Ask]):
-    """A call that waits. `who` is the worker that it is from, where each has one call at a time, else its own number."""
+    """A call that waits. `who`: its worker, if each has one call at a time, else its own number."""
 
     call: int
     who: int
@@ -166,7 +166,7 @@ class Waiting:
         self._blocked: dict[int, Blocked[object]] = {}
 
     def line(self, on_expiry: "Callable[[Blocked[Ask], float], None] | None" = None) -> "Line[Ask]":
-        """Returns a new line. `on_expiry` is called with who has waited as long as it may, while it waits still, and answers it."""
+        """Returns a new line. `on_expiry` is called with a call that has waited as long as it may, and must answer it."""
         return Line(self, self._blocked, on_expiry)
 
     def cancel(self, call: int) -> None:
@@ -205,7 +205,7 @@ class Line(Generic[Ask]):
         return frozenset(self._blocked)
 
     def get(self, who: int) -> Blocked[Ask] | None:
-        """Returns the call that a participant waits in, if it does."""
+        """Returns the blocked call of a participant, if it has one."""
         return self._blocked.get(who)
 
     def block(self, call: int, ask: Ask, *, until: float | None = None, who: int | None = None) -> None:
@@ -244,12 +244,12 @@ class Line(Generic[Ask]):
         return blocked is not None
 
     def answer_all(self, value: Answer) -> None:
-        """Answers all who wait."""
+        """Answers all waiting calls."""
         for who in [*self._blocked]:
             self.answer(who, value)
 
     def refuse_all(self, error: PsError) -> None:
-        """Answers all who wait with an error."""
+        """Answers all waiting calls with an error."""
         for who in [*self._blocked]:
             self.refuse(who, error)
 
@@ -264,4 +264,4 @@ class Line(Generic[Ask]):
             self._on_expiry(blocked, now)
 
     def _nothing(self, now: float) -> None:
-        """A timer is given what it is to do when a call blocks."""
+        """The action of a timer that is not set yet."""

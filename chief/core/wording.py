@@ -39,7 +39,7 @@ def workers_of(contributions: Iterable[PushId]) -> str:
 
 
 def optimizers_words(model: ModelSpec, changed: Mapping[str, OptimizerSpec]) -> str:
-    """Returns the model's optimizer, and those that variables have of their own; `changed`: by the key of what the model has."""
+    """Returns the model's optimizer, and those of single variables; `changed`: by key, those that replace the model's."""
     own: dict[str, list[str]] = {}
     for variable in model.variables:
         if variable.optimizer is not None and not variable.optimizer.is_update_rule:
@@ -50,7 +50,7 @@ def optimizers_words(model: ModelSpec, changed: Mapping[str, OptimizerSpec]) -> 
 
 
 def optimizer_words(optimizer: OptimizerSpec) -> str:
-    """Returns for example "momentum (learning_rate 0.1, momentum 0.9)"; what is 0 and is so by default is left out."""
+    """Returns for example "momentum (learning_rate 0.1, momentum 0.9)"; values of 0 that are defaults are left out."""
     rate = optimizer.learning_rate
     if rate.name == "constant":
         learning_rate = f"learning_rate {rate.arguments['value']:g}"

@@ -29,7 +29,7 @@ _MAX_CARRIED_BYTES = 64 << 10
 
 
 class ContributedAttachments:
-    """Of the contributions that are counted and not applied, and of those that are applied.
+    """Attachments of the contributions that are counted and not applied, and of the applied ones.
 
     `model` returns the model that is trained. `has_successors`: another chief may follow.
     """
@@ -41,13 +41,13 @@ class ContributedAttachments:
         self.restart(NO_STEP_ATTACHMENTS)
 
     def restart(self, lasting: StepAttachments) -> None:
-        """Only this lasts of what was applied; nothing is counted."""
+        """Begins with the lasting attachments of the applied steps; no contribution is counted."""
         self._counted: dict[PushId, Attachments] = {}
         self._states = {one.worker: one.json for one in lasting.user_states}
         # Applied since the record that shards keep.
         self._unkept: dict[int, str] = {}
         self._num_carried = 0
-        # Of the states that are applied, and of those that are counted.
+        # Of the applied states, and of the counted ones.
         self._num_bytes = sum(map(len, self._states.values()))
 
     def resume(self, recorded: StepAttachments, since: Iterable[StepAttachments]) -> None:

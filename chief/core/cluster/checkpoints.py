@@ -24,7 +24,7 @@ from ps_protocol.roles.fence import Fence
 RETRY_S = 1.0
 LAST_CHECKPOINT_S = 30.0
 _SAY_EVERY_S = 10.0
-# Wishes that are fulfilled and remembered, so that a repeated one has its effect once; and those that wait.
+# Fulfilled requests that are remembered, so that a repeated one has its effect once; and requests that wait.
 _MAX_REMEMBERED = 64
 _MAX_WAITING = 1024
 
@@ -46,7 +46,7 @@ class Saver(Protocol):
 
     @property
     def tag_suffix(self) -> str:
-        """Tells its checkpoints from those that another chief has made in the same epoch."""
+        """The suffix that tells its checkpoints from those of another chief in the same epoch."""
 
     def draft(self, *, tag: str, step: int, extra: tuple[PushId, ...]) -> Checkpoint:
         """Returns the checkpoint of a step, but for its files; `extra` is what the open step is made of, if that is saved."""
@@ -54,7 +54,7 @@ class Saver(Protocol):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class HeldStep:
-    """A step that is announced only once it is saved: what it was made of, unless that is known already, and what follows."""
+    """A step that is announced only once it is saved: its contributions, unless they are known already, and the action that follows."""
 
     step: int
     contributors: tuple[PushId, ...]
@@ -83,9 +83,9 @@ class _Wish:
 
 
 class Checkpoints:
-    """Makes checkpoints when they are due or wanted. Does nothing in a cluster that has no place for them (`config` None).
+    """Makes checkpoints when they are due or requested. Does nothing in a cluster without a place for them (`config` None).
 
-    `saver` returns the training that there is now; `proceed` begins what is due at the shards; `explain` says what the cluster waits for.
+    `saver` returns the present training; `proceed` begins the next task of the shards; `explain` says what the cluster waits for.
     """
 
     def __init__(
@@ -148,7 +148,7 @@ class Checkpoints:
 
     @property
     def failure(self) -> str:
-        """Why the latest attempt failed; empty: it did not, or there was none."""
+        """The reason why the latest attempt failed; empty: it did not fail, or there was none."""
         return self._failure
 
     def has_whole(self, step: int) -> bool:
@@ -156,7 +156,7 @@ class Checkpoints:
         return self._whole is not None and (self._whole_epoch, self._whole.step) == (self._saver().fence.epoch, step)
 
     def status(self, now: float) -> CheckpointStatus | None:
-        """Returns what is to be known of checkpoints; None: there is no place for them."""
+        """Returns the status of checkpoints; None: there is no place for them."""
         if self._config is None:
             return None
         return CheckpointStatus(
@@ -171,7 +171,7 @@ class Checkpoints:
     # -- when
 
     def training_begins(self, now: float) -> None:
-        """Training begins, or goes on, at the open step: it is saved, so that there is something of this epoch to go back to."""
+        """Notes that training begins, or goes on, at the open step, which is saved: this epoch then has a checkpoint to go back to."""
         if self._config is None:
             return
         self._arm(now)
@@ -184,7 +184,7 @@ class Checkpoints:
             self._become_due()
 
     def begin(self, now: float) -> bool:
-        """Begins what is due, if that is possible; nothing else may be under way at the shards. Returns whether they copy a step now."""
+        """Begins a save that is due, if possible; the shards must have no other task. Returns whether they copy a step now."""
         saver = self._saver()
         if self._save is not None or not saver.is_ready or self._config is None:
             return False
@@ -228,7 +228,7 @@ class Checkpoints:
         self._last_timer.set(now + LAST_CHECKPOINT_S)
 
     def roll_back(self) -> None:
-        """What is under way comes to nothing: the shards go back to an earlier step."""
+        """Gives up the save under way: the shards go back to an earlier step."""
         self._save = self._held = None
         self._saving = ""
         for wish in self._wishes.values():
@@ -239,7 +239,7 @@ class Checkpoints:
         self._remember_whole(checkpoint, now)
         self._timer.clear()
 
-    # -- what becomes of it
+    # -- its outcome
 
     def copied(self, event: StepCopied) -> bool:
         """All shards have copied the step; True if steps may go on."""
@@ -266,7 +266,7 @@ class Checkpoints:
             return
         self._save, self._failure = None, ""
         self._num_attempts.clear()
-        is_detail = now - self._said_at < _SAY_EVERY_S  # where each step is saved, not for each of them
+        is_detail = now - self._said_at < _SAY_EVERY_S  # if each step is saved, not for each of them
         self._said_at = self._said_at if is_detail else now
         self._out.note(f"checkpoint {save.tag} is whole: step {save.draft.step}", kind=NoteKind.CHECKPOINT, is_detail=is_detail)
         self._fulfil(self._remember_whole(save.draft, now), tag=save.tag)
@@ -289,7 +289,7 @@ class Checkpoints:
         if save is None or event.tag != save.tag:
             return False
         why = printable(event.why)
-        # What becomes of the training follows, or is said by who asks for the failure.
+        # The caller that asks for the failure decides what follows for the training.
         self._save, self._failure = None, why.removesuffix("training continues").rstrip(" ,;")
         self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.CHECKPOINT, is_warning=True)
         error: PsError = StorageFull(why) if event.is_full else InternalError(f"checkpoint {save.tag}: {why}")
@@ -312,7 +312,7 @@ class Checkpoints:
             self._out.afterwards(self._proceed)
         return not save.is_copied
 
-    # -- who wants one
+    # -- requests for one
 
     def want(self, request: int, call: int | None, *, until: float) -> None:
         """A client wants a checkpoint of the open step, or a later one. Raises LimitExceeded."""
@@ -327,7 +327,7 @@ class Checkpoints:
             self._become_due()
 
     def fulfilled(self, request: int) -> SavedCheckpoint | None:
-        """Returns the checkpoint that has answered a request already; None: none has."""
+        """Returns the checkpoint that has answered a request already; None if there is none."""
         return self._fulfilled.get(request)
 
     def refuse(self, error: PsError) -> None:
@@ -412,7 +412,7 @@ class Checkpoints:
         return [request for request, wish in self._wishes.items() if wish.tag == tag]
 
     def _fulfil(self, saved: SavedCheckpoint, *, tag: str) -> None:
-        """A checkpoint is whole: answers who was to get `tag`."""
+        """Answers the requests for `tag`, whose checkpoint is whole."""
         for request in self._requests_of(tag):
             wish = self._wishes.pop(request)
             self._fulfilled[request] = saved
@@ -423,6 +423,6 @@ class Checkpoints:
                     self._calls.answer(blocked.who, saved)
 
     def _expire(self, blocked: Blocked[_Wish], now: float) -> None:
-        """A caller has waited as long as it may; the checkpoint is made all the same."""
+        """Answers a caller that has waited as long as it may; the checkpoint is made all the same."""
         words = self._saving or (f"checkpoint {self._save.tag} is being written" if self._save else self._explain(now))
         self._calls.answer(blocked.who, SavedCheckpoint(tag="", step=self._saver().step, waiting_for=words))

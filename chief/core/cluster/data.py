@@ -44,13 +44,13 @@ def _shuffled(number: int, half: int, key: bytes) -> int:
 MAX_RANGES_A_CALL = 1024
 # Of all workers: of passes without end one could lease ranges until there is no memory left.
 MAX_LEASED = 1 << 20
-# Passes that may be under way: no worker can have ranges of later ones, and a list of what is done is kept for each.
+# Passes that may be under way: no worker can have ranges of later ones, and each has a list of the ranges that are done.
 MAX_PASSES_AHEAD = 64
 _Holder = tuple[int, int]  # worker, incarnation
 
 
 class DataLeases:
-    """The cluster's way through its training data; nothing of it until a worker names the data."""
+    """The cluster's progress through its training data; empty until a worker names the data."""
 
     def __init__(self) -> None:
         self.restart(None)
@@ -58,11 +58,11 @@ class DataLeases:
     def restart(self, progress: DataProgress | None) -> None:
         """Only this is done; nothing is leased or counted."""
         self.spec: DataSpec | None = None
-        # Workers that have nothing to contribute: they asked, and all that is left is counted or leased to others.
+        # Workers without a range: they asked, and all remaining ranges are counted or leased to others.
         self.starved: set[int] = set()
-        self._pass, self._position = 0, 0  # what is handed out next, but for those that came back
+        self._pass, self._position = 0, 0  # the next range to hand out, after those that came back
         self._returned: deque[int] = deque()
-        # Who had each of these that came back: a late copy of a message may still say that it holds it.
+        # The worker that had each of the returned ranges: a late copy of a message may still say that the worker holds it.
         self._former: dict[int, _Holder] = {}
         self._leased: dict[int, _Holder] = {}
         self._counted: dict[PushId, tuple[int, ...]] = {}
@@ -121,7 +121,7 @@ class DataLeases:
         return tuple(spec.range(identity) for identity in granted)
 
     def waits_no_more(self, worker: int, incarnation: int, *, request_id: int) -> None:
-        """A request has been answered without ranges: a copy of it that comes late gets none, since its worker would not learn of them."""
+        """Notes that a request was answered without ranges. A late copy of it gets none, since its worker would not learn of them."""
         last_incarnation, last_request, _ = self._latest.get(worker, (0, -1, ()))
         if last_incarnation != incarnation or request_id > last_request:
             self._latest[worker] = incarnation, request_id, ()
@@ -142,14 +142,14 @@ class DataLeases:
         return bool(back)
 
     def drop(self, worker: int, incarnation: int) -> bool:
-        """A worker is gone: what it holds is free again; True if that is anything."""
+        """Frees the ranges of a lost worker; returns whether it had any."""
         self.starved.discard(worker)
         self._latest.pop(worker, None)
         holder = (worker, incarnation)
         return self.give_back(worker, incarnation, [identity for identity, has in self._leased.items() if has == holder])
 
     def count(self, push_id: PushId, ranges: Sequence[int]) -> None:
-        """A contribution made from these is a part of a step to come. Those that are done or counted already are left out."""
+        """Counts these ranges, whose contribution will be part of a later step. Leaves out those that are done or counted already."""
         self.starved.discard(push_id.worker)
         if self.spec is None:
             return
@@ -194,14 +194,14 @@ class DataLeases:
         return self._counted.get(push_id, ())
 
     def may_use(self, worker: int, incarnation: int, ranges: Sequence[int]) -> bool:
-        """Whether the worker may contribute what is made from these: none is done, in a contribution, or leased to another worker."""
+        """Whether the worker may contribute gradients of these ranges: none is done, counted, or leased to another worker."""
         if self.spec is None or not ranges:
             return True
         holder = (worker, incarnation)
         return not any(identity >= 0 and (self._is_over(identity) or self._leased.get(identity, holder) != holder) for identity in ranges)
 
     def hold(self, worker: int, incarnation: int, ranges: Iterable[int]) -> None:
-        """An earlier chief has leased these to the worker, which still has them: they stay so, if they are free.
+        """Leases these to the worker, if they are free: an earlier chief leased them, and the worker still has them.
 
         Not those that have come back from it since: this is a late copy, and the worker would never use them.
         """
@@ -216,7 +216,7 @@ class DataLeases:
                 self._leased[identity] = worker, incarnation
 
     def progress(self) -> DataProgress | None:
-        """Returns what is done; None if there is no training data to go through."""
+        """Returns the ranges that are done; None without training data."""
         if self.spec is None:
             return None
         size = self.spec.num_ranges
@@ -241,7 +241,7 @@ class DataLeases:
             self._num_done[number] = sum(byte.bit_count() for byte in done)
 
     def status(self) -> DataStatus | None:
-        """Returns how far it is; None if there is no training data to go through."""
+        """Returns the progress; None without training data."""
         if self.spec is None:
             return None
         size, number = self.spec.num_ranges, self._first_pass

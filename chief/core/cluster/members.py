@@ -42,17 +42,17 @@ from ps_protocol.roles.shard import AppliedPush, WorkerPushes
 _WINDOW = 16
 # Sequences that a worker passes over between two that are counted: of contributions that it did not commit.
 _MAX_GAP = 1 << 20
-# Where none is known yet, a worker may have counted under an earlier chief.
+# Before any outcome is known, a worker may have counted under an earlier chief.
 _MAX_SEQUENCE = 1 << 53
 
 
 class PushOutcomes:
-    """Outcomes by sequence. Sequences grow; what fell out of the window is known to be old, but not what became of it."""
+    """Outcomes by sequence. Sequences grow; a sequence before the window is known to be old, but its outcome is not."""
 
     def __init__(self, *, window: int = _WINDOW) -> None:
         self._window = max(window, _WINDOW)
         self._last_sequence = 0
-        # By sequence: the step that it was computed from (None: unknown), and what became of it.
+        # By sequence: the step that it was computed from (None: unknown), and its outcome.
         self._recent: dict[int, tuple[int | None, CommitResult]] = {}
 
     def is_repeated(self, push_id: PushId, *, step: int) -> bool:
@@ -60,7 +60,7 @@ class PushOutcomes:
         if push_id.sequence > self._last_sequence:
             limit = self._last_sequence + _MAX_GAP if self._last_sequence else _MAX_SEQUENCE
             if push_id.sequence > limit:
-                # Or all that its worker numbers one by one would pass for repeated from now on.
+                # Else all later sequences of its worker would count as repeated.
                 raise InvalidSpec(
                     f"push {push_id}: sequence {push_id.sequence} after {self._last_sequence}, want at most {limit};"
                     " number contributions one after the other"
@@ -75,7 +75,7 @@ class PushOutcomes:
         return True
 
     def first_result(self, push_id: PushId) -> CommitResult | None:
-        """Returns what became of a repeated push at first; None if that is forgotten or it was skipped."""
+        """Returns the first outcome of a repeated push; None if it is forgotten or the push was skipped."""
         known = self._recent.get(push_id.sequence)
         return known[1] if known is not None else None
 
@@ -93,7 +93,7 @@ class PushOutcomes:
         }
 
     def record(self, push_id: PushId, *, step: int, result: CommitResult) -> None:
-        """Remembers what became of a push that is not repeated."""
+        """Remembers the outcome of a push that is not repeated."""
         self._last_sequence = push_id.sequence
         self._recent[push_id.sequence] = (step, result)
         if len(self._recent) > self._window:
@@ -177,7 +177,7 @@ def is_free(member: Member, now: float) -> bool:
 
 
 def taken_error(holder: Member, now: float) -> WorkerIndexTaken:
-    """Returns the error that who wants its index gets."""
+    """Returns the error for another process that requests its index."""
     seen_ago_s, lease_left_s = now - holder.last_seen, holder.last_seen + holder.lease_s - now
     return WorkerIndexTaken(
         f"{holder.name} is already running {holder.where} (seen {seconds(seen_ago_s)} ago{lease_end(lease_left_s)});"
@@ -278,7 +278,7 @@ class Membership:
         self._timers = timers or Timers()
         self._on_lapse = on_lapse
         self._session_key = session_key
-        # All keys of this life, as far as shards have told of them.
+        # All keys of this life that shards have reported.
         self._life_keys: tuple[bytes, ...] = ()
         # What numbers are given in, and what the checkpoint was made under that this life has begun with: who was numbered there by that
         # chief, or one before it, is in what was brought back.
@@ -302,12 +302,12 @@ class Membership:
 
     @property
     def fence(self) -> Fence:
-        """What this chief commands by; a life of 0 and number 1 until it knows who came before it."""
+        """The fence of this chief's commands; of life 0 and number 1 until it knows its predecessors."""
         return self._fence
 
     @property
     def earlier(self) -> Fence:
-        """What the checkpoint was made under that this life has begun with; NOBODY: none is known."""
+        """The fence under which the checkpoint was made that this life has begun with; NOBODY: none is known."""
         return self._earlier
 
     @property
@@ -317,7 +317,7 @@ class Membership:
 
     @property
     def chief_incarnation(self) -> int:
-        """The number of this chief among those of the cluster; 1 until it knows them."""
+        """The number of this chief among the chiefs of the cluster; 1 until it knows them."""
         return self._fence.chief_incarnation
 
     @property
@@ -415,11 +415,11 @@ class Membership:
         self._knows_predecessors = True
 
     def stem_from(self, earlier: Fence) -> None:
-        """The numbers of this life, up to this chief's, are in what was brought back or taken over."""
+        """Notes `earlier`, the fence of the state that was restored or taken over."""
         self._earlier = earlier
 
     def learn_keys(self, session_keys: tuple[bytes, ...]) -> None:
-        """Shards know these keys of this life's chiefs."""
+        """Adds keys of this life's chiefs that shards have reported."""
         self._life_keys = joined_keys(self._life_keys, session_keys)
 
     def succeed(self, *, chief_incarnation: int, life: int) -> None:
@@ -432,7 +432,7 @@ class Membership:
         self._fence = Fence(era=Era(life=life, epoch=self.epoch), chief_incarnation=chief_incarnation)
 
     def remember(self, pushes: Iterable[WorkerPushes], *, chosen: Mapping[PushId, int] | None = None) -> None:
-        """Takes note of what has been applied, in place of whatever is known; of all else only the numbers stay.
+        """Replaces all known contributions by the applied ones; of everything else only the numbers stay.
 
         `chosen`: what is counted besides, with the step that it will be a part of.
         """
@@ -524,14 +524,14 @@ class Membership:
         return participant.era.life == self._fence.life
 
     def _is_known(self, former: Participant) -> bool:
-        """Whether its number means in what this chief has taken over, or brought back, who it says that it means."""
+        """Whether its incarnation means the same participant in the state that this chief has taken over or restored."""
         is_of_earlier = former.era.life == self._earlier.life and _chief_of(former) <= self._earlier.chief_incarnation
         return self._is_of_this_life(former) or is_of_earlier
 
     def _is_proven(self, former: Participant) -> bool:
-        """Whether its secret is one that a chief of this life has made.
+        """Whether a chief of this life has made its secret.
 
-        Nobody can say of an earlier life, nor where all servers that knew the keys of earlier chiefs are lost.
+        Unknown for an earlier life, and if all servers that knew the keys of earlier chiefs are lost.
         """
         if not self._is_of_this_life(former) or not any(key != self._session_key for key in self._life_keys):
             return True
@@ -654,7 +654,7 @@ def merged_pushes(steps: Iterable[tuple[int, tuple[PushId, ...]]], *, earlier: M
 
 
 def newest_pushes(reports: Iterable[Iterable[WorkerPushes]]) -> tuple[WorkerPushes, ...]:
-    """Returns what several shards report in one: all of them apply the same, but one may be a step behind."""
+    """Returns the newest pushes in the reports of several shards: all apply the same steps, but one may be a step behind."""
     merged: dict[int, WorkerPushes] = {}
     for report in reports:
         for pushed in report:
@@ -669,7 +669,7 @@ def _last(pushed: WorkerPushes) -> int:
 
 
 def quorum(config: CoordinationConfig, *, membership: Membership, policy: Policy, starved: Collection[int] = ()) -> int:
-    """Returns R, or fewer: what the living workers can still give, and those that are expected and never came; at least `min_replicas`.
+    """Returns R, or the number that live workers and workers that have not joined yet can give, if less; at least `min_replicas`.
 
     `starved`: workers that live and have nothing to contribute, since all training data is done or leased to others. Where there are
     some, a worker that is gone or never came would have none either, so the step takes what it can get, and one contribution at least.

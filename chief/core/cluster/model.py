@@ -43,7 +43,7 @@ class ModelRegistry:
         self.is_created = False
         self.is_ready = False
         self.initializer: tuple[int, int] | None = None  # worker, incarnation
-        self._presenter: int | None = None  # the worker whose model this is, if that was heard here
+        self._presenter: int | None = None  # the worker that presented the model, if it was presented to this chief
         # Names of the layouts that shards hold values of, while the model itself is unknown.
         self.held: tuple[str, ...] = ()
         self._num_shards = num_shards
@@ -121,7 +121,7 @@ class ModelRegistry:
         self.initializer = self._presenter = None
 
     def shard_specs(self, *, epoch: int, step: int, max_staged_per_worker: int) -> tuple[ShardSpec, ...]:
-        """Returns what is to lie at each shard that is brought back to this step, under this epoch; there must be a model."""
+        """Returns the specification of each shard that goes back to this step, under this epoch; there must be a model."""
         model = self.model
         assert model is not None
         return tuple(
@@ -163,7 +163,7 @@ class ModelRegistry:
         self.held = layouts
 
     def lose(self) -> None:
-        """Whatever the shards held of a model that is unknown is of no use any more."""
+        """Notes that the shards' values of an unknown model are useless now."""
         self.held = ()
 
     def release(self, worker: int) -> bool:
@@ -198,7 +198,7 @@ class ModelCalls:
         self._completions: Line[None] = waiting.line()
 
     def register(self, call: int, request: RegisterModelRequest, now: float) -> None:
-        """Presents a model: the caller initialises it, waits for who does, or finds it ready."""
+        """Presents a model: the caller initialises it, waits for the initialiser, or finds it ready."""
         member = self._host.worker(request.participant, "register a model", now)
         reply = self._join(request)
         self._members.renew(member, now=now)
@@ -222,7 +222,7 @@ class ModelCalls:
             self._host.model_initialised(now)
 
     def model_ready(self) -> None:
-        """The shards hold their initial values and their settings: answers everyone who waits for that."""
+        """Answers all that wait for the model: the shards hold its first values and their settings."""
         self._completions.answer_all(None)
         self.answer_waiting()
 
@@ -231,7 +231,7 @@ class ModelCalls:
         self._completions.refuse_all(error)
 
     def refuse_participants(self, error: PsError) -> None:
-        """Those who wait as participants get this error; those who only want to know the model wait on."""
+        """Refuses waiting participants with this error; callers that only ask for the model wait on."""
         self._completions.refuse_all(error)
         for blocked in self._line:
             if isinstance(blocked.ask, RegisterModelRequest):
@@ -243,7 +243,7 @@ class ModelCalls:
         self._answer(call, request, self._agreed_if_any(), now)
 
     def answer_waiting(self) -> None:
-        """Answers those who wait and need not any longer; to be called when the model, its initialiser or the shards have changed."""
+        """Answers callers that need not wait any longer; call it when the model, its initialiser or the shards have changed."""
         for blocked in self._line:
             try:
                 reply = self._answer_to(blocked.ask)
@@ -262,7 +262,7 @@ class ModelCalls:
             self.answer_waiting()
 
     def _expire(self, blocked: Blocked[_Ask], now: float) -> None:
-        """A call has blocked as long as it may: its caller learns what it waits for."""
+        """Answers a call that has blocked as long as it may with the reason of the wait."""
         self._line.answer(blocked.who, self._so_far(blocked.ask, now))
 
     def _answer(self, call: int, ask: _Ask, reply: ModelReply | AgreedModel | None, now: float) -> None:
@@ -295,7 +295,7 @@ class ModelCalls:
             return None
         if state is not ModelState.READY:
             return self._reply(state)
-        # What is counted and not applied when training ends stays out of it.
+        # Contributions that are counted and not applied when training ends are left out.
         attached = self._attachments.lasting_of(participant.index, only_applied=self._host.is_finished)
         return self._reply(state, attached=attached)
 

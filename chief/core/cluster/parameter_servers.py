@@ -24,12 +24,12 @@ class ShardRecord:
     why: str = ""
     # While it reads a checkpoint: how many bytes it has read, and of how many.
     restoring: tuple[int, int] | None = None
-    # Where its standby is that goes along, or why there is none; both empty: it was given none.
+    # The address of its active standby, or why there is none; both empty: no standby is configured.
     standby: str = ""
     standby_missing: str = ""
-    # What it said of itself when it was looked at last.
+    # Its latest status.
     report: ShardReport | None = None
-    # Earlier processes at this place, which have ended; a late answer may still be about one of them.
+    # Earlier processes with this index, which have ended; a late answer may still be about one of them.
     gone: set[int] = field(default_factory=set)
 
     @property
@@ -53,7 +53,7 @@ class ShardTable:
 
     @property
     def standby_addresses(self) -> tuple[str, ...]:
-        """Where the standbys are that go along, by index; empty: there is none. Nothing at all if the cluster was given none."""
+        """The addresses of active standbys, by index; "" for a shard without one. Empty if the cluster has no standbys."""
         return tuple(record.standby for record in self._records) if self.version else ()
 
     def held_by(self, index: int, *, address: str, standby: str, missing: str) -> None:
@@ -147,7 +147,7 @@ class ShardTable:
 
     @property
     def unreachable_since(self) -> float | None:
-        """Since when some shard has not answered; None if all do."""
+        """The time since when some shard has not answered; None if all answer."""
         return min((record.unreachable_since for record in self._records if not record.is_reachable), default=None)
 
     @property

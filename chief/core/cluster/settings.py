@@ -24,7 +24,7 @@ from ps_protocol.roles.shard import ShardSettings
 _MAX_REMEMBERED = 1024
 
 _Key = tuple[str, int]
-# By key, as the model has it and as it is: those that were changed.
+# The changed optimizers by key: as in the model, and at present.
 Optimizers = dict[str, tuple[OptimizerSpec, OptimizerSpec]]
 
 
@@ -78,7 +78,7 @@ class Settings:
 
     @property
     def version_that_holds(self) -> int:
-        """Version of the latest change that holds; 0: there was none."""
+        """Version of the latest change in force; 0 if there was none."""
         return self._version_that_holds
 
     @property
@@ -180,7 +180,7 @@ class Settings:
         return self._wanted(self._config.policy, self._optimizers)
 
     def tell(self, wanted: ForShards, fence: Fence) -> ShardSettings:
-        """Returns what all shards are to work by from now on, and counts it as known to them."""
+        """Returns the settings of all shards from now on, and counts them as known to the shards."""
         self._known = wanted
         return ShardSettings(
             fence=fence,
@@ -211,7 +211,7 @@ class Settings:
         self._known = replace(self.as_they_are(), rejects_nonfinite=record.rejects_nonfinite)
 
     def skip_to(self, version: int) -> None:
-        """Shards have heard of settings up to this version, which are not known here."""
+        """Skips versions up to this one: shards have settings of an earlier chief that are not known here."""
         self._version = max(self._version, version)
 
     # -- inside
@@ -237,7 +237,7 @@ class Settings:
         self._calls.block(call, change)
 
     def _expire(self, blocked: Blocked[Change], now: float) -> None:
-        """A caller has waited as long as it may; the change is carried out all the same."""
+        """Answers a caller that has waited as long as it may; the change is carried out all the same."""
         self._calls.answer(blocked.who, None)
 
     def _wanted(self, policy: PolicySpec, optimizers: Optimizers) -> ForShards:

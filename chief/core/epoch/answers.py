@@ -43,17 +43,17 @@ class RecordVersions:
         return self.latest
 
     def skip_to(self, version: int) -> None:
-        """Shards may keep a record of this version."""
+        """Notes that shards may keep a record of this version; later ones get higher versions."""
         self.latest = max(self.latest, version)
 
     def begin_epoch(self, epoch: int) -> None:
-        """Records of this epoch are later than those of all before it."""
+        """Begins an epoch, whose records are later than those of all earlier epochs."""
         self.skip_to(min(epoch, _MAX_EPOCH) << _BITS_OF_AN_EPOCH)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Held:
-    """An answer that tells of a contribution (None: of something else). `version`: the record that makes it true; None: only its step."""
+    """An answer about a contribution (None: about something else). `version`: the record that makes it certain; None: only its step."""
 
     value: Answer
     push_id: PushId | None
@@ -116,7 +116,7 @@ class Answers:
     # -- answers
 
     def tell(self, call: int, value: Answer, *, push_id: PushId | None, commit: CommitResult | None, now: float) -> None:
-        """Gives an answer that says what became of a contribution: now, or when it is sure."""
+        """Gives an answer with the outcome of a contribution: now, or once it is certain."""
         if self._is_certain(push_id, commit):
             self._out.reply(call, value)
             return
@@ -160,7 +160,7 @@ class Answers:
                 blocked.ask = replace(one, value=replace(value, commit=revised(value.commit, result)))
 
     def refuse_about(self, push_ids: Collection[PushId], error: PsError) -> None:
-        """Those who wait to hear of these contributions get this error."""
+        """Refuses all that wait for the outcomes of these contributions with this error."""
         for blocked in self._line:
             if blocked.ask.push_id in push_ids:
                 self._line.refuse(blocked.who, error)
@@ -217,7 +217,7 @@ class Answers:
         return self._is_needed and self._on_its_way is not None
 
     def keep(self, *, for_all: bool = True) -> None:
-        """Has shards keep what a successor must know, in place of what they have: all of them, or the first, where all are asked by it."""
+        """Has shards replace their record for a successor: all shards, or only the first one, since a successor asks all of them."""
         policy = self._policy()
         chosen = policy.counted()
         data = self._data.marks()
@@ -279,7 +279,7 @@ class Answers:
         self._line.block(call, _Held(value=value, push_id=push_id, version=version), until=now + _RECORD_S)
 
     def _release_what_is_certain(self, *, version: int = 0, applied: Collection[PushId] = ()) -> None:
-        """Answers who can be now that this record is kept, and these contributions are applied."""
+        """Gives the answers that are certain now that this record is kept, and these contributions are applied."""
         for blocked in self._line:
             one = blocked.ask
             if (one.version is not None and one.version <= version) or one.push_id in applied or one.push_id in self._certain:

@@ -68,7 +68,7 @@ _MAX_DISCARDS = 10_000
 
 
 class UnderWay(enum.Enum):
-    """What all shards are at: they say how large a step's mean is, apply it, learn how to work from now on, or copy a step to save it."""
+    """The task of all shards: report the norms of a step's mean, apply a step, take new settings, or copy a step to save it."""
 
     PREPARE = 1
     APPLY = 2
@@ -119,7 +119,7 @@ class Parts:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _TokenAsk:
-    """A worker waits for a token; `commit` is what became of the commit of `push_id` that rode along."""
+    """A worker's wait for a token; `commit` is the outcome of `push_id`, which was committed in the same call."""
 
     commit: CommitResult | None
     local_step: int
@@ -189,10 +189,10 @@ class Training:
         self._tag_suffix = start.tag_suffix
         self._under_way: UnderWay | None = None
         self._step: _Step | None = None
-        # How the shards were told to prepare or apply it.
+        # The instruction to the shards to prepare or apply it.
         self._told: PrepareStep | ApplyStep | None = None
         self._discards = Discards()
-        # Contributions of steps before this one may have been dropped by shards, while they kept none of steps gone by.
+        # Shards may have dropped contributions to steps before this one, while their settings kept none of earlier steps.
         self._oldest_kept = start.oldest_kept
         # Workers whose latest contribution met a change of policy and counts for nothing: they may contribute to the open step.
         self._turned_away: set[int] = set()
@@ -316,19 +316,19 @@ class Training:
         return merged_pushes(steps, earlier=self._members.remembered)
 
     def shard_specs(self, step: int) -> tuple[ShardSpec, ...]:
-        """Returns what is to lie at each shard that is brought back to this step."""
+        """Returns the specification of each shard that goes back to this step."""
         max_staged = self._settings.config.max_staged_per_worker
         return self._model.shard_specs(epoch=self._fence.epoch, step=step, max_staged_per_worker=max_staged)
 
     def shard_settings(self, wanted: ForShards) -> ShardSettings:
-        """Returns what all shards are to work by from now on."""
+        """Returns the settings of all shards from now on."""
         return self._settings.tell(wanted, self._fence)
 
     # -- the epoch
 
     @property
     def answers(self) -> Answers:
-        """What is true for good in this epoch, and the records that make it so."""
+        """The answers that are certain in this epoch, and the records that make them so."""
         return self._answers
 
     def shards_ready(self) -> None:
@@ -340,7 +340,7 @@ class Training:
         self._tokens.refuse_all(error)
 
     def refuse_the_rest(self, error: PsError) -> None:
-        """Those who wait for data, and for what is not sure yet, get this error."""
+        """Refuses all that wait for data, and for answers that are not certain yet, with this error."""
         self._ranges.refuse_all(error)
         self._answers.refuse(error)
 
@@ -363,7 +363,7 @@ class Training:
     # -- workers
 
     def join(self, member: Member, *, held: Sequence[int] | None, is_new_here: bool, now: float) -> None:
-        """A worker takes part; `held` are the ranges that it has if it stays who it was (None: it does not)."""
+        """Adds a worker. `held`: its ranges, if it stays the same incarnation (None: it does not)."""
         self._policy.join(member.index)
         if held is not None:
             self._data.hold(member.index, member.incarnation, held)
@@ -377,7 +377,7 @@ class Training:
         self._lower_quorum()
 
     def leave(self, gone: Member, error: PsError, now: float) -> None:
-        """What a gone incarnation held goes to others, and what it still asks is refused."""
+        """Releases the tokens and ranges of a lost incarnation, and refuses its blocked calls."""
         self._tokens.refuse(gone.index, error)
         participant = self._members.participant(gone)
         for blocked in self._ranges:
@@ -447,7 +447,7 @@ class Training:
             self._tokens.block(call, ask, until=now + wait_s, who=member.index)
 
     def _token_expired(self, blocked: Blocked[_TokenAsk], now: float) -> None:
-        """A call has blocked as long as it may: its caller learns what it waits for."""
+        """Answers a call that has blocked as long as it may with the reason of the wait."""
         # Explained while it still waits: it may be the very one that should have contributed first.
         waiting_for = self._host.explain_to_many(now)
         self._policy.forget_wish(blocked.who)
@@ -463,7 +463,7 @@ class Training:
             self._answers.tell(call, value, push_id=commit.push_id if commit is not None else None, commit=result, now=now)
 
     def _grant(self, grants: Iterable[Grant], now: float) -> None:
-        """Answers those who wait and have a token now."""
+        """Answers the waiting workers that have a token now."""
         for due in grants:
             blocked = self._tokens.take(due.worker)
             if blocked is not None:
@@ -559,7 +559,7 @@ class Training:
         if commit.is_applied:
             if not is_finished:
                 return policy.commit(commit.push_id, step=commit.step)
-            # Applied by servers that had not heard yet of the end of training.
+            # Servers applied it that did not know yet that training had ended.
             return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=max(0, policy.step - 1), staleness=max(0, behind - 1))
         if not commit.staged or commit.step < (policy.step if policy.has_common_steps else self._oldest_kept):
             return Verdict(outcome=PushOutcome.STALE, staleness=behind)
@@ -570,7 +570,7 @@ class Training:
     def _check_step(self, step: int, now: float) -> None:
         if not 0 <= step <= MAX_STEP:
             raise InvalidSpec(f"local_step: got {step}, want 0 to 2^62")
-        # Where each contribution is a step, workers read what the chief has not heard of yet.
+        # If each contribution is a step, workers read steps that the chief does not know yet.
         if self._policy.has_common_steps and step > self._policy.step:
             if not self._model.is_ready:  # another chief may have trained further than this one knows yet
                 raise NotInitialized(f"the model is not known here yet: {self._host.explain(now)}")
@@ -633,7 +633,7 @@ class Training:
         self._answer_about_ranges(now)
 
     def _ranges_expired(self, blocked: Blocked[LeaseRangesRequest], now: float) -> None:
-        """A call has blocked as long as it may: its caller learns what it waits for."""
+        """Answers a call that has blocked as long as it may with the reason of the wait."""
         self._answer_without_ranges(blocked, self._explain_ranges())
 
     def _explain_ranges(self) -> str:
@@ -667,7 +667,7 @@ class Training:
             self._begin_step(_Step(step=policy.step, contributors=policy.contributors, weights=policy.weights), policy.last_worker, now)
 
     def redo(self, request: ApplyRequest, now: float) -> None:
-        """Has a step applied by all shards that some have applied already, with what it was made of."""
+        """Has all shards apply a step that some have applied already, with the same contributions."""
         step = _Step(step=request.step, contributors=request.contributors, weights=request.weights, redo=request)
         self._ledger.roll_back(request.step, now=now)
         self._begin_step(step, request.contributors[-1].worker if request.contributors else 0, now)
@@ -752,9 +752,9 @@ class Training:
         )
 
     def missing(self, event: ContributionsMissing, now: float) -> tuple[PushId, ...]:
-        """Shards lack contributions to the step: has it done without them there. Returns them; none if it is too late to matter.
+        """Has the step applied without contributions that shards lack. Returns them; none if it is too late to matter.
 
-        So it makes no difference which shards have applied the step already. What no shard has is as if it had not been made.
+        So it makes no difference which shards have applied the step already. A contribution that no shard has does not count.
         """
         step, told = self._step, self._told
         is_at_it = self._under_way in (UnderWay.PREPARE, UnderWay.APPLY) and self._is_current(event.epoch)
@@ -787,7 +787,7 @@ class Training:
         return epoch in (None, self._fence.epoch) and not self._host.is_failed
 
     def _advance(self, now: float) -> None:
-        """The step that all shards have applied is made known: the next one is open."""
+        """Announces the step that all shards have applied: the next one is open."""
         self._under_way = self._step = None
         self._ledger.close_step(now=now)
         granted = self._policy.advance()
@@ -882,7 +882,7 @@ class Training:
         self._servers.miss_standby(event.shard, why=why)
 
     def replica_counts(self, shard: int) -> None:
-        """A shard has a replica that goes along."""
+        """Notes that a shard has an active replica again."""
         self._replicas_due.discard(shard)
 
     def replicas_back(self, event: ReplicasBack, now: float) -> None:
@@ -915,7 +915,7 @@ class Training:
             self._configure(wanted)
 
     def tell_again(self) -> None:
-        """Tells the shards what holds, since some may have heard of what does not."""
+        """Sends the shards the settings in force, since some may have settings that are not."""
         self._settings.next_version()
         self._is_telling_again = True
         self._configure(self._settings.as_they_are())
@@ -973,7 +973,7 @@ class Training:
         return f"settings version {self._settings.version} hold from step {self.step} on: {what}"
 
     def _install(self, now: float) -> None:
-        """The policy of the settings takes the place of the one before, with what is counted."""
+        """Replaces the policy by that of the settings, which takes over the counted contributions."""
         old = self._policy
         self._policy = new = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
         if new.has_common_steps:
@@ -996,7 +996,7 @@ class Training:
         return new_policy(self._settings.config, step=step, workers=live, is_start=is_start, counted=counted)
 
     def _spread(self, counted: Sequence[Counted]) -> None:
-        """What was counted for one step becomes a step each: tells those who have not been answered yet, and who asks again."""
+        """Makes a step of each contribution that was counted for one step: revises its outcome, for waiting and for repeated calls."""
         for position, entry in enumerate(counted):
             push_id, step = entry.push_id, self.step + position
             member = self._members.find(ParticipantKind.WORKER, push_id.worker)
