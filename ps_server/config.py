@@ -14,7 +14,7 @@ from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.security.options import OPEN, Security
 
-# Beyond it the memory is busy, and the interpreter's lock is handed about more than held. Who knows better says so by the flag.
+# Beyond it the memory is busy, and the interpreter's lock is handed about more than held. The flag overrides it.
 _MAX_DEFAULT_APPLY_THREADS = 8
 _CGROUP_CPU_LIMIT = "/sys/fs/cgroup/cpu.max"
 _CGROUP_LIMITS = ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")
@@ -25,7 +25,7 @@ class ParameterServerConfig:
     """One parameter server. `announce` is a file for its address once it serves; `max_memory_bytes` None: all memory of the machine.
 
     `apply_threads`: how many share the work of applying a step; None: as many as it may use processors. `checkpoint_dir`: a path or a URL;
-    empty: no checkpoints. `history`: a directory to write down in what became of every contribution; None: nowhere. `data_port`: where data
+    empty: no checkpoints. `history`: a directory for the record of every contribution; None: none is kept. `data_port`: where data
     sockets come, on the host of `address`; 0: any port that is free. `metrics`: where /metrics is served over HTTP; empty: nowhere.
     """
 

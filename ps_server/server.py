@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from ps_protocol.http.server import HttpServer
     from ps_protocol.metrics.exposition import Family
 
-# Since when no chief has been heard, and when that is to be said.
+# The silence of the chief, and when to warn of it.
 
 
 FIRST_WARNING_S = 10.0
@@ -43,7 +43,7 @@ _LATE_S = 5.0
 
 
 class ChiefSilence:
-    """Counts from `now`. Any thread may call `heard`; `look` belongs to one, which calls it every LOOK_INTERVAL_S."""
+    """The time since a chief's last call, from `now` on. Any thread may call `heard`; one thread calls `look` every LOOK_INTERVAL_S."""
 
     def __init__(self, *, now: float) -> None:
         self._started_at = self._heard_at = self._looked_at = now
@@ -54,7 +54,7 @@ class ChiefSilence:
         self._heard_at = now
 
     def look(self, now: float, *, is_adopted: bool, address: str) -> str:
-        """Returns the warning that is due, in words; empty if there is none."""
+        """Returns the text of a warning that is due; empty if there is none."""
         if now - self._looked_at > _LATE_S:
             self._heard_at = now
         self._looked_at = now
@@ -124,7 +124,7 @@ class ParameterServer:
 
     @property
     def shard(self) -> Shard:
-        """What it serves: for a chief in the same process, which then calls `hear_chief` itself."""
+        """The shard that it serves: for a chief in the same process, which then calls `hear_chief` itself."""
         return self._shard
 
     def hear_chief(self) -> None:
@@ -165,7 +165,7 @@ class ParameterServer:
     def wait(self) -> str:
         """Returns, with the reason, when the server has been asked to end: by `request_stop`, or by the chief's RPC. Then call `stop`.
 
-        Warns meanwhile of a chief that is not heard.
+        Warns meanwhile of a silent chief.
         """
         while True:
             with contextlib.suppress(queue.Empty):

@@ -11,7 +11,7 @@ Work = Callable[[int], None]
 class ApplyThreads:
     """A StripeRunner of `num_threads` threads, of which one is the caller's. Thread-safe; `stop` ends the others.
 
-    They are started when first needed. One apply has them at a time: who comes meanwhile does its work alone.
+    They are started when first needed. One apply has them at a time; an apply that comes meanwhile does its work alone.
     """
 
     def __init__(self, num_threads: int) -> None:
@@ -62,7 +62,7 @@ class ApplyThreads:
         return num_helpers
 
     def _await_ends(self, num_helpers: int) -> BaseException | None:
-        """Returns the first error of the helpers, when all have ended. Who has not begun is not waited for: there is nothing left to do."""
+        """Returns the first error of the helpers, when all have ended. Does not wait for those that have not begun: no work is left."""
         first_error = None
         with contextlib.suppress(queue.Empty):
             while num_helpers:

@@ -30,7 +30,7 @@ from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_server.accumulators.rounds import DenseSum, Gradient, Rounds, SparseSum, Take, combined
 from ps_server.numbers.memory import MemoryBudget
 
-# One named accumulator: owner of its lock, of what each caller sent last, and of those who wait.
+# One named accumulator: owner of its lock, of the latest call of each caller, and of the waiting ones.
 
 
 # How long a taking between two calls of its client keeps its place.
@@ -69,7 +69,7 @@ class NamedAccumulator:
         self._num_counted_bytes = 0
 
     def known_reply(self, header: GradientHeader) -> GradientReply | None:
-        """Returns the answer if it is known without the gradient's content: it came before, or it is stale; else None.
+        """Returns the answer if it does not depend on the gradient's content: for a repeated or a stale one; else None.
 
         Raises PushIdReused, and ShapeMismatch if it cannot be added now.
         """
@@ -155,7 +155,7 @@ class NamedAccumulator:
                     if request.max_wait_s <= 0 and len(waiting.calls) == 1:
                         self._withdraw_locked(request.client, _withdrawn(self.spec, "its client gave up"))
                     return not_ready
-                # Places of those who went away must end even if nothing else happens.
+                # The places of callers that went away must end even if nothing else happens.
                 self._lock.wait(min(left_s, PLACE_S))
 
     def leave(self, taking: "Taking", request: TakeRequest, waiting: _Waiting | None, *, is_gone: bool) -> None:

@@ -64,9 +64,9 @@ class Take:
 
 
 class Rounds:
-    """Gradients of one round after the other, and those who wait for them, first come, first served. Not thread-safe.
+    """Gradients of one round after the other, and the takers that wait for them, first come, first served. Not thread-safe.
 
-    A gradient is accepted if its local step is the accumulator's step, or later. Taking raises the step by one, whatever it was.
+    A gradient is accepted if its local step is the accumulator's step, or later. Each taking raises the step by one.
     """
 
     def __init__(self, spec: AccumulatorSpec, total: GradientSum) -> None:
@@ -100,7 +100,7 @@ class Rounds:
         return True
 
     def take(self, num_required: int) -> Take:
-        """Queues up for `num_required` gradients, behind all who wait, whatever they want; it may be done when this returns."""
+        """Queues up for `num_required` gradients, behind all waiting takers; it may be done when this returns."""
         check_num_required(num_required, name=self.spec.name)
         take = Take(num_required)
         self._takes.append(take)
@@ -120,7 +120,7 @@ class Rounds:
 
     def _serve(self) -> None:
         while self._takes and self.count >= self._takes[0].num_required:
-            # First all that can fail; a failure leaves the gradients and the queue as they are.
+            # The operations that can fail come first; a failure leaves the gradients and the queue as they are.
             result, count = self.total.result(count=self.count), self.count
             self.total.clear()
             self.step, self.count = self.step + 1, 0
@@ -176,14 +176,14 @@ class DenseSum:
 
 
 def fits(shape: tuple[int, ...], declared: tuple[int, ...] | None) -> bool:
-    """Returns whether the shape is what is declared, as far as it is."""
+    """Returns whether the shape has the declared dimensions."""
     if declared is None:
         return True
     return len(shape) == len(declared) and all(want in (UNKNOWN, got) for got, want in zip(shape, declared, strict=True))
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:
-    """Returns a shape for people; "?" for what is not declared."""
+    """Returns a shape for people; "?" for a dimension that is not declared."""
     if shape is None:
         return "any"
     return "(" + ", ".join("?" if extent == UNKNOWN else str(extent) for extent in shape) + ("," if len(shape) == 1 else "") + ")"
@@ -220,7 +220,7 @@ class SparseSum:
                 raise ShapeMismatch(f"{what}: rows of shape {shape[1:]}, want {shape_text(declared[1:])}")
         held = 0 if self._indices is None else len(self._indices)
         if (held + num_indices) * math.prod(extent for extent in shape[1:] if extent) > MAX_EXTENTS:
-            # Without elements they take no memory, and yet there is no such array.
+            # Rows without elements take no memory, and yet such an array cannot exist.
             raise LimitExceeded(f"{what}: {held + num_indices} rows of shape {shape[1:]} are too large")
         if self._rows is not None and self._rows.shape[1:] != shape[1:]:
             raise ShapeMismatch(f"{what}: rows of shape {shape[1:]}, but those of this round have {self._rows.shape[1:]}; take them first")

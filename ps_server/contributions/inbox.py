@@ -56,7 +56,7 @@ _Record = TypeVar("_Record", _Seen, _Applied)
 
 
 class PushIds:
-    """What became of push ids, by worker. An epoch forgets what was seen; what was applied stays, for a chief that takes the shard over."""
+    """Outcomes of push ids, by worker. A new epoch forgets those seen; those applied stay, for a chief that takes the shard over."""
 
     def __init__(self) -> None:
         self._seen: dict[int, _Seen] = {}
@@ -78,7 +78,7 @@ class PushIds:
             )
 
     def note_incarnation(self, push_id: PushId) -> None:
-        """Notes who pushes."""
+        """Notes the incarnation of a worker that pushes."""
         seen = self._seen.get(push_id.worker)
         if seen is None or seen.incarnation != push_id.incarnation:
             seen = _Seen(push_id.incarnation)
@@ -96,7 +96,7 @@ class PushIds:
         self.remember(push_id, None, PushResult.STALE)
 
     def remember(self, push_id: PushId, step: int | None, result: PushResult) -> None:
-        """Notes what became of a push, unless another incarnation has come meanwhile."""
+        """Notes the outcome of a push, unless a later incarnation has pushed meanwhile."""
         seen = self._seen.get(push_id.worker)
         if seen is None or seen.incarnation != push_id.incarnation:
             return
@@ -129,7 +129,7 @@ class PushIds:
         )
 
     def resume(self, pushes: Iterable[WorkerPushes]) -> None:
-        """Goes on from what `lately_applied` has returned, in place of what is here."""
+        """Replaces the state by a result of `lately_applied`."""
         self._applied = {}
         for of_worker in pushes:
             for push in of_worker.applied:
@@ -171,7 +171,7 @@ class MetricCells:
         self._cells: dict[tuple[str, int], _Cell] = {}
 
     def admit(self, metrics: Mapping[str, Metric]) -> None:
-        """Takes up the names, all or nothing; raises LimitExceeded if there are too many, InvalidSpec if one is none."""
+        """Adds the names, all or nothing; raises LimitExceeded if there are too many, InvalidSpec for an invalid one."""
         if metrics.keys() <= self._names and all(_is_weight(metric.weight) for metric in metrics.values()):
             return
         for name, metric in metrics.items():
@@ -198,7 +198,7 @@ class MetricCells:
             yield MetricCell(name=name, worker=worker, total=cell.total, weight=cell.weight, count=cell.count, last=cell.last)
 
     def resume(self, cells: Iterable[MetricCell]) -> None:
-        """Goes on from what `cells` has returned, in place of what is here. Raises LimitExceeded, InvalidSpec."""
+        """Replaces the state by a result of `cells`. Raises LimitExceeded, InvalidSpec."""
         self._names, self._cells = set(), {}
         for cell in cells:
             self.admit({cell.name: Metric(value=cell.last, weight=0.0)})
@@ -283,7 +283,7 @@ class Inbox:
         self._shared.add(buffers)
 
     def unshare(self, buffers: Sequence[SharedBuffer], *, is_lost: bool = False) -> None:
-        """Notes that a worker has given its memory up, or was lost: what is whole in it may still be applied."""
+        """Notes that a worker has given its memory up, or was lost: whole contributions in it may still be applied."""
         self._shared.remove(buffers, is_lost=is_lost)
 
     def open(self, header: PushHeader, *, current_step: int) -> Contribution:
@@ -316,7 +316,7 @@ class Inbox:
         return contribution
 
     def begin_write(self, contribution: Contribution) -> StagedGradients | None:
-        """Returns the memory, the caller's to write until `end_write`; None if no more bytes are wanted."""
+        """Returns the memory, which the caller may write until `end_write`; None if no more bytes are needed."""
         if contribution.outcome is not None or contribution.memory is None:
             return None
         contribution.is_writing = True
@@ -341,7 +341,7 @@ class Inbox:
             self._give_back(contribution)
 
     def stage(self, contribution: Contribution, *, current_step: int) -> PushReply:
-        """Ends a push whose bytes are all there: staged, or whatever was answered meanwhile. Raises the error that ended it."""
+        """Ends a push whose bytes are all there, and returns its answer: staged, or one given meanwhile. Raises the error that ended it."""
         if contribution.outcome is None:
             self._open.discard(contribution)
             self._staged[contribution.push_id] = contribution
@@ -423,7 +423,7 @@ class Inbox:
         self._shared.advance(step, accepts_any_step=self.accepts_any_step)
 
     def discard(self, push_ids: Iterable[PushId], *, current_step: int) -> None:
-        """Drops contributions that will never be applied, whole or under way; a sequence of 0 stands for all of that incarnation."""
+        """Drops contributions that will never be applied, whole or under way; sequence 0 stands for all of that incarnation."""
         for push_id in push_ids:
             self._shared.discard(push_id)
             for contribution in [c for c in self._staged.values() if _is_named(c.push_id, push_id)]:
@@ -489,12 +489,12 @@ class Inbox:
         if in_flight >= self.max_staged_per_worker:
             error = too_many_pushes(push_id.worker, in_flight=in_flight, limit=self.max_staged_per_worker)
             if held := self._held_of(push_id):
-                # Those that it will not commit it can name with its next push.
+                # The worker can name those that it will not commit with its next push.
                 error.facts |= named_contributions(held)
             raise error
 
     def _held_of(self, push_id: PushId) -> list[PushId]:
-        """Returns what is held of the worker that pushes."""
+        """Returns the contributions that are held of the worker that pushes."""
         everything = push_id._replace(sequence=0)
         known = {one.push_id for one in (*self._staged.values(), *self._open) if _is_named(one.push_id, everything)}
         shared = self._shared.waiting((push_id.worker, push_id.incarnation))

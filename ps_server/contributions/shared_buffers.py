@@ -36,7 +36,7 @@ class SharedBuffer:
         self._epoch = epoch
 
     def whole(self) -> tuple[int, int] | None:
-        """Returns sequence and step of the contribution that is whole here and not done with; None if there is none."""
+        """Returns sequence and step of the whole contribution here that is still needed; None if there is none."""
         words = self.words
         sequence, step = words[at.SEQUENCE], words[at.OF_STEP]
         if not sequence or sequence == words[at.DONE] or words[at.OF_EPOCH] != self._epoch:
@@ -72,7 +72,7 @@ class SharedBuffers:
         return sum(self._is_waiting(buffer) for buffer in self)
 
     def total(self, position: int) -> int:
-        """Returns what all workers together have counted."""
+        """Returns the sum of all workers' counters."""
         return self._counted[position] + sum(buffer.count(position) for buffer in self)
 
     def num_waiting(self, push_id: PushId, *, but: int | None = None) -> int:
@@ -86,12 +86,12 @@ class SharedBuffers:
         return [whole[0] for whole in found if whole is not None and (self._accepts_any_step or whole[1] == self._open_step)]
 
     def add(self, buffers: Sequence[SharedBuffer]) -> None:
-        """Adds buffers of one worker; their numbers go on from those that it has."""
+        """Adds buffers of one worker; their numbers follow those of its earlier ones."""
         for buffer in buffers:
             self._of.setdefault(buffer.key, []).append(buffer)
 
     def remove(self, buffers: Sequence[SharedBuffer], *, is_lost: bool = False) -> None:
-        """Notes that a worker has given up its buffers, or was lost: what is whole in them may still be applied."""
+        """Notes that a worker has given up its buffers, or was lost: whole contributions in them may still be applied."""
         for buffer in buffers:
             mine = self._of.get(buffer.key, [])
             if buffer in mine:
@@ -106,7 +106,7 @@ class SharedBuffers:
         self._drop_orphans()
 
     def buffer(self, push_id: PushId, index: int) -> SharedBuffer:
-        """Returns a worker's buffer by its number; raises InvalidSpec if it has none of that number."""
+        """Returns a worker's buffer by its number; raises InvalidSpec for an unknown number."""
         buffers = self._of.get((push_id.worker, push_id.incarnation), ())
         if index < len(buffers):
             return buffers[index]
@@ -134,7 +134,7 @@ class SharedBuffers:
             self._drop_orphans()
 
     def discard(self, push_id: PushId) -> None:
-        """Drops a contribution that will never be applied; a sequence of 0 stands for all of that incarnation."""
+        """Drops a contribution that will never be applied; sequence 0 stands for all of that incarnation."""
         for buffer in list(self):
             if buffer.key == (push_id.worker, push_id.incarnation):
                 sequence = buffer.words[at.SEQUENCE]
@@ -161,7 +161,7 @@ class SharedBuffers:
 
     def _step_of(self, buffer: SharedBuffer, sequence: int) -> int | None:
         """Returns the step of the contribution of this number that waits in a buffer; None if there is none."""
-        # What is checked is what is returned: the worker may write other numbers there at any moment.
+        # The checked number is returned: the worker may write other numbers there at any moment.
         whole = buffer.whole()
         if whole is None or whole[0] != sequence or not (self._accepts_any_step or whole[1] == self._open_step):
             return None

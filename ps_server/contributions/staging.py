@@ -37,7 +37,7 @@ _MAX_LENGTHS = 4
 
 
 class EncodedPools:
-    """Reused buffers by their length. What is lent is counted in `budget`. Not thread-safe, but for `clear_padding`."""
+    """Reused buffers by their length. Lent memory is counted in `budget`. Not thread-safe, except `clear_padding`."""
 
     def __init__(self, layout: Layout, *, budget: MemoryBudget) -> None:
         self._layout = layout
@@ -90,7 +90,7 @@ class EncodedPools:
             pool.close()
 
     def clear_padding(self, halves: Array) -> None:
-        """Zeroes what lies between the slices of an arena in halves, whatever a client sent there."""
+        """Zeroes the padding between the slices of an arena in halves: a client may have sent anything there."""
         if self._padding is None:
             self._padding = _padding_of_halves(self._layout)
         if self._padding.size:
@@ -125,7 +125,7 @@ _NO_BYTES = np.empty(0, np.uint8)
 class StagedGradients:
     """One contribution's memory. `dense` is the arena, empty if it was left out; `rows` are the tables' gradients by position.
 
-    `encoding`: how `dense` lies here: as it is, or in halves, which the apply converts. `packed`: how it came, and the bytes, where it is
+    `encoding`: of `dense` in memory: none, or halves, which the apply converts. `packed`: the encoding and bytes received, if they are
     decoded when all of it is there. `is_foreign`: `dense` lies in a worker's memory. `formulas` are to be computed when it is applied; the
     slices that they write are among the `absent`. `checksum`: once it has been computed.
     """
@@ -234,7 +234,7 @@ class StagingMemory:
         self._encoded.end_step()
 
     def close(self) -> None:
-        """Lets go of what is not lent, and of the rest as soon as it comes back."""
+        """Frees the memory that is not lent, and the rest as soon as it comes back."""
         self._pool.close()
         self._encoded.close()
 
@@ -255,13 +255,13 @@ class StagingMemory:
         self.clear_padding(staged)
 
     def checksum(self, staged: StagedGradients) -> int:
-        """Returns the checksum of a contribution that is in order: the same at all servers that have been given the same."""
+        """Returns the checksum of a contribution that is in order: the same at all servers that received the same contribution."""
         if staged.checksum is None or staged.is_foreign:
             staged.checksum = checksum(self._parts(staged))
         return staged.checksum
 
     def _parts(self, staged: StagedGradients) -> Iterator[Array]:
-        """Yields all that a contribution consists of, as it lies here."""
+        """Yields all arrays of a contribution, as they are in memory."""
         if staged.absent or staged.encoding is not FloatEncoding.AS_IS:
             # The maps come in no order.
             formulas = [
@@ -288,7 +288,7 @@ class StagingMemory:
                     yield stretch(layout, staged.dense, staged.encoding, arena, start, start + piece.nbytes)
 
     def clear_padding(self, staged: StagedGradients) -> None:
-        """Zeroes what lies between the slices, whatever a client sent there, where gradients lie as they are."""
+        """Zeroes the padding between the slices of gradients that are not encoded: a client may have sent anything there."""
         if staged.dense.size and staged.encoding is FloatEncoding.AS_IS:
             self._padding.clear(staged.dense)
 

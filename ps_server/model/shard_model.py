@@ -80,7 +80,7 @@ def formulas_of(memories: Sequence[StagedGradients]) -> list[tuple[int, FormulaU
     return [(position, update) for position, memory in enumerate(memories) for update in memory.formulas]
 
 
-# A step of such a model, or a copy of it, takes no longer than a thread takes to be woken for it.
+# A step of such a model, or a copy of it, takes no longer than waking a thread for it.
 SMALL_BYTES = 1 << 20
 
 _NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
@@ -98,7 +98,7 @@ class StepWork:
 
 
 class ShardModel:
-    """Holds what `spec` names. The caller serialises the calls; those that say that they take long it may run beside others.
+    """Holds the variables of `spec`. The caller serialises the calls; calls documented as slow may run beside others.
 
     `half_done` is called in each apply when the dense variables have been made, and the tables have not.
     """
@@ -146,7 +146,7 @@ class ShardModel:
 
     @property
     def first_values(self) -> list[Array]:
-        """The memories that the first values are to be copied into, one after the other; readers know that they are gone."""
+        """The memories for the first values, to be filled one after the other; readers find their former values gone."""
         return [self._arena.begin_next().memory, *self._tables.first_values]
 
     def fill_initial(self, memory: Array) -> None:
@@ -191,7 +191,7 @@ class ShardModel:
         return self._state(self._arena.current.memory)
 
     def snapshot(self, memory: StateMemory | None = None, *, step: int | None = None) -> Snapshot:
-        """Returns all that the next steps depend on: tensors in `memory` (None: as they are), saved as `step` (None: the model's own)."""
+        """Returns the state that later steps depend on: tensors in `memory` (None: in place), saved as `step` (None: the model's own)."""
         hidden = HiddenState(
             step=self.step if step is None else step,
             powers=dict(zip(rule_keys(self.spec.layout), (rule.powers for rule in self._settings.rules), strict=True)),
@@ -227,9 +227,9 @@ class ShardModel:
         return self._settings.current.accepts_stale
 
     def configure(self, settings: ShardSettings) -> None:
-        """Changes how the shard works, unless it has such or newer settings; no step may be under way. Raises InvalidSpec.
+        """Changes the shard's settings, unless it has these or newer ones; no step may be under way. Raises InvalidSpec.
 
-        What is staged for steps gone by is dropped where they are not accepted any more; otherwise the chief may come back to it.
+        Drops contributions staged for earlier steps if the new settings do not accept them; else the chief may still use them.
         """
         if not self._settings.is_news(settings):
             return
@@ -238,7 +238,7 @@ class ShardModel:
         begins_in_place = settings.applies_on_arrival and not self.applies_on_arrival
         self._settings.change(settings)
         if begins_in_place:
-            # What changes in place from now on is no more what its readers have begun to copy.
+            # From now on values change in place: copies that readers have begun are void.
             self._arena.current.renew()
             self._arena.begin_slots()
         self.inbox.accepts_any_step = settings.accepts_stale or settings.applies_on_arrival
@@ -255,7 +255,7 @@ class ShardModel:
         """Publishes the epoch that shared memory serves; 0: none."""
         self._arena.words[at.EPOCH] = epoch
 
-    # What is read
+    # -- reading
 
     @property
     def memory(self) -> VariablesMemory:
@@ -322,7 +322,7 @@ class ShardModel:
         return step
 
     def watch(self, buffer: VersionedBuffer) -> Callable[[], bool]:
-        """Returns what tells whether a copy still holds what it holds now; where it changes in place, whatever it holds is wanted."""
+        """Returns an object that tells whether a copy is still unchanged; if values change in place, any values will do."""
         version, is_torn_allowed = buffer.version, self.applies_on_arrival
         return lambda: is_torn_allowed or buffer.version == version
 
@@ -335,7 +335,7 @@ class ShardModel:
 
     @property
     def last_request(self) -> ApplyRequest | None:
-        """What the latest step was asked for with; None until a step has been applied."""
+        """The request of the latest step; None until a step has been applied."""
         return self._last
 
     def is_repeated(self, request: ApplyRequest) -> bool:

@@ -140,14 +140,14 @@ class StateMemory:
 
     @property
     def arrays(self) -> list[Array]:
-        """All of them, in a fixed order."""
+        """All arrays, in a fixed order."""
         averages = [] if self.average is None else [self.average]
         tables = [memory for rows, slots in self.tables for memory in (rows, *slots.values())]
         return [self.values, *self.slots.values(), *averages, *tables]
 
     @property
     def nbytes(self) -> int:
-        """Bytes of all of them."""
+        """Bytes of all arrays."""
         return sum(memory.nbytes for memory in self.arrays)
 
 
@@ -189,7 +189,7 @@ class Snapshot:
     memory: StateMemory
 
     def tensors(self) -> Iterator[StateTensor]:
-        """Yields what stands for the state: takes a while where there is much of it."""
+        """Yields the tensors of the state; takes long for a large state."""
         return tensors_of(self.spec, self.rules, self.memory)
 
 

@@ -44,7 +44,7 @@ class StripeRunner(Protocol):
         """Calls `work(0)` here, and `work(1)` to `work(num_threads - 1)` in other threads as far as they are free; returns when all have
         ended.
 
-        `work` must do all there is to do even where only `work(0)` is called. Raises the first error of any of them.
+        `work(0)` alone must be enough to do all the work. Raises the first error of any call.
         """
 
 
@@ -71,7 +71,7 @@ def share(
 ) -> int:
     """Calls `act(task, thread)` once for each task, in any order and in up to `num_threads` threads; returns the sum of what it returns.
 
-    Each thread works in a context of its own, made by `within`. What `act` raises ends the others as soon as their present task is done,
+    Each thread works in a context of its own, made by `within`. An error of `act` ends the other threads after their present task,
     and is raised here.
     """
     # Taken one by one: a thread that the system holds up leaves the rest to the others.
@@ -109,7 +109,7 @@ def _next(left: deque[Task]) -> Task | None:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Run:
-    """The bytes `start` to `stop`, all in one arena: who has a gradient for them (positions), and the factor of the mean."""
+    """The bytes `start` to `stop`, all in one arena: the positions of the contributions with a gradient for them, and the mean's factor."""
 
     arena: ArenaRange
     start: int
@@ -170,7 +170,7 @@ def span(layout: Layout, index: int) -> tuple[int, int]:
 
 
 def _members(layout: Layout) -> tuple[tuple[int, ...], ...]:
-    """Returns the slices of each arena, those without elements left out, as they lie one after the other."""
+    """Returns the slices of each arena in the order of memory, without those that have no elements."""
     members: list[tuple[int, ...]] = []
     indices = [index for index in layout.order if layout.slices[index].nbytes]
     for arena in layout.arenas:
@@ -292,7 +292,7 @@ class AverageKeeper:
             average[run.start : run.stop] = 0 if self._spec.zero_debias else values[run.start : run.stop]
 
     def parts(self, block_bytes: int) -> Iterator["AveragedPart"]:
-        """Yields what there is to move in a step, in parts of at most `block_bytes` as they are computed with."""
+        """Yields the averages to move in a step, in parts of at most `block_bytes` in the type of the computation."""
         for run in self._runs:
             itemsize = run.arena.data_type.itemsize
             part_bytes = block_bytes // run.arena.data_type.sum_dtype.itemsize * itemsize
@@ -441,7 +441,7 @@ class StepMemory:
 
 
 class Blocks:
-    """Scratch memory for one thread, `block_bytes` for each purpose. What is never used costs no memory."""
+    """Scratch memory for one thread, `block_bytes` for each purpose. Unused blocks cost no memory."""
 
     def __init__(self, block_bytes: int, *, num_scratch: int = NUM_SCRATCH, num_slots: int = _NUM_SLOTS) -> None:
         max_size = block_bytes // _MIN_SUM_BYTES

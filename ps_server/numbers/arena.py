@@ -102,7 +102,7 @@ class ShardArena:
         return self._buffers[self._current]
 
     def begin_next(self) -> VersionedBuffer:
-        """Returns the other copy, to be overwritten; from now on its readers know that it is gone."""
+        """Returns the other copy, to be overwritten; from now on its readers find its step gone."""
         spare = self._buffers[1 - self._current]
         spare.withdraw()
         return spare
@@ -141,7 +141,7 @@ class Padding:
         self._word = np.dtype(f"u{word_bytes(layout)}")
 
     def clear(self, memory: Array) -> None:
-        """Zeroes them, whatever a client sent there."""
+        """Zeroes the padding: a client may have sent anything there."""
         if self._words.size:
             memory.view(self._word)[self._words] = 0
 

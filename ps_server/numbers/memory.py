@@ -46,7 +46,7 @@ class MemoryBudget:
         self._check_as_it_is(nbytes, purpose=purpose)
 
     def on_shortage(self, let_go: Callable[[], object]) -> None:
-        """Has `let_go` release what is only kept for later, before anything is refused. It is called without the lock."""
+        """Has `let_go` release memory that is only kept for later, before a request is refused. It is called without the lock."""
         self._let_go.append(let_go)
 
     def reserve(self, nbytes: int, *, purpose: str) -> None:
@@ -61,7 +61,7 @@ class MemoryBudget:
         return self.allocate_by(lambda: aligned_bytes(nbytes), nbytes, purpose=purpose)
 
     def allocate_by(self, make: Callable[[], Memory], nbytes: int, *, purpose: str) -> Memory:
-        """Returns what `make` makes of so many bytes; raises LimitExceeded if they do not fit, or it raises MemoryError or OSError."""
+        """Returns `make(nbytes)`; raises LimitExceeded if the bytes do not fit, or if `make` raises MemoryError or OSError."""
         self.reserve(nbytes, purpose=purpose)
         try:
             return make()

@@ -102,7 +102,7 @@ _INITIAL_BLOCK_ELEMENTS = 1 << 16
 def fill_table(values: Array, piece: VariableSlice, initializer: Initializer) -> None:
     """Fills `values` (rows of `piece`, two-dimensional) with first values. Takes about 10 ns an element."""
     if not values.size:
-        # Rows without elements take no memory: there may be more of them than anything could go through.
+        # Rows without elements take no memory: there may be too many of them for a loop.
         return
     if initializer.kind is InitializerKind.CONSTANT:
         values.fill(initializer.low)
@@ -363,7 +363,7 @@ class TableGroup:
 
     @property
     def slot_names(self) -> set[str]:
-        """Names of the slots that any of them has."""
+        """Names of the slots of all tables."""
         return {name for table in self._tables for name in table.slots}
 
     @property
@@ -434,7 +434,7 @@ class TableGroup:
         self._tables = []
 
     def _mean(self, position: int, step: SparseStep) -> RowGradient | None:
-        """The mean that the optimizer gets but for its scale, in memory of its own; None without a gradient."""
+        """The mean for the optimizer, before its scale, in memory of its own; None without a gradient."""
         given = [(rows[position], weight) for rows, weight in zip(step.gradients, step.weights, strict=True) if position in rows]
         if not given:
             return None

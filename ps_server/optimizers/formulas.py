@@ -63,7 +63,7 @@ class Formula:
     rounded: Callable[[float], float] = single
     # Blocks of scratch memory that it wants.
     num_scratch: int = NUM_SCRATCH
-    # What is measured of a whole variable first, one after the other.
+    # Measured over a whole variable first, one pass after the other.
     passes: tuple[Pass, ...] = ()
     # Whether its constants are others at another step, with the same learning rate and powers.
     uses_step: bool = True
@@ -82,7 +82,7 @@ def _keep_where_greater(out: Array, size: Array, limit: "np.floating[Any]", *, s
     is_greater = scratch.view(np.bool_)[: out.size]
     np.greater(size, limit, out=is_greater)
     if not is_greater.all():
-        # Twenty times as fast as a copy under a mask of no pattern: all bits set for what stays, none for the rest.
+        # Twenty times as fast as a copy under a random mask: all bits set for elements that stay, none for the rest.
         bits = np.dtype(f"i{out.itemsize}")
         mask = size.view(bits)
         np.negative(is_greater.view(np.int8), out=mask, dtype=bits)
@@ -366,7 +366,7 @@ def _proximal_adagrad(spec: OptimizerSpec) -> Formula:
     return Formula(lambda rate, powers, step, of: (of(rate), of(l1_strength), of(l2_strength), of(1)), apply, uses_step=False)
 
 
-# Variables that take plain updates (statistics, counters): what is called gradient is the update there.
+# Variables that take plain updates (statistics, counters): the gradient is the update.
 
 
 def _assign_mean(spec: OptimizerSpec) -> Formula:

@@ -83,7 +83,7 @@ _FORMULAS: dict[str, Callable[[Schedule, np.float64], float]] = {
 
 
 class _Moment:
-    """The numbers of one step. Replaced as a whole, so that who applies in another thread sees those of one step."""
+    """The numbers of one step. Replaced as a whole, so that an apply in another thread sees the numbers of one step."""
 
     def __init__(self, formula: Formula, *, rate: float, powers: tuple[float, ...], step: int, weight_decay: float, l2: float) -> None:
         self.formula = formula
@@ -134,7 +134,7 @@ class Measuring:
         return False
 
     def conclude(self) -> None:
-        """Ends a pass: what it has summed is known from now on."""
+        """Ends a pass: its sums are known from now on."""
         self._constants = self._formula.passes[self._num_passes].conclude(self._constants, self._totals, self._dtype.type)
         self._num_passes += 1
         self._totals = []
@@ -340,7 +340,7 @@ def _age(settings: ShardSettings) -> tuple[int, int, int]:
 
 
 def push_mode(settings: ShardSettings) -> PushMode:
-    """Returns what workers who share memory may do without a call."""
+    """Returns what workers that share memory may do without a call."""
     if settings.applies_on_arrival:
         return PushMode.BY_CALL
     return PushMode.ANY_STEP if settings.accepts_stale else PushMode.OPEN_STEP_ONLY

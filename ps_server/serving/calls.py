@@ -112,7 +112,7 @@ class ParameterService:
     def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             message = decode_message(pb.GetShardStatusRequest, request)
-            # Otherwise any caller that may read the status could make a dead chief seem alive, and keep its successor waiting.
+            # Else any caller that may read the status could make a dead chief seem alive, and keep its successor waiting.
             if self._is_chief(context):
                 self._shard.hear_chief(codec.decode(Fence, message.fence))
                 self._on_chief_call()
@@ -247,7 +247,7 @@ class AccumulatorService:
                 return codec.pack(incoming.finish())
 
     def TakeGradient(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        """Waits for gradients and sends what was made of them."""
+        """Waits for gradients and sends their mean or sum."""
         with self._answering(context), self._idle_streams.watching(context, name="TakeGradient") as stream:
             with self._registry.open_take(codec.decode(TakeRequest, decode_message(accumulator_pb.TakeGradientRequest, request))) as taking:
                 if not context.add_callback(taking.abandon):

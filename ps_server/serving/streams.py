@@ -69,11 +69,11 @@ class Stream:
         self.waiting_since: float | None = None
 
     def begin_waiting(self) -> None:
-        """Notes that its peer is to send, in the middle of what it has begun."""
+        """Notes that its peer has to send the rest of a message."""
         self.waiting_since = time.monotonic()
 
     def begin_work(self) -> None:
-        """Notes that its peer has sent what it was waited for."""
+        """Notes that its peer has sent the awaited message."""
         self.is_resting, self.waiting_since = False, None
 
     def incoming(self, messages: Iterator[Message]) -> Iterator[Message]:
@@ -108,7 +108,7 @@ class IdleStreams:
         self._max_open = max_open
         self._takes_long_lived = True
         self._streams: set[Stream] = set()
-        # Those of them that may rest.
+        # The streams that may rest.
         self._long_lived: set[Stream] = set()
         # Those of chiefs, the one that was used last at the end.
         self._of_chiefs: dict[Stream, None] = {}
@@ -340,7 +340,7 @@ class StreamSocket:
 
 
 class _Wish(enum.Enum):
-    """What a flow of contributions goes on with: a message (None: no more will come), or None in a thread that may take long."""
+    """What a flow of contributions needs next: a message (None: no more will come), or None in a thread that may take long."""
 
     MESSAGE = enum.auto()
     TIME = enum.auto()
@@ -379,12 +379,12 @@ class PushStream:
             self._thread.do(self._take_time)
 
     def finish(self) -> None:
-        """The worker sends no more: what is not whole is answered as such."""
+        """Handles the worker's end of the stream: an incomplete contribution is answered with an error."""
         self._go_on(None)
         self._peer.end()
 
     def close(self) -> None:
-        """The stream is over; what is not whole is dropped."""
+        """Ends the stream; drops an incomplete contribution."""
         self._idle_streams.end_of(self._stream)
         self._socket.close()
         self._thread.end()
@@ -478,7 +478,7 @@ class _Contributions:
             value, num_bytes = codec.decode(PushHeader, header.header), header.header.content_bytes
             if header.header.HasField("payload"):
                 yield _Wish.TIME
-                # No frames of it follow, whatever becomes of it.
+                # No frames of it follow, whatever its outcome.
                 self._is_dropping = True
                 reply = self._receive(value, header.header.payload, num_bytes=num_bytes)
             else:
@@ -579,7 +579,7 @@ class VariablesStream:
     ) -> None:
         self._shard, self._peer, self._idle_streams, self._deadlines, self._name = shard, peer, idle_streams, deadlines, name
         self._socket = StreamSocket(data_sockets)
-        # How the answer that is under way is to travel; None: in frames.
+        # How the present answer travels; None: in frames.
         self._payload: tuple[DataSocket, int] | None = None
         self._stream = idle_streams.begin(context, name="Read")
         self._waiting: _Wait | None = None

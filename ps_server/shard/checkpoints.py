@@ -93,10 +93,10 @@ class StepTurns(Protocol):
 
     @property
     def is_idle(self) -> bool:
-        """Whether none is."""
+        """Whether no save or restoration is under way."""
 
     def wait_until_idle(self, timeout_s: float) -> None:
-        """Waits until none is, but not longer than this."""
+        """Waits until no save or restoration is under way, for a limited time."""
 
 
 class SavePace:
@@ -153,7 +153,7 @@ class CopyMemory:
 class CopyMemories:
     """Lends memory for one copy at a time, counted in the budget, and keeps it for the next. Thread-safe.
 
-    What is kept is let go as soon as the budget has too little for anything else, and the system may take its pages for other processes.
+    Kept memory is freed as soon as the budget is short, and the system may take its pages for other processes.
     As long as neither happens, steps wait for the next copy itself, and for no page of it.
     """
 
@@ -181,7 +181,7 @@ class CopyMemories:
             self._kept = memory
 
     def release(self) -> None:
-        """Lets go of what is kept."""
+        """Frees the kept memory."""
         with self._lock:
             kept, self._kept = self._kept, None
         if kept is not None:
@@ -293,7 +293,7 @@ def _blocks(shape: tuple[int, ...], max_elements: int) -> Iterator[tuple[tuple[i
 
 
 class CheckpointPlan:
-    """Which files of a checkpoint have what a shard needs. Raises CheckpointMismatch if it is not the checkpoint of such a model."""
+    """The files of a checkpoint that a shard needs. Raises CheckpointMismatch if the checkpoint is of another model."""
 
     def __init__(self, checkpoint: Checkpoint, spec: ShardSpec) -> None:
         if checkpoint.step != spec.initial_step:
@@ -307,7 +307,7 @@ class CheckpointPlan:
         shards: set[int] = set()
         for piece in (*spec.layout.slices, *spec.layout.tables):
             shards |= self._sources(piece)
-        # Its own file first, if it has what is needed: in doubt its numbers are this shard's.
+        # Its own file first, if it is needed: in doubt its numbers are this shard's.
         self._shards = sorted(shards, key=lambda shard: (shard != spec.shard, shard))
 
     @property
@@ -706,7 +706,7 @@ class Checkpoints:
             restore.num_bytes_read = num_bytes
             restore.check_wanted()
 
-        # Nothing has been changed until now: what is no checkpoint of this model harms nothing.
+        # Nothing has been changed until now: a checkpoint of another model does no damage.
         model = self._side.make_room(request, check=restore.check_wanted)
         try:
             hidden = plan.read(storage, model.begin_restore(), on_progress=note)

@@ -74,10 +74,10 @@ class Gate:
         """A block while no step is under way, which may go on beside others like it. Waits for a step; raises Unavailable."""
         return _Arrival(self)
 
-    # Who reads
+    # -- readers
 
     def reading(self, step: int) -> "_Reader":
-        """A reader of `step` is at work in the `with` block, without the lock; an apply that would overwrite what it reads may wait."""
+        """Notes a reader of `step` for the `with` block, which is without the lock; an apply that would overwrite its step may wait."""
         return _Reader(self, step)
 
     # Waiting
@@ -105,7 +105,7 @@ class Gate:
     def wait_for_readers(self, *, before: int) -> None:
         """In a block: waits until no reader reads a step before `before`, without the lock, but at most READERS_WAIT_S.
 
-        Who is slower than that has to read again, and is not waited for any more: one reader that hangs does not set the pace.
+        A slower reader has to read again, and steps no longer wait for it: one reader that hangs does not set the pace.
         """
         if before < self._given_up_before:
             self._given_up_before = 0
@@ -117,7 +117,7 @@ class Gate:
         self._lock.wait_for(is_so)
 
     def changed(self) -> None:
-        """In a block: wakes those who wait in another block, so that they look again."""
+        """In a block: wakes all that wait in other blocks, so that they check again."""
         self._lock.notify_all()
 
     @property
@@ -346,7 +346,7 @@ class Fences:
             )
         is_new = fence.era != self.fence.era
         if is_new:
-            # What is damaged goes with its epoch; see `is_damaged`.
+            # Damaged state is dropped with its epoch; see `is_damaged`.
             self._damage = ""
         self.fence = fence
         return is_new
@@ -362,7 +362,7 @@ class Fences:
 
     @property
     def is_damaged(self) -> bool:
-        """Whether what is here can only be dropped."""
+        """Whether the shard's state can only be dropped."""
         return bool(self._damage)
 
     def check_not_ending(self) -> None:
@@ -400,9 +400,9 @@ class Fences:
     def check_chief_call(self, fence: Fence) -> None:
         """Notes the number of a chief that asks for something; raises Superseded, or what `check_caller` raises."""
         if fence is self.fence and fence.era.epoch and self._shutdown_reason is None and not self._damage:
-            return  # as with every step but its first: all of what follows holds
+            return  # as with every step but its first: all later checks would pass
         self.check_not_ending()
-        # First: a superseded chief is to end, whatever has become of its epoch, and not to believe that its training has failed.
+        # First: a superseded chief is to end, whatever its epoch, and must not conclude that its training has failed.
         self.check_chief(fence)
         self.check_caller(fence.epoch)
         self.check_era(fence.era)
@@ -465,7 +465,7 @@ class ChiefNotes:
         self._heard_at = None
 
     def count_on(self, replica: ReplicaState) -> bool:
-        """The chief says how it counts on this replica; returns whether that is news, and no copy of what it has said before."""
+        """Sets how the chief counts on this replica; returns whether that is new, and not a late copy."""
         is_news = replica.version > self.replica.version
         if is_news:
             self.replica = replica

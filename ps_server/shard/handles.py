@@ -62,7 +62,7 @@ class OpenPush:
         return memory is None or memory.writer.nbytes <= SMALL_BYTES
 
     def expect(self, num_bytes: int) -> None:
-        """Hears how many bytes will come; raises TruncatedStream or FrameOutOfOrder if that is not what the contribution has."""
+        """Notes how many bytes will come; raises TruncatedStream or FrameOutOfOrder if the contribution has another number."""
         memory = self._contribution.memory
         if memory is None or memory.writer.nbytes == num_bytes:
             return
@@ -97,7 +97,7 @@ class OpenPush:
         return self._finish(data)
 
     def finish(self) -> PushReply:
-        """Stages or applies the contribution, if all of it has come (else TruncatedStream), or tells what else became of it.
+        """Stages or applies the contribution, if all of it has come (else TruncatedStream), or returns its other outcome.
 
         Raises IndexOutOfRange if a table has no such row, NonFiniteGradient where those are refused; that, too, has no effect.
         """

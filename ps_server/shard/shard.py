@@ -127,7 +127,7 @@ class Shard:
         session_keys: tuple[bytes, ...] = (),
         replica: ReplicaState = ONLY_REPLICA,
     ) -> Adoption:
-        """Puts the shard under a chief; a later epoch drops whatever is staged or under way, and begins with the model's own settings.
+        """Puts the shard under a chief; a later epoch drops contributions staged or under way, and begins with the model's own settings.
 
         `session_keys`: see Shard. `replica`: how the chief counts on this replica, where the shard has several.
         """
@@ -163,13 +163,13 @@ class Shard:
                 self._gate.chief.heard()
 
     def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
-        """Keeps a record for the chief's successor, unless there is such or a newer one."""
+        """Keeps a record for the chief's successor, unless it has this or a newer one."""
         with self._gate:
             self._gate.check_chief(fence)
             self._gate.chief.keep(record, version=version)
 
     def configure(self, settings: ShardSettings) -> None:
-        """Changes how the shard works, unless it has such or newer settings; waits for steps and arrivals under way."""
+        """Changes the shard's settings, unless it has these or newer ones; waits for steps and arrivals under way."""
         with self._gate.step(settings.fence):
             model = self._model_locked()
             model.configure(settings)
@@ -389,7 +389,7 @@ class Shard:
             return self._num_applied, self._apply_s
 
     def status(self) -> ShardStatus:
-        """Reports step, memory and counters, zeros for what there is not before the variables stand; also while the shard shuts down."""
+        """Reports step, memory and counters, with zeros before there are variables; also while the shard shuts down."""
         with self._gate:
             model, fences, chief = self._model, self._gate.fences, self._gate.chief
             inbox = model.inbox if model else None
@@ -526,7 +526,7 @@ class Shard:
                 creation.model.release()
 
     def _awaited_locked(self) -> str:
-        """Says in words what is being waited for until there is a model."""
+        """Returns words for the wait until there is a model."""
         restoring = self._checkpoints.restoring
         if restoring:
             return restoring
@@ -540,7 +540,7 @@ class Shard:
     # The model
 
     def _admitted_locked(self, epoch: int, layout_hash: str) -> ShardModel:
-        """Returns the model for a caller who has waited: everything may have changed."""
+        """Returns the model for a caller that has waited: everything may have changed."""
         self._gate.fences.check_caller(epoch)
         return self._model_locked(layout_hash)
 
@@ -613,7 +613,7 @@ class Shard:
             self._break_off_locked(self._creation, reason)
 
     def _publish_locked(self) -> None:
-        """Tells those who share memory whether they are still served."""
+        """Tells workers that share memory whether they are still served."""
         if self._model is not None:
             self._model.serve(self._gate.fences.served_epoch)
 
@@ -645,7 +645,7 @@ class Shard:
             )
 
     def _end_epoch_locked(self, *, is_damaged: bool) -> None:
-        """Drops what belongs to the epoch before: all of it, if only half of a step was made."""
+        """Drops the contributions of the epoch before; all state, if a step was half applied."""
         epoch = self._gate.fences.epoch
         reason = EpochMismatch(f"{self._name}: cluster epoch rose to {epoch}; reconnect", facts={"epoch": str(epoch)})
         self._checkpoints.break_off_save()
@@ -717,7 +717,7 @@ class _CheckpointSide:
 
     def _model_to_save_locked(self, request: SaveRequest) -> ShardModel:
         model = self._shard._model_locked()
-        # Where contributions are applied as they arrive, no two shards are at one step: what they have at this moment is what is saved.
+        # If contributions are applied as they arrive, no two shards are at one step: each saves its state of this moment.
         if model.step != request.step and not model.applies_on_arrival:
             raise StepMismatch(
                 f"{self._shard._name}: step {request.step} cannot be saved, it is at step {model.step}", facts={"step": str(model.step)}
@@ -755,7 +755,7 @@ class ShardHistory:
             )
 
     def configured(self, model: ShardModel, settings: ShardSettings) -> None:
-        """The shard works otherwise from now on."""
+        """Notes that the shard has other settings from now on."""
         if self._writer is not None:
             events.note_configured(self._writer, settings, shard=model.spec.shard, step=model.step)
 

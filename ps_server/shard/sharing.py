@@ -18,7 +18,7 @@ from ps_server.shard.gate import Gate
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Claim:
-    """Who asks for memory, and for how many buffers at first."""
+    """The worker that asks for memory, and its number of buffers at first."""
 
     epoch: int
     worker: int
@@ -62,7 +62,7 @@ class Sharing:
         return len(self.buffers)
 
     def offer(self, num_buffers: int) -> Sequence[SharedSegment]:
-        """Makes memory for so many buffers in all, no more than the shard holds contributions of one worker; returns what is new.
+        """Makes memory for so many buffers in all, at most one for each contribution that a worker may have here; returns the new ones.
 
         The first offer begins with the segment of the variables. Raises LimitExceeded if the worker has no buffer and gets none; where it
         has some, it has to do with those.
@@ -79,7 +79,7 @@ class Sharing:
         return self._offered if self._is_granted else [self._owner.variables(self.model), *self._offered]
 
     def prove(self, nonces: Sequence[bytes], offered: Sequence[SharedSegment]) -> None:
-        """Lets the worker use what it was offered; raises InvalidSpec unless it has read the nonces there."""
+        """Lets the worker use the offered memory; raises InvalidSpec unless it has read the nonces there."""
         if len(nonces) != len(offered) or not all(map(secrets.compare_digest, nonces, (segment.nonce for segment in offered))):
             raise InvalidSpec(f"worker {self.claim.worker}: it has not mapped the memory that it was offered; send the gradients")
         # Both sides have mapped the segments, so no other process needs to open them. They are sealed before they count: else a process
@@ -159,9 +159,9 @@ class Sharings:
         say_so()
 
     def close(self, sharing: Sharing, *, is_lost: bool) -> None:
-        """Takes back what is shared; contributions that are whole stay until they are applied or their step is over.
+        """Takes back the shared memory; whole contributions stay until they are applied or their step is over.
 
-        `is_lost`: the worker has not said that it goes.
+        `is_lost`: the worker has not announced its end.
         """
         with self._gate:
             self.end_locked([sharing], is_lost=is_lost)
