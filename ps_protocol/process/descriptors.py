@@ -73,9 +73,9 @@ def listening_at(port: int) -> list[int]:
 
 
 def look(descriptor: int) -> Seen | None:
-    """Returns what a descriptor is; None: it is free.
+    """Returns which file a descriptor belongs to; None: it is free.
 
-    It takes 2 us, and never lets another thread run: one that floods keep busy might not let this one run again for long.
+    It takes 2 us, and never lets another thread run: a thread that is busy with a flood might keep the interpreter for long.
     """
     try:
         # The base of socket.socket, whose own part takes as long again: it makes enumerations of the kind, which are not used here.
@@ -94,7 +94,7 @@ def look(descriptor: int) -> Seen | None:
 
 
 def caller_at(descriptor: int, *, port: int) -> tuple[str, int] | None:
-    """Returns the host and port that a connection came from; None if nobody did, ("", 0) if it is over. Hosts of IPv4 are plain."""
+    """Returns the host and port of a connection's caller; None if there is no caller, ("", 0) if it is over. IPv4 hosts are plain."""
     with suppress(OSError), _socket_at(descriptor) as one:
         if one.getsockname()[1] != port or one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             return None
@@ -111,7 +111,7 @@ def cut(descriptor: int, *, number: int) -> bool:
     # By a descriptor of our own, which stays the same file's.
     with suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
         if _number(one) == number:
-            # `shutdown` alone would have all that has come already read yet, megabytes of it. Who connects to nowhere has nothing left.
+            # After `shutdown` alone, gRPC would still read all received bytes, megabytes of them. Connecting it to nowhere drops them.
             if _LIBRARY.connect(one.fileno(), _NOWHERE, len(_NOWHERE)):
                 one.shutdown(socket.SHUT_RDWR)
             return True
@@ -119,10 +119,10 @@ def cut(descriptor: int, *, number: int) -> bool:
 
 
 def shut_out(listening: int, network: Network, *, is_out: bool) -> None:
-    """Has the kernel drop packets that would begin a connection from a network, or take them again. Those that are there go on.
+    """Has the kernel drop packets that would open a connection from a network, or accept them again. Open connections go on.
 
-    It is told that packets from there are signed (RFC 2385), with a key that nobody knows. Any process may do that, while a packet filter
-    is an administrator's. A kernel that knows no signatures shuts nobody out.
+    It sets that packets from there are signed (RFC 2385), with a random key. Any process may do that, while a packet filter
+    needs an administrator. On a kernel without signatures it has no effect.
     """
     key = os.urandom(16) if is_out else b""
     with suppress(OSError), _socket_at(listening) as one:
@@ -138,7 +138,7 @@ def shut_out(listening: int, network: Network, *, is_out: bool) -> None:
 
 @contextmanager
 def _socket_at(descriptor: int) -> Iterator[socket.socket]:
-    """A descriptor as a socket, which stays open. Raises OSError if it is none."""
+    """Returns a descriptor's socket, which stays open. Raises OSError if the descriptor is no socket."""
     found = socket.socket(fileno=descriptor)
     try:
         yield found

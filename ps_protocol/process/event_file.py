@@ -42,7 +42,7 @@ class EventFile:
         self._write(_event(time.time(), _varint_field(2, step) + _bytes_field(5, summary)))
 
     def restart(self, *, step: int) -> None:
-        """Has TensorBoard forget the values of this step and of later ones: they come again."""
+        """Has TensorBoard forget the values of this step and of later ones, before they are written again."""
         self._write(_event(time.time(), _varint_field(2, step) + _bytes_field(7, _varint_field(1, _START))))
 
     def _write(self, event: bytes) -> None:

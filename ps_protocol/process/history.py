@@ -170,7 +170,7 @@ def _create(path: Path) -> int:
 
 
 def _write_all(file: int, data: memoryview) -> None:
-    # One call, as a rule: a signal that kills the process does not come in the middle of it.
+    # One system call, as a rule: a signal cannot kill the process in the middle of it.
     written = 0
     while written < data.nbytes:
         written += os.write(file, data[written:])
@@ -192,7 +192,7 @@ STEP, ROLLED_BACK, FINISHED = "step", "rolled-back", "finished"
 
 
 def note_contribution(history: History, header: PushHeader, gradients: Segments, *, shard: int) -> None:
-    """Notes what one shard is about to be sent, without the worker's secret; before it is sent, so that whatever was applied is known."""
+    """Notes a contribution for one shard, without the worker's secret; before it is sent, so that the history has all that is applied."""
     history.write(CONTRIBUTION, {"shard": shard, "header": _json(codec.encode(replace(header, secret=0)))}, gradients.pieces)
 
 
@@ -218,7 +218,7 @@ def note_applied(history: History, request: ApplyRequest, *, shard: int, sha256:
 
 
 def note_arrived(history: History, push_id: PushId, *, shard: int, epoch: int, step: int) -> None:
-    """Notes a contribution that a shard has applied on arrival, which has made `step` of it."""
+    """Notes a contribution that a shard has applied on arrival, as its `step`."""
     history.write(ARRIVED, {"shard": shard, "push": list(_key(push_id)), "epoch": epoch, "step": step})
 
 

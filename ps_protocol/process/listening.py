@@ -49,7 +49,7 @@ def allow_many_connections() -> None:
 
 
 def most_connections() -> int:
-    """Returns how many connections a server of this process takes: the rest of its descriptors is for files, memory, and its own calls."""
+    """Returns the most connections that a server of this process admits. The other descriptors are for files, memory and its own calls."""
     return num_descriptors() * 3 // 4
 
 

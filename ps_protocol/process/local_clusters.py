@@ -54,7 +54,7 @@ def entry(*, name: str, chief: str, page: str, token_file: Path | None, command:
 
 @contextmanager
 def listed(cluster: LocalEntry) -> Iterator[None]:
-    """Has other commands of this user find the cluster within the block. Where that cannot be, they need its address."""
+    """Lets other commands of this user find the cluster during the block. If the file cannot be written, they need its address."""
     path: Path | None = None
     with suppress(OSError):
         directory = _directory()
@@ -86,7 +86,7 @@ def local_clusters() -> list[LocalEntry]:
 
 
 def with_local_tokens(security: Security, *, chief: str) -> Security:
-    """Returns what a caller is given, with the token file of the cluster of this user whose chief has this address.
+    """Returns the security options with the token file of this user's cluster whose chief has this address.
 
     Unchanged if there is no such cluster, the caller has a token, or it calls no chief. A caller of a Unix socket finds the tokens beside
     it.
@@ -105,7 +105,7 @@ def _directory() -> Path:
 
 
 def _is_private(directory: Path) -> bool:
-    """Whether it is this user's, and nobody else can write to it. Raises OSError."""
+    """Whether the file is this user's, and no other user can write to it. Raises OSError."""
     about = directory.lstat()
     return stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & (stat.S_IRWXG | stat.S_IRWXO)
 
@@ -115,7 +115,7 @@ def _files(directory: Path) -> list[Path]:
 
 
 def _read(path: Path) -> LocalEntry | None:
-    """Returns what a file says; None if it is none of ours."""
+    """Returns the entry of a file; None if the file is not one of ours."""
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with open(descriptor, encoding="utf-8") as file:
@@ -134,7 +134,7 @@ def _runs(cluster: LocalEntry) -> bool:
 
 
 def _start_of(pid: int) -> int | None:
-    """Returns when a process started, in ticks since the machine did (0: this system does not say); None: there is no such process."""
+    """Returns when a process started, in ticks since the machine did (0: unknown on this system); None if the process does not exist."""
     try:
         # The name of the program is in parentheses, and may have some of its own.
         return int(Path("/proc", str(pid), "stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2].split()[19])

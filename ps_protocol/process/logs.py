@@ -22,16 +22,16 @@ _LINES_PER_S = 1.0
 _LINE_CHARACTERS = 256
 # How often it is said what was left out.
 _PERIOD_S = 10.0
-# Who ends a role does not want to wait for a reader of its log.
+# The end of a role must not wait for a reader of its log.
 _TIMEOUT_S = 1.0
 # So much of a message says which one was left out.
 _SAMPLE_CHARACTERS = 120
 
 
 def log_format_of(arguments: Sequence[str], environment: Mapping[str, str]) -> str:
-    """Returns the format of a role's log. Asked before its other options are read, so that what is wrong with those is logged in it too.
+    """Returns the format of a role's log. It is read before the other options, so that their errors are logged in it too.
 
-    Raises InvalidSpec for a format that there is not.
+    Raises InvalidSpec for an unknown format.
     """
     flag = options.LOG_FORMAT.flag
     words = [part for word in arguments for part in (word.split("=", 1) if word.startswith(f"{flag}=") else [word])]
@@ -93,7 +93,7 @@ def _formatter(log_format: str) -> logging.Formatter:
 
 
 def _log_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-    """Writes the error that ends the process; its log has ended by then."""
+    """Writes the error that ends the process, after the end of its log."""
     record = logging.LogRecord("lockstep", logging.CRITICAL, __file__, 0, "uncaught error", (), (kind, error, trace))
     write_last(sys.stderr, f"{JsonFormatter().format(record)}\n")
 
@@ -115,7 +115,7 @@ def _log_to(output: BoundedOutput, level: int, formatter: logging.Formatter) -> 
 
 @light_dataclass(slots=True)
 class _Site:
-    """One place that logs: what it may still log, and what was left out."""
+    """One place in the code that logs: how many lines it may still log, and how many were left out."""
 
     budget: float
     at: float
@@ -202,7 +202,7 @@ class BoundedLogHandler(logging.Handler):
 
 
 class SeldomWarning:
-    """One kind of warning that anybody who reaches a port can cause: logged every 10 s at most. Thread-safe.
+    """One kind of warning that any host can cause that reaches a port: logged every 10 s at most. Thread-safe.
 
     Never waits: another thread logs it, since the log may be a pipe that nobody reads.
     """

@@ -67,17 +67,17 @@ class Option(Generic[T]):
 
     @property
     def flag(self) -> str:
-        """What it is called on a command line."""
+        """Its name on a command line."""
         return f"--{self.name}"
 
     @property
     def key(self) -> str:
-        """What it is called as a Python name."""
+        """Its name in Python."""
         return self.name.replace("-", "_")
 
     @property
     def variable(self) -> str:
-        """What it is called in the environment; empty: it isn't there."""
+        """Its name in the environment; empty: it has none."""
         if not {*self.programs} - {*_LAUNCHERS}:
             return ""
         return f"LOCKSTEP_{self.key.upper()}" if self.variable_name is None else self.variable_name
@@ -129,7 +129,7 @@ class Given:
         return option.variable if self._environment.get(option.variable, "").strip() else ""
 
     def flag_of(self, option: Option[Any]) -> str | None:
-        """Returns the text of the flag; None: it was not given, whatever the environment says."""
+        """Returns the text of the flag; None if there is no flag. The environment does not count."""
         text = self._flags.get(option.key)
         return None if text is None else str(text)
 
@@ -146,7 +146,7 @@ class Parser(argparse.ArgumentParser):
         raise InvalidSpec(f"{message} (see --help)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
-        """Parses all arguments: none may be unknown."""
+        """Parses all arguments. Fails for an unknown one."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
             # A subcommand's own parser comes here first, so its flags are suggested, not those of the whole command.
@@ -181,7 +181,7 @@ def add_options(parser: argparse.ArgumentParser, options: Sequence[Option[Any]],
 
 
 def options_of(*programs: Program, group: str | None = None) -> tuple[Option[Any], ...]:
-    """Returns the options that all of the programs take, in the table's order; `group`: only those of this one."""
+    """Returns the options that all of these programs take, in the table's order; `group`: only the options of this group."""
     return tuple(one for one in TABLE if {*programs} <= {*one.programs} and group in (None, one.group))
 
 
@@ -824,7 +824,7 @@ def policy_of(given: Given, *, name: PolicyName | None = None, contributions: in
 
 
 def words_of(told: Mapping[Option[Any], object], role: Program) -> list[str]:
-    """Returns those of the options that a role takes, as its arguments; None and a switch that is off are left out."""
+    """Returns a role's arguments for these options; None and a switch that is off are left out."""
     return [word for option, value in told.items() if role in option.programs for word in option.flag_words(value)]
 
 

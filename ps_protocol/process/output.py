@@ -14,7 +14,7 @@ _MAX_BYTES = 1 << 20
 _CHUNK_BYTES = 4096
 # The end waits for a reader that takes nothing for this long.
 _TIMEOUT_S = 5.0
-# For a user who has asked for the end: how long it waits altogether, and the most that is worth writing then.
+# After a user's request to end: how long it waits in total, and the most that it still writes.
 _HURRY_S = 0.2
 _LAST_BYTES = 1 << 14
 
@@ -52,7 +52,7 @@ class BoundedOutput:
 
     @property
     def has_dropped(self) -> bool:
-        """Whether anything was left out so far, since nobody read."""
+        """Whether any text was dropped so far, for lack of a reader."""
         return self._has_dropped
 
     @property
@@ -77,7 +77,7 @@ class BoundedOutput:
         return len(text)
 
     def flush(self) -> None:
-        """Does nothing: what is written is on its way."""
+        """Does nothing: the thread writes without it."""
 
     def isatty(self) -> bool:
         """Whether the stream is a terminal."""
@@ -88,7 +88,7 @@ class BoundedOutput:
         self._is_hurried = True
 
     def close(self) -> None:
-        """Waits until all is written, or nobody has read for a while. Idempotent."""
+        """Waits until all is written, or there has been no reader for a while. Idempotent."""
         with self._changed:
             self._is_closed = True
             if self._is_hurried:
@@ -151,7 +151,7 @@ class BoundedOutput:
 
 
 def write_last(stream: TextIO | None, text: str, *, is_hurried: bool = False) -> None:
-    """Writes the last words of a program, and waits until they are read or nobody reads; `is_hurried`: for 0.2 s at most."""
+    """Writes the last words of a program, and waits for a reader for a limited time; `is_hurried`: for 0.2 s at most."""
     with BoundedOutput(stream) as output:
         if is_hurried:
             output.hurry()

@@ -23,9 +23,9 @@ class TfConfig:
 
     @property
     def bind_address(self) -> str | None:
-        """Where this process shall listen; None if the cluster names no address for its task.
+        """The address that this process shall listen at; None if the cluster names none for its task.
 
-        A name other than loopback is what others call this machine, often a service in front of it, so the process listens everywhere.
+        A name other than loopback is how others reach this machine, often through a service, so the process listens everywhere.
         """
         addresses = {"chief": (self.chief,) if self.chief else (), "ps": self.ps}.get(self.task_type, ())
         if self.task_index >= len(addresses):

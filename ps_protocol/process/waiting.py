@@ -61,7 +61,7 @@ def delays_s(rng: random.Random, *, first_s: float = FIRST_DELAY_S, max_s: float
 # waiting.call(lambda left_s: shard.push_gradients(header, gradients, timeout_s=left_s), what="ps 0", timeout_s=60)
 
 
-# A server that is started again is found about as soon as it serves: those who repeat are idle meanwhile.
+# Short pauses find a restarted server about as soon as it serves; their callers have nothing else to do.
 MAX_PAUSE_S = 1.0
 
 Result = TypeVar("Result")
@@ -81,7 +81,7 @@ def call(
 ) -> Result:
     """Returns `attempt(seconds left)`, repeated with jittered pauses while it raises Unavailable, within `timeout_s` altogether.
 
-    Every other error passes through at once. Logs a warning after 2 s, then every 10 s. Raises the last Unavailable when time is up, and
+    Raises every other error at once. Logs a warning after 2 s, then every 10 s. Raises the last Unavailable when time is up, and
     Cancelled when `stop` is set meanwhile. `attempt` must be idempotent. Where this process `stood_still` meanwhile, as after a SIGSTOP,
     the time begins anew when it is up, for nothing was tried in it.
     """
@@ -102,7 +102,7 @@ def call(
 
 
 class _Retry:
-    """One caller's wait: what it waits for, since when, and why."""
+    """The wait of one caller: for what, since when, and why."""
 
     def __init__(
         self, *, what: str, timeout_s: float, stop: threading.Event | None, stood_still: StoodStill | None, started: float
@@ -144,7 +144,7 @@ class _Retry:
 # A user's wait for something that takes many calls, each of which blocks for a slice of it.
 
 
-# Who is asked answers as often as this, so that one who has fallen silent is noticed: at first soon, later at little cost.
+# The chief answers a blocked call after a slice of the wait, so that a silent chief is noticed. The first slices are short.
 _FIRST_SLICE_S = 1.0
 _LATER_SLICE_S = 3.0
 
@@ -189,13 +189,13 @@ class Wait:
 
 # Says that a call has had no answer for too long, while it still blocks.
 #
-# `call` speaks between two attempts; a server that is stopped, or behind a cut network, lets a single attempt hang until keepalive or
+# `call` warns between two attempts; a server that is stopped, or behind a cut network, lets a single attempt hang until keepalive or
 # the deadline ends it. Any wait over 2 s is logged with its reason, so a separate thread checks the calls under way.
 # Where that may be mended, as by looking for a server that has moved, it sounds an alarm as well.
 
 
 _LOOK_INTERVAL_S = 0.5
-# A thread that looks twice a second, and finds that so much time has passed, did not run meanwhile.
+# If a thread that looks twice a second finds that so much time has passed, the process stood still.
 _STANDSTILL_S = 5.0
 # An answer that was to be waited for is late sooner than one that was to come at once: what it waited for has been said before.
 _GRACE_S = 1.0
