@@ -35,6 +35,16 @@ Result = TypeVar("Result")
 Wish = ev.ShardWork | ev.AdoptShard | ev.RecoveryInstruction
 
 
+async def gathered(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
+    """Returns the results of calls that run at once, each in a task of the event loop. An error of one cancels the others."""
+    tasks = [asyncio.ensure_future(call) for call in calls]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+
+
 class LoopPace:
     """Implements Pace on the event loop that it was made in."""
 
@@ -58,12 +68,7 @@ class LoopPace:
 
     async def together(self, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
         """Does each in a task of its own."""
-        tasks = [asyncio.ensure_future(call) for call in calls]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await gathered(calls)
 
     async def at_storage(self, work: Callable[[], Result]) -> Result:
         """Does it in another thread."""

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any, TypeVar
 
+from chief.shards.side import gathered
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.shard import (
@@ -62,12 +63,7 @@ class SimulatedPace:
 
     async def together(self, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
         """Does all at once."""
-        tasks = [asyncio.ensure_future(call) for call in calls]
-        try:
-            return await asyncio.gather(*tasks)
-        finally:
-            for task in tasks:
-                task.cancel()
+        return await gathered(calls)
 
     async def at_storage(self, work: Callable[[], Result]) -> Result:
         """Does it after a while, one thing after the other; it may be the end of this process."""
