@@ -10,7 +10,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterState, PushOutcome
-from worker_client.sync_replicas import SessionRunArgs, SessionRunHook
+from worker_client.sync_replicas import GradientDescentOptimizer, SessionRunArgs, SessionRunHook, TrainOp, get_or_create_global_step
 
 
 class FakeCluster:
@@ -129,6 +129,11 @@ def quadratic(target: float = 1.0, name: str = "w") -> Callable[..., Any]:
         return 0.5 * float((difference**2).sum()), {name: difference}
 
     return loss
+
+
+def train_op(loss: Callable[..., Any] | None = None) -> TrainOp:
+    """The op of gradient descent at rate 1 on a loss; by default the quadratic one."""
+    return GradientDescentOptimizer(1.0).minimize(loss or quadratic(), get_or_create_global_step())
 
 
 class Recording(SessionRunHook):

@@ -3,7 +3,7 @@
 import logging
 import math
 import struct
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +22,6 @@ from worker_client.sync_replicas import (
     FeedFnHook,
     FinalOpsHook,
     GradientDescentOptimizer,
-    Graph,
     LoggingTensorHook,
     MonitoredTrainingSession,
     NanLossDuringTrainingError,
@@ -33,7 +32,6 @@ from worker_client.sync_replicas import (
     StopAtStepHook,
     SummarySaverHook,
     TrainOp,
-    get_variable,
 )
 
 LOSS = quadratic()
@@ -45,13 +43,6 @@ class Clock:
 
     def __call__(self) -> float:
         return self.now_s
-
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[Graph]:
-    with Graph().as_default() as made:
-        get_variable("w", np.zeros(2))
-        yield made
 
 
 @pytest.fixture

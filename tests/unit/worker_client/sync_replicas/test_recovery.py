@@ -1,41 +1,22 @@
 """A monitored session that cannot go on, or that begins from a checkpoint."""
 
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from ps_protocol.errors import PsError, ShuttingDown, Superseded, Unavailable
-from tests.support.sessions.facade import FakeCluster, quadratic
+from tests.support.sessions.facade import FakeCluster, quadratic, train_op
 from worker_client.sync_replicas import (
     GradientDescentOptimizer,
     Graph,
     MonitoredTrainingSession,
     SyncReplicasOptimizer,
-    TrainOp,
     get_or_create_global_step,
     get_variable,
 )
 
 LOSS = quadratic()
-
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[Graph]:
-    with Graph().as_default() as made:
-        get_variable("w", np.zeros(2))
-        yield made
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster()
-
-
-def train_op(loss: Any = LOSS) -> TrainOp:
-    return GradientDescentOptimizer(1.0).minimize(loss, get_or_create_global_step())
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The monitored session: the values of a run, and the order of calls of hooks."""
 
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,7 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.roles.chief import PushOutcome
-from tests.support.sessions.facade import FakeCluster, Recording, quadratic
+from tests.support.sessions.facade import FakeCluster, Recording, quadratic, train_op
 from worker_client import Buffer
 from worker_client.sync_replicas import (
     AdamOptimizer,
@@ -18,7 +17,6 @@ from worker_client.sync_replicas import (
     MonitoredTrainingSession,
     SessionRunArgs,
     SessionRunHook,
-    TrainOp,
     default_graph,
     get_or_create_global_step,
     get_variable,
@@ -26,22 +24,6 @@ from worker_client.sync_replicas import (
 )
 
 LOSS = quadratic()
-
-
-@pytest.fixture(autouse=True)
-def graph() -> Iterator[Graph]:
-    with Graph().as_default() as made:
-        get_variable("w", np.zeros(2))
-        yield made
-
-
-@pytest.fixture
-def cluster() -> FakeCluster:
-    return FakeCluster()
-
-
-def train_op(loss: Any = LOSS) -> TrainOp:
-    return GradientDescentOptimizer(1.0).minimize(loss, get_or_create_global_step())
 
 
 def test_run_evaluates_each_thing_once_in_the_structure_asked_for(graph: Graph, cluster: FakeCluster) -> None:
