@@ -236,7 +236,7 @@ def test_taking_with_no_time_is_withdrawn_and_the_next_is_served(accumulators: A
     assert values_of(second.taken()) == 4.0
 
 
-def test_deletion_cancels_those_who_wait(accumulators: Accumulators) -> None:
+def test_deletion_cancels_waiting_takes(accumulators: Accumulators) -> None:
     accumulators.create(dense())
     waiting = taking(accumulators, 1, client=11, num_waiting=1)
     assert accumulators.delete("a") is True

@@ -218,7 +218,7 @@ def test_wrong_arguments_say_what_is_wrong(call: Callable[[Target], object], err
     assert text in str(caught.value)
 
 
-def test_deleted_accumulator_says_so(target: Target) -> None:
+def test_calls_of_a_deleted_accumulator_are_refused(target: Target) -> None:
     with ConditionalAccumulator(target, "float32", shared_name="d") as accumulator:
         assert accumulator.delete() is True
         assert accumulator.delete() is False

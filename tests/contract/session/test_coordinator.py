@@ -121,7 +121,7 @@ def test_arrays_that_cannot_travel_are_refused_where_they_are_scheduled_and_as_r
 
 
 @pytest.mark.parametrize("packs", ["pack_call", "pack_outcome"])
-def test_a_message_that_is_none_is_the_closures_error_and_the_next_one_runs(
+def test_a_malformed_message_fails_its_closure_and_the_next_closure_runs(
     cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch, packs: str
 ) -> None:
     """The worker ended with KeyError, or join() waited for ever."""
@@ -320,7 +320,7 @@ def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_told(sta
         assert not value.is_done and not coordinator.done()
 
 
-def test_what_is_no_cluster_and_no_function_is_refused(cluster: AnyCluster) -> None:
+def test_a_target_that_is_no_session_and_functions_that_are_no_mapping_of_callables_are_refused(cluster: AnyCluster) -> None:
     with pytest.raises(InvalidSpec, match=r"target: got a str, want the session of lockstep.connect\(\)"):
         ClusterCoordinator("x")  # type: ignore[arg-type]
     with pytest.raises(InvalidSpec, match=r"session: got a NoneType, want the session"):
@@ -353,7 +353,7 @@ def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(start: 
     assert counts == [0]
 
 
-def test_a_coordinator_takes_nothing_of_an_earlier_one_and_a_worker_serves_one_after_the_other(start: Start) -> None:
+def test_a_coordinator_ignores_outcomes_for_an_earlier_one_and_a_worker_serves_one_after_the_other(start: Start) -> None:
     cluster, counts, may_go_on = start(Shape(total_num_replicas=1)), list[int](), threading.Event()
     functions: Functions = {**FUNCTIONS, "slow": lambda: may_go_on.wait(30) and "of slow"}
     with cluster.session(0) as session, ThreadPoolExecutor(1) as pool:

@@ -234,7 +234,7 @@ def beating(chief: Any) -> Heartbeat:
     return heartbeat
 
 
-def test_heartbeat_bears_a_chief_that_is_away_and_says_so_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_heartbeats_survive_an_absent_chief_and_warn_once(caplog: pytest.LogCaptureFixture) -> None:
     chief = FakeChief(*[Unavailable("nobody there")] * 3, False)
     heartbeat = beating(chief)
     wait_until(lambda: chief.num_beats >= 5, what="the heartbeat goes on after the chief has come back")

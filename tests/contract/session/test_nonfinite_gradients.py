@@ -190,7 +190,7 @@ def test_a_server_refuses_what_travels_encoded(wired: WholeShard, encoding: Floa
     assert push(trainer.arena(1.0)) is PushResult.STAGED
 
 
-def test_what_becomes_too_large_on_its_way_is_refused_by_the_server(wired: WholeShard) -> None:
+def test_a_gradient_that_overflows_in_its_encoding_is_refused_by_the_server(wired: WholeShard) -> None:
     trainer = created(wired, FLOATS)
     encoded = GradientEncoder(FLOATS, FloatEncoding.FLOAT16, fraction=1.0).encode(Segments([spoilt(trainer, "b", 1, 1e30)]), absent=())
     with pytest.raises(NonFiniteGradient, match="'b' has 1 non-finite value"):

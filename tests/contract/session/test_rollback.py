@@ -41,7 +41,7 @@ def rolled_back(after: int = 2, **options: Any) -> tuple[RollingCluster, Session
     return cluster, session
 
 
-def test_step_after_a_rollback_says_so_and_the_worker_goes_on_at_the_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_after_a_rollback_returns_rolled_back_and_the_worker_goes_on_at_the_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
     _, session = rolled_back()
     with session:
         gradients = session.gradient_buffers()

@@ -144,7 +144,7 @@ def test_variable_turns_spans_on_and_the_argument_wins(
     assert bool(api.spans) is has_spans
 
 
-def test_session_without_spans_has_nothing_of_them(cluster: GrpcTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_without_spans_runs_none_of_their_code(cluster: GrpcTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[WorkerCalls] = []
     begin = WorkerCalls.__init__
 

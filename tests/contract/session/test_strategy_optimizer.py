@@ -140,7 +140,7 @@ def test_gradients_are_added_unless_it_says_otherwise_and_slots_can_be_read() ->
     assert slot.device == v.device
 
 
-def test_what_an_optimizer_cannot_do_is_said_and_changes_nothing() -> None:
+def test_unsupported_calls_of_an_optimizer_are_refused_and_change_nothing() -> None:
     for spec, reason in (
         (worker_client.ftrl(0.1), r"got 'ftrl', want what sgd\(0.1\) or another of sgd, momentum, .* adamw, .* custom returns"),
         (worker_client.sgd(worker_client.cosine_decay(0.1, 10)), r"learning_rate: want a number"),

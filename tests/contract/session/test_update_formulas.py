@@ -106,7 +106,7 @@ def test_formulas_that_cannot_be_computed_are_refused_before_anything_is_sent(
         (lambda: UpdateFormula("g = 1", g=ARRAY), r"'g' is an argument and cannot be assigned to"),
     ],
 )
-def test_what_is_no_formula_is_refused_where_it_is_written(make: Any, reason: str) -> None:
+def test_an_invalid_formula_is_refused_at_its_declaration(make: Any, reason: str) -> None:
     with pytest.raises(InvalidSpec, match=reason):
         make()
 

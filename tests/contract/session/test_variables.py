@@ -85,7 +85,7 @@ def test_variables_of_every_kind_step_as_one(start: Start) -> None:
         session.get_slot("rows", "momentum")
 
 
-def test_mean_is_over_those_who_have_a_gradient_and_metrics_count_with_it(start: Start) -> None:
+def test_the_mean_is_over_workers_with_a_gradient_and_their_metrics_count(start: Start) -> None:
     cluster = start(Shape(num_ps=2, total_num_replicas=2))
     first, second = join(cluster.session()), join(cluster.session())
     observer = cluster.observer()
@@ -182,7 +182,7 @@ def test_large_table_is_made_by_the_servers_and_read_by_rows(start: Start) -> No
     assert session.read_rows("big").shape == (200_000, 8)
 
 
-def test_what_is_no_row_is_refused_in_words_and_changes_nothing(start: Start) -> None:
+def test_an_invalid_row_is_refused_with_a_reason_and_changes_nothing(start: Start) -> None:
     session = join(start(Shape(num_ps=2)).session())
     with pytest.raises(IndexOutOfRange, match=r"indices\[1\] = 10, want 0..9"):
         session.step(gradients(embedding=some_rows(0, 10)))
@@ -199,7 +199,7 @@ def test_what_is_no_row_is_refused_in_words_and_changes_nothing(start: Start) ->
     np.testing.assert_array_equal(session.read_rows("embedding"), np.zeros((10, 2)))
 
 
-def test_who_must_not_create_waits_for_who_may(start: Start) -> None:
+def test_a_worker_that_must_not_create_waits_for_the_one_that_may(start: Start) -> None:
     cluster = start(Shape(num_ps=2, total_num_replicas=2))
     second, first = cluster.session(), cluster.session()
     with pytest.raises(worker_client.PsError, match="not within"):

@@ -240,7 +240,7 @@ def test_save_of_another_step_is_refused(open_training: Open, transport: str) ->
 
 
 @pytest.mark.parametrize("transport", EACH_WAY)
-def test_shard_without_a_place_for_checkpoints_says_so(socket_dir: Path, transport: str) -> None:
+def test_a_shard_without_a_place_for_checkpoints_refuses_to_save(socket_dir: Path, transport: str) -> None:
     with open_shard(transport, socket_dir=socket_dir) as shard:
         trainer = Trainer(shard)
         trainer.create()
@@ -248,7 +248,7 @@ def test_shard_without_a_place_for_checkpoints_says_so(socket_dir: Path, transpo
             shard.save(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
 
 
-def test_save_that_failed_is_said_and_can_be_tried_again(open_training: Open, tmp_path: Path) -> None:
+def test_a_failed_save_is_reported_and_can_be_repeated(open_training: Open, tmp_path: Path) -> None:
     training = open_training(1)
     training.create()
     # A file where the directory should be.

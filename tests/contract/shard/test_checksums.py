@@ -117,7 +117,7 @@ _KINDS: dict[str, Give] = {
 
 
 @pytest.mark.parametrize("kind", _KINDS)
-def test_checksums_are_equal_if_and_only_if_what_was_given_is(all_kinds: Trainer, kind: str) -> None:
+def test_checksums_are_equal_exactly_for_equal_gradients(all_kinds: Trainer, kind: str) -> None:
     trainer, give = all_kinds, _KINDS[kind]
     given = [give(trainer, worker, change) for worker, change in enumerate((0.0, 0.0, 1.0))]
     reply = trainer.shard.apply_step(replace(trainer.request(*given), wants_checksums=True))

@@ -131,7 +131,7 @@ def test_turn_that_does_not_end_is_told_to_others(monkeypatch: pytest.MonkeyPatc
             assert not mine.is_free
 
 
-def test_caller_who_is_not_served_any_more_after_the_wait_gives_its_turn_back() -> None:
+def test_a_caller_that_is_refused_after_its_wait_gives_its_turn_back() -> None:
     mine, answers = gate.Gate("ps 0", budget=MemoryBudget(None, owner="ps 0")), [None, Superseded("a later chief has it")]
     has_begun = threading.Event()
 

@@ -300,7 +300,7 @@ def test_what_is_not_ours_is_left_alone(storage: CheckpointStorage) -> None:
 
 
 @pytest.mark.parametrize("place", ["", "  ", "a\0b", "file://host/ckpt", "nosuchkind://bucket/run"])
-def test_place_that_is_none_is_refused(place: str) -> None:
+def test_an_invalid_place_is_refused(place: str) -> None:
     with pytest.raises(InvalidSpec, match="checkpoint directory"):
         open_storage(place)
 

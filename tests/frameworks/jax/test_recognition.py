@@ -160,7 +160,7 @@ def test_what_lockstep_has_itself_is_taken_as_it_is() -> None:
 
 
 @pytest.mark.parametrize("optimizer", [0.1, "adam", None])
-def test_what_is_no_optimizer_is_refused(optimizer: object) -> None:
+def test_an_object_that_is_not_an_optimizer_is_refused(optimizer: object) -> None:
     with lockstep.local() as session, pytest.raises(lockstep.errors.InvalidSpec, match="want an optax transformation such as"):
         lj.create_or_join(session, PARAMS, optimizer)
 

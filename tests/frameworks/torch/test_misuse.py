@@ -171,7 +171,7 @@ def test_a_model_that_goes_to_another_device_later_is_refused_and_may_come_back(
         assert optimizer.global_step == 1
 
 
-def test_a_forgotten_zero_grad_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_forgotten_zero_grad_is_warned_of_once(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with lockstep.local() as session:
         model, optimizer = made(session)

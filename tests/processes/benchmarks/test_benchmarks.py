@@ -58,7 +58,7 @@ def test_applies_are_measured_beside_the_writing_of_a_checkpoint(capsys: pytest.
     assert benchmarks(["run", "checkpoint", "--bytes", "3"]) == 2
 
 
-def test_benchmark_refuses_a_workload_that_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_refuses_an_invalid_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "step", "--bytes", "4", "--variables", "2"]) == 2
     assert "want more bytes" in capsys.readouterr().err
 

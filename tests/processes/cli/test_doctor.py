@@ -35,7 +35,7 @@ def test_absent_peer_fails_and_says_what_to_do() -> None:
     assert findings[-1]["verdict"] == "fail" and "refused" in findings[-1]["text"] and "firewall" in findings[-1]["advice"]
 
 
-def test_address_that_is_none_is_refused() -> None:
+def test_an_invalid_address_is_refused() -> None:
     assert lockstep_here("doctor", "somewhere").returncode == 2
     assert lockstep_here("doctor", "--serve", "unix:/tmp/x").returncode == 2
 

@@ -65,7 +65,7 @@ def test_what_is_wrong_is_told(tmp_path: Path, program: str, words: str) -> None
     assert time.monotonic() - begin < 20.0
 
 
-def test_what_is_no_python_program_is_refused(tmp_path: Path) -> None:
+def test_a_command_that_runs_no_python_program_is_refused(tmp_path: Path) -> None:
     done = run("-m", "lockstep", "up", "--dry-run", "--", "true", cwd=tmp_path)
     assert (done.returncode, "--dry-run: want a Python program" in done.stderr) == (2, True)
 

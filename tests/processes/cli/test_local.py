@@ -100,7 +100,7 @@ def test_several_are_told_apart(running: list[str], runtime: Path) -> None:
         other.unlink()
 
 
-def test_where_none_runs_it_says_so(tmp_path: Path) -> None:
+def test_without_a_running_cluster_the_commands_say_so(tmp_path: Path) -> None:
     refused = here(tmp_path, "status")
     assert refused.returncode == 2
     assert "none of yours that `lockstep up` started is running here; give --chief ADDRESS or set LOCKSTEP_CHIEF" in refused.stderr

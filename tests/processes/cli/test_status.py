@@ -50,7 +50,7 @@ def test_without_an_address_the_command_says_how_to_give_one(command: str) -> No
 
 @pytest.mark.parametrize("command", [["status", "--chief"], ["finish", "--chief"], ["health", "--address"]])
 @pytest.mark.parametrize("address", ["nonsense", "127.0.0.1:notaport", "127.0.0.1:99999", "unix:relative"])
-def test_an_address_that_is_none_is_told_in_one_line(command: list[str], address: str) -> None:
+def test_an_invalid_address_is_reported_in_one_line(command: list[str], address: str) -> None:
     result = lockstep_here(*command, address)
     assert result.returncode == 2
     assert address in result.stderr
@@ -124,7 +124,7 @@ def test_health_tells_alive_and_ready_roles(running: GrpcTestCluster) -> None:
 
 
 @pytest.mark.parametrize("role", [["server", "--index", "0"], ["chief", "--ps", "127.0.0.1:1", "--workers", "1"]])
-def test_a_role_whose_port_is_taken_says_so_within_two_seconds(role: list[str]) -> None:
+def test_a_role_with_a_taken_port_reports_it_within_two_seconds(role: list[str]) -> None:
     with socket.create_server(("127.0.0.1", 0)) as taken:
         address = f"127.0.0.1:{taken.getsockname()[1]}"
         begin = time.monotonic()

@@ -40,7 +40,7 @@ def test_a_traceback_ends_at_the_users_line(tmp_path: Path) -> None:
     assert error == WANT.format(path=path)
 
 
-def test_all_lines_are_shown_to_who_works_on_the_system(tmp_path: Path) -> None:
+def test_developers_see_all_lines_of_a_traceback(tmp_path: Path) -> None:
     error, _ = _run(tmp_path, PROGRAM.format(opened="local()"), "-X", "dev")
     assert "worker_client/session/session.py" in error
 

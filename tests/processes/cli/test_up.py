@@ -95,7 +95,7 @@ def test_a_directory_that_cannot_be_made_is_told_in_one_line(command: list[str])
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_each_worker_is_told_its_place_and_nothing_of_another_cluster(tmp_path: Path) -> None:
+def test_each_worker_gets_its_own_place_and_no_variables_of_another_cluster(tmp_path: Path) -> None:
     worker = "import os; print(*(os.environ[f'LOCKSTEP_{name}'] for name in ('WORKER_INDEX', 'NUM_WORKERS', 'CLUSTER', 'CHIEF')))"
     others = {"LOCKSTEP_CHIEF": "10.0.0.1:1", "LOCKSTEP_MAX_STEPS": "nonsense", "LOCKSTEP_ADVERTISE": "nonsense"}
     worker += "; assert 'LOCKSTEP_HISTORY' not in os.environ"

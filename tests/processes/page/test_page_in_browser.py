@@ -82,7 +82,7 @@ def browser(tmp_path: Path) -> Iterator[Browser]:
         yield made
 
 
-def test_a_reader_sees_how_it_goes_and_who_is_stuck(scene: Scene, browser: Browser) -> None:
+def test_a_reader_sees_the_progress_and_which_worker_is_stuck(scene: Scene, browser: Browser) -> None:
     browser.open(scene.url)
     browser.await_text("Training. Nothing is waited for.", selector="#headline")
     browser.await_text("loss", selector="#charts")

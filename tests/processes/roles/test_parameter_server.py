@@ -94,7 +94,7 @@ def test_chief_ends_it(tmp_path: Path) -> None:
     assert "ps 0 ended reason=training is finished" in said
 
 
-def test_port_that_is_taken_is_said(tmp_path: Path) -> None:
+def test_a_taken_port_is_reported(tmp_path: Path) -> None:
     with socket.socket() as other:
         other.bind(("127.0.0.1", 0))
         other.listen()
@@ -150,7 +150,7 @@ def test_file_that_is_not_a_socket_is_left_alone(socket_dir: Path) -> None:
     ],
     ids=["network", "foreign address", "unknown name", "not a socket", "no directory", "no directory to announce in", "index"],
 )
-def test_what_keeps_it_from_starting_is_said_in_one_line(arguments: list[str], said: str) -> None:
+def test_each_error_at_the_start_is_reported_in_one_line(arguments: list[str], said: str) -> None:
     with contextlib.ExitStack() as stack, pytest.raises(PsError) as caught:
         server = ParameterServer(parse_config(["--index", "0", *arguments], environment={}))
         stack.callback(server.stop, 0.0)

@@ -29,7 +29,7 @@ def test_a_worker_with_a_format_that_means_nothing_does_not_join() -> None:
     assert done.returncode and "wire: got 'bf16'" in done.stderr
 
 
-def test_only_who_uses_bfloat16_loads_ml_dtypes() -> None:
+def test_only_bfloat16_loads_ml_dtypes() -> None:
     program = "import sys, worker_client; worker_client.WireFormat(gradients='int8'); assert 'ml_dtypes' not in sys.modules"
     assert run("-c", program).returncode == 0
 

@@ -86,7 +86,7 @@ def test_state_takes_the_updates_of_contributions_that_count_and_no_others(found
     np.testing.assert_allclose(found.values["running_mean"], [running, running], rtol=1e-12)
 
 
-def test_mean_gradient_is_over_those_who_have_one_and_nobody_moves_nothing(found: Found) -> None:
+def test_the_mean_gradient_is_over_workers_that_have_one_and_without_any_nothing_changes(found: Found) -> None:
     for name, expected in trained(found).items():
         np.testing.assert_allclose(found.values[name], np.full_like(found.values[name], expected[-1][0]), rtol=1e-12)
         np.testing.assert_allclose(found.momentum[name], np.full_like(found.values[name], expected[-1][1]), rtol=1e-12)

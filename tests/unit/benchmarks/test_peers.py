@@ -173,7 +173,7 @@ def test_an_environment_that_cannot_be_made_is_told_as_such(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize("size", ["4096", "4 lightyears/4", "0/1", "4/4"])
-def test_what_is_no_size_is_refused_before_anything_is_installed(size: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_invalid_size_is_refused_before_anything_is_installed(size: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "peers", "--sizes", size]) == 2
     assert "python -m benchmarks run peers: error: " in capsys.readouterr().err
 

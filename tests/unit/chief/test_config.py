@@ -93,18 +93,18 @@ def test_rule_82_a_cluster_has_at_least_one_parameter_server_and_one_worker() ->
 
 @pytest.mark.parametrize("value", ["0", "-3", "two", "1.5", ""])
 @pytest.mark.parametrize("flag", ["--replicas-to-aggregate", "--workers", "--max-steps"])
-def test_a_count_that_is_none_is_refused_by_its_flag(flag: str, value: str) -> None:
+def test_an_invalid_count_is_refused_by_its_flag(flag: str, value: str) -> None:
     with pytest.raises(InvalidSpec, match=f"{flag}: got '{value}', want a whole number >= 1"):
         parse("--ps", "a:1", flag, value)
 
 
-def test_a_count_that_is_none_is_refused_by_its_variable() -> None:
+def test_an_invalid_count_is_refused_by_its_variable() -> None:
     with pytest.raises(InvalidSpec, match="LOCKSTEP_MAX_STEPS: got 'many'"):
         parse("--ps", "a:1", LOCKSTEP_MAX_STEPS="many")
 
 
 @pytest.mark.parametrize("value", ["0", "nan", "inf", "soon"])
-def test_a_lease_that_is_none_is_refused(value: str) -> None:
+def test_an_invalid_lease_is_refused(value: str) -> None:
     with pytest.raises(InvalidSpec, match="--lease: got"):
         parse("--ps", "a:1", "--lease", value)
 

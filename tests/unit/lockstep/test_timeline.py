@@ -48,7 +48,7 @@ def spans(events: list[Event], pid: int, tid: int) -> list[tuple[str, int, int]]
 FIRST, SECOND = entry(10, {0: 50_000, 1: 80_000}), entry(11, {0: 80_000, 1: 50_000})
 
 
-def test_tracks_show_what_steps_were_spent_on_and_who_was_last() -> None:
+def test_tracks_show_the_parts_of_steps_and_the_last_contributor() -> None:
     events = traced((status(10), 100.0), (status(12, FIRST, SECOND), 100.2))
     assert spans(events, CHIEF, 1)[:4] == [
         ("step 10", 0, 100_000),

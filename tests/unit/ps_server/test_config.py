@@ -81,7 +81,7 @@ def test_tf_config_of_another_task_is_not_ours() -> None:
         ("--index 0", {"TF_CONFIG": "{"}, "TF_CONFIG is not JSON"),
     ],
 )
-def test_what_is_wrong_is_said_in_one_line(arguments: str, environment: dict[str, str], said: str) -> None:
+def test_each_error_is_reported_in_one_line(arguments: str, environment: dict[str, str], said: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         parse_config(arguments.split(), environment=environment)
     assert said in caught.value.message

@@ -195,7 +195,7 @@ def test_takers_beyond_the_limit_are_refused_and_others_still_served(server: Ser
     assert server.count() == 1
 
 
-def test_shutdown_ends_those_who_wait() -> None:
+def test_shutdown_ends_waiting_calls() -> None:
     failures: list[BaseException] = []
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(open_server(ParameterServerConfig(index=0)))

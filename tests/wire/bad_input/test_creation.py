@@ -58,7 +58,7 @@ def test_scalar_is_not_a_vector_of_one(fresh: Server) -> None:
     assert "'scale' with shape () float32 exists, asked for is variable 'scale' with shape (1,) float32" in ended.text
 
 
-def test_shard_that_drains_says_so(fresh: Server) -> None:
+def test_a_shard_that_shuts_down_refuses_pushes_and_says_why(fresh: Server) -> None:
     fresh.trainer.create()
     fresh.trainer.shard.shutdown(fence(EPOCH, CHIEF), reason="training is finished")
     ended = fresh.raw.push(*push_stream(fresh.trainer.header(), WHOLE))

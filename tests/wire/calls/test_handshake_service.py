@@ -28,7 +28,7 @@ def serve() -> Callable[[Identity], contextlib.AbstractContextManager[str]]:
 Serve = Callable[[Identity], contextlib.AbstractContextManager[str]]
 
 
-def test_clients_learn_who_is_there(serve: Serve) -> None:
+def test_clients_learn_the_servers_identity(serve: Serve) -> None:
     with serve(PS) as address:
         shard = WholeGrpcShard(address, index=1, cluster="job-a")
         assert shard.handshake() == HandshakeReply(identity=PS, version=PROTOCOL_VERSION, epoch=4, warning="")

@@ -57,7 +57,7 @@ def test_what_the_environment_says_stays(environment: dict[str, str]) -> None:
     assert settings(environment) == {}
 
 
-def test_what_is_said_of_other_things_stands_too() -> None:
+def test_other_settings_of_the_environment_stay_too() -> None:
     said = {"GRPC_EXPERIMENTS": "tcp_rcv_lowat", "GRPC_POLL_STRATEGY": "epoll1", "GRPC_CLIENT_CHANNEL_BACKUP_POLL_INTERVAL_MS": "7"}
     assert settings(said | {"GRPC_VERBOSITY": "DEBUG"}) == {"GRPC_EXPERIMENTS": f"tcp_rcv_lowat,{OFF}"}
 

@@ -166,7 +166,7 @@ def test_a_question_that_means_nothing_is_refused(query: str) -> None:
         assert Reader(chief.page_url).get(f"api/cluster{query}")[0] == 400
 
 
-def test_tokens_say_who_may_look_and_who_may_act(tmp_path: Path) -> None:
+def test_tokens_decide_which_callers_may_look_and_which_may_act(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(new_token_lines())
     file.chmod(0o600)

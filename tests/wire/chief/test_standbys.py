@@ -320,7 +320,7 @@ def test_another_chief_goes_on_once_no_replica_obeys_the_former_one_any_more(pai
 
 
 @pytest.mark.parametrize("num_losses", [1, 2])
-def test_another_chief_need_not_have_who_was_left_behind_before(pair: Pair, num_losses: int) -> None:
+def test_another_chief_begins_without_a_replica_that_was_left_behind_before(pair: Pair, num_losses: int) -> None:
     """Also if the answer of the one that was counted on alone is lost: it has forgotten that since."""
     pair.create()
     pair.run(lambda link: _mark_alone(link, PRIMARY), is_taken=False)
@@ -360,7 +360,7 @@ def test_another_chief_keeps_the_step_that_the_former_one_has_made_at_one_meanwh
     assert pair.reports[-1].standby == pair.addresses[STANDBY]
 
 
-def test_another_chief_leaves_out_who_was_not_counted_on_though_it_is_as_far(pair: Pair) -> None:
+def test_another_chief_leaves_out_a_replica_that_was_not_counted_on_though_it_has_the_same_step(pair: Pair) -> None:
     """What it holds need not be the same: an earlier chief may have had it make a step."""
     pair.create()
     pair.trainers[PRIMARY].apply(pair.push(PRIMARY, worker=1))

@@ -103,7 +103,7 @@ def found_version(found: dict[str, Read]) -> str:
     return dict(labels)["version"]
 
 
-def test_its_token_file_says_who_may_scrape(tmp_path: Path) -> None:
+def test_a_workers_token_file_decides_which_callers_may_scrape(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(new_token_lines())
     file.chmod(0o600)

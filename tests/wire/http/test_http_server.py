@@ -237,11 +237,11 @@ def test_a_defect_says_nothing_about_itself(site: Site, caplog: pytest.LogCaptur
         (b"GET /?" + b"a=b&" * 100 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n", 400),
     ],
 )
-def test_what_is_no_request_gets_a_status_that_says_so(site: Site, text: bytes, status: int) -> None:
+def test_an_invalid_request_gets_a_status_for_it(site: Site, text: bytes, status: int) -> None:
     assert site.say(text).startswith(b"HTTP/1.1 %d " % status)
 
 
-def test_tokens_say_who_may_ask_for_what(files: Files) -> None:
+def test_tokens_decide_which_callers_may_request_which_paths(files: Files) -> None:
     with serving(Security(token_file=files.directory / "tokens")) as site:
         assert site.ask("/").status == 200, "the page itself has nothing to hide"
         refused = site.ask("/status")

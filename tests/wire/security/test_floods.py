@@ -112,7 +112,7 @@ def test_one_address_does_not_wait_for_another_unless_there_are_too_many() -> No
     assert turnstile.waiting(0.0) == {*EVERYWHERE}
 
 
-def test_connection_that_ended_before_it_was_seen_counts_for_who_came_last() -> None:
+def test_a_connection_that_ended_unseen_counts_for_the_last_network() -> None:
     turnstile = Turnstile()
     turnstile.count(HERE, 1.0, 0.0)
     turnstile.count(None, 16.0, 0.0)

@@ -104,7 +104,7 @@ def test_unknown_kind_of_call_is_refused_and_the_stream_goes_on(first: Worker, t
     assert talk.answer().call == 5
 
 
-def test_what_is_no_message_ends_its_stream_and_no_other(first: Worker, talk: Talk, channel: grpc.Channel) -> None:
+def test_a_malformed_message_ends_its_stream_and_no_other(first: Worker, talk: Talk, channel: grpc.Channel) -> None:
     other = Talk(channel)
     other.ask(1, token=dequeue(first.participant, first.push()))
     wait_until(lambda: is_waiting(first))

@@ -116,7 +116,7 @@ def test_under_durability_step_a_lost_server_costs_no_step_that_was_told() -> No
     assert driver.step == 4
 
 
-def test_otherwise_a_failed_checkpoint_is_said_and_training_goes_on() -> None:
+def test_a_failed_checkpoint_is_reported_and_training_goes_on() -> None:
     driver = RecoveryDriver(total_num_replicas=1, lease_s=1e6)
     (worker,) = driver.train(0)
     driver.full = True

@@ -48,7 +48,7 @@ def test_without_time_to_wait_the_answer_is_immediate(max_wait_s: float) -> None
     assert first.answer(first.ask(max_wait_s=max_wait_s)).result is TokenResult.WAIT
 
 
-def test_all_who_wait_are_released_by_the_step() -> None:
+def test_a_step_releases_all_waiting_workers() -> None:
     driver = Driver(total_num_replicas=3)
     workers = driver.train(0, 1, 2)
     calls = []

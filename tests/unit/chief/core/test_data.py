@@ -122,7 +122,7 @@ def test_the_ranges_of_a_dropped_contribution_are_leased_again() -> None:
     assert ids(leased(driver, second, 2)) == theirs
 
 
-def test_who_waits_is_told_who_holds_the_rest() -> None:
+def test_a_waiting_worker_learns_which_workers_hold_the_other_ranges() -> None:
     driver = RecoveryDriver(replicas_to_aggregate=1)
     first, second = driver.train(0, 1)
     leased(driver, first, 1, max_ranges=6)
@@ -369,7 +369,7 @@ def test_a_chief_that_waits_for_the_model_hands_out_nothing_that_others_may_stil
 
 
 @pytest.mark.parametrize("is_late", [False, True])
-def test_once_the_model_is_known_nobody_is_waited_for_who_has_come_back_or_was_waited_for_long_enough(is_late: bool) -> None:
+def test_once_the_model_is_known_no_wait_is_for_a_worker_that_has_returned_or_is_overdue(is_late: bool) -> None:
     driver, workers = started(lease_s=4.0)
     step(driver, workers, request_id=1)
     mine = leased_ids(driver, workers[0], 3, request_id=2)
@@ -412,7 +412,7 @@ def test_a_contribution_from_samples_that_another_has_by_now_is_dropped_and_its_
     assert (token.result, token.step) == (TokenResult.TOKEN, driver.step), "it may contribute to the step all the same"
 
 
-def test_a_new_incarnation_holds_nothing_of_the_former_one() -> None:
+def test_a_new_incarnation_holds_no_ranges_of_the_former_one() -> None:
     driver, workers = started()
     step(driver, workers, request_id=1)
     mine = leased_ids(driver, workers[0], request_id=2)

@@ -17,7 +17,7 @@ def test_what_is_refused_is_named_once() -> None:
     assert (discards.take(()), bool(discards)) == ((), False)
 
 
-def test_an_incarnation_is_named_as_a_whole_once_nothing_of_it_is_left_to_apply() -> None:
+def test_an_incarnation_is_dropped_as_a_whole_once_none_of_its_contributions_can_be_applied() -> None:
     discards = Discards()
     discards.add_incarnation(0, 1)
     discards.add(push(0, 2))

@@ -59,7 +59,7 @@ def test_where_the_chief_is_reached_the_command_that_starts_a_worker_is_told() -
     assert words(driver).endswith("; start another in its place: LOCKSTEP_CHIEF='unix:/tmp/a b/chief.sock' PROGRAM")
 
 
-def test_of_several_silent_workers_none_is_said_to_be_gone() -> None:
+def test_none_of_several_silent_workers_is_reported_lost() -> None:
     driver = Driver(total_num_replicas=3, lease_s=10.0)
     first, *_ = driver.train(0, 1, 2)
     first.push()
@@ -160,7 +160,7 @@ def test_before_the_shards_are_reached_it_names_them() -> None:
     )
 
 
-def test_before_there_is_a_model_it_says_who_is_to_bring_it() -> None:
+def test_without_a_model_the_reason_names_the_worker_that_initialises_it() -> None:
     driver = Driver()
     assert words(driver) == "no worker has joined yet; start one"
     worker = Worker(driver)
@@ -173,7 +173,7 @@ def test_before_there_is_a_model_it_says_who_is_to_bring_it() -> None:
     assert words(driver) == "the worker that was initialising the model is gone; the next worker that asks takes over"
 
 
-def test_a_step_that_an_unreachable_shard_holds_up_says_so() -> None:
+def test_a_step_that_waits_for_an_unreachable_shard_names_the_shard() -> None:
     driver = Driver(num_shards=2, applies_at_once=False)
     (worker,) = driver.train(0)
     worker.push()
@@ -228,7 +228,7 @@ def test_a_shard_that_is_gone_before_there_are_variables_needs_only_be_started_a
     )
 
 
-def test_after_the_end_it_says_who_has_not_left() -> None:
+def test_after_the_end_the_reason_names_the_workers_that_have_not_left() -> None:
     driver = Driver()
     driver.train(0, 1)
     driver.send(ev.Asked(call=None, request=FinishTrainingRequest(reason="enough")))

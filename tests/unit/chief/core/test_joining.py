@@ -203,7 +203,7 @@ def arrival(driver: RecoveryDriver, index: int) -> int:
     return call
 
 
-def test_nobody_is_taken_in_before_the_chief_knows_who_was_here_and_then_nobody_gets_anothers_number() -> None:
+def test_no_worker_is_admitted_before_the_chief_knows_the_earlier_ones_and_none_gets_anothers_number() -> None:
     driver = RecoveryDriver(total_num_replicas=2, checkpoints=None)
     workers = driver.train(0, 1)
     for worker in workers:

@@ -12,7 +12,7 @@ def run_step(ledger: Ledger, *, at: float) -> None:
     ledger.close_step(now=at + 0.5)
 
 
-def test_an_entry_tells_contributors_durations_and_who_was_last() -> None:
+def test_an_entry_has_contributors_durations_and_the_last_contributor() -> None:
     ledger = Ledger(size=8, now=10.0)
     run_step(ledger, at=13.0)
     (entry,) = ledger.entries(5)

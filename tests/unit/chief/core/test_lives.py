@@ -76,7 +76,7 @@ def test_a_cluster_of_which_nothing_is_left_has_another_life_and_the_same_number
     assert newcomer.participant.era.life == life_of(driver) != before.era.life
 
 
-def test_who_stems_from_a_lost_life_is_not_served_as_the_one_who_has_its_numbers_now() -> None:
+def test_a_participant_of_a_lost_life_is_not_served_as_the_present_holder_of_its_numbers() -> None:
     driver, workers = trained(**UNSAVED)
     lose_all(driver)
     driver.train(0, 1)
@@ -168,7 +168,7 @@ def test_and_under_one_that_goes_back_to_a_checkpoint_of_the_life_after_it() -> 
     assert driver.come_back(workers[0]).participant.incarnation == before.incarnation
 
 
-def test_a_number_that_was_given_after_the_checkpoint_was_saved_is_nobodys() -> None:
+def test_a_number_given_after_the_checkpoint_was_saved_belongs_to_no_participant() -> None:
     """The chief that saved it was followed by another, whose number the chief of the next life has again."""
     driver, _ = trained(5, **SAVED)
     only = dict(list(driver.storage.items())[-1:])

@@ -60,7 +60,7 @@ def test_a_worker_is_silent_when_it_has_missed_a_heartbeat_whatever_the_lease(le
     assert not is_silent(0.4 * lease_s) and is_silent(0.6 * lease_s)
 
 
-def test_an_index_that_is_taken_is_refused_with_who_has_it() -> None:
+def test_a_taken_index_is_refused_and_its_holder_is_named() -> None:
     membership = membership_of()
     join(membership, 3)
     with pytest.raises(WorkerIndexTaken, match=r"worker 3 is already running on host-b pid 912 \(seen 0\.4 s ago") as caught:

@@ -33,7 +33,7 @@ def test_both_workers_of_two_models_are_named_since_either_may_be_right() -> Non
         registry.join(1, 1, model_of(4))
 
 
-def test_the_task_goes_to_the_next_who_asks_when_its_holder_is_gone() -> None:
+def test_after_the_initialiser_is_lost_the_next_worker_that_asks_gets_its_task() -> None:
     registry = ModelRegistry(num_shards=1)
     registry.join(0, 1, MODEL)
     assert not registry.release(1)

@@ -45,7 +45,7 @@ def test_a_restarted_server_takes_all_back_to_the_newest_checkpoint_under_a_new_
     assert (status.num_rollbacks, status.last_rollback) == (1, f"rolled back to step 4 (epoch 2): {why}")
 
 
-def test_workers_go_on_as_who_they_were_and_the_steps_are_done_again() -> None:
+def test_workers_keep_their_places_and_the_steps_are_done_again() -> None:
     driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
     workers = driver.train(0, 1)
     steps(driver, workers, 5)
@@ -176,7 +176,7 @@ def test_a_late_answer_of_the_process_that_is_gone_takes_nobody_back() -> None:
     assert driver.coordinator.epoch == 2
 
 
-def test_a_damaged_checkpoint_is_said_and_the_one_before_is_taken() -> None:
+def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_restored() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
     (worker,) = driver.train(0)
     steps(driver, [worker], 4)
@@ -222,7 +222,7 @@ def test_a_sleeper_whose_lease_ended_comes_back_as_a_new_incarnation() -> None:
     assert driver.come_back(sleeper).participant.incarnation == 2
 
 
-def test_who_was_replaced_meanwhile_is_superseded() -> None:
+def test_a_worker_that_was_replaced_meanwhile_is_superseded() -> None:
     driver = RecoveryDriver(total_num_replicas=2)
     old, _ = driver.train(0, 1)
     Worker(driver, 0, takeover=True, pid=913)
@@ -230,7 +230,7 @@ def test_who_was_replaced_meanwhile_is_superseded() -> None:
         driver.come_back(old)
 
 
-def test_another_process_cannot_come_back_as_somebody_who_lives() -> None:
+def test_another_process_cannot_come_back_as_a_live_worker() -> None:
     driver = RecoveryDriver(total_num_replicas=2)
     _, second = driver.train(0, 1)
     with pytest.raises(Exception, match="worker 1 is already running"):

@@ -133,7 +133,7 @@ def test_nobody_commits_what_another_worker_has_pushed_with_a_registration_of_it
     assert worker.commit().outcome is PushOutcome.ACCEPTED
 
 
-def test_the_next_chief_lets_nobody_in_beside_the_one_who_came_back() -> None:
+def test_the_next_chief_admits_no_process_beside_the_worker_that_came_back() -> None:
     driver = RecoveryDriver()
     worker = driver.train(0)[0]
     worker.commit()
@@ -158,7 +158,7 @@ def test_an_incarnation_that_a_caller_names_does_not_raise_the_next_one() -> Non
     assert driver.register(1, former=named, host="elsewhere").participant.incarnation == 1
 
 
-def test_a_new_incarnation_is_never_that_of_who_asks_for_another_reason() -> None:
+def test_a_new_incarnation_differs_from_the_one_that_its_caller_had_elsewhere() -> None:
     driver = Driver()
     former = driver.register(0).participant
     life = former.era._replace(life=former.era.life + 1)
@@ -188,7 +188,7 @@ def test_a_first_sequence_may_be_that_of_a_long_training_and_no_more() -> None:
     assert worker.commit(push_id=PushId(worker=0, incarnation=1, sequence=1 << 40)).outcome is PushOutcome.ACCEPTED
 
 
-def test_who_took_a_place_over_has_it_to_itself() -> None:
+def test_a_worker_that_took_a_place_over_is_its_only_holder() -> None:
     driver = Driver()
     former = Worker(driver, 0)
     Worker(driver, 0, takeover=True)

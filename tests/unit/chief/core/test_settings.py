@@ -207,7 +207,7 @@ def test_a_change_that_has_become_impossible_while_it_waited_is_refused() -> Non
     assert (driver.coordinator.state, policy_of(driver)) == (ClusterState.TRAINING, "sync")
 
 
-def test_what_is_said_to_be_applied_on_arrival_is_refused_where_steps_apply() -> None:
+def test_a_report_of_an_apply_on_arrival_is_refused_under_a_policy_of_steps() -> None:
     driver = Driver()
     (worker,) = driver.train(0)
     with pytest.raises(InvalidSpec, match="cannot have been applied on arrival; under the policy sync it waits"):

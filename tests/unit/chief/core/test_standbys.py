@@ -50,14 +50,14 @@ def words(driver: RecoveryDriver) -> str:
     return driver.coordinator.status(driver.now).shards[0].standby_missing
 
 
-def test_a_cluster_without_standbys_says_nothing_of_them() -> None:
+def test_the_status_of_a_cluster_without_standbys_has_no_words_about_them() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     assert (worker.registration.standby_addresses, worker.registration.shards_version) == ((), 0)
     assert driver.answers[step(driver, worker)].shards_version == 0
 
 
-def test_participants_are_told_who_holds_the_shards_and_hear_of_a_change_with_their_next_token() -> None:
+def test_participants_get_the_shards_addresses_and_a_change_with_their_next_token() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     driver.send(changed(1))
     (worker,) = driver.train(0)
@@ -140,7 +140,7 @@ def test_a_replica_that_cannot_come_back_holds_nothing_up(failure: str) -> None:
     ("config", "why"),
     [({"checkpoints": None}, "without --checkpoint-dir"), ({"policy": PolicySpec(name=PolicyName.ASYNC)}, "with the policy async")],
 )
-def test_where_it_cannot_come_back_between_two_steps_it_stays_out_and_that_is_said(config: dict[str, Any], why: str) -> None:
+def test_a_standby_that_cannot_return_between_two_steps_stays_out_and_that_is_reported(config: dict[str, Any], why: str) -> None:
     driver, worker = trained(**config)
     assert why in words(driver)
     assert worker.has_token(step(driver, worker))

@@ -120,7 +120,7 @@ def test_nothing_is_kept_of_contributions_that_are_applied() -> None:
     assert len(kept) <= 1
 
 
-def test_that_workers_differ_is_said_once_until_they_agree_again() -> None:
+def test_differing_workers_are_warned_of_once_until_they_agree_again() -> None:
     driver = Driver(total_num_replicas=2)
     workers = driver.train(0, 1)
 

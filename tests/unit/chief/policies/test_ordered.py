@@ -261,7 +261,7 @@ def test_a_wait_for_the_slowest_is_explained() -> None:
     )
 
 
-def test_a_cluster_whose_workers_compute_long_says_who_does() -> None:
+def test_a_cluster_with_slow_workers_names_the_worker_that_computes() -> None:
     driver = asynchronous()
     driver.train(0)
     assert driver.coordinator.status(driver.now).waiting_for == ""

@@ -46,7 +46,7 @@ def test_a_step_that_has_not_come_is_refused() -> None:
     assert policy.drop(1) == policy.advance() == []
 
 
-def test_extras_go_to_who_asks_first_and_only_as_many_as_there_are() -> None:
+def test_extra_tokens_go_to_the_first_workers_that_ask_up_to_their_number() -> None:
     tokens = strict(num_extras=2)
     assert [ask(tokens, worker) for worker in (2, 0, 1)] == [0, 0, None]
     assert tokens.num_free == 0

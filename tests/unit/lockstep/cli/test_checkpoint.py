@@ -142,7 +142,7 @@ def test_wrong_wish_is_refused_in_words(
     assert said in error
 
 
-def test_empty_place_is_said_to_have_none(place: LocalStorage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_empty_place_has_no_checkpoints(place: LocalStorage, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("ls", place=place) == 0
     assert run("verify", place=place) == 1
     assert capsys.readouterr().out.count(f"no complete checkpoint in {place.place}") == 2

@@ -48,7 +48,7 @@ def test_a_terminal_gets_a_bar_that_is_gone_in_the_end() -> None:
     assert stream.getvalue().endswith("\r\x1b[K")
 
 
-def test_what_says_nothing_of_itself_is_said_to_be_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_work_without_figures_is_shown_as_at_work(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("lockstep.cli.progress._QUIET_S", 0.0)
     stream = io.StringIO()
     with pulsing("installing", stream=stream):

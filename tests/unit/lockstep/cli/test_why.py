@@ -25,7 +25,7 @@ STATUS = cluster_status(
 )
 
 
-def test_the_step_what_is_missing_who_was_seen_when_and_what_happens_next_are_told() -> None:
+def test_the_step_its_missing_workers_their_silence_and_the_next_event_are_named() -> None:
     lines = why_text(STATUS).splitlines()
     assert lines[0] == "cluster 'digits', step 41 of 600, epoch 2: open for 3.0 s, with 1 of 3 contributions"
     assert lines[1] == "waits for: step 41 has 1 of 3 contributions; missing: worker 1 (last seen 3.0 s ago)"
@@ -44,7 +44,7 @@ def test_with_a_living_quorum_it_is_told_that_the_step_will_need_fewer() -> None
     assert "when a lease ends, the step needs a contribution less, 1 at least" in why_text(dataclasses.replace(STATUS, min_replicas=1))
 
 
-def test_a_parameter_server_that_does_not_answer_is_named_with_what_becomes_of_its_model() -> None:
+def test_a_silent_parameter_server_is_named_with_the_consequence_for_its_model() -> None:
     text = why_text(dataclasses.replace(STATUS, shards=(server_status(0), server_status(1, is_reachable=False))))
     assert "  ps 1 at unix:/ps1: DOES NOT ANSWER" in text
     assert "if it was started anew, the cluster goes back to step-000000030" in text

@@ -215,7 +215,7 @@ def test_strangers_are_turned_away_and_others_are_served_after_them(other_end: t
     assert len(said) >= 1
 
 
-def test_what_is_no_doctor_is_said_to_be_none() -> None:
+def test_a_server_that_is_no_doctor_is_recognised() -> None:
     with socket.create_server(("127.0.0.1", 0)) as listening:
 
         def answer() -> None:

@@ -140,7 +140,7 @@ def test_the_original_queue_can_be_simulated() -> None:
     ],
     ids=lambda latency: type(latency).__name__,
 )
-def test_drawn_times_have_the_mean_that_is_said(latency: Latency) -> None:
+def test_drawn_times_have_the_stated_mean(latency: Latency) -> None:
     for worker in (0, 1):
         times = latency.draw(np.random.default_rng(1), 40_000, worker=worker)
         assert times.shape == (40_000,) and times.min() > 0

@@ -104,7 +104,9 @@ def test_save_without_room_is_refused_before_it_begins(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(("code", "kind"), [(errno.EACCES, PermissionDenied), (errno.EROFS, PermissionDenied), (errno.EIO, StorageFailed)])
-def test_system_that_refuses_is_said_in_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[PsError]) -> None:
+def test_a_refusal_of_the_system_is_reported_in_words(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[PsError]
+) -> None:
     def refuse(*args: object, **keywords: object) -> None:
         raise OSError(code, os.strerror(code))
 
@@ -159,7 +161,7 @@ def test_pipe_in_place_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
         find_checkpoint(storage, cluster=CLUSTER)
 
 
-def test_sizes_are_said_as_people_say_them() -> None:
+def test_sizes_are_written_for_people() -> None:
     assert [size_text(size) for size in (0, 1023, 1024, 1 << 20, 9 << 29, 3 << 40)] == [
         *("0 bytes", "1023 bytes", "1.0 KiB", "1.0 MiB", "4.5 GiB", "3.0 TiB"),
     ]

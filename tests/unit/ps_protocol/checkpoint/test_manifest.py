@@ -128,7 +128,7 @@ def test_manifest_that_makes_no_sense_is_refused(damage: Callable[[Fields], None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"\xff", b"[" * 300_000, b'{"a":' * 100_000, b"null", b'{"step": NaN}'])
-def test_what_is_no_manifest_is_refused(content: bytes) -> None:
+def test_an_invalid_manifest_is_refused(content: bytes) -> None:
     for manifest in (content, content + manifest_end(content)):
         with pytest.raises(DataLoss, match=r"^m: not a valid manifest: "):
             decode_manifest(manifest, where="m")

@@ -53,6 +53,6 @@ def test_a_norm_that_is_not_finite_shows_in_the_values(square: float) -> None:
 
 
 @pytest.mark.parametrize("limit", [-1.0, math.nan, math.inf])
-def test_a_limit_that_is_none_is_refused(limit: float) -> None:
+def test_an_invalid_limit_is_refused(limit: float) -> None:
     with pytest.raises(InvalidSpec, match="clip: norm = "):
         ClipSpec(norm=limit)

@@ -69,7 +69,7 @@ def returning(counts: Any) -> Partitioner:
         ([], (), "is for a scalar, which cannot be cut"),
     ],
 )
-def test_what_is_no_partition_is_refused_in_words(counts: Any, shape: tuple[int, ...], words: str) -> None:
+def test_an_invalid_partition_is_refused_with_a_reason(counts: Any, shape: tuple[int, ...], words: str) -> None:
     with pytest.raises(InvalidSpec, match=rf"variable 'w': its partitioner .*{words}"):
         partition_of(returning(counts), name="w", shape=shape, dtype="float32")
 

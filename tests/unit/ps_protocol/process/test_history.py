@@ -75,7 +75,7 @@ def test_unfinished_last_line_is_left_out_and_said(tmp_path: Path) -> None:
         *(b'{"kind":1,"number":1}', b'{"kind":"step","number":1,"bytes":[-5,5]}', b"[" * 100_000),
     ],
 )
-def test_broken_line_is_not_believed(tmp_path: Path, line: bytes) -> None:
+def test_a_broken_line_is_refused(tmp_path: Path, line: bytes) -> None:
     HistoryWriter(tmp_path, role="chief").close()
     (path,) = tmp_path.glob("*.jsonl")
     path.write_bytes(path.read_bytes() + line + b"\n")
@@ -84,7 +84,7 @@ def test_broken_line_is_not_believed(tmp_path: Path, line: bytes) -> None:
 
 
 @pytest.mark.parametrize("words", [{}, {"header": 1}, {"header": {"nobody": 1}}, {"header": {"epoch": "x"}}])
-def test_broken_words_are_not_believed(tmp_path: Path, words: dict[str, object]) -> None:
+def test_a_record_with_broken_fields_is_refused(tmp_path: Path, words: dict[str, object]) -> None:
     writer = HistoryWriter(tmp_path, role="worker-0")
     writer.write(events.CONTRIBUTION, words)
     writer.close()
@@ -100,7 +100,7 @@ def test_directory_without_history_is_refused(tmp_path: Path) -> None:
         HistoryWriter(tmp_path / "file", role="ps-0")
 
 
-def test_a_full_disk_is_said_to_be_that_of_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_error_of_a_full_disk_names_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     writer = HistoryWriter(tmp_path, role="ps-0")
 
     def full(file: int, data: memoryview) -> int:
@@ -112,7 +112,7 @@ def test_a_full_disk_is_said_to_be_that_of_the_history(tmp_path: Path, monkeypat
     assert caught.value.errno == errno.ENOSPC
 
 
-def test_two_processes_of_one_role_do_not_meet(tmp_path: Path) -> None:
+def test_two_processes_of_one_role_write_separate_files(tmp_path: Path) -> None:
     for _ in range(2):
         HistoryWriter(tmp_path, role="ps-0").close()
     assert len(list(read_history(tmp_path))) == 2

@@ -74,7 +74,7 @@ def test_the_file_of_a_process_that_is_gone_counts_for_nothing_and_the_next_laun
         assert not path.exists() and len(local_clusters()) == 1
 
 
-def test_one_who_looks_makes_no_directory(directory: Path) -> None:
+def test_a_reader_makes_no_directory(directory: Path) -> None:
     assert with_local_tokens(Security(), chief="127.0.0.1:4711") == Security()
     assert not directory.exists()
 
@@ -92,7 +92,7 @@ def test_one_who_looks_makes_no_directory(directory: Path) -> None:
         json.dumps({**dataclasses.asdict(own()), "x": 1}),
     ],
 )
-def test_a_file_that_is_none_of_ours_is_not_believed(directory: Path, text: str) -> None:
+def test_a_foreign_file_is_ignored(directory: Path, text: str) -> None:
     put(directory, "1.json", text)
     assert local_clusters() == []
 

@@ -77,7 +77,7 @@ def test_long_texts_use_the_budget_up_sooner() -> None:
     assert len(stream.getvalue()) < 50_000
 
 
-def test_what_was_left_out_is_said_without_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_omitted_lines_are_reported_without_another_line(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("ps_protocol.process.logs._PERIOD_S", 0.05)
     stream = io.StringIO()
     handler = BoundedLogHandler(BoundedOutput(stream))

@@ -15,7 +15,7 @@ def _collector_as_it_was() -> Iterator[None]:
     (gc.enable if was_enabled else gc.disable)()
 
 
-def test_collector_is_off_meanwhile_and_leaves_out_what_was_made() -> None:
+def test_the_collector_is_off_during_imports_and_leaves_out_their_objects() -> None:
     gc.enable()
     with importing_for_good():
         assert not gc.isenabled()

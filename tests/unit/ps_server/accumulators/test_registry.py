@@ -42,7 +42,7 @@ class Bench:
         return TakeRequest(name="a", client=client, sequence=1, num_required=num_required, max_wait_s=1.0)
 
 
-def test_place_is_kept_for_who_asks_again_in_time() -> None:
+def test_a_caller_that_asks_again_in_time_keeps_its_place() -> None:
     bench = Bench()
     bench.ask(1)
     bench.now = PLACE_S - 0.1
@@ -52,7 +52,7 @@ def test_place_is_kept_for_who_asks_again_in_time() -> None:
     assert bench.accumulator.describe().num_waiting == 1
 
 
-def test_place_of_who_does_not_ask_again_goes_to_the_next() -> None:
+def test_the_place_of_a_caller_that_does_not_ask_again_goes_to_the_next() -> None:
     bench = Bench()
     bench.ask(1, num_required=5)
     bench.now = 1.0

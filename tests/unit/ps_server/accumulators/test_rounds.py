@@ -211,7 +211,7 @@ def take(acc: Rounds, num_required: int = 1) -> tuple[list[int], Array, tuple[in
     return taken.indices.tolist(), taken.values, taken.dense_shape
 
 
-def test_each_row_is_divided_by_those_who_have_it() -> None:
+def test_each_row_is_divided_by_the_number_of_gradients_that_have_it() -> None:
     acc = sparse_accumulator()
     push(acc, [0], [[4.0]])
     push(acc, [1], [[8.0]])

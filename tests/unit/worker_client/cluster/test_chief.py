@@ -78,7 +78,7 @@ def test_newest_chief_that_the_servers_know_is_moved_to() -> None:
     assert (town.ask(), town.link.address, old.is_closed) == ("new", "new", True)
 
 
-def test_chief_that_hangs_is_searched_for_meanwhile() -> None:
+def test_the_search_for_another_chief_begins_while_the_chief_hangs() -> None:
     old, new = FakeChief("old"), FakeChief("new")
     town = Town(old, {"a": status("new", 3)}, new=new)
     town.link.look_around()

@@ -98,7 +98,7 @@ def test_pairs_are_taken_and_a_name_that_occurs_twice_is_not(staging: Staging) -
 
 
 @pytest.mark.parametrize("gradients", [None, 3, np.ones(3), "b1", [np.ones(4)], [("b1",)]])
-def test_what_is_no_mapping_is_refused(staging: Staging, gradients: Any) -> None:
+def test_gradients_that_are_no_mapping_are_refused(staging: Staging, gradients: Any) -> None:
     with pytest.raises(InvalidSpec, match="want a dict"):
         staging.stage(gradients, step=0)
 

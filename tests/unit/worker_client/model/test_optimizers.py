@@ -34,7 +34,7 @@ def test_index_of_another_job_is_not_a_workers() -> None:
     assert resolved({"TF_CONFIG": chief}).worker_index is None
 
 
-def test_tf_config_of_another_system_does_no_harm_if_all_is_said() -> None:
+def test_another_systems_tf_config_does_no_harm_if_the_arguments_are_complete() -> None:
     assert resolved({**LOCKSTEP, "TF_CONFIG": "{"}).chief == "l:1"
 
 
@@ -55,7 +55,7 @@ def test_bad_argument_is_refused_in_words(environment: dict[str, str], arguments
 
 
 @pytest.mark.parametrize("address", ["nowhere", "host:", "host:99999", ":5000", "unix:relative", "http://a:1"])
-def test_address_that_is_none_is_refused_at_once(address: str) -> None:
+def test_an_invalid_address_is_refused_at_once(address: str) -> None:
     with pytest.raises(InvalidSpec, match="want host:port or unix:/path"):
         worker_client.connect(address)
 
@@ -144,6 +144,6 @@ def test_public_surface_is_what_is_named() -> None:
 
 
 @pytest.mark.parametrize("timeout_s", [float("nan"), -1.0])
-def test_a_time_limit_that_is_none_is_refused(timeout_s: float) -> None:
+def test_an_invalid_time_limit_is_refused(timeout_s: float) -> None:
     with pytest.raises(InvalidSpec, match="timeout_s: got"):
         Wait("worker 0", timeout_s=timeout_s)

@@ -158,7 +158,7 @@ def test_reading_gives_copies() -> None:
 
 
 @pytest.mark.parametrize("text", NO_STATES, ids=range(len(NO_STATES)))
-def test_what_is_no_state_is_refused(text: str) -> None:
+def test_invalid_state_is_refused(text: str) -> None:
     state = UserState()
     state["x"] = 1
     with pytest.raises(MalformedMessage, match="the state of this worker's program is not one"):

@@ -45,7 +45,7 @@ FIELDS: dict[str, Any] = {"function": "f", "args": {"tuple": []}, "kwargs": {"di
         {"dict": {**FIELDS, "function": 1, "error": 1}},
     ],
 )
-def test_what_is_no_call_and_no_outcome_is_refused(content: Any) -> None:
+def test_malformed_calls_and_outcomes_are_refused(content: Any) -> None:
     """A worker ended with KeyError or TypeError, and a coordinator's thread for that worker, so that join() waited for ever."""
     for unpack in (unpack_call, unpack_outcome):
         with pytest.raises(MalformedMessage, match="a closure's message cannot be read"):

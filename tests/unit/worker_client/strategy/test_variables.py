@@ -182,7 +182,7 @@ def test_rule_80_there_is_no_reducing_to_a_place_that_this_worker_does_not_have(
 
 
 @pytest.mark.parametrize("reduce", ["reduce_to", "batch_reduce_to"])
-def test_what_is_no_destination_and_no_hints_is_refused(reduce: str) -> None:
+def test_invalid_destinations_and_hints_are_refused(reduce: str) -> None:
     strategy, other = ParameterServerStrategy(2), ParameterServerStrategy(2)
     v, foreign = _variable(strategy), _variable(other, name="foreign")
 
