@@ -469,6 +469,9 @@ class ReplicatedLink:
         for one, reply in zip(self.members[1:], replies[1:], strict=True):
             if others := different_contributions(request, replies[0], reply):
                 await self._drop(one, self._say_different(request.step, others))
+                # At once: as long as no step follows, its step does not show a later chief that it was left behind.
+                with suppress(PsError):
+                    await self.join(one, forgets=True)
         return replies[0]
 
     async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:

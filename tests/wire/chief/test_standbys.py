@@ -173,6 +173,7 @@ def test_one_that_was_given_other_gradients_is_dropped_and_the_worker_is_named(p
     assert (changed.address, changed.standby) == (pair.addresses[PRIMARY], "")
     assert "worker 1, worker 2 had given it other gradients for step 0" in changed.missing
     assert pair.status(PRIMARY).is_alone
+    assert pair.status(STANDBY).step is None, "its step would not show a later chief that it was left behind"
 
 
 def test_what_both_refuse_is_refused_and_nobody_is_dropped(pair: Pair) -> None:
