@@ -72,8 +72,8 @@ _SAME_WORDS_S = 0.25
 class Coordinator:
     """The chief's core. `handle` is the only thing that changes it.
 
-    `new_life` names, at random, a life of the cluster that begins, since no shard has obeyed a chief before. `session_key`: random, and the
-    shards are given it when they are adopted.
+    `new_life` names, at random, a life of the cluster that begins: no shard has obeyed a chief before, or all begin anew since one is lost.
+    `session_key`: random, and the shards are given it when they are adopted.
     """
 
     def __init__(

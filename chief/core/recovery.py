@@ -334,9 +334,13 @@ class Recovery:
         self._seek(Search(why=why, is_start=True, has_looked=True, is_again=is_again))
 
     def _begin_anew(self, *, is_again: bool = False, highest_epoch: int = 0) -> None:
+        if is_again:
+            # Another chief of this life may have used the next epochs on a server that is lost now.
+            self._members.succeed(chief_incarnation=self._members.chief_incarnation + 1, life=self._new_life())
         if is_again or highest_epoch or self._members.chief_incarnation > 1:
             self._rise(max(self._members.epoch, highest_epoch) + 1, why="nothing was trained yet")
             self._refuse_participants()
+            self._data.restart(None)
         self._model.restart()
         self._settings.begin_anew(is_again=is_again)
         self._parts.attachments.restart(NO_STEP_ATTACHMENTS)

@@ -5,6 +5,7 @@ import pytest
 from chief.core import messages
 from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, LeaseExpired, Superseded, TrainingFailed, Unavailable
+from ps_protocol.model.data import DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import (
@@ -245,6 +246,29 @@ def test_a_server_restarted_while_the_model_is_initialised_has_all_begin_anew() 
     assert (driver.coordinator.epoch, driver.coordinator.state) == (2, ClusterState.WAITING_FOR_MODEL)
     driver.come_back(worker)
     assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
+
+
+def test_all_that_begin_anew_are_in_another_life_whatever_another_chief_has_done_in_this_one() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    worker = Worker(driver, 0)
+    driver.ask_model(worker)
+    before = driver.shards[0].life
+    driver.restart(1)
+    # A chief that came meanwhile may have used the next epoch of this life, on the server that is gone.
+    assert driver.shards[0].life == driver.shards[1].life != before
+    incarnation = worker.participant.incarnation
+    assert driver.come_back(worker).participant.incarnation > incarnation
+
+
+def test_data_that_is_leased_before_all_begin_anew_is_leased_again() -> None:
+    driver = RecoveryDriver(total_num_replicas=1)
+    worker = Worker(driver, 0)
+    driver.ask_model(worker)
+    data = DataSpec(name="train", num_samples=20, range_size=10, num_epochs=1)
+    assert len(driver.answers[driver.lease(worker, data, max_ranges=2)].ranges) == 2
+    driver.restart(1)
+    driver.come_back(worker)
+    assert len(driver.answers[driver.lease(worker, data, max_ranges=2, request_id=2)].ranges) == 2
 
 
 def test_who_has_given_the_first_values_is_told_of_the_new_epoch_when_a_server_loses_them_before_training_begins() -> None:
