@@ -33,6 +33,8 @@ class Link:
         self._mailboxes, self._outgoing, self._incoming = mailboxes, outgoing, incoming
         self._latest: Message | None = None
         self._again_at_s = 0.0
+        # The turn of the latest message: the message before it had the other one.
+        self._turn = 0
         # Whether a message may still lie at the place of the next one: at first, the message of an earlier program.
         self._is_unclear = True
         # Whether the latest message was sent more than once, so that a copy may be left when it is settled.
@@ -44,6 +46,7 @@ class Link:
         Raises InvalidSpec, and LimitExceeded after 3 s, for what cannot be sent: then there is no message.
         """
         self._is_repeated = self._latest is message
+        self._turn ^= not self._is_repeated
         is_unclear = self._is_unclear or self._latest is not None
         self._latest, begin_s = message, time.monotonic()
         try:
@@ -63,18 +66,27 @@ class Link:
         """Returns the next message; None if none has come in time. May send the latest message again, and raises the errors of `send`."""
         end_s = time.monotonic() + timeout_s
         while True:
-            if self._latest is not None and time.monotonic() >= self._again_at_s:
-                self.send(self._latest)
+            now = time.monotonic()
+            unanswered = self._latest if now >= self._again_at_s else None
             try:
-                return self._mailboxes.receive(self._incoming, max(0.0, min(end_s - time.monotonic(), _SLICE_S)))
+                # What has come may say that the other has it: then it is not sent again.
+                return self._mailboxes.receive(self._incoming, max(0.0, min(end_s - now, _SLICE_S)) if unanswered is None else 0.0)
             except (DeadlineExceeded, Cancelled, AccumulatorNotFound):
                 pass  # the latter: it is just being sent again
             except MalformedMessage as error:
                 log.debug("%s: the message is lost, and will be sent again: %s", self._incoming, error)
             except PsError as error:
                 self._fail(error)
+            if unanswered is not None:
+                self.send(unanswered)
             if time.monotonic() >= end_s:
                 return None
+
+    def deliver(self, timeout_s: float) -> None:
+        """Tries for so long to send a message that could not be sent before, or may have been lost. Raises what `send` does."""
+        end_s = time.monotonic() + timeout_s
+        while self._latest is not None and self._is_unclear and time.monotonic() < end_s:
+            self.send(self._latest)
 
     def settle(self) -> None:
         """Notes that the other participant has the latest message, and removes a needless copy of it."""
@@ -94,7 +106,7 @@ class Link:
         end_s = time.monotonic() + LIMIT_S
         while True:
             try:
-                return self._mailboxes.send(self._outgoing, message, again=is_unclear)
+                return self._mailboxes.send(self._outgoing, message, turn=self._turn, again=is_unclear)
             except LimitExceeded:
                 if time.monotonic() >= end_s:
                     raise

@@ -1,22 +1,19 @@
 """Messages of arrays between participants, over named accumulators on the parameter servers. Knows no replica and no closure.
 
-The name of a message is used once, and decides which parameter server carries the message. The message is lost with that server.
+The name of a mailbox decides which parameter server carries its messages. A message is lost with that server.
 """
 
 import threading
-from typing import Any
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.accumulators import shard_of
+from ps_protocol.roles.accumulators import MAX_STEP, shard_of
 from worker_client.accumulators import Access, ConditionalAccumulator, open_access
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session
-from worker_client.strategy.messages import HEAD, Message, pack, unpack
-
-WIRE_DTYPES = ("float16", "float32", "float64")
+from worker_client.strategy.messages import HEAD, VECTORS, Message, pack, unpack
 
 
 class Mailboxes:
@@ -30,43 +27,47 @@ class Mailboxes:
         self._lock = threading.Lock()
         self._accesses: dict[int, Access] = {}
 
-    def send(self, name: str, message: Message, *, again: bool = False) -> None:
-        """Sends a message. `again`: it, or another, may have been sent before, in part or whole, and goes away first."""
-        parts = pack(message)
+    def send(self, name: str, message: Message, *, turn: int = 0, again: bool = False) -> None:
+        """Sends a message. `again`: it, or another, may have been sent before, in part or whole, and goes away first.
+
+        `turn`: 0 or 1, another one than that of the message before it, which may still be read.
+        """
+        parts = pack(message, turn=turn)
         if again:
             self.discard(name)
         # The head is sent last: a receiver that has it finds the rest.
         for part in sorted(parts, key=HEAD.__eq__):
-            with self._mailbox(name, part, parts[part].dtype) as mailbox:
-                mailbox.apply_grad(parts[part])
+            with self._mailbox(name, part) as mailbox:
+                mailbox.apply_grad(parts[part], MAX_STEP)  # however many have been taken before
 
     def receive(self, name: str, timeout_s: float) -> Message:
         """Returns the message once it is there, and removes it. Raises DeadlineExceeded; MalformedMessage for parts of several messages."""
 
         def receive(part: str) -> Array:
-            dtype = np.dtype(np.float64 if part == HEAD else part)
-            with self._mailbox(name, part, dtype) as mailbox:
-                vector = mailbox.take_grad(1, timeout_s=timeout_s)
-                mailbox.delete()
+            with self._mailbox(name, part) as mailbox:
+                # What the head names is there, or has been removed again.
+                vector = mailbox.take_grad(1, timeout_s=timeout_s if part == HEAD else 0.0)
+                # The head's may have the next message by now.
+                if part != HEAD:
+                    mailbox.delete()
                 return vector
 
         return unpack(receive)
 
     def discard(self, name: str) -> None:
         """Removes the message, if it is there."""
-        for part in (HEAD, *WIRE_DTYPES):
-            dtype = np.dtype(np.float64 if part == HEAD else part)
-            with self._mailbox(name, part, dtype) as mailbox:
+        for part in VECTORS:
+            with self._mailbox(name, part) as mailbox:
                 mailbox.delete()
 
     def mark(self, name: str) -> None:
         """Counts one more mark of this name."""
-        with self._mailbox(name, HEAD, np.dtype(np.float64)) as mailbox:
+        with self._mailbox(name, HEAD) as mailbox:
             mailbox.apply_grad(np.zeros(1))
 
     def num_marks(self, name: str) -> int:
         """Returns how many marks of this name have been counted."""
-        with self._mailbox(name, HEAD, np.dtype(np.float64)) as mailbox:
+        with self._mailbox(name, HEAD) as mailbox:
             return mailbox.num_accumulated()
 
     def renew(self) -> None:
@@ -80,8 +81,8 @@ class Mailboxes:
         """Lets go of the connections. Idempotent."""
         self.renew()
 
-    def _mailbox(self, name: str, part: str, dtype: np.dtype[Any]) -> ConditionalAccumulator:
-        """The accumulator of one message's part, used once, so that a message that was not received is never added to another."""
+    def _mailbox(self, name: str, part: str) -> ConditionalAccumulator:
+        """The accumulator for one vector of the messages."""
         num_shards = len(self._target.membership.registration.shard_addresses)
         if not num_shards:
             raise InvalidSpec("messages between workers go over parameter servers, and the cluster has none")
@@ -90,4 +91,4 @@ class Mailboxes:
             if shard not in self._accesses:
                 self._accesses[shard] = open_access(self._target, name, timeout_s=self._timeout_s)
             access = self._accesses[shard]
-        return ConditionalAccumulator(access, dtype, shared_name=f"{name}/{part}", reduction_type="SUM")
+        return ConditionalAccumulator(access, VECTORS[part], shared_name=f"{name}/{part}", reduction_type="SUM")

@@ -15,8 +15,12 @@ from worker_client.model.declarations import IndexedSlices
 # Element types by their number in a head; those that are no floats travel as float64.
 _TYPES = tuple(np.dtype(name) for name in ("float16", "float32", "float64", "int32", "int64", "uint8", "bool"))
 _LARGEST_EXACT = 1 << 53
-# The vector that is read first.
+# The vectors of a message by name: the head, which is read first, and those of each type of float. A message and the one that takes its
+# place have their `turn`, 0 or 1, so that a participant that still reads the one takes nothing of the other.
 HEAD = "head"
+VECTORS = {HEAD: np.dtype(np.float64)} | {
+    f"{carrier} {turn}": np.dtype(carrier) for turn in range(2) for carrier in ("float16", "float32", "float64")
+}
 # A run and a number travel as bytes, which every type of float has exactly, after a 1 that says that this is one message.
 _SERIAL_BYTES = 6
 RUN_BITS = 8 * _SERIAL_BYTES
@@ -51,13 +55,13 @@ class Sender:
         return Message(Serial(self.run, next(self._numbers)), values)
 
 
-def pack(message: Message) -> dict[str, Array]:
+def pack(message: Message, *, turn: int = 0) -> dict[str, Array]:
     """Returns the vectors of a message: by element type, after a head that says what they are. Each begins with the serial.
 
     Raises InvalidSpec for element types that cannot travel, and for integers beyond 2^53.
     """
     serial, values = _marked(message.serial), message.values
-    head: list[float] = [len(values)]
+    head: list[float] = [turn, len(values)]
     parts: dict[str, list[Array]] = {}
 
     def put(array: Array) -> None:
@@ -65,7 +69,7 @@ def pack(message: Message) -> dict[str, Array]:
         head.extend((_TYPES.index(array.dtype), array.ndim, *array.shape))
         if array.size:
             carrier = array.dtype if array.dtype.kind == "f" else np.dtype(np.float64)
-            parts.setdefault(carrier.name, []).append(array.astype(carrier, copy=False).reshape(-1))
+            parts.setdefault(f"{carrier.name} {turn}", []).append(array.astype(carrier, copy=False).reshape(-1))
 
     for value in values:
         if isinstance(value, IndexedSlices):
@@ -106,7 +110,7 @@ def unpack(receive: Callable[[str], Array]) -> Message:
     head = receive(HEAD)
     mark, numbers = head[:_MARK_SIZE], iter(head[_MARK_SIZE:].tolist())
     try:
-        serial = _serial_in(mark.tolist())
+        serial, turn = _serial_in(mark.tolist()), (0, 1).index(int(next(numbers)))
         plans = [_planned(numbers) for _ in range(int(next(numbers)))]
     except (IndexError, StopIteration, ValueError, OverflowError):
         raise MalformedMessage("the head of a message cannot be read") from None
@@ -118,7 +122,7 @@ def unpack(receive: Callable[[str], Array]) -> Message:
         size = math.prod(shape)
         if not size:
             return np.zeros(shape, dtype)
-        name = dtype.name if dtype.kind == "f" else "float64"
+        name = f"{dtype.name if dtype.kind == 'f' else 'float64'} {turn}"
         if name not in contents:
             part = receive(name)
             if not np.array_equal(part[:_MARK_SIZE], mark):

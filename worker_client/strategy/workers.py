@@ -164,8 +164,10 @@ class _Exchanges:
                     wait.explain(f"nothing has come of {replicas_of(worker, self._per_worker)} of worker {worker}; is its process there?")
                     if time.monotonic() >= begin_s + (AGAIN_S if side.is_new_to(worker) else _LONG_S):
                         self._do(side.ask(worker))
+            self._deliver()
         except (InvalidSpec, LimitExceeded) as error:
             self._do(side.fail(error))
+            self._deliver()
         return side.results()
 
     def _contributed(
@@ -193,6 +195,12 @@ class _Exchanges:
                 link.send(action.message)
             else:
                 link.settle()
+
+    def _deliver(self) -> None:
+        """Tries again to send what could not be sent, as long as the others may wait for it: this program may end now."""
+        end_s = time.monotonic() + _GRACE_S
+        for link in self._links.values():
+            link.deliver(end_s - time.monotonic())
 
     def _answer(self, over: threading.Event) -> None:
         """Takes messages in until the block is over. A step that takes no longer than usual costs nothing but the thread."""

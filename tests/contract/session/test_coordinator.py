@@ -145,13 +145,13 @@ def test_what_is_over_a_servers_limits_is_the_closures_error_and_the_next_one_ru
 ) -> None:
     send, num_refused = Mailboxes.send, itertools.count()
 
-    def send_small(mailboxes: Mailboxes, name: str, message: Message, *, again: bool = False) -> None:
+    def send_small(mailboxes: Mailboxes, name: str, message: Message, **how: Any) -> None:
         if any(np.size(value) == 1000 for value in message.values):
             next(num_refused)
             raise LimitExceeded("ps 0: has no room for this")
         if any(np.size(value) == 900 for value in message.values) and next(num_refused) < 2:
             raise LimitExceeded("ps 0: has no room at the moment")
-        send(mailboxes, name, message, again=again)
+        send(mailboxes, name, message, **how)
 
     monkeypatch.setattr(Mailboxes, "send", send_small)
     monkeypatch.setattr("worker_client.strategy.links.LIMIT_S", 0.3)
@@ -392,9 +392,9 @@ def test_a_closure_that_was_sent_again_does_not_stay_on_the_servers(start: Start
     cluster, may_go_on, left, sent = start(Shape(total_num_replicas=1)), threading.Event(), set[str](), list[Message]()
     send, receive, discard, sent_again = Mailboxes.send, Mailboxes.receive, Mailboxes.discard, threading.Event()
 
-    def note_sent(mailboxes: Mailboxes, name: str, message: Message, *, again: bool = False) -> None:
+    def note_sent(mailboxes: Mailboxes, name: str, message: Message, **how: Any) -> None:
         left.add(name)  # before it can be received
-        send(mailboxes, name, message, again=again)
+        send(mailboxes, name, message, **how)
         if "closures for" in name and message.values:
             if message in sent:
                 sent_again.set()

@@ -631,6 +631,28 @@ def test_after_a_follower_has_given_up_the_next_reductions_are_of_the_same_call(
     assert first in (second, [[2, 2], [20, 20], *second[2:]])
 
 
+def test_an_answer_that_cannot_be_sent_at_once_comes_although_its_program_ends_with_this_reduction(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster, send, failures = start(Shape(total_num_replicas=2)), Mailboxes.send, [Unavailable("ps 0: cannot be reached")] * 2
+
+    def failing(mailboxes: Mailboxes, name: str, message: Message, **how: Any) -> None:
+        if failures and name.endswith("worker 0 to 1"):
+            raise failures.pop()
+        send(mailboxes, name, message, **how)
+
+    monkeypatch.setattr(Mailboxes, "send", failing)
+    monkeypatch.setattr("worker_client.strategy.links._PAUSE_S", 0.0)
+
+    def part(index: int) -> Any:
+        with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
+            return strategy.extended.reduce_to("SUM", _numbered(strategy), strategy.extended.parameter_devices[0]).tolist()
+
+    with ThreadPoolExecutor(2) as pool:
+        assert list(pool.map(part, range(2))) == [[1, 1]] * 2
+    assert not failures
+
+
 def test_what_one_worker_cannot_send_fails_alike_in_all_and_the_next_reduction_works(together: Any) -> None:
     def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         device, found = strategy.extended.parameter_devices[0], []
@@ -651,10 +673,10 @@ def test_what_is_over_a_servers_limits_fails_alike_in_all_and_the_next_reduction
 ) -> None:
     send = Mailboxes.send
 
-    def send_small(mailboxes: Mailboxes, name: str, message: Message, *, again: bool = False) -> None:
+    def send_small(mailboxes: Mailboxes, name: str, message: Message, **how: Any) -> None:
         if any(np.size(getattr(value, "values", value)) in (1000, 1500) for value in message.values):
             raise LimitExceeded("ps 0: has no room for this")
-        send(mailboxes, name, message, again=again)
+        send(mailboxes, name, message, **how)
 
     monkeypatch.setattr(Mailboxes, "send", send_small)
     monkeypatch.setattr("worker_client.strategy.links.LIMIT_S", 0.3)

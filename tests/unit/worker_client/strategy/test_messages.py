@@ -98,11 +98,12 @@ MARK = [1.0, *([0.0] * 12)]
     [
         [],
         MARK[:5],
-        [*([1.0] * 14)],
-        [1.0, 256.0, *MARK[2:], 1.0],
-        [1.0, float("nan"), *MARK[2:], 1.0],
-        *([*MARK, *content] for content in ([], [1.0, 0.0, 99.0, 0.0], [1.0, 0.0, 1.0, 2.0, 3.0], [float("nan")], [float("inf")])),
-        *([*MARK, 1.0, 0.0, 1.0, float(len(shape)), *shape] for shape in ([-1.0, -4.0], [-1.0, 0.0], [0.0, 2.0**62], [0.0] * 65)),
+        [*([1.0] * 15)],
+        [1.0, 256.0, *MARK[2:], 0.0, 0.0],
+        [1.0, float("nan"), *MARK[2:], 0.0, 0.0],
+        *([*MARK, turn, 0.0] for turn in (2.0, -1.0, float("nan"), float("inf"))),
+        *([*MARK, 1.0, *content] for content in ([], [1.0, 0.0, 99.0, 0.0], [1.0, 0.0, 1.0, 2.0, 3.0], [float("nan")], [float("inf")])),
+        *([*MARK, 0.0, 1.0, 0.0, 1.0, float(len(shape)), *shape] for shape in ([-1.0, -4.0], [-1.0, 0.0], [0.0, 2.0**62], [0.0] * 65)),
     ],
 )
 def test_a_head_that_is_not_one_messages_is_told(head: list[float]) -> None:
