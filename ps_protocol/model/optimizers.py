@@ -278,11 +278,11 @@ class Schedule:
 
     def __post_init__(self) -> None:
         if self.name not in SCHEDULES:
-            raise InvalidSpec(f"schedule {self.name!r}; want {_known(self.name, SCHEDULES)}")
+            raise InvalidSpec(f"schedule {self.name!r}; want {known_names(self.name, SCHEDULES)}")
         required, optional = SCHEDULES[self.name]
         for key, value in self.arguments.items():
             if key not in required and key not in optional:
-                raise InvalidSpec(f"schedule {self.name!r}: unknown argument {key!r}; want {_known(key, (*required, *optional))}")
+                raise InvalidSpec(f"schedule {self.name!r}: unknown argument {key!r}; want {known_names(key, (*required, *optional))}")
             _check_number(f"schedule {self.name!r}: {key}", value, _ARGUMENTS.get(key))
         for key in required:
             if key not in self.arguments:
@@ -363,7 +363,7 @@ class OptimizerSpec:
             return
         known = self.hyperparameters if self.is_custom else self.kind.hyperparameters
         if name not in known:
-            raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {name!r}; want {_known(name, (RATE, *known))}")
+            raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {name!r}; want {known_names(name, (RATE, *known))}")
         if name in self.fixed_hyperparameters:
             raise InvalidSpec(f"optimizer {self.name!r}: {name} only counts when the model is created; no step can have another")
         self._check_hyperparameter(name, value)
@@ -375,7 +375,7 @@ class OptimizerSpec:
         else:
             domains = self.kind.hyperparameters
             if key not in domains:
-                known = _known(key, tuple(domains) if self.is_update_rule else (*domains, RATE))
+                known = known_names(key, tuple(domains) if self.is_update_rule else (*domains, RATE))
                 raise InvalidSpec(f"optimizer {self.name!r}: unknown hyper-parameter {key!r}; want {known or 'none'}")
             domain = domains[key][1]
         _check_number(f"optimizer {self.name!r}: {key}", value, domain)
@@ -502,7 +502,7 @@ class OptimizerSpec:
 def check_optimizer_name(name: str) -> None:
     """Raises InvalidSpec unless the servers have an optimizer of this name."""
     if name not in OPTIMIZERS and name != CUSTOM:
-        raise InvalidSpec(f"optimizer {name!r}; want {_known(name, (*OPTIMIZERS, CUSTOM))}")
+        raise InvalidSpec(f"optimizer {name!r}; want {known_names(name, (*OPTIMIZERS, CUSTOM))}")
 
 
 # As many as a model may have optimizers of its own in practice; each of a model's variables comes with its own copy of the text.
@@ -536,6 +536,7 @@ def _check_single(what: str, value: float) -> None:
         raise InvalidSpec(f"{what} = {value!r}, want at most {_LARGEST:.4g}: a larger one is infinite in float32")
 
 
-def _known(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+def known_names(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
+    """Returns the names that there are, as text that says which of them is nearest to `name`."""
     close = difflib.get_close_matches(name, list(known), n=1)
     return f"one of {', '.join(known)}; did you mean {close[0]!r}?" if close else ", ".join(known)

@@ -153,7 +153,11 @@ class Wait:
     """One wait, cut in slices: after 2 s, then every 10 s, it says what it waits for; at its deadline it gives up with the same words."""
 
     def __init__(self, what: str, timeout_s: float | None) -> None:
-        if timeout_s is not None and not timeout_s >= 0:
+        try:
+            is_time = timeout_s is None or timeout_s >= 0
+        except TypeError:
+            is_time = False
+        if not is_time:
             raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds >= 0, or None for no limit")
         self._what = what
         self._start_s = time.monotonic()

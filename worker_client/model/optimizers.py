@@ -1,15 +1,40 @@
 """Optimizers, schedules and hyper-parameters of one step, as values for the servers. Knows names and numbers; no formula."""
 
-from collections.abc import Mapping, Sequence
+import functools
+import inspect
+from collections.abc import Callable, Mapping, Sequence
+from typing import ParamSpec, TypeVar
 
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, StepHyperparameter, constant
+from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, StepHyperparameter, constant, known_names
+
+Arguments = ParamSpec("Arguments")
+Spec = TypeVar("Spec")
+
+
+def _naming_arguments(factory: Callable[Arguments, Spec]) -> Callable[Arguments, Spec]:
+    """Has a factory refuse an argument that it does not have with InvalidSpec and the names of those that it has."""
+
+    @functools.wraps(factory)
+    def made(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Spec:
+        try:
+            return factory(*args, **kwargs)
+        except TypeError:
+            names = tuple(inspect.signature(factory).parameters)
+            for name in kwargs:
+                if name not in names:
+                    raise InvalidSpec(f"{factory.__name__}(): unknown argument {name!r}; want {known_names(name, names)}") from None
+            raise
+
+    return made
+
 
 # Learning-rate schedules as values that servers understand.
 
 
+@_naming_arguments
 def exponential_decay(initial: float, decay_steps: float, decay_rate: float, staircase: bool = False) -> Schedule:
     """Returns the rate `initial * decay_rate ** (step / decay_steps)`.
 
@@ -19,6 +44,7 @@ def exponential_decay(initial: float, decay_steps: float, decay_rate: float, sta
     return _schedule("exponential_decay", initial=initial, decay_steps=decay_steps, decay_rate=decay_rate, staircase=float(staircase))
 
 
+@_naming_arguments
 def inverse_time_decay(initial: float, decay_steps: float, decay_rate: float, staircase: bool = False) -> Schedule:
     """Returns the rate `initial / (1 + decay_rate * step / decay_steps)`.
 
@@ -27,6 +53,7 @@ def inverse_time_decay(initial: float, decay_steps: float, decay_rate: float, st
     return _schedule("inverse_time_decay", initial=initial, decay_steps=decay_steps, decay_rate=decay_rate, staircase=float(staircase))
 
 
+@_naming_arguments
 def polynomial_decay(initial: float, decay_steps: float, final: float = 0.0001, power: float = 1.0, cycle: bool = False) -> Schedule:
     """Returns the rate that goes from `initial` to `final` in `decay_steps` steps as `(1 - step / decay_steps) ** power`, then stays.
 
@@ -35,6 +62,7 @@ def polynomial_decay(initial: float, decay_steps: float, final: float = 0.0001, 
     return _schedule("polynomial_decay", initial=initial, decay_steps=decay_steps, final=final, power=power, cycle=float(cycle))
 
 
+@_naming_arguments
 def cosine_decay(initial: float, decay_steps: float, alpha: float = 0.0) -> Schedule:
     """Returns the rate that falls along half a cosine from `initial` to `alpha * initial` in `decay_steps` steps, then stays.
 
@@ -43,6 +71,7 @@ def cosine_decay(initial: float, decay_steps: float, alpha: float = 0.0) -> Sche
     return _schedule("cosine_decay", initial=initial, decay_steps=decay_steps, alpha=alpha)
 
 
+@_naming_arguments
 def piecewise_constant(boundaries: Sequence[float], values: Sequence[float]) -> Schedule:
     """Returns the rate `values[i]` up to and with step `boundaries[i]`, and the last value after the last boundary.
 
@@ -75,6 +104,7 @@ Rate = float | Schedule
 # torch.optim calls weight_decay, except in AdamW; InvalidSpec for a number that no server would take.
 
 
+@_naming_arguments
 def sgd(learning_rate: Rate, *, weight_decay: float = 0.0, l2: float = 0.0) -> OptimizerSpec:
     """Returns plain gradient descent: `variable -= learning_rate * gradient`.
 
@@ -83,6 +113,7 @@ def sgd(learning_rate: Rate, *, weight_decay: float = 0.0, l2: float = 0.0) -> O
     return _spec("sgd", learning_rate, weight_decay=weight_decay, l2=l2)
 
 
+@_naming_arguments
 def momentum(
     learning_rate: Rate, momentum: float = 0.9, *, use_nesterov: bool = False, weight_decay: float = 0.0, l2: float = 0.0
 ) -> OptimizerSpec:
@@ -93,6 +124,7 @@ def momentum(
     return _spec("momentum", learning_rate, momentum=momentum, use_nesterov=_flag(use_nesterov), weight_decay=weight_decay, l2=l2)
 
 
+@_naming_arguments
 def adagrad(learning_rate: Rate, initial_accumulator_value: float = 0.1, *, weight_decay: float = 0.0, l2: float = 0.0) -> OptimizerSpec:
     """Returns Adagrad: `a += gradient ** 2; variable -= learning_rate * gradient / sqrt(a)`.
 
@@ -101,6 +133,7 @@ def adagrad(learning_rate: Rate, initial_accumulator_value: float = 0.1, *, weig
     return _spec("adagrad", learning_rate, initial_accumulator_value=initial_accumulator_value, weight_decay=weight_decay, l2=l2)
 
 
+@_naming_arguments
 def adagrad_da(
     learning_rate: Rate,
     initial_gradient_squared_accumulator_value: float = 0.1,
@@ -125,6 +158,7 @@ def adagrad_da(
     )
 
 
+@_naming_arguments
 def adam(
     learning_rate: Rate = 0.001,
     beta1: float = 0.9,
@@ -153,6 +187,7 @@ def adam(
 _EPSILON_MODES = ("hat", "torch")
 
 
+@_naming_arguments
 def adamw(
     learning_rate: Rate = 0.001,
     beta1: float = 0.9,
@@ -173,6 +208,7 @@ def adamw(
     return _spec("adamw", learning_rate, **numbers, amsgrad=_flag(amsgrad), lazy=_flag(lazy))
 
 
+@_naming_arguments
 def nadam(
     learning_rate: Rate = 0.002,
     beta1: float = 0.9,
@@ -192,6 +228,7 @@ def nadam(
     return _spec("nadam", learning_rate, **numbers, weight_decay=weight_decay, l2=l2)
 
 
+@_naming_arguments
 def lion(learning_rate: Rate = 0.0001, beta1: float = 0.9, beta2: float = 0.99, *, weight_decay: float = 0.0) -> OptimizerSpec:
     """Returns Lion: `variable -= learning_rate * (sign(beta1 * m + (1 - beta1) * gradient) + weight_decay * variable)`.
 
@@ -200,6 +237,7 @@ def lion(learning_rate: Rate = 0.0001, beta1: float = 0.9, beta2: float = 0.99, 
     return _spec("lion", learning_rate, beta1=beta1, beta2=beta2, weight_decay=weight_decay)
 
 
+@_naming_arguments
 def lamb(
     learning_rate: Rate = 0.001, beta1: float = 0.9, beta2: float = 0.999, epsilon: float = 1e-6, *, weight_decay: float = 0.0
 ) -> OptimizerSpec:
@@ -211,6 +249,7 @@ def lamb(
     return _spec("lamb", learning_rate, beta1=beta1, beta2=beta2, epsilon=epsilon, weight_decay=weight_decay)
 
 
+@_naming_arguments
 def rmsprop(
     learning_rate: Rate,
     decay: float = 0.9,
@@ -229,6 +268,7 @@ def rmsprop(
     return _spec("rmsprop", learning_rate, **numbers, weight_decay=weight_decay, l2=l2)
 
 
+@_naming_arguments
 def adadelta(
     learning_rate: Rate = 0.001, rho: float = 0.95, epsilon: float = 1e-8, *, weight_decay: float = 0.0, l2: float = 0.0
 ) -> OptimizerSpec:
@@ -239,6 +279,7 @@ def adadelta(
     return _spec("adadelta", learning_rate, rho=rho, epsilon=epsilon, weight_decay=weight_decay, l2=l2)
 
 
+@_naming_arguments
 def ftrl(
     learning_rate: Rate,
     learning_rate_power: float = -0.5,
@@ -269,6 +310,7 @@ def ftrl(
     )
 
 
+@_naming_arguments
 def proximal_sgd(
     learning_rate: Rate,
     l1_regularization_strength: float = 0.0,
@@ -288,6 +330,7 @@ def proximal_sgd(
     )
 
 
+@_naming_arguments
 def proximal_adagrad(
     learning_rate: Rate,
     initial_accumulator_value: float = 0.1,

@@ -1,5 +1,6 @@
 """Arguments of a worker's program: addresses, optimizers, learning rates."""
 
+import inspect
 import json
 from typing import Any
 
@@ -8,8 +9,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, Schedule
 from ps_protocol.model.optimizers import OPTIMIZERS as SPECIFIED
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.process.waiting import Wait
 from worker_client.opening import Target, resolve
 
@@ -143,7 +144,27 @@ def test_public_surface_is_what_is_named() -> None:
     assert isinstance(worker_client.sgd(0.1), OptimizerSpec)
 
 
-@pytest.mark.parametrize("timeout_s", [float("nan"), -1.0])
-def test_an_invalid_time_limit_is_refused(timeout_s: float) -> None:
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1.0, "x", [1.0]])
+def test_an_invalid_time_limit_is_refused(timeout_s: Any) -> None:
     with pytest.raises(InvalidSpec, match="timeout_s: got"):
         Wait("worker 0", timeout_s=timeout_s)
+
+
+FACTORIES = [
+    *(getattr(worker_client, name) for name in GRADIENT_OPTIMIZERS),
+    *(getattr(worker_client, f"{name}_decay") for name in ("exponential", "inverse_time", "polynomial", "cosine")),
+    worker_client.piecewise_constant,
+]
+
+
+@pytest.mark.parametrize("factory", FACTORIES)
+def test_a_misspelt_argument_of_an_optimizer_or_schedule_is_told_the_nearest_name(factory: Any) -> None:
+    name = next(iter(inspect.signature(factory).parameters))
+    words = rf"{factory.__name__}\(\): unknown argument '{name}x'; want one of {name}, .*; did you mean '{name}'\?"
+    with pytest.raises(InvalidSpec, match=words):
+        factory(**{f"{name}x": 0.1})
+
+
+def test_a_missing_argument_stays_what_python_says_of_it() -> None:
+    with pytest.raises(TypeError, match=r"sgd\(\) missing 1 required positional argument: 'learning_rate'"):
+        worker_client.sgd()  # type: ignore[call-arg]
