@@ -10,7 +10,7 @@ from lockstep.cli.formatting import bytes_text, duration_text, printable, table
 Point = tuple[float, int, float | None]
 
 _BARS = "▁▂▃▄▅▆▇█"
-_BOLD, _DIM, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[2m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
+_BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
 # Steps that one that was held up must not flatten.
 _MOST = 0.97
 _MAX_METRICS = 8
