@@ -1,7 +1,7 @@
 """The context of a thread: of one replica, across replicas, or updating a variable. Knows strategies only to tell them apart."""
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
 
@@ -11,7 +11,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 class Replica(Protocol):
     """One call of a replica function, as its context sees it."""
 
-    def merge(self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def merge(self, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Has `merge_fn` called once for all replicas, and returns this replica's part of the result."""
 
 

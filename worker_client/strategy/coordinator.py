@@ -35,7 +35,7 @@ from worker_client.strategy.closures import (
 from worker_client.strategy.links import AGAIN_S, Link, new_sender
 from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.messages import Message, Serial
-from worker_client.strategy.values import map_nested
+from worker_client.strategy.values import arguments, map_nested
 
 log = logging.getLogger("lockstep.worker")
 
@@ -276,7 +276,7 @@ class ClusterCoordinator:
         """
         self._queue.raise_failure()
         function = _name_of(fn, "schedule()")
-        given = map_nested(lambda one: one.fetch() if isinstance(one, RemoteValue) else one, (tuple(args), dict(kwargs or {})))
+        given = map_nested(lambda one: one.fetch() if isinstance(one, RemoteValue) else one, arguments("schedule()", args, kwargs))
         return self._queue.add(Call(function=function, args=given[0], kwargs=given[1]), key)
 
     def create_per_worker_dataset(self, dataset_fn: str | Callable[..., Any]) -> PerWorkerDataset:

@@ -4,7 +4,7 @@ import contextvars
 import functools
 import inspect
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -19,8 +19,8 @@ class _Abandoned(BaseException):
 @light_dataclass(frozen=True, slots=True, eq=False)
 class _Merge:
     function: Callable[..., Any]
-    args: Sequence[Any]
-    kwargs: Mapping[str, Any]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
 
 
 class _ReplicaThread:
@@ -56,7 +56,7 @@ class _ReplicaThread:
         if not self._is_running:
             self._thread.join()
 
-    def merge(self, merge_fn: Callable[..., Any], args: Sequence[Any], kwargs: Mapping[str, Any]) -> Any:
+    def merge(self, merge_fn: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """Stops here until `merge_fn` was called for all replicas."""
         if not self._is_abandoned:
             self.merge_wanted = _Merge(merge_fn, args, kwargs)
@@ -86,8 +86,8 @@ class _ReplicaThread:
 def run_replicas(
     strategy: Any,
     fn: Callable[..., Any],
-    args: Sequence[Any],
-    kwargs: Mapping[str, Any],
+    args: tuple[Any, ...],
+    kwargs: dict[str, Any],
     *,
     replicas: Iterable[int],
     merged: Callable[[Mapping[int, Any]], Any],
@@ -100,7 +100,7 @@ def run_replicas(
     """
 
     def call_in(replica: int) -> Callable[[], Any]:
-        own_args, own_kwargs = select(replica, tuple(args)), select(replica, dict(kwargs))
+        own_args, own_kwargs = select(replica, args), select(replica, kwargs)
         return lambda: fn(*own_args, **own_kwargs)
 
     calls = {replica: call_in(replica) for replica in replicas}
@@ -123,8 +123,8 @@ def run_replicas(
             function = one_function({replica: merge.function for replica, merge in merges.items()}, "merge_call()")
             answer = function(
                 strategy,
-                *merged({replica: tuple(merge.args) for replica, merge in merges.items()}),
-                **merged({replica: dict(merge.kwargs) for replica, merge in merges.items()}),
+                *merged({replica: merge.args for replica, merge in merges.items()}),
+                **merged({replica: merge.kwargs for replica, merge in merges.items()}),
             )
             answers = {replica: select(replica, answer) for replica in merges}
     finally:

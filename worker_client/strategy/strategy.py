@@ -18,7 +18,7 @@ from worker_client.strategy import contexts
 from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall, Group, LocalGroup, MemoryCell
 from worker_client.strategy.reduction import ReduceOp, frozen, reduce_one, reduce_op_of, sum_along
 from worker_client.strategy.replicas import one_function, run_replicas
-from worker_client.strategy.values import Mirrored, PerReplica, check_alike, leaves, map_nested, regroup, select
+from worker_client.strategy.values import Mirrored, PerReplica, arguments, check_alike, leaves, map_nested, regroup, select
 from worker_client.strategy.variables import Variable, VariableCopy, as_array, container_of
 from worker_client.strategy.workers import WorkerGroup
 
@@ -59,6 +59,7 @@ class ReplicaContext:
         raises, or some replicas never call this, all replicas end here, and `run()` raises that error or RuntimeError. Raises
         RuntimeError anywhere but in this replica.
         """
+        given_args, given_kwargs = arguments("merge_call()", args, kwargs)
         if self._call is not None:
             mode = contexts.current()
             if mode is None or mode.replica is not self._call:
@@ -66,9 +67,9 @@ class ReplicaContext:
                     "merge_call() works only in the replica whose context this is, while it runs; call get_replica_context() there, not "
                     "in a merge, in another replica or thread, or after run()"
                 )
-            return self._call.merge(merge_fn, tuple(args), dict(kwargs or {}))
+            return self._call.merge(merge_fn, given_args, given_kwargs)
         with self._strategy.scope():
-            return merge_fn(self._strategy, *args, **dict(kwargs or {}))
+            return merge_fn(self._strategy, *given_args, **given_kwargs)
 
     def all_reduce(self, reduce_op: ReduceOp | str, value: Any) -> Any:
         """Returns the sum or mean of `value` over all replicas: an array, an IndexedSlices, or tuples, lists and dicts of them.
@@ -168,7 +169,7 @@ class StrategyExtended:
         Raises ValueError for a variable of another strategy and for per-replica arguments, InvalidSpec for a formula, RuntimeError in
         another strategy's context.
         """
-        given = (tuple(args), dict(kwargs or {}))
+        given = arguments("update()", args, kwargs)
         if not callable(fn) and not isinstance(fn, str):
             raise InvalidSpec(f"update(): got a {type(fn).__name__}, want a function, or a formula as text")
         formula = _parsed(fn, given) if isinstance(fn, str) else None
@@ -225,7 +226,7 @@ class StrategyExtended:
         contexts.check_cross_replica(self._strategy, "update_non_slot()")
         with self._strategy.scope():
             variable = self._own_variable(colocate_with, "update_non_slot()")
-            given = (tuple(args), dict(kwargs or {}))
+            given = arguments("update_non_slot()", args, kwargs)
             _check_not_per_replica(given, "update_non_slot()")
             results = {index: self._call_at(index, None, fn, given) for index in variable.copies}
         merged = regroup(results, container_of)
@@ -426,9 +427,10 @@ class ParameterServerStrategy:
         always a PerReplica. Raises what a replica raises, and RuntimeError in a replica.
         """
         contexts.check_cross_replica(self, "run()")
+        given_args, given_kwargs = arguments("run()", args, kwargs)
         with self.scope(), self._group.writing():
             self._group.begin()
-            results = run_replicas(self, fn, args, kwargs or {}, replicas=self._group.replicas, merged=self._merged)
+            results = run_replicas(self, fn, given_args, given_kwargs, replicas=self._group.replicas, merged=self._merged)
         return self._merged(results)
 
     def reduce(self, reduce_op: ReduceOp | str, value: Any, axis: int | None = None) -> Any:

@@ -1,6 +1,6 @@
 """Values that differ by replica, or are the same for all: taking them apart and putting them together. Knows no context, no variable."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,6 +61,15 @@ def _check_by_id(value: PerReplica | Mirrored) -> None:
     if not isinstance(value.values, Mapping) or not value.values:
         got = "nothing" if isinstance(value.values, Mapping) else f"a {type(value.values).__name__}"
         raise InvalidSpec(f"{type(value).__name__}: got {got}, want a dict of values by replica id")
+
+
+def arguments(what: str, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Returns what a function is to be called with. Raises InvalidSpec for other types; `what` names the call."""
+    if not isinstance(args, Sequence) or isinstance(args, str | bytes):
+        raise InvalidSpec(f"{what}: args: got a {type(args).__name__}, want a tuple or list of arguments; for a single one: args=(value,)")
+    if not isinstance(kwargs, Mapping | None) or not all(isinstance(name, str) for name in kwargs or ()):
+        raise InvalidSpec(f"{what}: kwargs: got a {type(kwargs).__name__}, want a dict of arguments by name")
+    return tuple(args), dict(kwargs or {})
 
 
 def map_nested(function: Callable[[Any], Any], nested: Any, *, depth: int = 0) -> Any:

@@ -329,6 +329,11 @@ def test_a_target_that_is_no_session_and_functions_that_are_no_mapping_of_callab
         for wrong in ([_fails], {"fails": "fails"}):
             with pytest.raises(InvalidSpec, match=r"serve\(\): got a (list|str), want"):
                 serve(session, wrong)  # type: ignore[arg-type]
+    with ClusterCoordinator(cluster.observer()) as coordinator:
+        with pytest.raises(InvalidSpec, match=r"schedule\(\): args: got a int, want a tuple"):
+            coordinator.schedule("square", args=5)  # type: ignore[arg-type]
+        with pytest.raises(InvalidSpec, match="timeout_s: got 'x', want seconds >= 0"):
+            coordinator.join("x")  # type: ignore[arg-type]
 
 
 def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,11 +2,13 @@
 
 import functools
 import threading
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
 import pytest
 
+from ps_protocol.errors import InvalidSpec
 from worker_client.strategy import (
     ParameterServerStrategy,
     PerReplica,
@@ -268,3 +270,27 @@ def test_a_function_that_each_replica_makes_of_the_same_lines_is_the_same() -> N
     strategy = ParameterServerStrategy(2)
     for make in (lambda: made(1), Merges, lambda: Merges().method, lambda: functools.partial(Merges(), factor=1)):
         assert strategy.run(lambda make=make: _context().merge_call(make())) == 1
+
+
+@pytest.mark.parametrize(
+    ("given", "words"),
+    [
+        ({"args": 5}, r"args: got a int, want a tuple or list of arguments; for a single one: args=\(value,\)"),
+        ({"args": "ab"}, "args: got a str, want a tuple or list"),
+        ({"args": {"x": 1}}, "args: got a dict, want a tuple or list"),
+        ({"kwargs": 5}, "kwargs: got a int, want a dict of arguments by name"),
+        ({"kwargs": {5: 1}}, "kwargs: got a dict, want a dict of arguments by name"),
+    ],
+)
+def test_arguments_that_are_none_are_refused_by_every_call_that_passes_them_on(given: dict[str, Any], words: str) -> None:
+    strategy = ParameterServerStrategy(2)
+    variable = _variable(strategy)
+    calls: dict[str, Callable[[], Any]] = {
+        "run": lambda: strategy.run(lambda *_: 1, **given),
+        "merge_call": lambda: strategy.run(lambda: _context().merge_call(lambda *_: 1, **given)),
+        "update": lambda: strategy.extended.update(variable, lambda *_: 1, **given),
+        "update_non_slot": lambda: strategy.extended.update_non_slot(variable, lambda *_: 1, **given),
+    }
+    for what, call in calls.items():
+        with strategy.scope(), pytest.raises(InvalidSpec, match=rf"{what}\(\): {words}"):
+            call()
