@@ -37,7 +37,7 @@ class WorkerData:
         """Returns the next range to compute gradients from; None once all are done, or training is finished. Raises DeadlineExceeded."""
         worker, ahead = self._worker, self._ahead
         yield from self._notice_move()
-        # What was given out here since the worker has its present place, for a contribution that was not sent after all.
+        # Ranges handed to the program since the worker took its present place, for a contribution that was not sent after all.
         ahead.extendleft(reversed(worker.take_back()))
         if not ahead:
             yield from self._await_ranges(timeout_s)
@@ -50,7 +50,7 @@ class WorkerData:
         return given
 
     def _notice_move(self) -> Asking[None]:
-        """What was leased to a former identity is leased anew."""
+        """Leases the ranges of a former identity anew."""
         if self._worker.place.participant is not self._participant:
             yield from self._worker.check_place()
             self._participant = self._worker.place.participant

@@ -36,7 +36,7 @@ class Push:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerMetric:
-    """What one worker has reported under one name: weighted sum, weighted mean, number of reports, and the last value."""
+    """One worker's reports under one name: weighted sum, weighted mean, number of reports, and the last value."""
 
     sum: float
     mean: float
@@ -46,7 +46,7 @@ class WorkerMetric:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class MetricReport:
-    """What all workers have reported under one name in contributions that count, together and by worker index.
+    """All workers' reports under one name in contributions that count, together and by worker index.
 
     `sum` is that of value * weight, `weight` that of the weights, `mean` the quotient (0 weight: nan), `count` how many reports there were.
     """

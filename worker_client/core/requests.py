@@ -18,7 +18,7 @@ Asking = Generator[Any, Any, Result]
 
 
 class Deadline(Protocol):
-    """One wait: it says now and then what it waits for, and gives up at its deadline."""
+    """One wait: it logs its reason at intervals, and gives up at its deadline."""
 
     def left_s(self) -> float | None:
         """Returns the seconds to the deadline; None if there is none."""
@@ -190,7 +190,7 @@ class FetchNewest(NamedTuple):
 
 
 class Give(NamedTuple):
-    """Give the user what is held; `is_copied`: in arrays of his own. Raises StepGone; then nothing is held."""
+    """Give the held variables to the user; `is_copied`: in arrays of his own. Raises StepGone; then nothing is held."""
 
     is_copied: bool
 
@@ -232,7 +232,7 @@ class Skipping(NamedTuple):
 
 
 def run(steps: Asking[Result], acts: Mapping[type, Callable[[Any], Any]]) -> Result:
-    """Returns what a generator returns, each of whose requests is answered by the act for its type."""
+    """Runs a generator, answers each of its requests by the act for its type, and returns its result."""
     try:
         request = next(steps)
         while True:

@@ -1,6 +1,6 @@
-"""What one worker knows of its training, and what follows from each answer that it gets. Pure: no call, no thread, no clock and no log.
+"""One worker's knowledge of its training, and the effect of each answer. Pure: no call, no thread, no clock and no log.
 
-A session's loop makes the calls and hands over what came back; a simulated worker does the same with calls of its own.
+A session's loop makes the calls and hands over the answers; a simulated worker does the same with calls of its own.
 """
 
 from collections.abc import Collection, Iterable
@@ -69,7 +69,7 @@ class OpenCommits:
             del self._applied_steps[sequence]
 
     def accepted(self, commit: PushCommit) -> CommitResult | None:
-        """Returns what the chief has said of the latest commit, if that is this one and it counts; whether it is applied or not."""
+        """Returns the chief's answer about the latest commit, if that is this one and it counts, applied or not."""
         return self._latest[1] if self._latest is not None and self._latest[0] == commit.push_id else None
 
     def unanswered(self) -> PushCommit | None:
@@ -155,7 +155,7 @@ class WorkerState:
     # -- contributions
 
     def number_push(self) -> PushId:
-        """Returns the next contribution's number: a new one even if the last push failed, since what that one left counts in no step."""
+        """Returns the next contribution's number: a new one even if the last push failed, since the rest of that one counts in no step."""
         self.num_pushes += 1
         return PushId(worker=self.participant.index, incarnation=self.participant.incarnation, sequence=self.num_pushes)
 
@@ -168,7 +168,7 @@ class WorkerState:
         ranges: tuple[int, ...],
         attached: Attachments = NO_ATTACHMENTS,
     ) -> PushCommit:
-        """Returns what the chief is asked to count, once all shards have said what they did with a contribution."""
+        """Returns the request to count a contribution, once all shards have answered it."""
         is_whole = PushResult.STALE not in results
         is_applied = is_whole and self.applies_on_arrival
         return PushCommit(
@@ -192,7 +192,7 @@ class WorkerState:
             self.refused.append(commit.push_id.sequence)
 
     def refuse_uncommitted(self, held: Iterable[PushId]) -> bool:
-        """Remembers, of what a shard holds besides the last push, what will never be committed; returns whether anything is new."""
+        """Remembers the contributions at a shard, besides the last push, that will never be committed; returns whether any is new."""
         mine = self.participant.index, self.participant.incarnation
         known = {commit.push_id.sequence for commit in self.commits.all()}.union(self.refused)
         earlier = [one.sequence for one in held if (one.worker, one.incarnation) == mine and one.sequence < self.num_pushes]
@@ -217,7 +217,7 @@ class WorkerState:
         if self.is_finished or not self.follows_reads:
             self.local_step = reply.step
 
-    # -- what was read
+    # -- variables that were read
 
     def read_newest(self, step: int | None) -> None:
         """Notes that the newest variables were read: of this step on all shards; None: no shard has any."""

@@ -73,7 +73,7 @@ Result = TypeVar("Result")
 _TRY_AGAIN_S = 0.1
 # How often one push tells shards which contributions they may drop to make room for it: each shard may have other ones.
 _MAX_DROPS = 16
-# What a worker's own reading ends with besides: it has a token for its step, so a server that has come less far has begun anew.
+# Further errors of a worker's own reads: it has a token for its step, so a server at an earlier step has begun anew.
 _LOST_OR_BEHIND = (*LOST, StepNotReady)
 
 
@@ -226,7 +226,7 @@ class Worker:
     # -- reading
 
     def do(self, act: Callable[[Any], Result], *, timeout_s: float | None = None) -> Asking[Result]:
-        """Returns what `act` returns at the worker's place; does it again where the worker has come back elsewhere."""
+        """Returns the result of `act` at the worker's place; repeats it if the worker has taken another place."""
         return self._redo(lambda: self._ask(Do(act)), timeout_s)
 
     def read(self, *, is_copied: bool, timeout_s: float | None = None) -> Asking[dict[str, Array]]:
@@ -337,7 +337,7 @@ class Worker:
         """Gives one contribution and has it counted; if it is waited for, waits for a token and reads.
 
         `content` None: one that has no gradient for any variable, and so counts in no mean, and has these ranges `skipped`.
-        `attached`: what the program brings with it; the state of the program is added.
+        `attached`: the program's attachments; the state of the program is added.
         """
         state, present = self.state, self._present
         assert present is not None
@@ -376,7 +376,7 @@ class Worker:
             yield from self._redo(self._look, timeout_s)
             if self.state.participant.shares_era(told):
                 return replace(outcome, is_finished=self.state.is_finished)
-            # The cluster has gone back once more, and perhaps to before what was accepted.
+            # The cluster has gone back once more, perhaps to a step before the accepted contribution.
             outcome = yield from self._outcome_at_move(commit, step=step, giver=told, accepted=None)
         return outcome
 
@@ -396,7 +396,7 @@ class Worker:
                 yield from self._take_token(None, timeout_s)
         except LOST as error:
             yield from self._come_back(error, timeout_s=timeout_s)
-            self._may_compute = False  # that is what this wait has ended with
+            self._may_compute = False  # this wait has ended with that error
         return not self.state.is_finished
 
     def _push(self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...], attached: Attachments) -> Asking[PushCommit]:
@@ -421,7 +421,7 @@ class Worker:
         return state.pushed(push_id, results, step=step, ranges=ranges, attached=attached)
 
     def _push_once(self, staged: Any, push_id: PushId, step: int) -> Asking[list[PushResult]]:
-        """Gives all shards their parts; one that is full of what was never committed drops that first. Raises TooManyPushes."""
+        """Gives all shards their parts; a shard that is full of uncommitted contributions drops those first. Raises TooManyPushes."""
         state, num_tries = self.state, 0
         while True:
             try:

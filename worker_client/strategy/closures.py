@@ -26,7 +26,7 @@ _ARRAY, _LIST, _TUPLE, _DICT, _DATASET = "array", "list", "tuple", "dict", "data
 
 @dataclass(frozen=True, slots=True)
 class PerWorkerDataset:
-    """A dataset that each worker makes for itself, by a function that it has registered; `iter()` gives what closures are called with."""
+    """A dataset that each worker makes for itself, by a function that it has registered; `iter()` gives the argument for closures."""
 
     function: str
     number: int
@@ -60,7 +60,7 @@ class Call:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """What a call returned; or, if it failed, the error in words."""
+    """The result of a call; or, if it failed, the error in words."""
 
     value: Any = None
     error: str = ""
@@ -137,7 +137,7 @@ def _unpacked(message: Sequence[Any], **types: type) -> list[Any]:
         return tuple(parts) if kind == _TUPLE else parts
 
     try:
-        with np.errstate(invalid="ignore"):  # of what is no byte
+        with np.errstate(invalid="ignore"):  # of a value that is not a byte
             text = bytes(message[0].astype(np.uint8))
         found = rich(json.loads(text))
         fields = [found[name] for name in types]

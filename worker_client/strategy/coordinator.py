@@ -49,7 +49,7 @@ _Worker = tuple[int, int]  # index and incarnation
 
 
 class RemoteValue:
-    """What a scheduled closure returns, once it has run. `coordinator.fetch()` and `fetch()` wait for it."""
+    """The result of a scheduled closure, once it has run. `coordinator.fetch()` and `fetch()` wait for it."""
 
     def __init__(self, what: str) -> None:
         self._what = what
@@ -146,7 +146,7 @@ class _Queue:
             return job
 
     def put_back(self, worker: _Worker) -> None:
-        """Has another worker run what this one was running, if anything."""
+        """Gives this worker's closure to another one, if it has one."""
         with self._changed:
             found = self._running.pop(worker, None)
             if found is not None and not found[0].value.is_done:
@@ -158,7 +158,7 @@ class _Queue:
             self._changed.notify_all()
 
     def finish(self, worker: _Worker, outcome: Outcome) -> None:
-        """Takes an outcome in. The first failure cancels what has not begun."""
+        """Handles an outcome. The first failure cancels closures that have not begun."""
         with self._changed:
             job, _ = self._running.pop(worker)
             error = RuntimeError(f"{job.what} failed on worker {worker[0]}: {outcome.error}") if outcome.error else None
@@ -205,7 +205,7 @@ class _Queue:
         return worker in self._live
 
     def close(self) -> None:
-        """Cancels what has not begun."""
+        """Cancels closures that have not begun."""
         with self._changed:
             self._is_closing = True
             while self._jobs:
@@ -216,7 +216,7 @@ class _Queue:
         if self._failure is None:
             return
         failure, self._failure = self._failure, None
-        # What has failed or was cancelled may be scheduled again under its key.
+        # A closure that has failed or was cancelled may be scheduled again under its key.
         self._keyed = {key: value for key, value in self._keyed.items() if value.has_value}
         self._changed.notify_all()
         raise failure
@@ -297,16 +297,16 @@ class ClusterCoordinator:
         self._queue.join(timeout_s)
 
     def done(self) -> bool:
-        """Whether all closures have run. Raises what `join()` raises, but waits only for what runs when one has failed."""
+        """Whether all closures have run. Raises the errors of `join()`; waits only if one has failed, for the running ones."""
         self._queue.raise_failure()
         return self._queue.is_idle
 
     def fetch(self, value: Any, timeout_s: float | None = None) -> Any:
-        """Returns the value of a RemoteValue, also in tuples, lists and dicts. Raises what its `fetch()` raises."""
+        """Returns the value of a RemoteValue, also in tuples, lists and dicts. Raises the errors of its `fetch()`."""
         return map_nested(lambda one: one.fetch(timeout_s) if isinstance(one, RemoteValue) else one, value)
 
     def close(self) -> None:
-        """Cancels what has not begun, waits up to 5 s for what runs, and has `serve()` return in the workers. Idempotent."""
+        """Cancels closures that have not begun, waits up to 5 s for running ones, and has `serve()` return in the workers. Idempotent."""
         self._is_closing.set()
         self._queue.close()
         end = time.monotonic() + _CLOSING_S
@@ -380,7 +380,7 @@ class ClusterCoordinator:
         return False
 
     def _answered(self, worker: _Worker, link: Link, message: Message, *, until: threading.Event | None = None) -> Sequence[Any]:
-        """Sends a message and returns what answers it.
+        """Sends a message and returns its answer.
 
         Raises _Gone if the worker is no more, InvalidSpec and LimitExceeded if the message cannot be sent, and _GivenUp at `until`.
         """
@@ -423,7 +423,7 @@ def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name
 
 
 class _Here:
-    """What closures are run with in this process: its functions, and its iterators over datasets."""
+    """The functions for closures in this process, and its iterators over datasets."""
 
     def __init__(self, functions: Mapping[str, Callable[..., Any]]) -> None:
         self._functions = functions

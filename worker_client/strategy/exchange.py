@@ -33,7 +33,7 @@ from worker_client.strategy.reduction import ReduceOp, frozen
 NO_STEP = -1
 FIRST = 0
 _OPS: tuple[ReduceOp | None, ...] = (None, ReduceOp.SUM, ReduceOp.MEAN)
-# What may be answered instead of results: the same error for all.
+# The errors that may be answered instead of results, the same for all.
 _ERRORS: tuple[type[Exception], ...] = (
     DeadlineExceeded,
     ShapeMismatch,
@@ -47,7 +47,7 @@ _ERRORS: tuple[type[Exception], ...] = (
 _KEPT_BYTES = 64 << 20
 # Of values that differ so many are named.
 _MOST_NAMED = 4
-# What a message is: values to be combined, or the error of a worker that has none; results, or an error for all; worker 0's question for
+# Kinds of messages: values to be combined, or the error of a worker without them; results, or an error for all; worker 0's question for
 # the results at a place, those, or that they are not known.
 _CONTRIBUTION, _REFUSAL, _ANSWER, _ERROR, _QUESTION, _KEPT, _UNKNOWN = range(7)
 
@@ -107,7 +107,7 @@ _NO_MESSAGE = Serial(0, 0)
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Head:
-    """What a message is about: an exchange by its number in the sender's run, its place, and the message that this one answers."""
+    """The head of a message: its exchange by the number in the sender's run, its place, and the message that this one answers."""
 
     kind: int
     place: Place
@@ -182,7 +182,7 @@ class Contributing:
     def __init__(self, sender: Sender, *, is_restarted: bool) -> None:
         self._sender, self._is_restarted, self._kept = sender, is_restarted, _Kept()
         self._place = _NOWHERE
-        # What was contributed and is not answered, and the latest message that was sent.
+        # The contribution that is not answered yet, and the latest message that was sent.
         self._contribution: Message | None = None
         self._latest: Message | None = None
         # Whether this program has received the answer to its last message.
@@ -255,14 +255,14 @@ class Contributing:
 
 @light_dataclass(slots=True, kw_only=True)
 class _Exchange:
-    """What worker 0 knows of the present exchange."""
+    """Worker 0's state of the present exchange."""
 
     what: str
     number: int
     place: Place
     combinations: Sequence[Combination]
     timeout_s: float
-    # What workers have contributed, and the messages that are to be answered.
+    # The workers' contributions, and the messages that are to be answered.
     contributed: dict[int, Sequence[Any]] = field(default_factory=dict)
     arrived: dict[int, Serial] = field(default_factory=dict)
     # The workers that were asked for earlier results, and the message to each.
@@ -563,7 +563,7 @@ def _codes(combinations: Sequence[Combination]) -> Array:
 
 
 def _difference(worker: int, theirs: Array, own: Array, combinations: Sequence[Combination]) -> str:
-    """Says what a worker reduces other than worker 0; of many values from the first that is another."""
+    """Returns words for the difference between a worker's values and worker 0's, from the first that differs."""
     names = {zlib.crc32(one.variable.encode()): f' for "{one.variable}"' if one.variable else "" for one in combinations}
     least = min(len(theirs), len(own))
     first = next((place for place in range(least) if not np.array_equal(theirs[place], own[place])), least)

@@ -64,7 +64,7 @@ class FormulaCall:
 
 
 def combine(op: ReduceOp | None, contributions: Mapping[int, Any]) -> Any:
-    """Returns what the contributions of all replicas are made into. Raises ShapeMismatch, DtypeMismatch, ValueError."""
+    """Returns the combination of all replicas' contributions. Raises ShapeMismatch, DtypeMismatch, ValueError."""
     return contributions[min(contributions)] if op is None else reduce_all(op, contributions)
 
 

@@ -43,7 +43,7 @@ class Link:
     def send(self, message: Message) -> None:
         """Sends a message, in place of one that is not settled; `receive` tries again if it cannot be sent now.
 
-        Raises InvalidSpec, and LimitExceeded after 3 s, for what cannot be sent: then there is no message.
+        Raises InvalidSpec, and LimitExceeded after 3 s, for a message that cannot be sent: then there is none.
         """
         self._is_repeated = self._latest is message
         self._turn ^= not self._is_repeated
@@ -115,7 +115,7 @@ class Link:
 
     def _fail(self, error: PsError) -> None:
         log.debug("%s: %s", self._outgoing, error)
-        # What was sent may be lost, or may have come after all.
+        # The message may be lost, or may have arrived after all.
         self._is_unclear = self._is_repeated = True
         self._again_at_s = 0.0
         self._mailboxes.renew()

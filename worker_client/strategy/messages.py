@@ -56,7 +56,7 @@ class Sender:
 
 
 def pack(message: Message, *, turn: int = 0) -> dict[str, Array]:
-    """Returns the vectors of a message: by element type, after a head that says what they are. Each begins with the serial.
+    """Returns the vectors of a message: by element type, after a head that describes them. Each begins with the serial.
 
     Raises InvalidSpec for element types that cannot travel, and for integers beyond 2^53.
     """

@@ -143,10 +143,10 @@ class Optimizer:
         self._powers: dict[str, Variable] = {}
 
     def build(self, var_list: Sequence[Variable]) -> None:
-        """Creates what the optimizer remembers of these variables: its slots beside each, and its other numbers where
+        """Creates the optimizer's state for these variables: its slots beside each, and its other numbers where
         `non_slot_devices()` says. In the strategy's scope, once.
 
-        Raises RuntimeError if it has been called, or in a replica, and InvalidSpec for what are no variables.
+        Raises RuntimeError if it has been called, or in a replica, and InvalidSpec for objects that are not variables.
         """
         if self._slots:
             raise RuntimeError("Optimizer.build(): it has been called before; make another optimizer for other variables")
@@ -231,7 +231,7 @@ class Optimizer:
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class _Gradients:
-    """What one replica gives: an array for each of some variables. No list, so that a merge leaves it whole."""
+    """One replica's arrays for some variables. Not a list, so that a merge leaves it whole."""
 
     arrays: Sequence[Any]
     variables: Sequence[Variable]

@@ -13,7 +13,7 @@ from worker_client.strategy.values import Mirrored
 
 
 class ReduceOp(enum.Enum):
-    """What the values of the replicas are made into."""
+    """The ways to combine the values of the replicas."""
 
     SUM = "SUM"
     MEAN = "MEAN"
@@ -29,7 +29,7 @@ def reduce_op_of(reduce_op: "ReduceOp | str") -> ReduceOp:
 
 
 def reduce_one(op: ReduceOp, value: Any, *, num_replicas: int) -> Any:
-    """Returns what a value that is not per replica is reduced to: the mean is the value, and 0 is 0.
+    """Returns the reduction of a value that is not per replica: the mean is the value, and the sum of 0 is 0.
 
     Raises ValueError for a sum over several replicas: how often it would count is not known.
     """
@@ -43,7 +43,7 @@ def reduce_one(op: ReduceOp, value: Any, *, num_replicas: int) -> Any:
 
 
 def reduce_all(op: ReduceOp, contributions: Mapping[int, Any]) -> Any:
-    """Returns the sum or mean of what the replicas contributed, added in the order of their ids, as an array that cannot be written.
+    """Returns the sum or mean of the replicas' contributions, added in the order of their ids, as a read-only array.
 
     Rows (IndexedSlices) are put one after the other; their mean divides the values by the number of replicas. Raises ValueError if only
     some contribute rows, ShapeMismatch and DtypeMismatch with the replica whose array is another, DtypeMismatch for what is no number and

@@ -42,7 +42,7 @@ class _ReplicaThread:
         self._thread.start()
 
     def advance(self, answer: Any = None) -> None:
-        """Lets the replica run until it merges or ends; `answer` is what its merge_call returns."""
+        """Lets the replica run until it merges or ends; `answer` is the result of its merge_call."""
         self._answer, self.merge_wanted = answer, None
         self._is_running = True
         self._may_run.release()
@@ -92,7 +92,7 @@ def run_replicas(
     replicas: Iterable[int],
     merged: Callable[[Mapping[int, Any]], Any],
 ) -> dict[int, Any]:
-    """Returns what `fn` returned in each replica, by id. Call it across replicas.
+    """Returns the results of `fn` in each replica, by id. Call it across replicas.
 
     The replicas run one after the other, each until its merge_call; then the function of the merge runs here, with the arguments of all
     replicas as `merged` makes them one, and each goes on with its part of the result. Raises what a replica or a merge raised, once all

@@ -47,7 +47,7 @@ class SharedVariables:
         self._calls: list[FormulaCall] = []
         self._num_blocks = 0
         self._has_written = False
-        # What numbers exchanges: outermost blocks with exchanges and reductions outside of any, and exchanges in the present one.
+        # Counters that number exchanges: outermost blocks with exchanges and reductions outside of any, and exchanges in the present one.
         # A block that fails in this worker alone counts, too: the other workers' part of it must not be taken for a part of the next block.
         self._num_begun = self._num_exchanges = 0
         # Where in the step the next reduction is: blocks with reductions that have ended, and reductions since then or in the present one.
@@ -132,7 +132,7 @@ class SharedVariables:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Sends what was written in the block when it ends; if it fails, nothing was written."""
+        """Sends the writes of the block when it ends; if it fails, drops them."""
         self._num_blocks += 1
         if self._num_blocks == 1:
             self._begin_call()
@@ -238,7 +238,7 @@ class SharedVariables:
         self._refresh()
 
     def _undo(self) -> None:
-        """Takes the values of the parameter servers again, now or when one is next used: what was written here has not reached them."""
+        """Takes the values of the parameter servers again, now or at their next use: writes of this process have not reached them."""
         self._is_stale = self._values is not None
         try:
             self._refresh()

@@ -88,7 +88,7 @@ class ReplicaContext:
 
 
 class StrategyExtended:
-    """What a strategy offers to programs that know of replicas: reductions, updates, places. `strategy.extended` returns it."""
+    """The calls of a strategy for programs with replicas: reductions, updates, places. `strategy.extended` returns it."""
 
     def __init__(self, strategy: "ParameterServerStrategy", group: Group, *, is_mirrored: bool) -> None:
         self._strategy, self._group, self._is_mirrored = strategy, group, is_mirrored
@@ -97,7 +97,7 @@ class StrategyExtended:
 
     @property
     def experimental_require_static_shapes(self) -> bool:
-        """False: what replicas return and reduce may have another shape each time. A variable's shape is fixed."""
+        """False: replicas may return and reduce values of another shape each time. A variable's shape is fixed."""
         return False
 
     @property
@@ -219,7 +219,7 @@ class StrategyExtended:
         kwargs: Mapping[str, Any] | None = None,
         group: bool = True,
     ) -> Any:
-        """Calls `fn(*args, **kwargs)` once for each of the places that `non_slot_devices()` returned, and returns what `update()` does.
+        """Calls `fn(*args, **kwargs)` once for each place that `non_slot_devices()` returned, and returns the result as `update()` does.
 
         Call it across replicas, else RuntimeError. Raises ValueError for per-replica arguments.
         """
@@ -233,7 +233,7 @@ class StrategyExtended:
         return merged if group else map_nested(lambda leaf: list(self._strategy.experimental_local_results(leaf)), merged)
 
     def non_slot_devices(self, var_list: Sequence[Variable]) -> Variable:
-        """Returns where what belongs to no single variable lies: the variable with the smallest name, the same for all programs.
+        """Returns the place for values of no single variable: the variable with the smallest name, the same for all programs.
 
         It is for `colocate_vars_with()` and `update_non_slot()`. Raises ValueError for an empty list.
         """
@@ -284,7 +284,7 @@ class StrategyExtended:
                 values[name] = _given(name, value, variable)
         return self._group.compute(FormulaCall(formula=formula, variables=variables, values=values))
 
-    # What variables ask of their strategy.
+    # -- for variables
 
     def place(self, name: str, value: Array, *, is_on_read: bool) -> dict[int, Cell]:
         """Returns the cells of a new variable, by the index of its copies."""
@@ -306,7 +306,7 @@ class StrategyExtended:
         return next(iter(variable.copies.values())).read_value()
 
     def first_of(self, value: Any, variable: Variable) -> Any:
-        """Returns what replica 0 has of a value for a variable."""
+        """Returns replica 0's value for a variable."""
         if not isinstance(value, PerReplica):
             return value
         (first,) = self._combined("the value of replica 0", [(None, value)], CollectiveHints(), [variable])
@@ -424,7 +424,7 @@ class ParameterServerStrategy:
 
         PerReplica and Mirrored arguments are unwrapped, in tuples, lists and dicts too. Where all replicas return the same object, that is
         the result, else a PerReplica; tuples, lists and dicts are merged element by element. Over several workers, arrays and numbers are
-        always a PerReplica. Raises what a replica raises, and RuntimeError in a replica.
+        always a PerReplica. Raises the error of a replica, and RuntimeError in a replica.
         """
         contexts.check_cross_replica(self, "run()")
         given_args, given_kwargs = arguments("run()", args, kwargs)
@@ -452,7 +452,7 @@ class ParameterServerStrategy:
         return (value,)
 
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> PerReplica:
-        """Returns a PerReplica of what `value_fn` returns for each replica of this process."""
+        """Returns a PerReplica of the results of `value_fn` for each replica of this process."""
         contexts.check_cross_replica(self, "experimental_distribute_values_from_function()")
         return PerReplica({replica: value_fn(ValueContext(replica, self._group.num_replicas)) for replica in self._group.replicas})
 
@@ -558,7 +558,7 @@ def _check_named_once(variable: Variable, kwargs: Mapping[str, Any]) -> None:
 
 
 def _computing(formula: Formula | None) -> Callable[..., Any]:
-    """Returns what computes this formula and assigns to the copies that it writes."""
+    """Returns a function that computes this formula and assigns to the copies that it writes."""
     assert formula is not None
 
     def compute(copy: VariableCopy, /, **values: Any) -> VariableCopy:

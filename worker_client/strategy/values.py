@@ -15,7 +15,7 @@ _MAX_DEPTH = 100
 
 @dataclass(frozen=True, slots=True, eq=False)
 class PerReplica:
-    """One value for each replica, by replica id. What `strategy.run()` returns where the replicas returned different objects.
+    """One value for each replica, by replica id. `strategy.run()` returns it if the replicas returned different objects.
 
     Has no value across replicas until it is reduced, so it refuses to be made an array, and to be true or false.
     """

@@ -57,12 +57,12 @@ class Owner(Protocol):
 
 
 class VariableCopy:
-    """One copy of a variable: what `update()` gives to its function. Reads and writes only itself."""
+    """One copy of a variable, as `update()` gives it to its function. Reads and writes only itself."""
 
     def __init__(self, variable: "Variable", index: int, cell: Cell) -> None:
         self._variable, self._index, self._cell = variable, index, cell
         self._staged: Array | None = None
-        # Of the updates that this one is inside of, what was staged before each.
+        # The changes that were staged before each of the updates that enclose this one.
         self._before: list[Array | None] = []
 
     @property
@@ -120,7 +120,7 @@ class VariableCopy:
         self._before.append(self._staged)
 
     def commit(self) -> None:
-        """Makes what changes have waited for."""
+        """Ends an update: writes the staged value once no other update encloses it."""
         self._before.pop()
         if not self._before and self._staged is not None:
             new, self._staged = self._staged, None
@@ -211,7 +211,7 @@ class Variable:
             return value
 
     def assign(self, value: Any) -> Array:
-        """Sets the variable, as the context and `aggregation` say, and returns what `read_value()` does.
+        """Sets the variable, as the context and `aggregation` say, and returns the result of `read_value()`.
 
         In a replica the values of all replicas are made into one first, unless the variable is synchronised on read. Raises ValueError
         where that is not possible, ShapeMismatch, DtypeMismatch.
@@ -227,7 +227,7 @@ class Variable:
         return self._change("assign_sub", delta)
 
     def fitting(self, value: Any, how: str) -> Array:
-        """Returns what the method `how` was given as an array of the variable. Raises ShapeMismatch, DtypeMismatch."""
+        """Returns the argument of the method `how` as an array of the variable. Raises ShapeMismatch, DtypeMismatch."""
         array = as_array(value, self.dtype, what=f'variable "{self.name}": {how}()')
         if array.shape != self.shape:
             raise ShapeMismatch(f'variable "{self.name}" has shape {self.shape}, {how}() was given {array.shape}; nothing is broadcast')
@@ -271,7 +271,7 @@ class Variable:
                     f'variable "{self.name}" is synchronised on read and summed: {how}() across replicas would not say which replica gets '
                     "how much; use assign(), or write it in run()"
                 )
-            # So that the sum of all is what was assigned.
+            # So that the sum of all is the assigned value.
             value = map_replicas(lambda one: self.fitting(one, how) / self.dtype.type(self._owner.num_replicas_in_sync), value)
         self._owner.extended.update(self, lambda copy, new: copy.change(how, new), args=(value,))
 

@@ -28,7 +28,7 @@ log = logging.getLogger("lockstep.worker")
 TIMEOUT_S = 60.0
 # Worker 0 waits for all workers and names the missing ones; the other workers wait this much longer for that.
 _GRACE_S = 5.0
-# At the deadline, worker 0 still takes what has come from each.
+# At the deadline, worker 0 still takes messages that have arrived from each.
 _LOOK_S = 0.5
 # A worker that took part in earlier exchanges is not asked for its results of the present one before this time.
 _LONG_S = 15.0
@@ -128,7 +128,7 @@ class _Exchanges:
 
     @contextmanager
     def answering(self) -> Iterator[None]:
-        """Answers other workers while this one waits in the block: a program that was started again asks for what was reduced before."""
+        """Answers other workers while this one waits in the block: a restarted program asks for earlier results."""
         over = threading.Event()
         thread = threading.Thread(target=self._answer, args=(over,), name="strategy answers", daemon=True)
         thread.start()
@@ -153,7 +153,7 @@ class _Exchanges:
         try:
             self._do(side.begin(what, place, combinations, exchange=number, timeout_s=timeout_s))
             while (worker := side.waits_for) is not None:
-                # Also when time is up, what has come from each counts.
+                # Also when time is up, messages that have arrived from each count.
                 left_s = max(begin_s + timeout_s - time.monotonic(), 0.0)
                 message = self._links[worker].receive(min(left_s, wait.slice_s()) or _LOOK_S)
                 if message is not None:
@@ -266,7 +266,7 @@ def _cast(value: Any, dtype: str) -> Any:
 
 
 def _as_given(result: Any, combination: Combination) -> Any:
-    """Returns a result in the element type of what was contributed."""
+    """Returns a result in the element type of the contributions."""
     value = combination.contributions[min(combination.contributions)]
     if isinstance(result, IndexedSlices):
         return IndexedSlices(result.indices, result.values.astype(np.asarray(value.values).dtype), result.dense_shape)
