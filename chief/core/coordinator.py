@@ -144,7 +144,7 @@ class Coordinator:
             out=out,
             waiting=waiting,
         )
-        # What is asked is given its call, too.
+        # The handler of a request gets its call, too.
         self._requests: dict[type, Callable[[Any, Any, float], None]] = {
             RegisterRequest: self._register,
             HeartbeatRequest: self._heartbeat,
@@ -204,7 +204,7 @@ class Coordinator:
         """Returns the latest time for TimerFired; None: never. Call it again after each event."""
         return self._timers.next()
 
-    # -- what others ask
+    # -- queries
 
     @property
     def epoch(self) -> int:
@@ -235,7 +235,7 @@ class Coordinator:
         return ClusterState.TRAINING if self._model.is_ready else ClusterState.WAITING_FOR_MODEL
 
     def explain(self, now: float, *, asking: int | None = None) -> str:
-        """Says in words what the cluster waits for; `asking` is a worker that waits for a token although it does not block."""
+        """Returns words for the cluster's wait; `asking` is a worker that waits for a token although it does not block."""
         return explain(self._situation(asking), now=now)
 
     def explain_to_many(self, now: float) -> str:
@@ -401,7 +401,7 @@ class Coordinator:
             if former is not None:
                 self._release(former, superseded_error(former.incarnation, by=member), now)
         if member.kind is ParticipantKind.WORKER:
-            # A copy that comes late names what has been given back since.
+            # A late copy names ranges that have been given back since.
             held = request.held if repeated is None and self._is_who_it_was(request, member) else None
             self._training.join(member, held=held, is_new_here=is_new_here, now=now)
         members.renew(member, now=now)
@@ -562,7 +562,7 @@ class Coordinator:
             self._recovery.repeated(now)
 
     def _lack(self, event: ev.ContributionsMissing, now: float) -> None:
-        """Shards lack what was committed: only its own worker can have committed it, so that one has forged it, or has a defect."""
+        """Handles contributions that shards lack. Only their own worker can have committed them: it has forged them, or has a defect."""
         step = self._training.step
         lacked = self._training.missing(event, now)
         for push_id in lacked:
@@ -642,5 +642,5 @@ class Coordinator:
 
 
 def _transport(names: Sequence[str]) -> str:
-    """What a participant says of its transports, as a few words."""
+    """Returns a participant's transports in a few words."""
     return printable(", ".join(sorted({*names[:_MAX_TRANSPORTS]})))

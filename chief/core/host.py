@@ -46,7 +46,7 @@ class Host(Protocol):
         """Why training is over."""
 
     def explain(self, now: float, *, asking: int | None = None) -> str:
-        """Says in words what the cluster waits for; `asking` is a worker that waits for a token although it does not block."""
+        """Returns words for the cluster's wait; `asking` is a worker that waits for a token although it does not block."""
 
     def explain_to_many(self, now: float) -> str:
         """As `explain`, up to a quarter of a second old."""
@@ -57,7 +57,7 @@ class Host(Protocol):
     # -- callers
 
     def worker(self, participant: Participant, what: str, now: float) -> Member:
-        """Returns the live worker that calls. Raises TrainingFailed, and what Membership does."""
+        """Returns the live worker that calls. Raises TrainingFailed, and the errors of Membership."""
 
     def refuse_if_failed(self) -> None:
         """Raises TrainingFailed once the cluster cannot go on."""
@@ -74,7 +74,7 @@ class Host(Protocol):
     def welcome(self) -> None:
         """Participants that came before the chief knew its predecessors are admitted, or refused, once the event has been handled."""
 
-    # -- what happens next
+    # -- next steps
 
     def proceed(self, now: float) -> None:
         """Begins the next task of the shards."""

@@ -38,7 +38,7 @@ class ShardsFound:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class RecordFound:
-    """What an earlier chief had kept at the shards that this one adopts now; reported before the last ShardAdopted, if there is any."""
+    """The record of an earlier chief at the shards that this one adopts now; reported before the last ShardAdopted, if there is one."""
 
     record: ChiefRecord
 
@@ -54,7 +54,7 @@ class RecordKept:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointFound:
-    """The newest whole checkpoint, with the SHA-256 of its manifest, or None; `skipped`: newer ones with what is wrong with them.
+    """The newest whole checkpoint, with the SHA-256 of its manifest, or None; `skipped`: newer ones with their faults.
 
     `highest_epoch`: of all that is there, whole or not; a cluster that begins anew must begin above it, or the old ones would be newer.
     `failure`: why that is unknown: storage cannot be read now.
@@ -300,7 +300,7 @@ Answer = (
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class AdoptShards:
-    """Put all shards under this chief, and report ShardAdopted for each, with what it says; RecordFound before the last one."""
+    """Put all shards under this chief, and report ShardAdopted for each, with its report; RecordFound before the last one."""
 
     fence: Fence
 
@@ -334,7 +334,7 @@ class FindCheckpoint:
 class RestoreShards:
     """Put all shards under this chief and epoch, give them a checkpoint's values, and report ShardsRestored or RestoreFailed.
 
-    What is still under way at shards for an older epoch is to be given up without a report.
+    Work at shards for an older epoch is to be given up without a report.
     """
 
     fence: Fence
@@ -437,7 +437,7 @@ class ConfigureShards:
 
     @property
     def fence(self) -> Fence:
-        """What they are commanded by."""
+        """The fence of the commands."""
         return self.settings.fence
 
 

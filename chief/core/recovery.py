@@ -90,16 +90,16 @@ def mismatch(adoptions: Sequence[Adoption | None], layouts: Sequence[Layout], *,
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """What checkpoints this run may go back to: those of its epochs, and the one that it began from or went back to, and older ones.
+    """The checkpoints that this run may go back to: those of its epochs, and the one that it began from or went back to, and older ones.
 
-    What was saved of steps that were given up since, or by an earlier run, is newer than that and of an earlier epoch.
+    Checkpoints of steps that were given up since, or of an earlier run, are newer than that and of an earlier epoch.
     """
 
     epoch: int = 0
     base: tuple[int, int] = (0, -1)
 
     def has(self, checkpoint: Checkpoint) -> bool:
-        """Whether a checkpoint belongs to what this run has made or comes from."""
+        """Whether this run made the checkpoint, or continues from it."""
         return checkpoint.fence.epoch >= self.epoch or checkpoint.age_order <= self.base
 
 
@@ -207,14 +207,14 @@ class RecoveryHost(Host, Protocol):
 
 
 class Recovery:
-    """Decides what shards are to hold, and under which epoch. `new_life` names a life of the cluster that begins."""
+    """Decides the values of the shards, and their epoch. `new_life` names a life of the cluster that begins."""
 
     def __init__(self, parts: Parts, host: RecoveryHost, *, new_life: Callable[[], int]) -> None:
         self._parts, self._host, self._new_life = parts, host, new_life
         self._out, self._members, self._model, self._servers = parts.out, parts.members, parts.model, parts.servers
         self._settings, self._checkpoints, self._data, self._versions = parts.settings, parts.checkpoints, parts.data, parts.versions
         self._stage: _Begun | _Seeking | _Restoring | _TakingOver | None = None  # None: training goes on, or there was no look yet
-        # Why shards are being brought back to a checkpoint or taken over from another chief, and what is done; empty: they are not.
+        # The reason of a rollback or a takeover that is under way, and its plan; empty: there is none.
         # Why shards are being brought to one step; empty: they are not.
         self.why = ""
         self._plan = ""
@@ -280,7 +280,7 @@ class Recovery:
             self._begin_anew()
 
     def record_found(self, event: RecordFound, now: float) -> None:
-        """What the earlier chief has left."""
+        """The state that the earlier chief has left."""
         if isinstance(self._stage, _TakingOver):
             self._stage.record = event.record
 
@@ -304,7 +304,7 @@ class Recovery:
         self._host.answer_about_model()
 
     def _lose_what_another_had(self) -> None:
-        """All began again while this chief was cut off, and now it has taken from another one what that one had trained."""
+        """Notes that the cluster began again while this chief was cut off, and that it has taken another chief's training over."""
         why = "another chief had trained meanwhile on the parameter servers that this one found empty"
         if self._config.checkpoints is None:
             self._host.fail(f"{why}; start the whole cluster again")
@@ -451,7 +451,7 @@ class Recovery:
         search.only = "" if search.has_lost or config.restore in (RESTORE_LATEST, RESTORE_NONE) else config.restore
         self._stage = _Seeking(search=search)
         self._out.note(f"{search.why}; {self._plan}", kind=NoteKind.LOST if search.has_lost else NoteKind.OTHER, is_warning=search.has_lost)
-        # An earlier chief may be alive: what it tells from now on must be in what is found.
+        # An earlier chief may be alive: everything that it announces from now on must be in the reports of the shards.
         fence = self._members.fence if search.is_start and not search.has_looked else None
         self._out.add(FindCheckpoint(excluded=tuple(search.excluded), only=search.only, fence=fence))
 
@@ -654,7 +654,7 @@ class Recovery:
         return ""
 
     def _lacks_its_record(self, record: ChiefRecord | None, held: Sequence[Adoption], policy: Policy) -> bool:
-        """Whether restored shards lack what belongs to their step: which training data is done, for one."""
+        """Whether restored shards lack a part of their step's state, such as the training data that is done."""
         if any(adoption.last_apply is not None for adoption in held):
             return False
         if record is not None:
@@ -673,7 +673,7 @@ class Recovery:
         stage.start = replace(stage.start, done=tuple(sorted(done)), is_data_kept=True, awaited=awaited)
 
     def _take_attachments(self, record: ChiefRecord | None, held: Sequence[Adoption]) -> None:
-        """What lasts of what contributions have brought: that of the record, if one was kept, and what has changed with steps since."""
+        """Takes over the lasting attachments: those of the record, if one was kept, and those that changed with steps since."""
         applies = sorted((one.last_apply for one in held if one.last_apply is not None), key=lambda request: request.step)
         self._parts.attachments.resume(
             NO_STEP_ATTACHMENTS if record is None else record.attached, (request.attached for request in applies)
@@ -705,7 +705,7 @@ class Recovery:
         training.redo(redo, now)
 
     def _counted(self, stage: _TakingOver, step: int) -> tuple[Counted, ...]:
-        """Counts what the earlier chief had counted, in its order: a worker may have been answered already."""
+        """Counts the contributions that the earlier chief had counted, in its order: a worker may have been answered already."""
         policy = new_policy(self._config)
         for one in stage.chosen:
             self._data.count(one.push_id, one.ranges)
@@ -735,7 +735,7 @@ class Recovery:
         must_tell = isinstance(stage, _TakingOver) and stage.must_tell
         self._out.note(f"took over at step {training.step} from an earlier chief (this is number {self._members.chief_incarnation})")
         self._complete(now)
-        # What the earlier chief had counted may be all that the step needs.
+        # The contributions that the earlier chief had counted may complete the step.
         self._out.afterwards(self._host.proceed)
         if must_tell:
             training.tell_again()
@@ -760,7 +760,7 @@ class Recovery:
             self._host.finish(f"max_steps {max_steps} reached", now)
 
     def _leave_epoch(self) -> None:
-        """Discards what is under way. Participants are not served before there is a step again."""
+        """Discards all work under way. Participants are not served before there is a step again."""
         self._checkpoints.roll_back()
         self._model.make_unready()
         self._model.lose()

@@ -79,7 +79,7 @@ def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int,
 
 
 def explain(situation: Situation, *, now: float) -> str:
-    """Returns what the cluster waits for."""
+    """Returns words for the cluster's wait."""
     match situation.state:
         case ClusterState.RECOVERING:
             return _explain_recovery(situation, now)
@@ -279,7 +279,7 @@ def _advice(situation: Situation) -> str:
 
 
 def _replace(lost: list[Member], situation: Situation) -> str:
-    """Says what to do about workers that are silent or gone: look at the processes that may only have been stopped, or start others."""
+    """Returns a remedy for silent or lost workers: look at the processes that may only be stopped, or start others."""
     start = f"start {'another' if len(lost) == 1 else 'others'} in {'its' if len(lost) == 1 else 'their'} place{_command(situation)}"
     # A lease that does not end is one of a worker in this process. Of those that failed or left the processes have ended, or go on alone.
     silent = [member for member in lost if (member.is_live or member.state is MemberState.LAPSED) and lease_end(member.lease_s)]

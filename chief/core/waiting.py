@@ -127,7 +127,7 @@ class Outbox:
         return len(self._instructions)
 
     def move_up(self, *, since: int, to: int) -> None:
-        """What was added last, since there were so many, goes before what was added after there were `to`."""
+        """Moves the instructions added since there were `since` before those added since there were `to`."""
         if to < since < len(self._instructions):
             self._instructions[to:] = self._instructions[since:] + self._instructions[to:since]
 

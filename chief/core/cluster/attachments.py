@@ -87,11 +87,11 @@ class ContributedAttachments:
                 self._apply(push_id.worker, given.user_state)
 
     def of(self, push_id: PushId) -> Attachments:
-        """Returns what a contribution brings that is counted and not applied."""
+        """Returns the attachments of a contribution that is counted and not applied."""
         return self._counted.get(push_id, NO_ATTACHMENTS)
 
     def of_step(self, contributors: Sequence[PushId]) -> StepAttachments:
-        """Returns what a step of these contributions has; says if its workers want different numbers."""
+        """Returns the attachments of a step of these contributions; notes if their workers ask for different hyper-parameters."""
         if not self._counted and not self._unkept:
             return NO_STEP_ATTACHMENTS
         attached = joined([(one, self._counted[one]) for one in contributors if one in self._counted], earlier=self._unkept)
@@ -103,11 +103,11 @@ class ContributedAttachments:
 
     @property
     def lasting(self) -> StepAttachments:
-        """What lasts of the steps that are applied."""
+        """The lasting attachments of the applied steps."""
         return StepAttachments(user_states=user_states(self._states)) if self._states else NO_STEP_ATTACHMENTS
 
     def lasting_of(self, worker: int, *, only_applied: bool) -> Attachments:
-        """Returns what a worker goes on with: what lasts of its contributions that count, applied or not."""
+        """Returns the state that a worker goes on with: that of its contributions that count, applied or not."""
         counted = [] if only_applied else [push_id for push_id, one in self._counted.items() if push_id.worker == worker and one.user_state]
         state = self._counted[max(counted)].user_state if counted else self._states.get(worker, "")
         return Attachments(user_state=state) if state else NO_ATTACHMENTS
@@ -121,7 +121,7 @@ class ContributedAttachments:
 
     @property
     def unkept(self) -> StepAttachments:
-        """What has changed since the record that shards keep."""
+        """The states that have changed since the record that shards keep."""
         return StepAttachments(user_states=user_states(self._unkept))
 
     @property

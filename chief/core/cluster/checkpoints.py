@@ -38,7 +38,7 @@ class Saver(Protocol):
 
     @property
     def fence(self) -> Fence:
-        """What the chief commands by in it."""
+        """The fence of the chief's commands in this epoch."""
 
     @property
     def is_ready(self) -> bool:
@@ -49,7 +49,7 @@ class Saver(Protocol):
         """The suffix that tells its checkpoints from those of another chief in the same epoch."""
 
     def draft(self, *, tag: str, step: int, extra: tuple[PushId, ...]) -> Checkpoint:
-        """Returns the checkpoint of a step, but for its files; `extra` is what the open step is made of, if that is saved."""
+        """Returns the checkpoint of a step, without its files; `extra`: the contributions of the open step, if that is saved."""
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -119,7 +119,7 @@ class Checkpoints:
         self._fulfilled: dict[int, SavedCheckpoint] = {}
         self._calls = waiting.line(self._expire)
 
-    # -- what others ask
+    # -- queries
 
     @property
     def holds_steps(self) -> bool:
@@ -143,7 +143,7 @@ class Checkpoints:
 
     @property
     def saving(self) -> str:
-        """What holds up steps while one is being saved, in words; empty: nothing does."""
+        """The reason why steps wait for a save, in words; empty: they do not."""
         return self._saving
 
     @property

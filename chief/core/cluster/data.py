@@ -190,7 +190,7 @@ class DataLeases:
                 self._mark_done(identity)
 
     def counted_ranges(self, push_id: PushId) -> tuple[int, ...]:
-        """Returns what a contribution was made from that is counted and not applied."""
+        """Returns the ranges of a contribution that is counted and not applied."""
         return self._counted.get(push_id, ())
 
     def may_use(self, worker: int, incarnation: int, ranges: Sequence[int]) -> bool:
@@ -251,7 +251,7 @@ class DataLeases:
         return DataStatus(name=self.spec.name, epoch=number, num_done=self._num_done.get(number, 0), num_leased=num_leased, num_ranges=size)
 
     def explain(self) -> str:
-        """Says what a worker that gets no range waits for."""
+        """Returns words for the wait of a worker that gets no range."""
         holders = sorted({worker for worker, _ in self._leased.values()})
         named = ", ".join(f"worker {worker}" for worker in holders[:5]) + (f" and {len(holders) - 5} more" if len(holders) > 5 else "")
         parts = [f"{len(self._leased)} ranges of the training data are leased to {named}"] if holders else []

@@ -94,7 +94,7 @@ class Ledger:
         self.open_step(step, now=now)
 
     def contributors(self, limit: int) -> Iterator[tuple[int, tuple[PushId, ...]]]:
-        """The latest steps with what they were made of, newest first, until `limit` contributions have been named."""
+        """The latest steps with their contributions, newest first, until `limit` contributions have been named."""
         for record in reversed(self._applied.values()):
             if limit <= 0:
                 return

@@ -260,7 +260,7 @@ class Membership:
     """All participants there ever were, each as its latest incarnation, with the epoch, life and chief that they are numbered in.
 
     `config` returns the configuration as it is now; a change removes no member. `on_lapse` is called when a lease has ended.
-    `session_key`: what this chief makes secrets with, so that nobody takes part in another's name.
+    `session_key`: this chief's key for secrets, so that no caller takes part in another's name.
 
     Incarnations that a chief gives are above all that earlier ones gave, see `fence.numbered`.
     """
@@ -288,7 +288,7 @@ class Membership:
         self._knows_predecessors = False
         self._why_epoch = ""
         self._epoch_facts: dict[str, str] = {"epoch": str(epoch)}
-        # What earlier chiefs' workers have had applied lately, by worker.
+        # Contributions under earlier chiefs that were applied lately, by worker.
         self._pushes: dict[int, WorkerPushes] = {}
         self._chosen: Mapping[PushId, int] = {}
         self._members: dict[ParticipantKind, dict[int, Member]] = {kind: {} for kind in ParticipantKind}
@@ -363,7 +363,7 @@ class Membership:
         )
 
     def check_worker(self, participant: Participant, what: str, *, now: float) -> Member:
-        """As `check`, for what only workers do."""
+        """As `check`, for calls that only workers may make."""
         if participant.kind is not ParticipantKind.WORKER:
             raise InvalidSpec(f"an observer cannot {what}; register as a worker")
         member = self.look_up(participant)
@@ -434,7 +434,7 @@ class Membership:
     def remember(self, pushes: Iterable[WorkerPushes], *, chosen: Mapping[PushId, int] | None = None) -> None:
         """Replaces all known contributions by the applied ones; of everything else only the numbers stay.
 
-        `chosen`: what is counted besides, with the step that it will be a part of.
+        `chosen`: contributions that are counted besides, each with its step.
         """
         self._pushes = {pushed.worker: pushed for pushed in pushes}
         self._chosen = chosen or {}
@@ -443,7 +443,7 @@ class Membership:
 
     @property
     def remembered(self) -> Mapping[int, WorkerPushes]:
-        """What `remember` was given, by worker."""
+        """The pushes that `remember` was given, by worker."""
         return self._pushes
 
     def renew(self, member: Member, *, now: float) -> None:
@@ -506,7 +506,7 @@ class Membership:
     def _check_was_last(self, former: Participant) -> None:
         """Raises Superseded if a later process of the worker's index has contributed, under an earlier chief.
 
-        Of this one's contributions nothing is remembered then, and what became of them could not be told.
+        The outcomes of this process's contributions are forgotten then, so that repeated calls could not be answered.
         """
         if former.kind is not ParticipantKind.WORKER:
             return
@@ -629,9 +629,9 @@ MAX_PUSHES = 16
 
 
 def merged_pushes(steps: Iterable[tuple[int, tuple[PushId, ...]]], *, earlier: Mapping[int, WorkerPushes]) -> tuple[WorkerPushes, ...]:
-    """Returns the newest contributions of each worker's newest incarnation; `steps` with what they were made of, the newest step first.
+    """Returns the newest contributions of each worker's newest incarnation. `steps`: the steps with their contributions, the newest first.
 
-    `earlier`: what is known of the time before those steps.
+    `earlier`: contributions before those steps.
     """
     found: dict[int, tuple[int, dict[int, int]]] = {
         worker: (pushed.incarnation, {push.sequence: push.step for push in pushed.applied}) for worker, pushed in earlier.items()

@@ -33,7 +33,7 @@ _Ask = RegisterModelRequest | GetModelRequest
 
 
 class ModelRegistry:
-    """Agrees on a model and elects its initialiser: the first to present it, or, if that one is gone, the next who asks."""
+    """Agrees on a model and elects its initialiser: the first worker that presents it, or, if that is lost, the next one that asks."""
 
     def __init__(self, *, num_shards: int) -> None:
         self.model: ModelSpec | None = None

@@ -174,7 +174,7 @@ class ShardTable:
 
 
 def held_bytes(layout: Layout) -> int:
-    """Returns the bytes of one copy of what a shard holds, its tables included."""
+    """Returns the bytes of one copy of a shard's variables, its tables included."""
     return layout.nbytes + sum(table.nbytes for table in layout.tables)
 
 

@@ -39,7 +39,7 @@ class Change:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ForShards:
-    """What shards must know of the settings."""
+    """The settings as shards get them."""
 
     accepts_stale: bool = False
     applies_on_arrival: bool = False
@@ -64,7 +64,7 @@ class Settings:
         # Shards begin with 0; their first settings need a higher version.
         self._version = int(self._wanted(config.policy, self._optimizers) != self._known)
 
-    # -- what holds
+    # -- settings in force
 
     @property
     def config(self) -> CoordinationConfig:
@@ -87,7 +87,7 @@ class Settings:
         return tuple(self._optimizers.values())
 
     def optimizer_words(self) -> str:
-        """Says what the optimizers are; empty: there is no model."""
+        """Returns the optimizers in words; empty: there is no model."""
         model = self._model.model
         if self._words or model is None:
             return self._words
@@ -134,7 +134,7 @@ class Settings:
         return None
 
     def prepare(self, change: Change) -> ForShards:
-        """Returns what shards must know once a change holds."""
+        """Returns the shards' settings once a change is in force."""
         if isinstance(change.asked, HyperparameterChange):
             change.optimizers = self._changed(change.asked)
             return self._wanted(self._config.policy, change.optimizers)
@@ -145,7 +145,7 @@ class Settings:
         self._version += 1
 
     def apply(self, change: Change) -> None:
-        """What was prepared holds from now on."""
+        """Puts the prepared change in force."""
         if change.optimizers is not None:
             self._optimizers = change.optimizers
             self._words = self._words_of(change.optimizers)
@@ -169,14 +169,14 @@ class Settings:
         self._pending.clear()
         self._calls.refuse_all(error)
 
-    # -- what shards know
+    # -- the shards' settings
 
     def is_known(self, wanted: ForShards) -> bool:
         """Whether the shards have these settings."""
         return wanted == self._known
 
     def as_they_are(self) -> ForShards:
-        """What shards must know of what holds."""
+        """The settings in force as shards get them."""
         return self._wanted(self._config.policy, self._optimizers)
 
     def tell(self, wanted: ForShards, fence: Fence) -> ShardSettings:
@@ -203,7 +203,7 @@ class Settings:
         self._config = self._config.with_former_policy(policy)
 
     def restore(self, record: ChiefRecord, *, version: int) -> None:
-        """Goes on with what an earlier chief has left; shards know of settings up to this version, perhaps others."""
+        """Takes over an earlier chief's settings; shards have settings up to this version, perhaps other ones."""
         self._optimizers = {original.key: (original, new) for original, new in record.optimizers}
         self._words = self._words_of(self._optimizers) if self._optimizers else ""
         self._version_that_holds = record.settings_version

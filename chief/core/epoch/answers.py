@@ -132,7 +132,7 @@ class Answers:
             self._linger.set(now + LINGER_S)
 
     def tell_of_data(self, call: int, value: Answer, *, now: float) -> None:
-        """Gives an answer that depends on which ranges are done, or on what lasts of attachments: when another chief would know that."""
+        """Gives an answer that depends on ranges that are done, or on lasting attachments: once another chief would know them."""
         if not self._is_needed or (self._is_data_kept and not self._unkept and not self._attachments.has_unkept):
             self._out.reply(call, value)
             return
@@ -179,7 +179,7 @@ class Answers:
         self._linger.clear()
         self._line.refuse_all(error)
 
-    # -- what happens
+    # -- events
 
     def is_of_interest(self) -> bool:
         """Whether anything depends on which contributions a step is made of."""

@@ -62,7 +62,7 @@ from ps_protocol.roles.contribution import NO_ATTACHMENTS, PushId
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSettings, ShardSpec, WorkerPushes
 
-# Contributions looked at to know what was applied lately: each worker's latest are among them.
+# The number of applied contributions to look through: each worker's latest are among them.
 _MAX_PUSHES = 20_000
 _MAX_DISCARDS = 10_000
 
@@ -78,7 +78,7 @@ class UnderWay(enum.Enum):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Start:
-    """How training begins in an epoch, or goes on in it: at which step, and with what.
+    """The beginning of training in an epoch, or its continuation: the step, and the state.
 
     Not `is_start`: workers are at work already. `counted`: contributions that are promised, and not applied. `tag_suffix`: tells its
     checkpoints from another chief's. `oldest_kept`: contributions of steps before that may have been dropped by shards. `awaited`:
@@ -100,7 +100,7 @@ class Start:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Parts:
-    """What outlives an epoch: each part owns its state, and is never replaced."""
+    """The parts that outlive an epoch: each owns its state, and is never replaced."""
 
     out: Outbox
     waiting: Waiting
@@ -167,7 +167,7 @@ class Discards:
         self._gone.clear()
 
     def take(self, counted: Iterable[Counted]) -> tuple[PushId, ...]:
-        """Takes out what shards may drop now, sorted; an incarnation, as its sequence 0, unless something of its is still `counted`."""
+        """Takes out the pushes that shards may drop now, sorted; an incarnation, as sequence 0, unless one of its is still `counted`."""
         busy = {(entry.push_id.worker, entry.push_id.incarnation) for entry in counted}
         ready = self._gone - busy
         whole = [PushId(worker=worker, incarnation=incarnation, sequence=0) for worker, incarnation in ready]
@@ -229,7 +229,7 @@ class Training:
         )
         self._lower_quorum()
 
-    # -- what others ask
+    # -- queries
 
     @property
     def policy(self) -> Policy:
@@ -243,7 +243,7 @@ class Training:
 
     @property
     def fence(self) -> Fence:
-        """What the chief commands by in it."""
+        """The fence of the chief's commands in this epoch."""
         return self._fence
 
     @property
@@ -273,7 +273,7 @@ class Training:
 
     @property
     def saving(self) -> str:
-        """What holds up steps, in words; empty: nothing does."""
+        """The reason why steps wait, in words; empty: they do not."""
         if self._returning:
             named = listed([self._servers[shard].name for shard in sorted(self._returning)])
             return f"{named}: a standby is being brought back to step {self.step + 1}"
@@ -295,7 +295,7 @@ class Training:
         return frozenset(self._replicas_due)
 
     def draft(self, *, tag: str, step: int, extra: tuple[PushId, ...]) -> Checkpoint:
-        """Returns the checkpoint of a step, but for its files; `extra` is what the open step is made of, if that is saved."""
+        """Returns the checkpoint of a step, without its files; `extra`: the contributions of the open step, if that is saved."""
         return Checkpoint(
             tag=tag,
             cluster=self._settings.config.cluster,
@@ -311,7 +311,7 @@ class Training:
         )
 
     def applied_pushes(self, *, extra: Sequence[PushId] = ()) -> tuple[WorkerPushes, ...]:
-        """Returns what has been applied of each worker lately; `extra` as the open step."""
+        """Returns the contributions of each worker that were applied lately; `extra`: those of the open step."""
         steps = [(self.step, tuple(extra)), *self._ledger.contributors(_MAX_PUSHES)]
         return merged_pushes(steps, earlier=self._members.remembered)
 
@@ -417,7 +417,7 @@ class Training:
         self._out.move_up(since=since, to=before)
 
     def dequeue_token(self, call: int, request: DequeueTokenRequest, now: float) -> None:
-        """Counts what rides along, and gives a token, or has the caller wait for one."""
+        """Counts the contribution that the request carries, and gives a token, or has the caller wait for one."""
         if self._host.is_finished and not self._members.look_up(request.participant).is_live:
             self._out.reply(call, self._finished(None))
             return
@@ -579,7 +579,7 @@ class Training:
     # -- ranges of the training data
 
     def lease_ranges(self, call: int, request: LeaseRangesRequest, now: float) -> None:
-        """Leases ranges to a worker, or has it wait for what others hold. Raises InvalidSpec, DataMismatch and what every call may."""
+        """Leases ranges to a worker, or has it wait for other workers' ranges. Raises InvalidSpec, DataMismatch and every call's errors."""
         member = self._host.worker(request.participant, "lease training data", now)
         if request.max_ranges < 1:
             raise InvalidSpec(f"max_ranges: got {request.max_ranges}, want >= 1")
@@ -921,7 +921,7 @@ class Training:
         self._configure(self._settings.as_they_are())
 
     def configured(self, event: ShardsConfigured, now: float) -> None:
-        """All shards work by new settings: what waited for that goes on."""
+        """Goes on after all shards have the new settings."""
         is_expected = self._under_way is UnderWay.CONFIGURE and event.version == self._settings.version
         if not is_expected or not self._is_current(event.epoch):
             return  # reported again, or too late to matter
@@ -977,7 +977,7 @@ class Training:
         old = self._policy
         self._policy = new = self._new_policy(step=old.step, is_start=not self._model.is_ready, counted=old.counted())
         if new.has_common_steps:
-            self._discards.clear()  # the shards drop by themselves what they cannot apply any more
+            self._discards.clear()  # the shards drop by themselves the contributions that they cannot apply any more
         if old.has_common_steps:
             self._oldest_kept = old.step
             if not new.has_common_steps:
