@@ -38,7 +38,7 @@ FIRST_WARNING_S = 10.0
 WARNING_INTERVAL_S = 60.0
 # A chief looks at its shards about every second; more often there is nothing to be learnt.
 LOOK_INTERVAL_S = 1.0
-# A look this late means that the process itself stood still; what the chief sent meanwhile is heard first.
+# A look this late means that the process itself stood still; the chief's calls of that time are handled first.
 _LATE_S = 5.0
 
 
@@ -79,7 +79,7 @@ log = logging.getLogger("lockstep.server")
 # Beyond any cluster: a caller that opens calls without end is refused instead of queued. Streams that events serve are not among them:
 # `IdleStreams` bounds those.
 MAX_CONCURRENT_RPCS = 8_192
-# How long a checkpoint that is being written may still take when the process ends: what supervisors allow, less what the rest takes.
+# How long a save under way may still take when the process ends: the time that supervisors allow, less the rest of the end.
 SAVE_GRACE_S = 5.0
 # How long calls under way may still take when the process ends.
 GRACE_S = 1.0

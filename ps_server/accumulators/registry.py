@@ -137,7 +137,7 @@ class NamedAccumulator:
             self._lock.notify_all()
 
     def wait(self, request: TakeRequest, waiting: _Waiting | None) -> Taken:
-        """Returns what was taken, or, without it, that the time was up; for Taking."""
+        """Returns the taken gradient, or that the time was up; for Taking."""
         ends_s = self._clock() + min(request.max_wait_s, MAX_WAIT_SLICE_S)
         with self._lock:
             while True:
@@ -269,7 +269,7 @@ class Taking:
         self._accumulator.leave(self, self._request, self._waiting, is_gone=False)
 
     def wait(self) -> Taken:
-        """Returns what was taken, or, without it, that the time was up. Raises Cancelled."""
+        """Returns the taken gradient, or that the time was up. Raises Cancelled."""
         return self._accumulator.wait(self._request, self._waiting)
 
     def abandon(self) -> None:

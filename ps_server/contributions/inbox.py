@@ -27,8 +27,8 @@ _NO_METRICS: Mapping[str, Metric] = {}
 
 MAX_METRICS = 1000
 
-# Workers whose push ids are remembered; beyond it the one silent longest is forgotten (what it repeats is stale, or still staged), and of
-# what was applied, that of the one replaced longest ago.
+# Workers whose push ids are remembered; beyond it the one silent longest is forgotten (its repeats are stale, or still staged), and of
+# applied contributions, those of the worker replaced longest ago.
 MAX_WORKERS = 10_000
 # Outcomes remembered per worker. A push id older than that which comes again is recognised as long as it is staged, and by its step after.
 _OUTCOMES_KEPT = 64
@@ -38,7 +38,7 @@ PUSHES_KEPT = 16
 
 @light_dataclass(slots=True)
 class _Seen:
-    """What one worker's newest incarnation has pushed: step and result by sequence. No step: one that it will not commit."""
+    """The pushes of one worker's newest incarnation: step and result by sequence. No step: one that it will not commit."""
 
     incarnation: int
     outcomes: dict[int, tuple[int | None, PushResult]] = field(default_factory=dict)
@@ -64,7 +64,7 @@ class PushIds:
 
     @property
     def workers(self) -> set[int]:
-        """Workers of whom it is remembered what was seen."""
+        """The number of workers whose pushes are remembered."""
         return set(self._seen)
 
     def check_incarnation(self, push_id: PushId) -> None:
@@ -105,7 +105,7 @@ class PushIds:
             del seen.outcomes[next(iter(seen.outcomes))]
 
     def forget_seen(self) -> None:
-        """Forgets what was seen."""
+        """Forgets the pushes that were seen."""
         self._seen.clear()
 
     def apply(self, push_id: PushId, *, step: int) -> None:
@@ -118,7 +118,7 @@ class PushIds:
             known.pushes.append((push_id.sequence, step))
 
     def lately_applied(self) -> tuple[WorkerPushes, ...]:
-        """Returns what was applied lately by worker, each in order of sequences."""
+        """Returns the contributions applied lately by worker, each in order of sequences."""
         return tuple(
             WorkerPushes(
                 worker=worker,
@@ -164,7 +164,7 @@ class _Cell:
 
 
 class MetricCells:
-    """What has been reported in contributions that were applied."""
+    """The metrics reported in contributions that were applied."""
 
     def __init__(self) -> None:
         self._names: set[str] = set()
@@ -184,7 +184,7 @@ class MetricCells:
         self._names = names
 
     def count(self, worker: int, metrics: Mapping[str, Metric]) -> None:
-        """Counts what a worker reported in one contribution; its names have been admitted."""
+        """Counts a worker's metrics of one contribution; their names have been admitted."""
         for name, metric in metrics.items():
             cell = self._cells.setdefault((name, worker), _Cell())
             cell.total += metric.value * metric.weight
@@ -335,7 +335,7 @@ class Inbox:
             self._staging.checksum(memory)
 
     def end_write(self, contribution: Contribution) -> None:
-        """Ends what `begin_write` began."""
+        """Ends the write that `begin_write` began."""
         contribution.is_writing = False
         if contribution.outcome is not None:
             self._give_back(contribution)
@@ -367,7 +367,7 @@ class Inbox:
             self._answer(contribution, Cancelled("the push was broken off; nothing was changed"))
 
     def select(self, contributors: Sequence[PushId], *, step: int, without: Collection[PushId] = ()) -> list[Contribution]:
-        """Returns what `contributors` have staged, in the order of their push ids; raises ContributionMissing, naming the others.
+        """Returns the staged contributions of `contributors`, in the order of their push ids; raises ContributionMissing with the others.
 
         Those in `without` count as contributions that have no gradient.
         """
@@ -409,7 +409,7 @@ class Inbox:
                 self._drop(contribution)
 
     def advance(self, current_step: int) -> None:
-        """Begins a step: unless any step is accepted, what belongs to earlier ones is dropped, whole or under way."""
+        """Begins a step: unless any step is accepted, drops contributions to earlier ones, whole or under way."""
         if not self.accepts_any_step:
             for contribution in [c for c in self._staged.values() if c.step < current_step]:
                 self._drop(contribution)

@@ -58,7 +58,7 @@ class SharedBuffers:
         self._orphans: list[SharedBuffer] = []
         self._open_step = 0
         self._accepts_any_step = False
-        # What workers that have gone had counted.
+        # The counters of workers that have left.
         self._counted = dict.fromkeys((at.NUM_PUSHES, at.NUM_STALE, at.NUM_DUPLICATES), 0)
 
     def __iter__(self) -> Iterator[SharedBuffer]:
@@ -81,7 +81,7 @@ class SharedBuffers:
         return sum(self._is_waiting(buffer) for index, buffer in enumerate(buffers) if index != but)
 
     def waiting(self, key: tuple[int, int]) -> list[int]:
-        """Returns the sequences of what waits here of a worker's incarnation, the key."""
+        """Returns the sequences of the contributions that wait here, by worker's incarnation."""
         found = (buffer.whole() for buffer in self._of.get(key, ()))
         return [whole[0] for whole in found if whole is not None and (self._accepts_any_step or whole[1] == self._open_step)]
 
@@ -142,7 +142,7 @@ class SharedBuffers:
                     self.end(buffer, sequence)
 
     def advance(self, step: int, *, accepts_any_step: bool) -> None:
-        """Begins a step: unless any is accepted, what belongs to another does not count."""
+        """Begins a step: unless any step is accepted, contributions to another do not count."""
         self._open_step, self._accepts_any_step = step, accepts_any_step
         if self._orphans:
             self._drop_orphans()

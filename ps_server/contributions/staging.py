@@ -116,7 +116,7 @@ def _words_of(offsets: Array, nbytes: int) -> Array:
 
 
 INDEX_DTYPE = np.dtype("<i8")
-# Beside the rows as they came: what sorting or merging them takes, and the journal of the rows that they touch.
+# Beside the received rows: memory for sorting or merging them, and the journal of the rows that they touch.
 _COPIES_OF_ROWS = 3
 _NO_BYTES = np.empty(0, np.uint8)
 
@@ -143,7 +143,7 @@ class StagedGradients:
 
 
 class StagingMemory:
-    """Lends what contributions of one layout need. The arenas come from `pool`; rows are counted in `budget` as long as they are lent.
+    """Lends memory for contributions of one layout. The arenas come from `pool`; rows are counted in `budget` as long as they are lent.
 
     Halves stay halves. Others are decoded as they arrive or, if their length varies, when all is there. `padding`: the layout's, if it is
     there already.
@@ -239,7 +239,7 @@ class StagingMemory:
         self._encoded.close()
 
     def put_in_order(self, staged: StagedGradients) -> None:
-        """Decodes what could not be while it came, zeroes what lies between the slices, and makes indices ascend, each once.
+        """Decodes the encodings that need all bytes, zeroes the padding between the slices, and makes indices ascend, each once.
 
         Raises IndexOutOfRange, MalformedMessage.
         """
@@ -279,7 +279,7 @@ class StagingMemory:
             yield np.ascontiguousarray(gradient.rows)
 
     def _given(self, staged: StagedGradients) -> Iterator[Array]:
-        """Yields what a contribution has for each dense slice, a gradient or a formula's array, as it lies here; the rest is undefined."""
+        """Yields a contribution's memory for each dense slice with a gradient or a formula's array; the rest is undefined."""
         layout = self._layout
         undefined = set(staged.absent).difference(*(update.arrays.values() for update in staged.formulas))
         for arena in layout.arenas:
@@ -304,7 +304,7 @@ class StagingMemory:
         for arena in gradient_ranges(layout):
             if are_finite(stretch(layout, staged.dense, staged.encoding, arena, arena.start, arena.stop)):
                 continue
-            # What a contribution has no gradient for may be anything.
+            # Slices without a gradient may have any content.
             for position, (piece, start) in enumerate(zip(layout.slices, layout.offsets, strict=True)):
                 if arena.start <= start < arena.stop and position not in absent:
                     elements = stretch(layout, staged.dense, staged.encoding, arena, start, start + piece.nbytes)

@@ -42,7 +42,7 @@ def factors(request: ApplyRequest, *, num_scales: int) -> tuple[tuple[float, ...
 
 
 def difference(mine: ShardSpec, theirs: ShardSpec) -> str:
-    """Says in words where `theirs` differs from what stands; empty if it is the same again."""
+    """Returns words for the difference between `theirs` and the present model; empty if they are the same."""
     my_slices, their_slices = ((*spec.layout.slices, *spec.layout.tables) for spec in (mine, theirs))
     for old, new in zip(my_slices, their_slices, strict=False):
         if old != new:
@@ -88,7 +88,7 @@ _NO_ROWS = SparseStep(gradients=(), weights=(), scales=())
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepWork:
-    """What one apply reads and writes: the arenas, the rows, and the contributions that they come from."""
+    """The memory that one apply reads and writes: the arenas, the rows, and the contributions that they come from."""
 
     fused: FusedApply
     dense: StepMemory
@@ -150,7 +150,7 @@ class ShardModel:
         return [self._arena.begin_next().memory, *self._tables.first_values]
 
     def fill_initial(self, memory: Array) -> None:
-        """Completes what the first values have been copied into; `memory` is that of the arena. Takes long; touches no bookkeeping."""
+        """Completes the memory with the copied first values; `memory` is that of the arena. Takes long; touches no bookkeeping."""
         self._arena.padding.clear(memory)
         self._arena.fill_slots(memory)
         self._tables.fill_initial(self.spec.initial_step)
@@ -166,7 +166,7 @@ class ShardModel:
     def begin_restore(self) -> list[StateTensor]:
         """Returns the tensors that a checkpoint is to fill. Takes long."""
         values = self._arena.begin_next().memory
-        # The padding, and what no slot belongs to, begins as in a model that was created.
+        # The padding, and elements without a slot, begin as in a model that was created.
         self._arena.fill_slots(values)
         return list(tensors_of(self.spec, self._settings.rules, self._state(values)))
 
@@ -243,7 +243,7 @@ class ShardModel:
             self._arena.begin_slots()
         self.inbox.accepts_any_step = settings.accepts_stale or settings.applies_on_arrival
         self.inbox.rejects_nonfinite = settings.rejects_nonfinite
-        # Where steps are strict again, what belongs to earlier ones is not wanted any more.
+        # If steps are strict again, contributions to earlier ones are useless.
         self.inbox.advance(self.step)
         self._publish()
 
@@ -327,7 +327,7 @@ class ShardModel:
         return lambda: is_torn_allowed or buffer.version == version
 
     def watch_slots(self) -> Callable[[], bool]:
-        """Returns what tells whether the slots are still those of now."""
+        """Returns an object that tells whether the slots are unchanged since now."""
         arena, version, is_torn_allowed = self._arena, self._arena.slots_version, self.applies_on_arrival
         return lambda: is_torn_allowed or arena.slots_version == version
 
@@ -353,7 +353,7 @@ class ShardModel:
         )
 
     def begin_prepare(self, request: ApplyRequest) -> StepWork:
-        """Returns what `run_prepare` reads. Touches nothing that readers see."""
+        """Returns the memory that `run_prepare` reads. Touches nothing that readers see."""
         return self._work(request, begin_out=lambda: self._arena.current)
 
     def run_prepare(self, request: ApplyRequest, work: StepWork) -> list[float]:
@@ -363,18 +363,18 @@ class ShardModel:
         return sums
 
     def prepared(self, request: ApplyRequest) -> list[float]:
-        """Returns what was prepared for a step that has been applied; raises StepMismatch if it was not prepared."""
+        """Returns the prepared sums of a step that has been applied; raises StepMismatch if it was not prepared."""
         if self._prepared is not None and _are_same(self._prepared[0], request):
             return self._prepared[1]
         facts = {"step": str(self.step)}
         raise StepMismatch(f"step {request.step} was applied without being prepared; ask for the status", facts=facts)
 
     def begin_apply(self, request: ApplyRequest) -> StepWork:
-        """Returns what `run_apply` reads and writes; readers of the copy that it overwrites, and of slots, know from now on."""
+        """Returns the memory that `run_apply` reads and writes; from now on, readers of the overwritten copy and of slots find it gone."""
         return self._work(request, begin_out=self._begin_out)
 
     def begin_arrival(self, contribution: Contribution) -> StepWork:
-        """Returns what `run_apply` reads and writes to apply one contribution, in place."""
+        """Returns the memory that `run_apply` reads and writes to apply one contribution, in place."""
         # First of all, for want of memory may end this here, without effect.
         fused = self._idle_fused.pop() if self._idle_fused else self._fused.clone()
         memory = self.inbox.begin_arrival(contribution, step=self.step)
@@ -395,7 +395,7 @@ class ShardModel:
         return num_nonfinite + self._tables.apply(work.sparse, on_arrival=work.is_on_arrival)
 
     def finish_apply(self, request: ApplyRequest, work: StepWork, *, num_nonfinite: int, checksums: tuple[int, ...] = ()) -> None:
-        """Makes the new variables the latest, and drops what was staged for the step."""
+        """Makes the new variables the latest, and drops the contributions staged for the step."""
         self._last, self.last_checksums = request, checksums
         self.inbox.wants_checksums = request.wants_checksums
         self._count(num_nonfinite)

@@ -17,7 +17,7 @@ from ps_protocol.roles.shard import AppliedPush, MetricCell, ShardSpec, WorkerPu
 from ps_server.numbers.apply import averaged_slices
 from ps_server.optimizers.rule import UpdateRule
 
-# What a shard's next steps depend on besides its tensors, as the texts that stand in its file.
+# The state besides its tensors that a shard's next steps depend on, as texts in its file.
 
 
 _KEY = "shard"
@@ -53,7 +53,7 @@ def encode_hidden_state(state: HiddenState) -> dict[str, str]:
 
 
 def decode_hidden_state(metadata: Mapping[str, str], *, where: str) -> HiddenState:
-    """Returns what `encode_hidden_state` was given. Raises DataLoss if the texts are not its own; `where` names the file."""
+    """Returns the state that `encode_hidden_state` was given. Raises DataLoss for other texts; `where` names the file."""
     try:
         fields = json.loads(metadata[_KEY])
         if fields["format"] != _FORMAT:
@@ -116,7 +116,7 @@ def _finite(value: object) -> float:
     return float(value)  # type: ignore[arg-type]
 
 
-# What the moving averages are called in a file; no slot of an optimizer has this name.
+# The name of the moving averages in a file; no slot of an optimizer has this name.
 AVERAGE_PART = "average"
 
 
@@ -163,7 +163,7 @@ def memory_like(state: StateMemory, allocate: Callable[[int], Array]) -> StateMe
 
 
 def tensors_of(spec: ShardSpec, rules: Sequence[UpdateRule], memory: StateMemory) -> Iterator[StateTensor]:
-    """Yields what stands for the state: for each slice its values, the slots that its optimizer has, and its average if it has one."""
+    """Yields the tensors of the state: for each slice its values, its optimizer's slots, and its average if it has one."""
     layout = spec.layout
     averaged = set(averaged_slices(layout, spec.averages)) if spec.averages is not None and memory.average is not None else set()
     of_rule = {"" if optimizer is None else optimizer.key: rules[position] for position, optimizer in enumerate(layout.rules)}

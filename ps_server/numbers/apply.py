@@ -235,7 +235,7 @@ class SquareSums:
         self._block_bytes = block_bytes
         self._indices = np.array([index for index in layout.order if layout.slices[index].nbytes], np.int64)
         self._offsets = np.array(layout.offsets, np.int64)[self._indices]
-        # Slices and what was added up of each, by the first byte of the part.
+        # Slices and the sums of each, by the first byte of the part.
         self._parts: dict[int, tuple[Array, Array]] = {}
 
     @property
@@ -358,7 +358,7 @@ def _move_block(average: Array, values: Array, factor: "np.floating[Any]", *, ch
     np.subtract(average, change, out=average)
 
 
-# What a constrained variable is made to satisfy after each update.
+# The constraint that each update of a variable ends with.
 #
 # Formulas are those of tf.keras.constraints (NonNeg, MaxNorm, UnitNorm, with the norm over axis 0 and their epsilon of 1e-7).
 
@@ -561,7 +561,7 @@ def _copied(source: Array, into: Array) -> Array:
 
 
 class FormulaStep:
-    """One formula of a step: what the contribution at `position` has variables in `out` be, computed part by part."""
+    """One formula of a step, from the contribution at `position`: new values of variables in `out`, computed part by part."""
 
     def __init__(self, update: FormulaUpdate, position: int, memory: StepMemory, layout: Layout) -> None:
         piece = layout.slices[update.writes[0]]
@@ -675,18 +675,18 @@ class FusedApply:
         )
 
     def average_product(self, step: int) -> float:
-        """Returns what the moving averages of the steps before `step` have come to; see `AverageKeeper.product_before`."""
+        """Returns the product of the moving averages over the steps before `step`; see `AverageKeeper.product_before`."""
         return self._keeper.product_before(step) if self._keeper is not None else 1.0
 
     def resume_averages(self, product: float) -> None:
-        """Goes on from what `average_product` has returned for the initial step."""
+        """Goes on from a result of `average_product` for the initial step."""
         self._initial_product = product
         self._keeper = self._make_keeper()
 
     def run(self, memory: StepMemory) -> int:
         """Makes the next step's values from the mean of the gradients, in their order; returns how many elements of it are not finite.
 
-        The caller has begun the rules, and advances them afterwards. What no contribution has a gradient for keeps its values and slots.
+        The caller has begun the rules, and advances them afterwards. Slices for which no contribution has a gradient keep values and slots.
         """
         runs = self._planner.runs(len(memory.gradients), absent=memory.absent, scales=memory.scales)
         views = [RunView(run, memory, self._layout, slots=tuple(self._rules[run.arena.rule].slots)) for run in runs]
@@ -739,7 +739,7 @@ class FusedApply:
         return share(self._stripes, tasks, act, num_threads=self._num_threads, within=lambda: np.errstate(all="ignore"))
 
     def _parts(self, view: RunView) -> Iterable[slice]:
-        """What one thread takes on at once: a block, or where all elements of a variable are needed, the variable."""
+        """The part that one thread computes at once: a block, or, if all elements of a variable are needed, the variable."""
         arena, start = view.run.arena, view.run.start
         if arena not in self._whole or not view.run.contributors:
             return view.parts(self._part_bytes)
@@ -797,7 +797,7 @@ class FusedApply:
         return np.clip(mean, -limit, limit, out=cut.mean)
 
     def _compute(self, memory: StepMemory) -> None:
-        """Computes the formulas of a step, each after the one before: it may read what that has written."""
+        """Computes the formulas of a step in order: each may read the results of the ones before."""
         if not self._formula_blocks:
             self._formula_blocks = [Blocks(self._max_bytes, num_scratch=MAX_SCRATCH, num_slots=0) for _ in range(self._num_threads)]
         for position, update in memory.formulas:

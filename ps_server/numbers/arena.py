@@ -43,7 +43,7 @@ class VersionedBuffer:
         self.renew()
 
     def renew(self) -> None:
-        """Tells readers that what they have begun to copy is gone."""
+        """Tells readers that the copy that they have begun is void."""
         self.version += 1
         self._words[self._place + at.VERSION] = self.version
 
@@ -83,7 +83,7 @@ class ShardArena:
     def fill_slots(self, values: Array) -> None:
         """Gives every slot the value that it starts with, and the averages theirs, from the variables' first `values`.
 
-        Takes as long as a copy. What belongs to no variable that has the slot stays zero.
+        Takes as long as a copy. Elements of variables without the slot stay zero.
         """
         for arena in self.layout.arenas:
             for name, initial in self._rules[arena.rule].slots.items():

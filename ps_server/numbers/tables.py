@@ -118,7 +118,7 @@ def _fill_randomly(values: Array, piece: VariableSlice, initializer: Initializer
     sum_dtype = piece.variable.data_type.sum_dtype
     for block in range(piece.start // block_rows, -(-piece.stop // block_rows)):
         begin = block * block_rows
-        # Only as many rows as are wanted, beginning with the block's first: what comes before a row is the same in every cut.
+        # Only as many rows as needed, beginning with the block's first: the numbers before a row are the same in every cut.
         num_rows = min(begin + block_rows, piece.stop) - begin
         made = _made(initializer, block, (num_rows, width), sum_dtype)
         first = max(begin, piece.start)
@@ -220,7 +220,7 @@ class Table:
             self._progress = _Progress(step + 1, _Journal(gradient.indices, previous))
             self._update_rows(gradient, previous)
         else:
-            # What readers of the step before the last one had is overwritten now.
+            # The rows that readers of the step before the last one had are overwritten now.
             self._progress = _Progress(step, None)
             np.copyto(self._spare, self.values)
             self._progress = _Progress(step + 1, _Journal(None, self._spare))
@@ -338,7 +338,7 @@ class Table:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class SparseStep:
-    """What one step means for the tables: each contribution's gradients by table, their weights, and the factors of the tables' means."""
+    """The part of a step for the tables: each contribution's gradients by table, their weights, and the factors of the tables' means."""
 
     gradients: Sequence[Mapping[int, RowGradient]]
     weights: Sequence[float]
@@ -391,7 +391,7 @@ class TableGroup:
         return table.slots[name]
 
     def fill_initial(self, step: int) -> None:
-        """Completes what first values have been copied into. Takes long."""
+        """Completes the memory with the copied first values. Takes long."""
         for table in self._tables:
             table.fill_initial(step)
 

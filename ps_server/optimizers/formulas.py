@@ -19,11 +19,11 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import LEARNING_RATE, STEP, OptimizerSpec
 from ps_protocol.model.variables import Array
 
-# Scalars in the precision of one element type, and what makes one.
+# Scalars in the precision of one element type, and the function that makes one.
 Scalars = tuple["np.floating[Any]", ...]
 Number = Callable[[Any], "np.floating[Any]"]
 
-# How many blocks of scratch memory every formula has. The last one is for what its caller adds to the gradient.
+# The number of blocks of scratch memory of every formula. The last one is for the caller's additions to the gradient.
 NUM_SCRATCH = 4
 
 
@@ -47,7 +47,7 @@ class Pass:
 
 @light_dataclass(frozen=True, slots=True)
 class Formula:
-    """What an optimizer does, with its hyper-parameters. Holds no state: slots and powers are the caller's.
+    """The computation of an optimizer, with its hyper-parameters. Holds no state: slots and powers are the caller's.
 
     `constants(learning_rate, powers, step, number)` returns what `apply_block` needs at one step: `powers` are those of `decays`, `step` is
     that of the gradients, `number` makes a scalar of the element type. `apply_block(value, out, slots, gradient, scratch, constants)`

@@ -141,13 +141,13 @@ class Measuring:
 
 
 class UpdateRule:
-    """Applies what `spec` says. `begin`, `advance` and `change` are for one thread at a time; `apply` may run in several beside them."""
+    """Applies an optimizer by `spec`. `begin`, `advance` and `change` are for one thread at a time; `apply` may run in several."""
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._take(spec)
         self._powers = initial_powers(self._formula)
         self._slots = spec.slots
-        # What holds for a step in place of the specification's.
+        # Hyper-parameters of a step, in place of the specification's.
         self._own_rate: float | None = None
         self._own_numbers: Mapping[str, float] = {}
         self._begun: int | None = None
@@ -219,7 +219,7 @@ class UpdateRule:
             np.subtract(out, scratch[0], out=out)
 
     def measuring(self, dtype: np.dtype[Any]) -> "Measuring":
-        """Returns what applies the step to one variable, of which everything has to be seen first."""
+        """Returns the object that applies the step to one variable whose formula needs all of its elements first."""
         moment = self._moment
         return Measuring(moment.formula, moment.constants(dtype)[0], dtype)
 
@@ -234,7 +234,7 @@ class UpdateRule:
         return self._powers
 
     def resume(self, powers: Sequence[float]) -> None:
-        """Goes on from what `powers` has returned. Raises InvalidSpec if these are not as many as the optimizer has."""
+        """Goes on from a result of `powers`. Raises InvalidSpec for another number of them than the optimizer has."""
         if len(powers) != len(self._powers):
             raise InvalidSpec(f"optimizer {self._spec.name!r}: {len(powers)} powers of its decays, want {len(self._powers)}")
         self._powers = tuple(self._formula.rounded(power) for power in powers)
@@ -243,7 +243,7 @@ class UpdateRule:
     def change(self, spec: OptimizerSpec) -> None:
         """Goes on with other numbers, from the next `begin`; powers and slots stay.
 
-        Raises InvalidSpec for another optimizer, or another value of what only counts when the model is created.
+        Raises InvalidSpec for another optimizer, or another value of an argument that only counts when the model is created.
         """
         if spec.name != self._spec.name:
             raise InvalidSpec(f"optimizer {self._spec.name!r} cannot become {spec.name!r}: it has other slots; create a new model")
@@ -289,7 +289,7 @@ class RuleSettings:
         self._needs_norms = spec.clip.needs_norms
         self._originals: tuple[OptimizerSpec, ...] = tuple(optimizer or spec.optimizer for optimizer in spec.layout.rules)
         self.rules: Sequence[UpdateRule] = [UpdateRule(optimizer) for optimizer in self._originals]
-        # By what contributions call them; None: they cannot.
+        # By their names in contributions; None: contributions cannot change them.
         self._groups = ["" if own is None else own.group or None for own in spec.layout.rules]
         self._given: tuple[StepHyperparameter, ...] = ()
         self.current = ShardSettings(fence=NOBODY, version=0)
@@ -315,7 +315,7 @@ class RuleSettings:
         self.current, self._given = settings, ()
 
     def begin(self, step: int, given: tuple[StepHyperparameter, ...] = ()) -> None:
-        """Makes the rules' numbers for a step; `given`: what holds in it in place of the settings. Raises InvalidSpec."""
+        """Makes the rules' numbers for a step; `given`: hyper-parameters for it in place of the settings. Raises InvalidSpec."""
         if given != self._given:
             self._use(given)
         for rule in self.rules:

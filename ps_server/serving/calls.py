@@ -202,7 +202,7 @@ def _granted(sharing: Sharing, num_buffers: int, messages: Iterator[pb.ShareMemo
             if not proof.HasField("proof"):
                 raise MalformedMessage("ShareMemoryRequest: want the proof of what was offered, and nothing else")
             sharing.prove(proof.proof.nonces, offered)
-        # What ends the stream may keep this frame for long, and whatever is named here with it: that shall not be as much as the model.
+        # The error that ends the stream may keep this frame and its variables for long: none of them may be as large as the model.
         offered = ()
         yield pb.ShareMemoryResponse(grant=pb.MemoryGrant(num_buffers=sharing.num_buffers))
         wish = next(messages, None)
@@ -303,7 +303,7 @@ def service_handler(service: str, *parts: object) -> grpc.GenericRpcHandler:
 
 
 class Incoming(Protocol):
-    """What takes the frames of one stream: a push, a creation, a gradient of a named accumulator."""
+    """The receiver of the frames of one stream: a push, a creation, a gradient of a named accumulator."""
 
     @property
     def is_answered(self) -> bool:

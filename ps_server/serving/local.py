@@ -170,7 +170,7 @@ class InProcessShard:
         return reading.step
 
     def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
-        """Returns what workers have reported."""
+        """Returns the metrics that workers have reported."""
         return self._shard.read_metrics(epoch=epoch)
 
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:

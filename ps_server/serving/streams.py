@@ -77,7 +77,7 @@ class Stream:
         self.is_resting, self.waiting_since = False, None
 
     def incoming(self, messages: Iterator[Message]) -> Iterator[Message]:
-        """Yields what the peer sends."""
+        """Yields the peer's messages."""
         while True:
             if self.is_resting and self.is_to_end:
                 self.context.cancel()
@@ -89,7 +89,7 @@ class Stream:
             yield message
 
     def outgoing(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yields what the peer is sent; gRPC asks for the next message when the peer has made room for it."""
+        """Yields the messages for the peer; gRPC asks for the next one when the peer has room for it."""
         for message in messages:
             self.waiting_since = time.monotonic()
             yield message
@@ -177,7 +177,7 @@ class IdleStreams:
             stream.context.cancel()
 
     def end_of(self, stream: Stream) -> None:
-        """The end of what `begin` began."""
+        """Ends a stream that `begin` began."""
         with self._lock:
             self._streams.discard(stream)
             self._long_lived.discard(stream)
@@ -509,7 +509,7 @@ class _Contributions:
                     break
                 frame = yield from self._next_frame()
                 if self._has_ended:
-                    return push.finish()  # raises, and says what is missing
+                    return push.finish()  # raises, and names the missing parts
             # A caller that still sends does not know yet that nothing more is wanted.
             self._is_dropping = push.is_answered
             if not self._is_quick(push):
@@ -517,7 +517,7 @@ class _Contributions:
             return push.finish()
 
     def _receive(self, header: PushHeader, payload: pb.Payload, *, num_bytes: int) -> PushReply:
-        """Takes in a contribution that comes over the data socket. What is not received to its end closes that."""
+        """Receives a contribution over the data socket. Closes the socket if the contribution is not received to its end."""
         data_socket, is_received = self._socket.named(payload.socket), False
         try:
             with self._shard.open_push(header) as push:
@@ -754,7 +754,7 @@ class _Wait:
             self._stream.answer(self.wanted)
 
 
-# The long-lived stream of the chief: what it asks of a parameter server with every step, in order.
+# The long-lived stream of the chief: its commands to a parameter server with every step, in order.
 #
 # A chief may be silent for as long as it likes, so nothing cuts its stream but the end of the server.
 
@@ -855,7 +855,7 @@ class CommandStream:
 
 
 class StreamService:
-    """Serves one shard. Thread-safe; events serve a stream as long as what it carries is small."""
+    """Serves one shard. Thread-safe; events serve a stream as long as its payloads are small."""
 
     def __init__(
         self,
@@ -883,5 +883,5 @@ class StreamService:
         )
 
     def close(self) -> None:
-        """Lets go of what the streams share, when they are over. Idempotent."""
+        """Frees the resources that the streams share, when they are over. Idempotent."""
         self._deadlines.close()

@@ -138,7 +138,7 @@ class CopyMemory:
         self.state = memory_like(like, self._cut)
 
     def offer(self) -> None:
-        """Lets the system have the pages if it needs them before they are written again: what they hold is not wanted any more."""
+        """Lets the system take the pages if it needs them before they are written again: their content is not needed any more."""
         self._advise("MADV_FREE")
 
     def _advise(self, name: str) -> None:
@@ -175,7 +175,7 @@ class CopyMemories:
         return self._budget.allocate_by(lambda: CopyMemory(like), like.nbytes, purpose=purpose)
 
     def take_back(self, memory: CopyMemory) -> None:
-        """Accepts what was lent; no other holder may be left."""
+        """Takes the lent memory back; no other holder may be left."""
         memory.offer()
         with self._lock:
             self._kept = memory
@@ -254,7 +254,7 @@ def fill(source: VariableSlice, targets: Sequence[Target], read_into: Callable[[
 
 
 def _copy(values: Array, at: Sequence[tuple[int, int]], target: Target) -> None:
-    """Copies what lies in both; `at` is where in the variable the values are."""
+    """Copies the elements that lie in both; `at` is the position of the values in the variable."""
     to = [(start, start + extent) for start, extent in zip(_origin(target.piece), target.piece.shape, strict=True)]
     both = [(max(a[0], b[0]), min(a[1], b[1])) for a, b in zip(at, to, strict=True)]
     if any(start >= stop for start, stop in both):
@@ -393,7 +393,7 @@ class CheckpointPlan:
                 raise DataLoss(f"{self._where(shard)}: is of step {state.step}, the manifest says {self._checkpoint.step}")
 
     def _joined(self, sources: Sequence[HiddenState], states: Mapping[int, HiddenState]) -> HiddenState:
-        """One state of several: what they all count is the same in each, but where contributions were applied as they arrived."""
+        """Joins several states: their counters are equal, unless contributions were applied as they arrived."""
         powers: dict[str, tuple[float, ...]] = {}
         for state in sources:
             for key, values in state.powers.items():
@@ -419,7 +419,7 @@ class CheckpointPlan:
 
 
 class Side(Protocol):
-    """What the shard does for its checkpoints, each in a block of its gate: nothing here takes its lock."""
+    """The shard's part in checkpoints. Each call is made in a block of its gate: nothing here takes its lock."""
 
     def find_state(self, request: SaveRequest) -> tuple[ShardModel, StateMemory]:
         """Returns the model that is to be saved and its memories as they are; raises why it cannot be."""
@@ -554,7 +554,7 @@ class Checkpoints:
         storage = self._required_storage()
         if request.spec.shard != self._index:
             raise WrongRole(f"this is {self._name}, not ps {request.spec.shard}; check the addresses and their order")
-        # What a chief of another life has begun ends with that life, though epoch and checkpoint may be the same.
+        # A save or restoration for a chief of another life ends with that life, though epoch and checkpoint may be the same.
         key = request.fence.era, request.tag, request.manifest_sha256
         with self._changed:
             known = self._restore
@@ -579,14 +579,14 @@ class Checkpoints:
         return "" if restore is None or restore.is_over else restore.restore_words()
 
     def break_off_restore(self, reason: PsError) -> None:
-        """Gives up a restoration under way: what has been read is dropped. In a block, too."""
+        """Gives up a restoration under way, and drops the values read. In a block, too."""
         with self._changed:
             if self._restore is not None and not self._restore.is_over:
                 self._restore.unwanted = self._restore.failure = reason
                 self._changed.notify_all()
 
     def forget_restore(self, reason: PsError) -> None:
-        """As `break_off_restore`; and what has been restored is dropped by the caller, so that the same may be asked for again."""
+        """As `break_off_restore`; the caller drops the restored values, so that the same restoration may be requested again."""
         with self._changed:
             self.break_off_restore(reason)
             self._restore = None
@@ -603,7 +603,7 @@ class Checkpoints:
             self._changed.notify_all()
 
     def _failure_of(self, attempt: Attempt, work: Callable[[], None], *, what: str) -> PsError | None:
-        """Does the work, and returns why it failed; `what` did not happen to the checkpoint then."""
+        """Does the work, and returns its error, or None; `what` says in the text of the error what could not be done."""
         try:
             work()
         except PsError as error:
@@ -717,7 +717,7 @@ class Checkpoints:
 
 
 def _stands(storage: CheckpointStorage, save: Attempt) -> bool:
-    """Whether the file of a save that is done is still there: what was begun in vain elsewhere is removed, and tried again."""
+    """Whether the file of a finished save still exists: after a failure elsewhere it is removed, and the save is repeated."""
     file = save.file
     if file is None or save.failure is not None:
         return False

@@ -16,9 +16,9 @@ from ps_server.numbers.memory import MemoryBudget
 
 # How long a call waits for a step under way before it asks its caller to repeat it.
 TURN_WAIT_S = 20.0
-# How long an apply waits for readers of what it would overwrite, under policies whose steps wait for nothing else.
+# How long an apply waits for readers of the copy that it would overwrite, under policies whose steps wait for nothing else.
 READERS_WAIT_S = 2.0
-# As much as one message can carry, with room for what stands beside it.
+# As much as one message can carry, with room for its other fields.
 MAX_RECORD_BYTES = 12 << 20
 
 
@@ -55,7 +55,7 @@ class Gate:
         return _Admission(self, epoch)
 
     def check_chief(self, fence: Fence) -> None:
-        """In a block: hears a chief; raises what `Fences.check_chief_call` raises."""
+        """In a block: notes a call of the chief; raises the errors of `Fences.check_chief_call`."""
         self.fences.check_chief_call(fence)
         self.chief.heard()
 
@@ -319,7 +319,7 @@ class AdmittedWorkers:
 
 
 class Fences:
-    """What calls must name to be served: the era, and of a chief also its number. Chiefs set them.
+    """The values that calls must name to be served: the era, and of a chief also its number. Chiefs set them.
 
     `name` is the server's, for texts. The caller serialises the calls.
     """
@@ -352,7 +352,7 @@ class Fences:
         return is_new
 
     def forget_chief(self) -> None:
-        """Obeys nobody from now on, as a server that has just been started."""
+        """Obeys no chief from now on, as a server that has just been started."""
         self.fence = NOBODY
 
     @property
@@ -377,7 +377,7 @@ class Fences:
             raise InternalError(self._damage)
 
     def check_caller(self, epoch: int) -> None:
-        """Raises EpochMismatch, or what `check_running` raises."""
+        """Raises EpochMismatch, or the errors of `check_running`."""
         if epoch == self.fence.era.epoch and epoch and self._shutdown_reason is None and not self._damage:
             return
         self.check_running()
@@ -398,7 +398,7 @@ class Fences:
             raise self.other_epoch(epoch)
 
     def check_chief_call(self, fence: Fence) -> None:
-        """Notes the number of a chief that asks for something; raises Superseded, or what `check_caller` raises."""
+        """Notes the number of a chief that calls; raises Superseded, or the errors of `check_caller`."""
         if fence is self.fence and fence.era.epoch and self._shutdown_reason is None and not self._damage:
             return  # as with every step but its first: all later checks would pass
         self.check_not_ending()
@@ -418,7 +418,7 @@ class Fences:
         self._shutdown_reason = self._shutdown_reason or reason or "asked to"
 
     def note_damage(self, step: int) -> None:
-        """Makes every later call raise InternalError: what an apply changes in place is half old, half new."""
+        """Makes every later call raise InternalError: values that an apply changes in place are half old, half new."""
         self._damage = f"{self._name}: applying step {step} failed half-way; its values are lost, go back to a checkpoint"
 
     def check_chief(self, fence: Fence) -> None:

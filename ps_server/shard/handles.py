@@ -22,7 +22,7 @@ from ps_server.shard.gate import Gate
 class OpenPush:
     """One contribution on its way in; leaving the `with` block before `finish` drops it without effect. For one thread.
 
-    `end` is called once all bytes are there, or no more are wanted; it ends the writing, and says what became of the contribution.
+    `end` is called once all bytes are there, or no more are wanted; it ends the writing, and returns the outcome of the contribution.
     """
 
     def __init__(
@@ -92,7 +92,7 @@ class OpenPush:
         return True
 
     def finish_with(self, data: bytes | memoryview) -> PushReply:
-        """Does at once what `expect`, `write` and `finish` do for a contribution whose bytes come in one piece."""
+        """Does the work of `expect`, `write` and `finish` for a contribution whose bytes come in one piece."""
         self.expect(len(data))
         return self._finish(data)
 
@@ -252,7 +252,7 @@ class Reading:
 class RowReading:
     """Rows of one table, or of a slot of it (`slot`), to be copied inside the `with` block. `step` is the step that they belong to.
 
-    `is_intact` is for slots: whether they are still those of `step`. `is_torn_allowed`: whatever the rows are now, is wanted.
+    `is_intact` is for slots: whether they are still those of `step`. `is_torn_allowed`: rows in any state will do.
     """
 
     def __init__(

@@ -191,7 +191,7 @@ class Shard:
     def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
         """Begins to bring the shard back to a checkpoint, or says how far that is. Adopts it if the epoch is a new one."""
         if request.fence.epoch > self._gate.fences.epoch:
-            with self._gate:  # only who adopts the server may take it from another chief of its number
+            with self._gate:  # only by adopting the server may a chief take it from another chief of the same number
                 self._gate.fences.check_chief(request.fence)
             self.adopt(request.fence, chief_address=self._gate.chief.address)
         with self._gate:
@@ -379,7 +379,7 @@ class Shard:
     # Calls from any role
 
     def read_metrics(self, *, epoch: int) -> tuple[MetricCell, ...]:
-        """Returns what workers have reported, by name and worker."""
+        """Returns the metrics that workers have reported, by name and worker."""
         with self._gate.admit(epoch):
             return tuple(self._model_locked().inbox.metrics.cells())
 
@@ -496,7 +496,7 @@ class Shard:
         if model is None:
             return False
         if spec.epoch > model.spec.epoch and not (model.has_applied and model.step):
-            # It has not been trained: what a worker of an earlier epoch began, or a checkpoint of step 0 had, may be dropped.
+            # It has not been trained: values that a worker of an earlier epoch began, or of a checkpoint of step 0, may be dropped.
             self._drop_model_locked(Cancelled(f"{self._name}: the variables are created anew, in epoch {spec.epoch}"))
             return False
         words = difference(model.spec, spec)

@@ -33,7 +33,7 @@ class Claim:
 
 
 class Sharing:
-    """What one worker shares. For one thread, but for its end."""
+    """The memory that one worker shares. For one thread, except its end."""
 
     def __init__(self, owner: "Sharings", model: ShardModel, claim: Claim, *, on_end: Callable[[], object]) -> None:
         self.model = model
@@ -53,7 +53,7 @@ class Sharing:
     ) -> None:
         self._take_back()
         self._owner.close(self, is_lost=exception_type is not None)
-        # gRPC keeps what ended the stream, and with it this; the model may be another by now.
+        # gRPC keeps the error that ended the stream, and with it this object; the model may be another by now.
         del self.model
 
     @property
@@ -171,7 +171,7 @@ class Sharings:
         return other is not sharing and other.claim.worker == mine.worker and other.claim.incarnation <= mine.incarnation
 
     def end_locked(self, sharings: Sequence[Sharing], *, is_lost: bool = False) -> Callable[[], None]:
-        """Ends sharings; returns what says so to the workers, to be called when the lock is free."""
+        """Ends sharings; returns a function that tells the workers, to be called when the lock is free."""
         sharings = tuple(sharings)
         for sharing in sharings:
             sharing.is_ended = True
