@@ -44,13 +44,13 @@ _lock = threading.Lock()
 
 
 def failpoint(name: str) -> None:
-    """Does what was asked for at this place: nothing, as a rule. May kill or stop the process, wait, or raise Unavailable or OSError."""
+    """Has the effect that is set for this place, as a rule none. May kill or stop the process, wait, or raise Unavailable or OSError."""
     if _active:
         _reach(name)
 
 
 def enable_failpoints(environment: Mapping[str, str], *, is_enabled: bool) -> None:
-    """Sets up what LOCKSTEP_FAILPOINTS asks for, in place of what was set up before; nothing if it is empty.
+    """Sets the failpoints of LOCKSTEP_FAILPOINTS, in place of all earlier ones; none if it is empty.
 
     `is_enabled`: whether the flag, or LOCKSTEP_ENABLE_FAILPOINTS=1, was given. Raises InvalidSpec if failpoints are asked for without it,
     or if the text cannot be understood.

@@ -106,7 +106,7 @@ class Record:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Chronicle:
-    """What one process wrote, in order. `name` is that of its files, `is_torn` whether the last line has no end."""
+    """The records of one process, in order. `name`: of its files. `is_torn`: the last line has no end."""
 
     name: str
     role: str
@@ -115,7 +115,7 @@ class Chronicle:
 
 
 def read_history(directory: str | Path) -> Iterator[Chronicle]:
-    """Yields what each process wrote, by name; the end of a last line that was never finished is left out.
+    """Yields the records of each process, by name; without a last line that was never finished.
 
     Raises DataLoss, with file and line, if something else is not as a HistoryWriter leaves it, and InvalidSpec if there is no history.
     """
@@ -176,7 +176,7 @@ def _write_all(file: int, data: memoryview) -> None:
         written += os.write(file, data[written:])
 
 
-# The records of a history, each with its words: what workers, parameter servers and the chief write, and how it is read again.
+# The kinds of records of a history, of workers, parameter servers and the chief, each with its fields, written and read.
 #
 # Knows values and JSON; no file.
 

@@ -20,7 +20,7 @@ _FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 _BURST = 50.0
 _LINES_PER_S = 1.0
 _LINE_CHARACTERS = 256
-# How often it is said what was left out.
+# How often the number of lines left out is logged.
 _PERIOD_S = 10.0
 # The end of a role must not wait for a reader of its log.
 _TIMEOUT_S = 1.0
@@ -43,7 +43,7 @@ def log_format_of(arguments: Sequence[str], environment: Mapping[str, str]) -> s
 def logging_to_stderr(log_format: str = options.LOG_FORMAT.default) -> Iterator[None]:
     """Has a role's log go to standard error, from INFO on, by a thread of its own; the end of the block waits until it is written.
 
-    For the rest of the process: what threads log after the block is dropped. Python's own way would wait for a reader, and hold a lock that
+    For the rest of the process: lines logged after the block are dropped. Python's own way would wait for a reader, and hold a lock that
     the end of the process waits for.
     """
     with BoundedOutput(sys.stderr, timeout_s=_TIMEOUT_S) as output:
@@ -126,9 +126,9 @@ class _Site:
 
 
 class BoundedLogHandler(logging.Handler):
-    """Writes what each place in the code logs, up to 50 lines at once and one line a second; says every 10 s how many were left out.
+    """Writes the log: for each place in the code 50 lines at once and one line a second. Logs every 10 s how many were left out.
 
-    A place is a line of code and, for errors with a traceback, the class of the error. What one logs too often leaves the others alone.
+    A place is a line of code and, for errors with a traceback, the class of the error. A place that logs too often leaves the others alone.
     """
 
     def __init__(self, output: BoundedOutput) -> None:
@@ -159,7 +159,7 @@ class BoundedLogHandler(logging.Handler):
         self._write(text)
 
     def close(self) -> None:
-        """Says what was left out since it was said last."""
+        """Logs the number of lines left out since the last time."""
         self._say_what_was_left_out()
         super().close()
 

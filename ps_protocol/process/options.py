@@ -139,7 +139,7 @@ class Given:
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises InvalidSpec for what a program does not take, in one line, with the nearest flag for a misspelt one."""
+    """Raises InvalidSpec for arguments that a program does not take, in one line, with the nearest flag for a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage and ending the process."""
@@ -251,7 +251,7 @@ def _member_of(kind: type[Member]) -> Callable[[str], Member]:
 
 
 def parse_truth(text: str) -> bool:
-    """Returns what a yes or no means. Raises ValueError."""
+    """Returns the bool of a yes or no. Raises ValueError."""
     word = text.strip().lower()
     if word not in (*_TRUE, *_FALSE):
         raise ValueError("1 or 0")
@@ -847,7 +847,7 @@ _PARAMETERS: dict[Option[Any], str] = {
 
 
 def _turned(option: Option[Any], value: Any) -> Any:
-    """The flag says the opposite of what the policy does."""
+    """The opposite of the policy's value."""
     return not value if option is NO_LOCKING else value
 
 
@@ -870,6 +870,6 @@ def security_of(given: Given, *, is_server: bool = False) -> Security:
 def check_place(given: Given) -> None:
     """Raises InvalidSpec for a flag about checkpoints that have no place."""
     for option in TABLE:
-        # What the environment says may be about other roles.
+        # The environment may have options of other roles.
         if option.needs_place and given.flag_of(option) not in (None, "none") and not given[CHECKPOINT_DIR]:
             raise InvalidSpec(f"{option.flag}: where do checkpoints lie? give --checkpoint-dir too, to all roles")

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Self, TextIO
 
-# What may wait to be read. A pipe holds 64 KiB more.
+# The most bytes that may wait for a reader. A pipe holds 64 KiB more.
 _MAX_BYTES = 1 << 20
 # A pipe takes this much at once: lines of several processes that share one are not mixed.
 _CHUNK_BYTES = 4096
@@ -159,7 +159,7 @@ def write_last(stream: TextIO | None, text: str, *, is_hurried: bool = False) ->
 
 
 def _writer_of(stream: TextIO | None) -> Callable[[bytes], object]:
-    """Returns what writes all of some bytes to a stream, or waits until it can."""
+    """Returns a function that writes bytes to a stream, and waits until it can."""
     if stream is None:  # the process was started without one
         return len
     try:

@@ -201,7 +201,7 @@ class Wait:
 _LOOK_INTERVAL_S = 0.5
 # If a thread that looks twice a second finds that so much time has passed, the process stood still.
 _STANDSTILL_S = 5.0
-# An answer that was to be waited for is late sooner than one that was to come at once: what it waited for has been said before.
+# The answer to a blocking call is late sooner than that of an immediate one: the reason of its wait has been logged before.
 _GRACE_S = 1.0
 _ALARM_INTERVAL_S = 2.0
 
