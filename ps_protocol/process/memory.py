@@ -1,7 +1,7 @@
 """How a role's process keeps memory: what the C library and Python's garbage collector do with it. Knows glibc and gc; no role, no message.
 
-A role imports this module before all others, with the garbage collector still on. So it imports only what Python has loaded anyway, and
-`ctypes` and `platform` where they are used.
+A role imports this module before all others, with the garbage collector still on. So it imports few modules, and `ctypes` and `platform`
+only in the functions that use them.
 """
 
 import gc
