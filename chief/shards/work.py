@@ -277,7 +277,8 @@ class ShardWork:
                     continue
                 if silent_since is None:
                     silent_since = calls.pace.now()
-                    level = logging.INFO if self.is_ending else logging.WARNING
+                    # Servers end with their chief.
+                    level = logging.DEBUG if self.is_ending else logging.WARNING
                     log.log(level, "parameter server does not answer ps=%d cause=%s", index, error.message)
                 calls.report(ev.ShardUnreachable(shard=index, why=calls.cause(index, error)))
             else:

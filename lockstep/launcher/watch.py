@@ -163,11 +163,14 @@ class ChiefPoller:
                 self._has_finished = True  # once: a chief that refuses will refuse again
 
 
-# Whether a cluster that was to have checkpoints has one.
+# Whether a cluster that was to have checkpoints has one of its end.
 
 
-def why_nothing_is_saved(cluster: LocalCluster, status: ClusterStatus | None) -> str:
-    """Returns why there is no whole checkpoint after a training, in words; empty: there is one, or there was to be none."""
+def what_is_not_saved(cluster: LocalCluster, status: ClusterStatus | None) -> str:
+    """Returns what of a training that is over is in no whole checkpoint, and why, in words; empty: nothing, or there was to be none.
+
+    `status`: the last that the chief has said, perhaps a second before the end.
+    """
     if not cluster.spec.recovery.has_checkpoints:
         return ""
     from ps_protocol.checkpoint.catalog import list_checkpoints, open_storage
@@ -178,12 +181,15 @@ def why_nothing_is_saved(cluster: LocalCluster, status: ClusterStatus | None) ->
         whole, _ = list_checkpoints(storage, cluster=cluster.name)
     except (PsError, OSError) as error:
         return f"its checkpoints cannot be read: {error}"
-    if whole:
-        return ""
     last = status.checkpoint if status is not None else None
     # Of a training that was over within a second nothing had been asked.
     why = last.failure if last is not None and last.failure else f"{cluster.chief.log_path} says why"
-    return f"no checkpoint could be written to {storage.place}: {why}"
+    if not whole:
+        return f"no checkpoint could be written to {storage.place}: {why}; what it has learnt is lost"
+    newest = whole[-1].checkpoint
+    if status is None or newest.age_order >= (status.epoch, status.global_step) or (last is not None and last.durability == "none"):
+        return ""
+    return f"its end could not be saved to {storage.place}: {why}; what it has learnt since {newest.tag} is lost"
 
 
 def newest_checkpoint(cluster: LocalCluster) -> str:

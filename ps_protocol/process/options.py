@@ -138,11 +138,17 @@ class Given:
         return self._environment[option.variable].strip() if text is None else text
 
 
+_INVALID_CHOICE = re.compile(r"(.*invalid choice: '(.*)') \(choose from (.*)\)")
+
+
 class Parser(argparse.ArgumentParser):
     """Raises InvalidSpec for arguments that a program does not take, in one line, with the nearest flag for a misspelt one."""
 
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage and ending the process."""
+        if wrong := _INVALID_CHOICE.fullmatch(message):
+            near = get_close_matches(wrong[2], re.findall(r"[\w-]+", wrong[3]), n=1, cutoff=0.6)
+            message = f"{wrong[1]}; did you mean {near[0]}?" if near else message
         raise InvalidSpec(f"{message} (see --help)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:

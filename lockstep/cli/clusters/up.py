@@ -146,7 +146,7 @@ def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor,
     watch = ClusterWatch(cluster, say=output.failure, is_all_shown=lambda: output.is_all_shown)
     from lockstep.launcher.watch import (  # NumPy takes its time to import, and a broken one is the roles' to tell of
         LastWorkers,
-        why_nothing_is_saved,
+        what_is_not_saved,
     )
 
     last = LastWorkers(cluster, poller=watch.ask_chief(), say=output.failure)
@@ -156,8 +156,8 @@ def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor,
     has_trained = watch.finish_training(supervisor)
     if last.failure:
         raise LaunchFailed(f"{last.failure}; logs: {log_directory}")
-    if has_trained and (why := why_nothing_is_saved(cluster, watch.ask_chief().status)):
-        raise LaunchFailed(f"training finished, but {why}; what it has learnt is lost, except for what the workers have kept")
+    if has_trained and (lost := what_is_not_saved(cluster, watch.ask_chief().status)):
+        raise LaunchFailed(f"training finished, but {lost}, except for what the workers have kept")
     failed = ", ".join(f"{worker.name} ({describe_end(worker.returncode or 0)})" for worker in watch.failed_workers)
     end = "training finished" if has_trained else "all workers ended without any having joined a training"
     where = ", within the backups" if cluster.spec.num_backups else ""

@@ -57,6 +57,19 @@ def test_a_training_whose_checkpoints_could_never_be_written_ends_with_1_and_say
     assert f"[lockstep] training finished, but no checkpoint could be written to {place}: " in out
 
 
+def test_a_training_whose_end_could_not_be_saved_ends_with_1_and_says_what_is_lost(tmp_path: Path) -> None:
+    place = tmp_path / "checkpoints"
+    arguments = ("--workers", "1", "--max-steps", "40", "--checkpoint-dir", str(place))
+    # The first checkpoint is whole; where the last one belongs there is a file.
+    slow = TRAIN.replace(
+        "session.step({", f"__import__('time').sleep(0.1); open({str(place / 'step-000000040.incomplete')!r}, 'w'); session.step({{"
+    )
+    code, out = run_up(*arguments, worker=slow, run_dir=tmp_path / "run")
+    assert code == 1, out
+    assert f"[lockstep] training finished, but its end could not be saved to {place}: " in out
+    assert "what it has learnt since step-000000000 is lost" in out
+
+
 def test_where_it_ends_it_says_what_is_saved_and_where_it_begins_which_processes_there_are(tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     with up("--workers", "1", "--checkpoint-dir", str(place), worker=TRAIN, run_dir=tmp_path / "run") as process:
@@ -125,7 +138,7 @@ def test_the_first_failure_is_shown_with_its_last_lines_and_becomes_the_exit_cod
     assert re.search(r"worker 1 \(pid \d+\) failed: exit code 7\. Its last lines:\n\[lockstep\]     bad luck", out)
     assert "ending all: 1 of 2 workers left, a step needs 2" in out
     assert "--restart-workers" not in out  # it would fail again
-    assert "WARNING lockstep.chief: parameter server" not in out  # that a server has ended with all others is no news
+    assert "lockstep.chief: parameter server does not answer" not in out  # that a server has ended with all others is no news
 
 
 def test_a_worker_that_is_killed_and_missed_costs_no_step_where_there_are_checkpoints(tmp_path: Path) -> None:
