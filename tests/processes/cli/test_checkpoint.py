@@ -13,7 +13,7 @@ from ps_protocol.checkpoint.catalog import find_checkpoint, verify_checkpoint
 from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from tests.support.processes.commands import run_up
-from tests.support.processes.real_cluster import RealCluster
+from tests.support.processes.real_cluster import RealCluster, real_cluster
 from tests.support.sessions.clusters import Shape
 
 
@@ -27,10 +27,14 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStorage:
 @pytest.fixture
 def cluster(place: LocalStorage, socket_dir: Path) -> Iterator[RealCluster]:
     with ExitStack() as stack:
-        yield RealCluster(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=1), stack, directory=socket_dir)
+        yield real_cluster(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=1), stack, directory=socket_dir)
 
 
-def test_checkpoint_on_demand_has_the_values_of_its_step(cluster: RealCluster, place: LocalStorage, tmp_path: Path) -> None:
+def test_checkpoint_on_demand_is_refused_without_a_model_and_has_the_values_of_its_step_with_one(
+    cluster: RealCluster, place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["checkpoint", "--chief", cluster.chief_address]) == 1
+    assert "the variables have no values yet" in capsys.readouterr().err
     cluster.all_do("join", model="large")
     for step in (2, 5):
         cluster.all_do("push_ones", times=step - len(place.stored()) * 2)
@@ -82,8 +86,3 @@ def test_a_training_goes_on_with_the_same_bits_from_what_was_exported_and_import
     assert [one.step for one in checkpoints] == [9, 9]
     assert [one.sha256 for one in checkpoints[0].files] == [one.sha256 for one in checkpoints[1].files]
     assert checkpoints[0].attached == checkpoints[1].attached != NO_STEP_ATTACHMENTS
-
-
-def test_checkpoint_before_there_is_a_model_is_refused_in_words(cluster: RealCluster, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["checkpoint", "--chief", cluster.chief_address]) == 1
-    assert "the variables have no values yet" in capsys.readouterr().err

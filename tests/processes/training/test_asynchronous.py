@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import worker_client
-from tests.support.processes.real_cluster import RealCluster
+from tests.support.processes.real_cluster import RealCluster, real_cluster
 from tests.support.sessions.clusters import Shape
 
 # One overwritten block of one update in this many rounds is enough to show the race; some five rounds show it on an idle machine.
@@ -25,7 +25,7 @@ def launch(socket_dir: Path) -> Iterator[Launch]:
     with ExitStack() as stack:
 
         def launched(policy: worker_client.PolicySpec) -> RealCluster:
-            cluster = RealCluster(Shape(total_num_replicas=2), stack, directory=socket_dir)
+            cluster = real_cluster(Shape(total_num_replicas=2), stack, directory=socket_dir)
             cluster.observer.set_policy(policy, timeout_s=20)
             cluster.all_do("join", model="large")
             return cluster

@@ -1,7 +1,6 @@
 """Synchronous training with several workers is training in one process on the union of their batches, and the same to the bit each time."""
 
 import threading
-from collections.abc import Callable
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -14,8 +13,8 @@ from lockstep.in_process import InProcessCluster
 from ps_protocol.model.variables import Array
 from tests.processes.training.equivalence import NUM_STEPS, NUM_WORKERS, UPDATES, Values, train_alone
 from tests.processes.training.equivalence_worker import train
-from tests.support.processes.processes import announced, start
-from tests.support.sessions.clusters import Shape, start_chief, start_ps
+from tests.support.processes.processes import start
+from tests.support.sessions.clusters import Shape, run_chief, start_ps
 
 # One with state and one with numbers that change with the step: what carries the bytes knows no optimizer.
 IN_PROCESSES = ["momentum", "adam"]
@@ -53,7 +52,7 @@ def train_in_processes(digits: tuple[Array, Array], *, delay_seed: int, director
     np.save(directory / "labels.npy", digits[1])
     with ExitStack() as stack:
         chiefs = {optimizer: start_cluster(stack, directory / optimizer) for optimizer in IN_PROCESSES}
-        runs = [part for optimizer, address in chiefs.items() for part in ("--run", f"{optimizer}={address()}")]
+        runs = [part for optimizer, address in chiefs.items() for part in ("--run", f"{optimizer}={address}")]
         workers = []
         for worker in range(NUM_WORKERS):
             place = ["--worker", worker, "--delay-seed", delay_seed, "--data", directory, "--out", directory]
@@ -67,13 +66,12 @@ def written(directory: Path) -> Values:
     return {path.stem: np.load(path) for path in directory.glob("*.npy")}
 
 
-def start_cluster(stack: ExitStack, directory: Path) -> Callable[[], str]:
-    """Starts a cluster and returns how to wait for its chief's address, so that several can start at the same time."""
+def start_cluster(stack: ExitStack, directory: Path) -> str:
+    """Starts servers and a chief in this process, and returns the chief's address."""
     directory.mkdir()
     addresses = [start_ps(index, stack, directory=directory) for index in range(2)]
     shape = Shape(total_num_replicas=NUM_WORKERS, max_steps=NUM_STEPS)
-    chief = start_chief(shape, stack, ps_addresses=addresses, directory=directory)
-    return lambda: announced(chief, directory / "chief.address")
+    return run_chief(shape, stack, ps_addresses=addresses, directory=directory).address
 
 
 def assert_same_bits(runs: list[Values]) -> None:

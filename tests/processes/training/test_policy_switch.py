@@ -9,34 +9,39 @@ import pytest
 
 import worker_client
 from ps_protocol.model.policy import PolicySpec
-from tests.support.processes.real_cluster import RealCluster
+from tests.support.processes.real_cluster import ThreadedCluster, real_cluster, threaded_cluster
 from tests.support.sessions.clusters import Shape
 from tests.support.waiting import wait_until
 
 SYNC, SSP, ASYNC = worker_client.sync_policy(), worker_client.ssp_policy(2), worker_client.async_policy()
 STEPS_A_PHASE = 10
-Launch = Callable[..., RealCluster]
+Launch = Callable[..., ThreadedCluster]
 
 
 @pytest.fixture
-def launch(socket_dir: Path) -> Iterator[Launch]:
+def stack() -> Iterator[ExitStack]:
+    with ExitStack() as found:
+        yield found
+
+
+@pytest.fixture
+def launch(stack: ExitStack, socket_dir: Path) -> Launch:
     """Starts two parameter servers and some workers that have joined a model of which each step takes exactly 1 away."""
-    with ExitStack() as stack:
 
-        def launched(num_workers: int, model: str = "counting") -> RealCluster:
-            cluster = RealCluster(Shape(num_ps=2, total_num_replicas=num_workers, lease_s=3.0), stack, directory=socket_dir)
-            cluster.all_do("join", model=model)
-            return cluster
+    def launched(num_workers: int, model: str = "counting") -> ThreadedCluster:
+        cluster = threaded_cluster(Shape(num_ps=2, total_num_replicas=num_workers, lease_s=3.0), stack, directory=socket_dir)
+        cluster.all_do("join", model=model)
+        return cluster
 
-        yield launched
+    return launched
 
 
-def num_accepted(cluster: RealCluster) -> list[int]:
+def num_accepted(cluster: ThreadedCluster) -> list[int]:
     """Contributions that count, by worker."""
     return [one.num_accepted for one in cluster.observer.status().participants if one.kind.name == "WORKER"]
 
 
-def await_everybody(cluster: RealCluster) -> None:
+def await_everybody(cluster: ThreadedCluster) -> None:
     """Waits until every worker has made a number of contributions from now on."""
     before = num_accepted(cluster)
     wait_until(
@@ -46,7 +51,7 @@ def await_everybody(cluster: RealCluster) -> None:
     )
 
 
-def switch(cluster: RealCluster, policy: PolicySpec) -> int:
+def switch(cluster: ThreadedCluster, policy: PolicySpec) -> int:
     """Changes the policy, sees that everybody goes on under it, and returns the first step under it."""
     step = cluster.observer.set_policy(policy, timeout_s=20)
     assert cluster.observer.status().policy == policy
@@ -74,8 +79,9 @@ def test_workers_train_along_through_every_change_and_no_step_is_lost(launch: La
     assert [policy for result in results for policy in result["policies"]] == ["sync", "async", "ssp(2)", "sync"] * 3
 
 
-def test_a_stuck_cluster_is_freed_by_going_on_asynchronously(launch: Launch) -> None:
-    cluster = launch(2)
+def test_a_stuck_cluster_is_freed_by_going_on_asynchronously(stack: ExitStack, socket_dir: Path) -> None:
+    cluster = real_cluster(Shape(num_ps=2, total_num_replicas=2, lease_s=3.0), stack, directory=socket_dir)
+    cluster.all_do("join", model="counting")
     alive, dead = cluster.workers
     cluster.all_do("train", max_steps=3)
     dead.kill()

@@ -13,7 +13,7 @@ from ps_protocol.roles.shard import ShardStatus
 from ps_protocol.shared_memory import segment
 from ps_protocol.shared_memory.segment import NAME_PREFIX
 from tests.support.parameter_servers.whole_shard import WholeGrpcShard
-from tests.support.processes.real_cluster import RealCluster
+from tests.support.processes.real_cluster import RealCluster, real_cluster
 from tests.support.processes.worker_tasks import PATIENCE_VARIABLE
 from tests.support.sessions.clusters import Shape
 from tests.support.waiting import wait_until
@@ -34,7 +34,7 @@ def launch(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
             directory = socket_dir / name
             directory.mkdir()
             monkeypatch.setenv("LOCKSTEP_TRANSPORT", transport)
-            cluster = RealCluster(Shape(total_num_replicas=2, **shape), stack, directory=directory)
+            cluster = real_cluster(Shape(total_num_replicas=2, **shape), stack, directory=directory)
             cluster.all_do("join", model="large")
             return cluster
 

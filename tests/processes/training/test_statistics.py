@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.model.variables import Array
-from tests.support.processes.real_cluster import RealCluster, Worker
+from tests.support.processes.real_cluster import Worker, real_cluster
 from tests.support.sessions.clusters import Shape
 from tests.support.sessions.models import contribution
 from worker_client import MetricReport
@@ -42,7 +42,7 @@ def found() -> Iterator[Found]:
     """Two of three contributions make a step; the third worker is too late at first, and dies on the way."""
     with ExitStack() as stack:
         directory = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="ls-", dir="/tmp" if Path("/tmp").is_dir() else None)))
-        cluster = RealCluster(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=3), stack, directory=directory)
+        cluster = real_cluster(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=3), stack, directory=directory)
         cluster.all_do("join", model="statistics")
         first, second, third = cluster.workers
         records = together([first, second], until=1) + together([third], until=1)

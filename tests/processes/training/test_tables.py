@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from ps_protocol.model.variables import Array
-from tests.support.processes.real_cluster import RealCluster
+from tests.support.processes.real_cluster import ThreadedCluster, threaded_cluster
 from tests.support.sessions.clusters import Shape
 from tests.support.sessions.models import NUM_FEW, NUM_MANY, WIDTH
 
-Launch = Callable[..., RealCluster]
+Launch = Callable[..., ThreadedCluster]
 # Rows of one step: each worker's indices, some of them twice, some of them both workers'.
 Given = tuple[list[int], list[list[float]]]
 
@@ -22,9 +22,9 @@ def launch(socket_dir: Path) -> Iterator[Launch]:
     """Starts two parameter servers and two workers that have joined a model of tables."""
     with ExitStack() as stack:
 
-        def launched(model: str, *, num_required: int = 2, counts_bytes: bool = False) -> RealCluster:
+        def launched(model: str, *, num_required: int = 2, counts_bytes: bool = False) -> ThreadedCluster:
             shape = Shape(num_ps=2, replicas_to_aggregate=num_required, total_num_replicas=2)
-            cluster = RealCluster(shape, stack, directory=socket_dir, counts_bytes=counts_bytes)
+            cluster = threaded_cluster(shape, stack, directory=socket_dir, counts_bytes=counts_bytes)
             cluster.all_do("join", model=model)
             return cluster
 

@@ -1,20 +1,22 @@
-"""A cluster of real processes, and workers that carry out a test's tasks. Knows how to start and end them; asserts no behaviour."""
+"""A cluster of processes or of threads, and workers that carry out a test's tasks. Knows how they start and end; asserts no behaviour."""
 
 import json
 import re
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Generic, TypeVar
 
 import worker_client
 from benchmarks.harness.relay import Relay
 from tests.support.processes.commands import lockstep_here
 from tests.support.processes.processes import Process, announced, end, start_role, talking
-from tests.support.sessions.clusters import Shape, start_chief
+from tests.support.processes.worker_tasks import TASKS
+from tests.support.sessions.clusters import Shape, run_chief, start_chief, start_ps
 
 Outcome = Callable[[], Any]
 
@@ -59,24 +61,41 @@ class Worker:
         return answer["result"]
 
 
-class RealCluster:
-    """Parameter servers, a chief and workers, each a process of its own; all are started at once, and end with `stack`.
+class ThreadWorker:
+    """A thread of this process that does the same tasks."""
 
-    With `counts_bytes`, what travels to and from each parameter server passes through its `counters`.
-    """
+    def __init__(self, chief_address: str, index: int, stack: ExitStack) -> None:
+        self.index = index
+        self._session = stack.enter_context(worker_client.connect(chief_address, worker_index=index, timeout_s=20))
+        self._thread = stack.enter_context(ThreadPoolExecutor(1, thread_name_prefix=f"worker-{index}"))
 
-    def __init__(self, shape: Shape, stack: ExitStack, *, directory: Path, counts_bytes: bool = False) -> None:
-        addresses = [f"unix:{directory}/ps{index}" for index in range(shape.num_ps)]
-        started = [(self._start_ps(index, address, stack), Path(f"{address[5:]}.address")) for index, address in enumerate(addresses)]
-        self.servers = [process for process, _ in started]
-        self.counters = [stack.enter_context(Relay(address)) for address in addresses] if counts_bytes else []
-        known = [counter.address for counter in self.counters] or addresses
-        chief = start_chief(shape, stack, ps_addresses=known, directory=directory)
-        self.chief_address = f"unix:{directory}/chief"
-        self.workers = [Worker(self.chief_address, index, stack) for index in range(shape.total_num_replicas or 1)]
-        for process, path in [*started, (chief, directory / "chief.address")]:
-            announced(process, path)
-        self.observer = stack.enter_context(worker_client.observe(self.chief_address, timeout_s=20))
+    def begin(self, task: str, **arguments: Any) -> Outcome:
+        """Has a task begun; what is returned waits for its result, and fails with its error."""
+        return self._thread.submit(TASKS[task], self._session, **arguments).result
+
+    def do(self, task: str, **arguments: Any) -> Any:
+        """Has a task done and returns its result."""
+        return self.begin(task, **arguments)()
+
+
+AnyWorker = TypeVar("AnyWorker", Worker, ThreadWorker)
+
+
+class TaskCluster(Generic[AnyWorker]):
+    """A running cluster whose workers do tasks. What travels to and from each parameter server passes through `counters`, if any."""
+
+    def __init__(
+        self,
+        chief_address: str,
+        workers: list[AnyWorker],
+        stack: ExitStack,
+        *,
+        servers: Sequence[Process] = (),
+        counters: Sequence[Relay] = (),
+    ) -> None:
+        self.chief_address, self.servers, self.counters = chief_address, servers, counters
+        self.workers: list[AnyWorker] = workers
+        self.observer = stack.enter_context(worker_client.observe(chief_address, timeout_s=20))
 
     def all_do(self, task: str, **arguments: Any) -> list[Any]:
         """Has all workers do a task at the same time, and returns their results in order."""
@@ -95,6 +114,31 @@ class RealCluster:
         assert found is not None
         return int(found[1])
 
-    @staticmethod
-    def _start_ps(index: int, address: str, stack: ExitStack) -> Process:
-        return start_role(stack, "ps_server", "--index", index, "--address", address, announce=Path(f"{address[5:]}.address"))
+
+RealCluster = TaskCluster[Worker]
+ThreadedCluster = TaskCluster[ThreadWorker]
+
+
+def real_cluster(shape: Shape, stack: ExitStack, *, directory: Path) -> RealCluster:
+    """Starts parameter servers, a chief and workers, each a process of its own; all at once."""
+    addresses = [f"unix:{directory}/ps{index}" for index in range(shape.num_ps)]
+    started = [(_start_ps(index, address, stack), Path(f"{address[5:]}.address")) for index, address in enumerate(addresses)]
+    chief, chief_address = start_chief(shape, stack, ps_addresses=addresses, directory=directory), f"unix:{directory}/chief"
+    workers = [Worker(chief_address, index, stack) for index in range(shape.total_num_replicas or 1)]
+    for process, path in [*started, (chief, directory / "chief.address")]:
+        announced(process, path)
+    return TaskCluster(chief_address, workers, stack, servers=[process for process, _ in started])
+
+
+def threaded_cluster(shape: Shape, stack: ExitStack, *, directory: Path, counts_bytes: bool = False) -> ThreadedCluster:
+    """Starts them in this process, where nobody is killed; they talk over the same sockets."""
+    addresses = [start_ps(index, stack, directory=directory) for index in range(shape.num_ps)]
+    counters = [stack.enter_context(Relay(address)) for address in addresses] if counts_bytes else []
+    known = [counter.address for counter in counters] or addresses
+    chief_address = run_chief(shape, stack, ps_addresses=known, directory=directory).address
+    workers = [ThreadWorker(chief_address, index, stack) for index in range(shape.total_num_replicas or 1)]
+    return TaskCluster(chief_address, workers, stack, counters=counters)
+
+
+def _start_ps(index: int, address: str, stack: ExitStack) -> Process:
+    return start_role(stack, "ps_server", "--index", index, "--address", address, announce=Path(f"{address[5:]}.address"))
