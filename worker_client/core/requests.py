@@ -166,6 +166,12 @@ class HearShards(NamedTuple):
     version: int
 
 
+class StateUnreadable(NamedTuple):
+    """The state of the program that the cluster has of this worker is none: the worker goes on with an empty one, and says so."""
+
+    cause: PsError
+
+
 class FreeGradients(NamedTuple):
     """There is a token: the user may write again into memory that was sent from, once that is over."""
 

@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 from ps_protocol.errors import (
     EpochMismatch,
     InternalError,
+    MalformedMessage,
     NotInitializer,
     PsError,
     StepGone,
@@ -63,6 +64,7 @@ from worker_client.core.requests import (
     PushParts,
     ReadRows,
     Stage,
+    StateUnreadable,
     Status,
 )
 from worker_client.core.state import WorkerState
@@ -180,6 +182,14 @@ class Worker:
             yield from self._take_token(None, wait.left_s())
         return has_created
 
+    def _restore_state(self, text: str) -> Asking[None]:
+        try:
+            self.user_state.restore(text)
+        except MalformedMessage as error:
+            # No program of this SDK gives such a state, but another holder of a worker's token may have: it would lock this index out.
+            self.user_state.clear_unreadable(text)
+            yield StateUnreadable(error)
+
     def _agree(self, model: ModelSpec, participant: Participant, wait: Deadline, *, may_create: bool) -> Asking[tuple[ModelReply, bool]]:
         """Returns once the variables stand, and whether this worker gave their first values."""
         has_created, num_attempts = False, 0
@@ -191,7 +201,7 @@ class Worker:
                 if self.place.participant is not participant:
                     raise EpochMismatch(f"{self.who} has registered again since it agreed on the model")
             if reply.state is ModelState.READY and reply.placement:
-                self.user_state.restore(reply.attached.user_state)
+                yield from self._restore_state(reply.attached.user_state)
                 return reply, has_created
             if reply.state is ModelState.INITIALIZE and reply.placement:
                 num_attempts += 1

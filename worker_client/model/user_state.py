@@ -93,6 +93,11 @@ class UserState(MutableMapping[str, Any]):
         self._num_bytes = 1 + sum(map(self._size_of, texts))
         self._known, self._has_changed = self._json(), False
 
+    def clear_unreadable(self, text: str) -> None:
+        """Begins with no values in place of a state that `restore` refused; the next contribution that counts replaces it."""
+        self._texts, self._num_bytes = {}, 1
+        self._known, self._has_changed = text, True
+
     def _json(self) -> str:
         return "{" + "".join(_entry(name, text) for name, text in self._texts.items())[:-1] + "}" if self._texts else "{}"
 

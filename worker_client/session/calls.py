@@ -58,6 +58,7 @@ class WorkerCalls:
             ask.Open: self._open,
             ask.Arrived: self._arrived,
             ask.HearShards: lambda request: member.hear_of_shards(request.version),
+            ask.StateUnreadable: self._state_unreadable,
             ask.FreeGradients: lambda _: None,
             ask.ProtectGradients: lambda _: None,
             ask.Skipping: self._skipping,
@@ -195,6 +196,9 @@ class WorkerCalls:
         if reply.result is not TokenResult.WAIT:
             failpoint("worker.token.after")
         return reply
+
+    def _state_unreadable(self, request: ask.StateUnreadable) -> None:
+        log.warning("%s: %s; it goes on with an empty user_state", self.worker.who, request.cause.message)
 
     def _note_outcome(self, participant: Participant, commit: PushCommit, result: CommitResult) -> None:
         if result.outcome is PushOutcome.ACCEPTED:

@@ -21,7 +21,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
-from ps_protocol.roles.contribution import PushId, named_contributions
+from ps_protocol.roles.contribution import Attachments, PushId, named_contributions
 from ps_protocol.roles.shard import PushResult
 from tests.support.chief.eras import era
 from worker_client.core import requests as ask
@@ -111,6 +111,15 @@ def test_a_step_is_staged_pushed_counted_with_the_wish_for_a_token_and_read(arou
     outcome = around.run(around.worker.contribute("gradients", is_waited_for=True, timeout_s=5.0))
     assert (outcome.outcome, outcome.step, around.worker.state.local_step) == (PushOutcome.ACCEPTED, 0, 1)
     assert around.asked == ["Stage", "PushParts", "Expect", "AwaitToken", "FreeGradients", "Fetch"]
+
+
+def test_a_state_of_the_program_that_is_none_is_said_and_replaced_and_locks_nobody_out() -> None:
+    around = Surroundings()
+    given = replace(READY, attached=Attachments(user_state="[" * 60_000))
+    around.run(around.worker.join(MODEL, may_create=False, timeout_s=5.0), Agree=lambda _: given)
+    assert around.asked.count("StateUnreadable") == 1
+    assert dict(around.worker.user_state) == {}
+    assert around.worker.user_state.to_send() == "{}", "the next contribution that counts replaces it"
 
 
 @pytest.mark.parametrize(("version", "asked"), [(0, []), (5, ["HearShards"])])
