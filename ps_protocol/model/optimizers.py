@@ -4,7 +4,6 @@ Knows formulas that are texts: those of custom optimizers, and of the built-in o
 all others, and how any is computed, the servers know.
 """
 
-import difflib
 import functools
 import keyword
 import sys
@@ -15,6 +14,7 @@ from itertools import pairwise
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.misspelling import nearest_name
 from ps_protocol.model.programs import Program
 
 
@@ -538,5 +538,5 @@ def _check_single(what: str, value: float) -> None:
 
 def known_names(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
     """Returns the names that there are, as text that says which of them is nearest to `name`."""
-    close = difflib.get_close_matches(name, list(known), n=1)
-    return f"one of {', '.join(known)}; did you mean {close[0]!r}?" if close else ", ".join(known)
+    near = nearest_name(name, known)
+    return f"one of {', '.join(known)}; did you mean {near!r}?" if near else ", ".join(known)

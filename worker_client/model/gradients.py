@@ -1,7 +1,6 @@
 """From what a user pushes to each shard's part: checked, brought into memory, cut, encoded. Knows names and layouts; no transport."""
 
 import contextlib
-import difflib
 import math
 import operator
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import DtypeMismatch, IncompletePush, IndexOutOfRange, InvalidSpec, PsError, ShapeMismatch, VariableNotFound
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, are_finite, gradient_ranges, refuse_nonfinite
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.misspelling import nearest_name
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.updates import VARIABLE, FormulaUpdate, check_fits
 from ps_protocol.model.variables import Array, DataType, VariableSpec, check_name
@@ -323,9 +323,8 @@ def unknown_variable(name: object, known: Collection[str]) -> VariableNotFound:
     """Returns the error for a name that the model does not have, with the nearest one that it does."""
     if not isinstance(name, str):
         return VariableNotFound(f"variable {name!r} not found: a name is a str, this is {_kind(name)}")
-    close = difflib.get_close_matches(name, list(known), n=1)
-    if close:
-        return VariableNotFound(f"variable {name!r} not found. Did you mean {close[0]!r}?")
+    if near := nearest_name(name, known):
+        return VariableNotFound(f"variable {name!r} not found. Did you mean {near!r}?")
     return VariableNotFound(f"variable {name!r} not found; the model has {_some(list(known)) or 'none of the kind'}")
 
 

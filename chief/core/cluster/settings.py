@@ -5,7 +5,6 @@ Knows specifications and versions; no step, clock, thread or wire. `training` de
 
 from collections.abc import Sequence
 from dataclasses import replace
-from difflib import get_close_matches
 
 from chief.core.cluster.model import ModelRegistry
 from chief.core.waiting import Blocked, Outbox, Waiting, slice_s
@@ -13,6 +12,7 @@ from chief.core.wording import optimizers_words
 from chief.options import CoordinationConfig
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, VariableNotFound
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.misspelling import nearest_name
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.checkpoint import ChiefRecord
@@ -276,8 +276,8 @@ class Settings:
         variable = next((variable for variable in model.variables if variable.name == name), None)
         if variable is None:
             known = ", ".join(repr(variable.name) for variable in model.variables[:5])
-            close = get_close_matches(name, [variable.name for variable in model.variables], n=1)
-            meant = f"; did you mean {close[0]!r}?" if close else ""
+            near = nearest_name(name, (variable.name for variable in model.variables))
+            meant = f"; did you mean {near!r}?" if near else ""
             raise VariableNotFound(f"the model has no variable {name!r}; it has {known}{', …' if len(model.variables) > 5 else ''}{meant}")
         if variable.optimizer is None:
             raise InvalidSpec(f"variable {name!r} has no optimizer of its own; change the model's, by naming no variable")
