@@ -324,6 +324,13 @@ def test_every_measure_and_every_attack_names_a_test_that_exists() -> None:
         assert not unknown, (path, unknown)
 
 
+def test_every_command_that_runs_attacks_names_tests_that_exist() -> None:
+    (table,) = re.findall(r"^## Run the attacks\n(.*?)^## ", _text(ROOT / "SECURITY.md"), flags=re.DOTALL | re.MULTILINE)
+    named = set(re.findall(r"tests/[\w/.]+", table))
+    assert len(named) > 10
+    assert sorted(path for path in named if not (ROOT / path).exists()) == []
+
+
 def test_every_public_name_and_item_of_strategies_is_on_their_page() -> None:
     page = _text(ROOT / "docs" / "reference" / "strategy.md")
     items = {name for kind in (strategy.StrategyExtended, strategy.ParameterServerStrategy, strategy.ReplicaContext) for name in vars(kind)}
