@@ -31,7 +31,7 @@ class Counted:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Verdict:
-    """What becomes of a contribution; with ACCEPTED, `applied_step` is the step that it is a part of."""
+    """The outcome of a contribution; with ACCEPTED, `applied_step` is the step that it is a part of."""
 
     outcome: PushOutcome
     applied_step: int | None = None
@@ -51,7 +51,7 @@ class Policy(Protocol):
 
     @property
     def contributors(self) -> tuple[PushId, ...]:
-        """What the next step is made of so far, sorted."""
+        """The contributions to the next step so far, sorted."""
 
     @property
     def weights(self) -> tuple[float, ...]:
@@ -95,7 +95,7 @@ class Policy(Protocol):
 
     @property
     def advice_to_all_waiting(self) -> str:
-        """What to do when all live workers wait for a token, where that can be; empty: it cannot."""
+        """A remedy for when all live workers wait for a token; empty: that cannot be."""
 
     def may_contribute(self, worker: int) -> bool:
         """Whether a worker that just joined may contribute to the open step without asking for a token."""
@@ -119,10 +119,10 @@ class Policy(Protocol):
         """Returns the step of a token, or None: the worker waits. Raises StepAhead, and then has changed nothing."""
 
     def forget_wish(self, worker: int) -> None:
-        """The worker waits no more; it keeps what it was given."""
+        """Ends a worker's wait; it keeps its tokens."""
 
     def drop(self, worker: int) -> list[Grant]:
-        """The worker is gone: what it was given and did not use goes to others. What it contributed stays counted."""
+        """Forgets a lost worker: its unused tokens go to others; its contributions stay counted."""
 
     def advance(self) -> list[Grant]:
         """The next step is applied everywhere."""
@@ -131,7 +131,7 @@ class Policy(Protocol):
         """Training ends with the next step."""
 
     def gives_way(self, policy: PolicySpec) -> bool:
-        """Whether another policy may follow now; if not, takes no more contributions until what is counted has been applied."""
+        """Whether another policy may follow now; if not, takes no more contributions until the counted ones have been applied."""
 
     def counted(self) -> Sequence[Counted]:
-        """Returns what is counted and not applied, in order of counting: for the policy that follows."""
+        """Returns the contributions that are counted and not applied, in order of counting: for the policy that follows."""

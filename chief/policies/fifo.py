@@ -48,7 +48,7 @@ class FifoTokens:
         return worker in self._wishes
 
     def holds(self, worker: int) -> bool:
-        """Never for sure: what a worker was given may be old."""
+        """Never for sure: a worker's token may be old."""
         return False
 
     def spend(self, worker: int) -> bool:

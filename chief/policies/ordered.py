@@ -161,7 +161,7 @@ class OrderedPolicy:
         self._wishes.pop(worker, None)
 
     def drop(self, worker: int) -> list[Grant]:
-        """Forgets a worker that is gone; others need not wait for it any longer. What it contributed is applied."""
+        """Forgets a lost worker; others need not wait for it any longer. Its contributions are applied."""
         self._wishes.pop(worker, None)
         progress = self._progress.pop(worker, None)
         if progress is not None:
@@ -182,11 +182,11 @@ class OrderedPolicy:
         return self._hand_out([push_id.worker] if push_id.worker in self._wishes else [])
 
     def finish(self) -> None:
-        """Takes no more contributions and hands out no more tokens; what waits for its turn is applied."""
+        """Takes no more contributions and hands out no more tokens; waiting contributions are applied."""
         self._is_closed = True
 
     def gives_way(self, policy: PolicySpec) -> bool:
-        """At once to another queue; else when it is empty: what waits has been promised a step of its own."""
+        """At once to another queue; else when it is empty: each waiting contribution has been promised a step of its own."""
         if not policy.has_common_steps:
             return True
         self.finish()
@@ -198,7 +198,7 @@ class OrderedPolicy:
 
     @property
     def _takes_no_more(self) -> bool:
-        # Who contributes in vain shall wait for what comes after, not compute again.
+        # A worker whose contribution was dropped shall wait for the next step, not compute for the same one again.
         return self._is_closed or (self._max_step is not None and self._step + len(self._queue) >= self._max_step)
 
     def _enqueue(self, entry: Counted) -> None:

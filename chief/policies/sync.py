@@ -47,7 +47,7 @@ class TokenRule(Protocol):
         """Returns the step of a token, or None: the worker waits."""
 
     def forget_wish(self, worker: int) -> None:
-        """The worker waits no more; it keeps what it was given."""
+        """Ends a worker's wait; it keeps its tokens."""
 
     def drop(self, worker: int) -> list[Grant]:
         """The worker is gone; returns the tokens that others get by it."""
@@ -71,7 +71,7 @@ class SyncPolicy:
 
     @property
     def contributors(self) -> tuple[PushId, ...]:
-        """What the open step is made of so far, sorted."""
+        """The contributions to the open step so far, sorted."""
         return tuple(sorted(self._contributors))
 
     @property
@@ -101,7 +101,7 @@ class SyncPolicy:
 
     @property
     def advice_to_all_waiting(self) -> str:
-        """What to do when all live workers wait for a token, where that can be."""
+        """A remedy for when all live workers wait for a token."""
         return self._tokens.advice_to_all_waiting
 
     def require(self, num_required: int) -> None:
@@ -121,7 +121,7 @@ class SyncPolicy:
         """The step that is complete is the last one anyway."""
 
     def gives_way(self, policy: PolicySpec) -> bool:
-        """Always: what is counted can go over."""
+        """Always: the next policy can take the counted contributions over."""
         return True
 
     def may_contribute(self, worker: int) -> bool:
@@ -161,11 +161,11 @@ class SyncPolicy:
         return self._tokens.ask(worker, local_step=local_step, request_id=request_id, is_open=not self.is_complete)
 
     def forget_wish(self, worker: int) -> None:
-        """The worker waits no more; it keeps what it was given."""
+        """Ends a worker's wait; it keeps its tokens."""
         self._tokens.forget_wish(worker)
 
     def drop(self, worker: int) -> list[Grant]:
-        """The worker is gone. What it contributed stays counted."""
+        """Forgets a lost worker. Its contributions stay counted."""
         return self._tokens.drop(worker)
 
     def advance(self) -> list[Grant]:
@@ -266,7 +266,7 @@ class StrictTokens:
         return self._hand_out()
 
     def open_step(self, step: int) -> list[Grant]:
-        """Opens the next step, with new extras; all who wait have a token of it."""
+        """Opens the next step, with new extras; all waiting workers have a token of it."""
         released = [Grant(worker, step) for worker in self._wishes]
         self._step, self.num_free = step, self._num_extras
         self._contributed.clear()

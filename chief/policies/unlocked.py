@@ -58,7 +58,7 @@ class UnlockedPolicy:
         """Changes nothing: no worker waits for another."""
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:
-        """Counts what the servers have applied, as the step that is open now."""
+        """Counts a contribution that the servers have applied, as the step that is open now."""
         applied_step = self._step
         self._step += 1
         return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=max(0, applied_step - step))

@@ -1,6 +1,6 @@
 """A chief for shards that are objects of this process: calls block in the threads that make them. Knows no network.
 
-What the chief wants done at shards is done by the coroutines that do it over a network, over links that never suspend. The thread whose
+The chief's instructions are carried out by the same coroutines as over a network, over links that never suspend. The thread whose
 call completes a step has it applied before its call returns, outside the lock.
 """
 
@@ -54,7 +54,7 @@ class _Link:
         return f"in-process:{self._index}"
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
-        """Returns who is there."""
+        """Returns the shard's identity."""
         process = self._shard.status().process_incarnation
         who = Identity(cluster="", role=Role.PARAMETER_SERVER, index=self._index, process_incarnation=process)
         return HandshakeReply(identity=who, version=PROTOCOL_VERSION, epoch=0, warning="")
@@ -77,7 +77,7 @@ class _Link:
         return self._shard.save(request, max_wait_s=max_wait_s)
 
     async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
-        """Replaces what is there by a checkpoint's values; asked again, waits for the end."""
+        """Replaces the shard's values by a checkpoint's; a repeated call waits for the end."""
         return self._shard.restore(request, max_wait_s=max_wait_s)
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
@@ -231,7 +231,7 @@ class InProcessChief(Chief):
         return cast("Answer", answer.value)
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Reports the cluster, with what the shards say of themselves now: here that costs nothing."""
+        """Reports the cluster, with the shards' present reports: in process they cost nothing."""
         for index, shard in enumerate(self._shards):
             found = shard.status()
             self._report(ev.ShardSeen(shard=index, process_incarnation=found.process_incarnation, report=found.report))
@@ -286,7 +286,7 @@ class InProcessChief(Chief):
         return self._handle_locked(ev.TimerFired()) if due is not None and due <= now else []
 
     def _handle_locked(self, event: ev.Event) -> list[Work]:
-        """Tells the coordinator and hands out its answers; returns what must be done without the lock.
+        """Gives an event to the coordinator and hands out its answers; returns the work to do without the lock.
 
         There is nothing to end when all have left: the shards are memory, and live as long as they are referenced.
         """

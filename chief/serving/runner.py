@@ -189,7 +189,7 @@ class Runner:
             self._shards.do_own_work()
 
     def _carry_out_failing(self, instructions: Sequence[ev.Instruction]) -> None:
-        """Carries out what follows from a step; half of it, if a failpoint says so."""
+        """Carries out the instructions after a step; half of them, if a failpoint says so."""
         half = len(instructions) // 2
         for instruction in instructions[:half]:
             self._carry_out(instruction)
@@ -279,7 +279,7 @@ def new_life() -> int:
 
 
 def new_session_key() -> bytes:
-    """Returns what a chief makes secrets of, and no other has."""
+    """Returns a new random key for a chief's secrets."""
     return secrets.token_bytes(KEY_BYTES)
 
 

@@ -150,7 +150,7 @@ class ChiefServer:
             yield from reported_families(self._page.reported)
 
     def _start_page(self) -> None:
-        """Serves the page. One that cannot be served does not keep anybody from training."""
+        """Serves the page. If its port cannot be opened, training goes on without it."""
         if self._page is None:
             return
         try:
@@ -160,7 +160,7 @@ class ChiefServer:
             return
         log.info("page url=%s", self._page.url)
         if self._config.announce is not None:
-            # First: who finds the chief's address finds this too.
+            # First: a reader that finds the chief's address finds this too.
             announce(page_beside(self._config.announce), address=self._page.url)
 
     async def wait(self) -> int:

@@ -40,7 +40,7 @@ class SingleCall:
         self._is_begun = self._is_over = False
 
     def take(self, data: bytes) -> None:
-        """Begins the call. Raises PsError if the message is not what it should be."""
+        """Begins the call. Raises PsError for an invalid message."""
         if self._is_begun:
             raise MalformedMessage("a second message; this call takes one")
         self._is_begun = True
@@ -167,14 +167,14 @@ class ChiefService:
         self._open: dict[Handler, Peer] = {}
 
     def end_conversations(self) -> None:
-        """Ends all long-lived streams, once what is answered has been sent."""
+        """Ends all long-lived streams, once their answers have been sent."""
         with self._lock:
             peers = [peer for handler, peer in self._open.items() if isinstance(handler, Conversation)]
         for peer in peers:
             peer.end()
 
     def begin(self, name: str, peer: Peer, context: grpc.ServicerContext) -> Handler:
-        """Returns who serves one call of the method `name`. Raises LimitExceeded."""
+        """Returns the handler of one call of the method `name`. Raises LimitExceeded."""
         handler: Handler
         if name == "FinishTraining":
             log.info("asked to finish training peer=%s", context.peer())

@@ -38,7 +38,7 @@ class Pace(Protocol):
         """Lets time pass."""
 
     async def together(self, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
-        """Does several things at once, and returns what came of them, in order; the first error ends all of it."""
+        """Runs several calls at once, and returns their results, in order; the first error ends all of them."""
 
     async def at_storage(self, work: Callable[[], Result]) -> Result:
         """Does something that blocks on storage, one thing at a time."""
@@ -92,7 +92,7 @@ class ShardCalls:
         return isinstance(error, TRANSIENT) or (index in self._processes and error.facts.get("failed") == "connection")
 
     async def look_at(self, index: int) -> ShardStatus:
-        """Waits until a shard is reached, and returns its status. Raises PsError if it is not what it should be."""
+        """Waits until a shard is reached, and returns its status. Raises PsError if it is another process than expected."""
         link = self.links[index]
         reply = await self.insist(index, lambda: link.handshake(timeout_s=CONTROL_TIMEOUT_S))
         if reply.warning:
@@ -121,7 +121,7 @@ class ShardCalls:
                 return result
 
     async def at_all(self, call: Callable[[int], Coroutine[Any, Any, Result]]) -> list[Result]:
-        """Has something done for all shards at once, and returns what came of it, by index; the first error ends all of it."""
+        """Runs a call for all shards at once, and returns the results, by index; the first error ends all of them."""
         if len(self.links) == 1:
             return [await call(0)]  # needs no task of its own
         return await self.pace.together([call(index) for index in range(len(self.links))])

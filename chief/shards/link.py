@@ -54,7 +54,7 @@ class ShardCaller(Protocol):
         """
 
     def close(self) -> None:
-        """Ends what is under way. Idempotent, never waits."""
+        """Ends calls under way. Idempotent, never waits."""
 
 
 @runtime_checkable
@@ -121,7 +121,7 @@ class GrpcShardCaller:
         self._commands.begin(ended, timeout_s=_TIMEOUT_S, awaited="a step", apply=request)
 
     def close(self) -> None:
-        """Does nothing: what is under way ends with the link's stream."""
+        """Does nothing: calls under way end with the link's stream."""
 
 
 Response = TypeVar("Response", bound=Message)
@@ -137,13 +137,13 @@ class ShardLink(Protocol):
         """Where it is."""
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
-        """Returns who is there. Raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
+        """Returns the server's identity. Raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
 
     async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
         """Returns step, memory and counters. The chief that has the shard says who it is, as a sign of life; others leave that 0."""
 
     async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
-        """Puts the shard under a chief, who listens at `chief_address`. `session_keys`: see Shard."""
+        """Puts the shard under a chief, which listens at `chief_address`. `session_keys`: see Shard."""
 
     async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
         """Keeps a record for the chief's successor."""
@@ -152,7 +152,7 @@ class ShardLink(Protocol):
         """Copies the values of a step and writes them; asked again, waits for the end, `max_wait_s` at most."""
 
     async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
-        """Replaces what is there by a checkpoint's values; asked again, waits for the end, `max_wait_s` at most."""
+        """Replaces the shard's values by a checkpoint's; a repeated call waits for the end, `max_wait_s` at most."""
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
         """Changes how the shard works."""
@@ -192,7 +192,7 @@ class GrpcShardLink:
         return GrpcShardCaller(self._commands)
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
-        """Returns who is there."""
+        """Returns the server's identity."""
         request = handshake_request(role=Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster)
         reply_type = handshake_service_pb2.HandshakeResponse
         try:
@@ -221,7 +221,7 @@ class GrpcShardLink:
         timeout_s: float,
         replica: ReplicaState = ONLY_REPLICA,
     ) -> Adoption:
-        """Puts the shard under a chief, who counts on it like this, if it is one of several replicas."""
+        """Puts the shard under a chief. `replica`: how the chief counts on it, if it is one of several replicas."""
         request = pb.AdoptShardRequest(
             fence=codec.encode(fence),
             chief_address=chief_address,
@@ -243,7 +243,7 @@ class GrpcShardLink:
         return self._decoded(SaveProgress, answer)
 
     async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
-        """Replaces what is there by a checkpoint's values."""
+        """Replaces the shard's values by a checkpoint's."""
         message, awaited = codec.encode_with(request, max_wait=codec.some_wait(max_wait_s)), f"{request.tag} to be restored"
         answer = await self._unary("RestoreShard", message, pb.RestoreShardResponse, timeout_s=timeout_s, awaited=awaited)
         return self._decoded(RestoreProgress, answer)
@@ -296,7 +296,7 @@ class GrpcShardLink:
 
 
 async def _outcome(begin: Callable[[Callable[[Result | PsError], None]], Callable[[], object]]) -> Result:
-    """Begins a call and returns what is reported of it, by any thread; raises the error. A task that is cancelled gives the call up."""
+    """Begins a call and returns its result, which any thread may report; raises its error. A cancelled task gives the call up."""
     loop = asyncio.get_running_loop()
     found: asyncio.Future[Result] = loop.create_future()
 
@@ -338,7 +338,7 @@ class ShardLanes:
         return [work for work in begun if work is not None]
 
     def close(self) -> None:
-        """Ends what is under way. Idempotent."""
+        """Ends calls under way. Idempotent."""
         for caller in self._callers:
             caller.close()
 

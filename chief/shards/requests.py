@@ -19,7 +19,7 @@ PASSING = (StorageFailed, PermissionDenied)
 
 
 def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
-    """Returns what each shard is sent of a step: the same, but for the scales of its own slices, and for what it does not have."""
+    """Returns each shard's request for a step: the same for all, except the scales of its own slices and the contributions it lacks."""
     to_apply = step if isinstance(step, ApplyStep) else None
     return tuple(
         ApplyRequest(
@@ -38,7 +38,7 @@ def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[Ap
 
 
 def restore_requests(work: RestoreShards) -> tuple[RestoreRequest, ...]:
-    """Returns what each shard is sent to be brought back to a checkpoint."""
+    """Returns each shard's request to go back to a checkpoint."""
     return tuple(
         RestoreRequest(fence=work.fence, spec=spec, tag=work.tag, manifest_sha256=work.manifest_sha256, settings=work.settings)
         for spec in work.specs
@@ -46,7 +46,7 @@ def restore_requests(work: RestoreShards) -> tuple[RestoreRequest, ...]:
 
 
 def are_of_one_time(before: Sequence[ShardStatus], statuses: Sequence[ShardStatus]) -> bool:
-    """Whether all shards are what they were when they were looked at before.
+    """Whether all shards are unchanged since the look before.
 
     Who must wait for the last to answer may know of the first one what is over: it was restarted, and obeys another chief.
     """

@@ -104,7 +104,7 @@ class ShardSide:
         self._replicas = ReplicaReturn(replicated(links), report=report, manifest_of=self._work.manifest_of, clock=clock)
         direct = [link for link in links if isinstance(link, DirectLink)]
         self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
-        # What the thread that completed a step does itself, after it has reported every event.
+        # Work for the thread that completed a step, after it has reported every event.
         self.own_work: deque[Work] = deque()
         self._working = threading.Lock()
         self._is_working = False
@@ -274,7 +274,7 @@ class ShardSide:
         self.in_loop(begin)
 
     def _begin(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> "asyncio.Task[None] | None":
-        """Begins what another epoch ends, unless it has begun already."""
+        """Begins work that ends with its epoch, unless it has begun already."""
         if getattr(wish, "fence", self.authority.fence).epoch != self.authority.fence.epoch:
             return None
         task = self._spawn(work(wish))

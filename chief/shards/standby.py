@@ -68,7 +68,7 @@ class Replica:
 
 @light_dataclass(slots=True, kw_only=True)
 class Finding:
-    """What the replicas of one shard say before a chief has them: `best` is the one that has come farthest.
+    """The reports of one shard's replicas before a chief has adopted them: `best` is the replica with the highest step.
 
     `is_proven`: no other can have gone on without it. `is_known`: it holds a model.
     """
@@ -100,7 +100,7 @@ def latest_fence(fence: Fence, statuses: Iterable[ShardStatus]) -> Fence:
 
 
 def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) -> Finding:
-    """Returns what to make of replicas that no chief has yet. Raises a failure if the one that does not answer may know better.
+    """Judges replicas that no chief has adopted yet. Raises a failure if the one that does not answer may have a later step.
 
     One that was counted on alone is enough, and is the one to believe: the others were left behind, however far they are. Else all must
     answer: the absent one might have gone on without the others.
@@ -149,7 +149,7 @@ Tasks = dict[Replica, "asyncio.Future[Any]"]
 
 
 async def all_of(*calls: Awaitable[Any]) -> list[Any]:
-    """Returns answers and PsErrors, in order; whatever else is raised, is."""
+    """Returns answers and PsErrors, in order; raises every other error."""
     answers = await asyncio.gather(*calls, return_exceptions=True)
     for answer in answers:
         if isinstance(answer, BaseException) and not isinstance(answer, PsError):
@@ -175,7 +175,7 @@ async def finished(tasks: Tasks, fence: Fence) -> dict[Replica, str]:
 
 
 async def once_more(one: Replica, call: Callable[[ReplicaLink], Awaitable[Result]], error: PsError, fence: Fence) -> "Result | PsError":
-    """What one has failed in where another has succeeded: a refusal is final, a connection that broke may be made again.
+    """The failure of one replica where another has succeeded: a refusal is final, a broken connection may be opened again.
 
     Returns the answer, or the failure. Raises Superseded.
     """
@@ -204,7 +204,7 @@ async def goes_along(one: Replica, found: Adoption, best: Replica, of_best: Adop
         one.missing = "it is empty" if found.step is None else f"it was at step {found.step}, and the other replica at step {of_best.step}"
         if last is None or found.step is None or found.step != last.step or of_best.step != last.step + 1:
             return None
-    # The earlier chief may have ended before it compared what both have applied.
+    # The earlier chief may have ended before it compared the steps of both.
     request = replace(last, fence=fence, wants_checksums=True)
 
     async def apply(link: ReplicaLink) -> ApplyReply:
@@ -236,12 +236,12 @@ def has_succeeded(task: "asyncio.Future[Any]") -> bool:
 
 
 def error_of(task: "asyncio.Future[Any]") -> BaseException | None:
-    """Returns what a call has raised."""
+    """Returns the error of a call."""
     return task.exception() if task.done() and not task.cancelled() else None
 
 
 def order_of(error: PsError) -> int:
-    """Sorts failures: what ends the chief comes first, then what may be repeated, and then refusals."""
+    """Sorts failures: errors that end the chief come first, then errors that may be repeated, then refusals."""
     return 0 if isinstance(error, Superseded) else 1 if isinstance(error, TRANSIENT) else 2
 
 
@@ -293,7 +293,7 @@ class ReplicatedLink:
         self._report: Callable[[rec.ReplicasChanged | rec.ContributionsDiffer], None] = lambda event: None
 
     def attach(self, report: Callable[[rec.ReplicasChanged | rec.ContributionsDiffer], None]) -> None:
-        """Reports from now on who holds the shard, beginning now, and which contributions were not the same at its replicas."""
+        """Reports from now on which processes hold the shard, beginning now, and which contributions differed at its replicas."""
         self._report = report
         self._say()
 
@@ -304,7 +304,7 @@ class ReplicatedLink:
 
     @property
     def is_proven(self) -> bool:
-        """Whether what was found at the start is the newest that there is of the shard, as far as its own replicas can tell."""
+        """Whether the state found at the start is the newest of the shard, as far as its own replicas can tell."""
         return self._finding.is_proven if self._finding is not None else self._is_proven
 
     def distrust(self) -> None:
@@ -316,7 +316,7 @@ class ReplicatedLink:
             self._finding = None
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
-        """Returns who is there: the first that answers. Raises if one of them is not this shard."""
+        """Returns the identity of the first that answers. Raises if one of them is not this shard."""
         answers = await all_of(*(one.link.handshake(timeout_s=timeout_s) for one in self.members or self.replicas))
         failures = [answer for answer in answers if isinstance(answer, PsError)]
         wrong = [error for error in failures if not isinstance(error, TRANSIENT)]
@@ -357,7 +357,7 @@ class ReplicatedLink:
             return await self._take_over(fence, timeout_s, is_again=is_again)
 
     async def _take_over(self, fence: Fence, timeout_s: float, *, is_again: bool) -> Adoption:
-        finding = self._finding  # kept until this has succeeded: what is found later may be half of it
+        finding = self._finding  # kept until this has succeeded: a later look may find half of it
         wanted = [*finding.statuses] if finding is not None else self.replicas
         answers = await all_of(*(self._adopt(one, timeout_s) for one in wanted))
         failed = {one: answer for one, answer in zip(wanted, answers, strict=True) if isinstance(answer, PsError)}
@@ -376,7 +376,7 @@ class ReplicatedLink:
         elif not adoptions:
             raise min(failed.values(), key=order_of)
         elif is_again:
-            # Who was not counted on holds what is older, unless there is nothing to hold.
+            # A replica that was not counted on has older values, unless there are none.
             is_empty = all(adoption.step is None for adoption in adoptions.values())
             members = [one for one in adoptions if one in self.members or is_empty]
             if not members:
@@ -386,7 +386,7 @@ class ReplicatedLink:
             members, epochs = [*adoptions], {one: status.fence.epoch for one, (status, _) in found.items()}
             best, self._is_proven = members[0], True
             if min(epochs.values()) < fence.epoch and not are_equal(adoptions, epochs):
-                # Whatever they had in an earlier epoch comes to nothing now, and must come to the same.
+                # They drop their state of an earlier epoch, so that all have the same state.
                 adoptions = {one: await self.join(one, timeout_s=timeout_s, forgets=True) for one in members}
         for one in tuple(adoptions):
             # Another one has told of a key since. Workers may call also those that are not counted on, until they hear of that.
@@ -399,7 +399,7 @@ class ReplicatedLink:
         return replace(adoptions[best], session_keys=self._session_keys)
 
     def _met(self, one: Replica, status: ShardStatus) -> ShardStatus:
-        """Returns what a replica says, and whether it was counted on alone before it obeyed this chief: then it forgets that."""
+        """Returns a replica's report, and whether it was counted on alone before it obeyed this chief, which then forgets that."""
         own = self.fence
         if status.process_incarnation in self._distrusted:
             status = replace(status, step=None)
@@ -512,7 +512,7 @@ class ReplicatedLink:
             await self.join(self.members[0], is_alone=True)
 
     def count_on_too(self, one: Replica) -> None:
-        """A replica holds what the members hold: it is one of them."""
+        """Adds a replica that has the members' state."""
         self._count_on([*self.members, one])
         log.info("standby is up to date again ps=%d address=%s", self.index, one.address)
 

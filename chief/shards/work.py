@@ -35,14 +35,14 @@ log = logging.getLogger("lockstep.chief")
 _APPLY_TIMEOUT_S = 60.0
 # A shard that is killed is noticed within a second, and one that hears nothing for longer takes its chief for gone.
 _WATCH_INTERVAL_S = 0.4
-# The status shows what shards report of themselves, which is no older than this.
+# The status shows reports of shards, which are no older than this.
 _REPORT_INTERVAL_S = 2.0
 _LOOK_AGAIN_S = 0.5
 _GIVE_UP_S = 10.0
 # How long a shard may copy its values, or look into a checkpoint, before it answers.
 _COPY_TIMEOUT_S = 60.0
 _POLL_S = 5.0
-# Who waits for a restoration hears how far it is as often.
+# Callers that wait for a restoration learn its progress as often.
 _SAY_EVERY_S = 1.0
 
 Result = TypeVar("Result")
@@ -113,11 +113,11 @@ class ShardWork:
                 await self._commit(work)
 
     async def _failure_of(self, work: ev.Instruction, error: PsError) -> ev.Event:
-        """Returns what is reported of an instruction that could not be carried out. Raises the error, if that cannot be."""
+        """Returns the event for an instruction that could not be carried out. Raises the error, if there is no such event."""
         match work:
             case ev.AdoptShard():
                 return ev.ShardFailed(shard=work.shard, why=error.message)
-            case ev.KeepRecord():  # what keeps a shard from it shows with the next step, too
+            case ev.KeepRecord():  # the cause shows with the next step, too
                 return ev.RecordKept(epoch=work.fence.epoch, version=work.version, failure=error.message)
             case ev.SaveStep():
                 if (store := self._store) is not None:
@@ -171,7 +171,7 @@ class ShardWork:
         *,
         is_again: bool = False,
     ) -> list[Result] | None:
-        """As `_at_all`; once all shards have answered, what some of them lack is reported as ContributionsMissing."""
+        """As `_at_all`; once all shards have answered, reports contributions that some of them lack as ContributionsMissing."""
         missing: list[tuple[int, PushId]] = []
 
         async def attempt(index: int) -> Result | None:
@@ -234,7 +234,7 @@ class ShardWork:
         self._calls.report(ev.ShardsFound(statuses=tuple(statuses)))
 
     async def _adopt_all(self) -> None:
-        """Puts all shards under this chief, and reports what they say: RecordFound, and ShardAdopted for each."""
+        """Puts all shards under this chief, and reports their answers: RecordFound, and ShardAdopted for each."""
         adopted = await self._calls.at_all(self._adopt)
         # Another process may have a replica's place since they were looked at.
         for index in distrust_unconfirmed(self._calls.links, [status for status, _ in adopted]):
@@ -259,7 +259,7 @@ class ShardWork:
     async def watch(self, index: int, *, is_paused: Callable[[], bool]) -> None:
         """Looks several times a second whether a shard that was not heard of meanwhile is still the same process. Does not end.
 
-        Who is heard of with every step is asked for its report now and then.
+        A shard that answers with every step is asked for its report at intervals.
         """
         calls = self._calls
         silent_since: float | None = None
@@ -316,7 +316,7 @@ class ShardWork:
         self._calls.report(ev.StepSaved(tag=work.tag, files=tuple(files)))
 
     async def _commit(self, work: ev.CommitCheckpoint) -> None:
-        """Makes a checkpoint whole, and reports CheckpointCommitted or SaveFailed; then removes what is too old."""
+        """Makes a checkpoint whole, and reports CheckpointCommitted or SaveFailed; then removes checkpoints that are too old."""
         store, pace = self._store, self._calls.pace
         assert store is not None
         done = await pace.at_storage(lambda: store.commit(work))
@@ -384,7 +384,7 @@ class ShardWork:
             return None
 
     async def _check(self, index: int) -> None:
-        """Looks at one shard: what it says is reported, but for another chief's incarnation, which ends this one."""
+        """Looks at one shard and reports its status; another chief's incarnation there ends this chief."""
         own, calls = self._authority.fence, self._calls
         status = await calls.links[index].status(timeout_s=2 * CONTROL_TIMEOUT_S, fence=own)
         calls.heard(index)
@@ -401,7 +401,7 @@ class ShardWork:
         )
 
     async def _fenced(self) -> bool:
-        """Puts all shards under this chief, whatever they hold; says whether they are."""
+        """Puts all shards under this chief, whatever they hold; returns whether it succeeded."""
         for failure in await self._calls.at_all(self._fence):
             if isinstance(failure, Superseded):
                 self._on_superseded(failure.message)
@@ -412,7 +412,7 @@ class ShardWork:
         try:
             await self._adopt(index)
         except PsError as error:
-            return error  # what is wrong with a shard shows when it is brought back
+            return error  # a shard's fault shows when it is brought back
         return None
 
     async def _still_rules(self, fence: Fence) -> bool:
