@@ -201,7 +201,7 @@ class ChiefLink:
                 continue
             log.warning("the chief has moved from %s to %s", self.address, address)
             lost, self._chief, self.address = self._chief, found, address
-            # Ends what still hangs at the old place; those calls are then made at the new one.
+            # Ends calls that still hang at the old address; they are then made at the new one.
             run_bounded([lost.close], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
             return
 

@@ -23,7 +23,7 @@ from worker_client.model.wire_format import WireFormat
 log = logging.getLogger("lockstep.worker")
 
 TRANSPORTS = ("auto", "shared_memory", "sockets", "grpc")
-# What is smaller is as fast over gRPC.
+# Smaller payloads are as fast over gRPC.
 LEAST_SOCKET_BYTES = 1 << 18
 AS_IS = WireFormat()
 _UNWATCHED = nullcontext()
@@ -49,7 +49,7 @@ class SharingShard(Shard, Protocol):
         """Returns an arena to write gradients into that is always the same; None once memory is not shared. Raises TooManyPushes."""
 
     def push_locally(self, header: PushHeader, gradients: Segments) -> PushReply | None:
-        """Does what `push_gradients` does if that takes no call; else does nothing and returns None."""
+        """Works as `push_gradients` if that takes no call; else does nothing and returns None."""
 
 
 class Transport(Protocol):

@@ -29,12 +29,12 @@ log = logging.getLogger("lockstep.worker")
 _STATUS_S = 1.0
 # Contributions in a row that counted for nothing before the worker says so.
 _MANY_DROPPED = 20
-# Who waits for ranges looks so often whether others wait for it.
+# How often a worker that waits for ranges looks whether others wait for it.
 _LOOK_AGAIN_S = 0.1
 
 
 class WorkerCalls:
-    """A worker and all that it takes to carry out what it asks for: `run(worker.…, acts)`. For one thread."""
+    """A worker and the parts that carry out its requests: `run(worker.…, acts)`. For one thread."""
 
     def __init__(self, member: Membership, spans: StepSpans | None = None) -> None:
         self._member, self._spans = member, spans
@@ -80,7 +80,7 @@ class WorkerCalls:
             self._declared = None
 
     def close(self) -> None:
-        """Ends the asking for ranges; what is leased goes back when the worker leaves. Idempotent."""
+        """Ends requests for ranges; leased ranges go back when the worker leaves. Idempotent."""
         if self._lane is not None:
             self._lane.close()
         if self._spans is not None:
@@ -152,7 +152,7 @@ class WorkerCalls:
         state = self.worker.state
         participant, step = state.participant, state.local_step
         if participant.shares_era(former):
-            # What was closed under it was closed because of that.
+            # If its calls were cancelled, the end of the lease was the reason.
             why = "its lease had ended" if isinstance(cause, Cancelled) else _without_advice(cause)
             return f"goes on at step {step} as incarnation {participant.incarnation}: {why}"
         with suppress(PsError):
@@ -268,5 +268,5 @@ def _filled(variables: ModelMemory, values: Mapping[str, Array]) -> ModelMemory:
 
 
 def _without_advice(cause: PsError) -> str:
-    """What its last words ask for has been done."""
+    """Returns an error's message without the advice at its end, which has been followed."""
     return cause.message.removesuffix(" Connect again").removesuffix(" Register again").rstrip(".")

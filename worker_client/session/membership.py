@@ -35,7 +35,7 @@ class SharedPlace:
         self._acts: dict[type, Callable[[Any], Any]] = {Register: self._register, Agree: self._agree, Count: self._count}
 
     def await_renewal(self, _: AwaitRenewal | None = None) -> None:
-        """Waits for another thread that is taking the place again, so that what it tells the chief comes first."""
+        """Waits for another thread that is taking the place again, so that its messages to the chief come first."""
         if self._is_renewing:
             with self._lock:
                 pass
@@ -143,7 +143,7 @@ class Heartbeat:
                 return
 
 
-# How a participant leaves its cluster: quickly, whatever the state of things.
+# How a participant leaves its cluster: quickly, in every state.
 
 
 # With three waits of a quarter, and the end of an interpreter, Ctrl-C brings the prompt back within 2 s.
@@ -215,7 +215,7 @@ class Membership:
             Status: lambda _: self.status(max_ledger_entries=0),
             Pause: lambda request: request.wait.pause(request.seconds),
         }
-        # One attempt, in a thread that nobody waits for.
+        # One attempt, in a thread that no other one waits for.
         self._acts_of_heartbeat = {**self.acts, Beat: self._beat_once}
         self._heartbeat: Heartbeat | None = None
         if not link.transport.is_in_process:
@@ -224,12 +224,12 @@ class Membership:
 
     @property
     def participant(self) -> Participant:
-        """Who the holder is at present; the same object for as long as it is the same identity."""
+        """The present participant; the same object for as long as it is the same identity."""
         return self.place.participant
 
     @property
     def registration(self) -> Registration:
-        """What the chief has said at the latest registration."""
+        """The chief's answer to the latest registration."""
         return self.place.registration
 
     @property
@@ -304,7 +304,7 @@ class Membership:
         run(self.place.beat(), self._acts_of_heartbeat)
 
     def _give_up_shards(self) -> None:
-        """What is still tried at servers in the name of a former identity is of no use."""
+        """Ends calls at servers that are still under way in the name of a former identity."""
         shards = self._shards
         if shards is not None and shards.participant is not self.participant:
             shards.give_up()

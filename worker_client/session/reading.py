@@ -167,7 +167,7 @@ def _read_part(shard: Shard, part: _Part, values: Array, request: RowsRequest, t
     return step
 
 
-# What can be looked at in a cluster's model: rows, slots, averages, metrics.
+# The readable parts of a cluster's model besides variables: rows, slots, averages, metrics.
 
 
 # After so many attempts to read a slot at one step of all shards, a cluster that steps faster than it is read gives what there is.
@@ -177,7 +177,7 @@ ATTEMPTS_PER_POLICY = 8
 
 
 class ModelReader:
-    """Reads what does not belong to every step. For one thread; `who` names the reader in what is said of waits.
+    """Reads the parts that not every step needs. For one thread; `who` names the reader in messages about waits.
 
     `applies_on_arrival` asks whether shards do so now: then none of them has steps that could be the same as another's.
     """
@@ -249,7 +249,7 @@ class ModelReader:
         return {name: arrays[name] for name in wanted}
 
     def metrics(self) -> dict[str, MetricReport]:
-        """Returns what workers have reported in contributions that count, by name."""
+        """Returns the metrics that workers have reported in contributions that count, by name."""
         return metric_reports(self._shards.metrics())
 
     def _averaged(self) -> list[str]:
@@ -303,7 +303,7 @@ _MAX_KEPT = 8
 
 
 class VariableMemory:
-    """What was read last. Memories on shards' arenas are made once for each combination of them. For one thread."""
+    """The variables read last. Memories on shards' arenas are made once for each combination of them. For one thread."""
 
     def __init__(self, model: ModelSpec, own: ModelMemory, shards: Shards) -> None:
         self._model = model
@@ -312,7 +312,7 @@ class VariableMemory:
         self._kept: dict[tuple[int, ...], ModelMemory] = {}
         self._memory = own
         self._own_steps: list[int | None] = [None] * len(own.layouts)
-        self.step: int | None = None  # of what is held, if it is one step and was asked for by its number
+        self.step: int | None = None  # of the held variables, if they are of one step, requested by its number
 
     @property
     def views(self) -> Mapping[str, Array]:
@@ -321,7 +321,7 @@ class VariableMemory:
 
     @property
     def is_lent(self) -> bool:
-        """Whether some of what is held lies in memory of servers, who will write there again."""
+        """Whether some of the held variables lie in memory of servers, which will write there again."""
         return self._memory is not self._own
 
     def fetch(self, step: int, *, may_view: bool) -> None:
@@ -332,7 +332,7 @@ class VariableMemory:
         self._own_steps = [None] * len(self._own_steps)
         self._shards.read(memory, step=step)
         if arenas and memory.copies:
-            # A slow reader may have copied what was being overwritten: then this raises StepGone.
+            # A slow reader may have copied values that were being overwritten: then this raises StepGone.
             self._shards.memories.variables(self._own.layouts, step=step)
         self._memory, self.step = memory, step
         if not arenas:
@@ -352,7 +352,7 @@ class VariableMemory:
         return min(found.values(), default=None)
 
     def copied(self) -> dict[str, Array]:
-        """Returns writable arrays of the caller's own with what is held. Raises StepGone if servers have written over it, StepNotReady."""
+        """Returns writable copies of the held variables. Raises StepGone if servers have overwritten them, StepNotReady."""
         if not self.is_lent or self.step is None:
             return {name: view.copy() for name, view in self.views.items()}
         # From the servers' memory by their own way, which sees whether they write there meanwhile.

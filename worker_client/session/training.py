@@ -1,6 +1,6 @@
 """What a worker does with its shards and its memory, at one place: reads, stages, pushes. Knows shards by their seam; asks no chief.
 
-Once the participant's epoch is over, every call raises what servers raise then, and another training takes this one's place.
+Once the participant's epoch is over, every call raises the servers' error for that, and another training takes this one's place.
 """
 
 import time
@@ -27,7 +27,7 @@ _LOOK_AGAIN_S = 0.001
 
 
 class Contribution(NamedTuple):
-    """What a user gives."""
+    """The user's contribution."""
 
     gradients: Gradients
     updates: Updates | None
@@ -84,11 +84,11 @@ class Training:
             timeout_s=self._timeout_s,
             applies_on_arrival=member.applies_on_arrival,
         )
-        # What was sent last from memory of shards that the user has: its number and step, and whether shards have applied it.
+        # The last contribution sent from the shards' memory that the user has: its number and step, and whether shards have applied it.
         self._lent: tuple[PushId, int, bool] | None = None
 
     def acts(self) -> Mapping[type, Callable[[Any], Any]]:
-        """Returns what carries out the worker's requests here."""
+        """Returns the acts that carry out the worker's requests here."""
         # Not kept: it would hold this object, and this it.
         return {
             ask.Stage: self._stage,
@@ -105,7 +105,7 @@ class Training:
         }
 
     def release(self) -> None:
-        """Whatever was under way is over: the user may write again into all memory that he has."""
+        """Notes that no contribution is under way: the user may write again into all memory that he has."""
         self._gradients.unlock(is_over=True)
         self._lent = None
 
@@ -185,7 +185,7 @@ class Training:
         return self._state.reads_latest or self.gives_several
 
     def _unlock_lent(self) -> bool:
-        """Lets the user write again into the shards' memory that he has, if what was sent from there is over; returns whether it is."""
+        """Lets the user write again into the shards' memory that he has, if the contribution from there is over; returns whether it is."""
         if self._lent is None:
             return True
         state, (push_id, step, is_applied) = self._state, self._lent
@@ -202,7 +202,7 @@ class Training:
     def _free_gradients(self, request: ask.FreeGradients) -> None:
         if self._unlock_lent():
             return
-        # There is a token, and what was sent from the user's arrays is still under way: he must not write there before it is over.
+        # There is a token, and a contribution from the user's arrays is still under way: he must not write there before it is over.
         if not self._state.reads_latest:
             # The step's token once more: this worker gives several contributions to a step, and from now on each is copied.
             self.gives_several = True

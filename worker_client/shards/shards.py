@@ -35,7 +35,7 @@ CLOSE_WAIT_S = 0.25
 MAX_ALIGNMENTS = 8
 # Readings of the newest variables before it is said that steps pass faster than they can be read.
 MAX_NEWEST_ATTEMPTS = 20
-# What is copied from shared memory in the caller's own thread.
+# The most bytes that the caller's own thread copies from shared memory.
 MAX_NEAR_BYTES = 1 << 20
 # How long a shard may take to share its memory again, while its worker waits.
 _SHARE_AGAIN_S = 1.0
@@ -85,7 +85,7 @@ class SharedMemories:
         return found
 
     def travels(self, index: int) -> bool:
-        """Whether what a shard is to have is sent to it; not where memory is shared."""
+        """Whether data for a shard is sent to it; not if memory is shared."""
         return index not in self.shards or not self.shards[index].is_shared
 
     def variables(self, layouts: Sequence[Layout], *, step: int) -> Sequence[Array | None]:
@@ -102,7 +102,7 @@ class SharedMemories:
                 try:
                     arenas[index] = arena = shard.variables_view(epoch=self._epoch, step=step, layout_hash=layouts[index].hash)
                 except Unavailable:
-                    continue  # who reads it then tries again and again
+                    continue  # the reader then repeats its attempt
                 has_some = has_some or arena is not None
         return arenas if has_some else ()
 
@@ -169,7 +169,7 @@ class Shards:
         name = f"lockstep-{registration.participant.index}-ps"
         self._fan_out = FanOut(len(self._addresses), name=name, is_parallel=not transport.is_in_process)
         self._closed = threading.Event()
-        # What each is called by; one that shares memory takes the place of the one before.
+        # The shards to call; one that shares memory takes the place of the one before.
         self._shards: list[Shard] = []
         self._transports_at_end: tuple[str, ...] = ()
         self.memories = SharedMemories({}, epoch=self.epoch, num_shards=len(self._addresses))
@@ -265,7 +265,7 @@ class Shards:
 
         def tell() -> None:
             while not is_over.wait(CREATION_NOTICE_S):
-                with suppress(PsError):  # the creation itself ends with what is wrong
+                with suppress(PsError):  # the creation itself ends with the error
                     received = [shard.status().report.created_bytes for shard in self._shards]
                     if any(received) and not is_over.is_set():
                         pairs = enumerate(zip(received, sizes, strict=True))
@@ -282,7 +282,7 @@ class Shards:
     def read(self, into: ModelMemory, *, step: int) -> None:
         """Fills the memory with the variables of one step, but for what lies where shards have it. Raises StepGone, StepNotReady.
 
-        What the memory holds is then undefined.
+        The content of the memory is then undefined.
         """
         held = into.arenas
         missing = [index for index, segments in enumerate(into.segments) if segments.nbytes and held[index] is None]
@@ -322,7 +322,7 @@ class Shards:
         metrics: Mapping[str, Metric],
         refused: tuple[int, ...],
     ) -> list[PushResult]:
-        """Gives every shard its part of a contribution, and returns what became of each. Idempotent per id."""
+        """Gives every shard its part of a contribution, and returns the outcome of each. Idempotent per id."""
 
         def header(index: int) -> PushHeader:
             part = parts[index]
@@ -404,7 +404,7 @@ class Shards:
         return sorted({name for shard_names in self.each("list the slots", names) for name in shard_names})
 
     def metrics(self) -> Sequence[MetricCell]:
-        """Returns what workers have reported."""
+        """Returns the metrics that workers have reported."""
         return self._one(0, "read the metrics", lambda _: self._shards[0].read_metrics(epoch=self.epoch))
 
     def each(self, what: str, call: Callable[[int, Shard, float], Result], *, num_bytes: Sequence[int] | None = None) -> list[Result]:

@@ -38,7 +38,7 @@ log = logging.getLogger("lockstep.worker")
 # A call that has not ended after this may be one to a server that is not counted on any more.
 _SLOW_S = 0.7
 _LOOK_INTERVAL_S = 0.3
-# The chief is not asked more often than this about what a server has refused.
+# The chief is not asked more often than this about refusals of a server.
 _PAUSE_S = 0.2
 # Errors that may only mean that the chief no longer counts on the process. The chief is then asked which processes hold the shard.
 DOUBTFUL = (Unavailable, NotInitialized, StepNotReady, StepAhead, EpochMismatch, Cancelled, DeadlineExceeded, ShuttingDown)
@@ -101,7 +101,7 @@ class ShardPlaces:
     def hear(self, version: int, *, is_urgent: bool = False) -> bool:
         """Asks the chief, unless that has been done since `version`, or just now; returns whether it is another version by now.
 
-        Blocks while the chief cannot be reached. Raises what registering raises.
+        Blocks while the chief cannot be reached. Raises the errors of registering.
         """
         now = time.monotonic()
         if self.version == version and (is_urgent or now - self._asked_at >= _PAUSE_S):
@@ -157,7 +157,7 @@ _CLOSE_S = 0.25
 
 
 class ReplicatedShard:
-    """Implements Shard: thread-safe, one attempt a call, but for what the chief's news make worth another.
+    """Implements Shard: thread-safe, one attempt a call, or another one if the chief names other processes.
 
     `open_replica` returns a shard without a call to it.
     """
@@ -194,7 +194,7 @@ class ReplicatedShard:
                 act(shard)
 
     def update(self) -> None:
-        """Goes over to the processes that the chief names now; what is under way at others ends. Idempotent."""
+        """Goes over to the processes that the chief names now; ends calls under way at others. Idempotent."""
         addresses = self._places.addresses(self.index)
         with self._lock:
             if self._is_closed or addresses == self._order:
@@ -211,7 +211,7 @@ class ReplicatedShard:
                 self._shards[address] = shard
         self._order = addresses
 
-    # -- what goes to all
+    # -- calls of all processes
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Creates all variables at all replicas; False if they stood already."""
@@ -221,7 +221,7 @@ class ReplicatedShard:
         """Stages one contribution at all replicas."""
         return in_one(self._at_all(lambda shard: shard.push_gradients(header, gradients, timeout_s=timeout_s)))
 
-    # -- what comes from the first
+    # -- calls of the first process
 
     def read_variables(
         self,
@@ -265,7 +265,7 @@ class ReplicatedShard:
         return self._at_first(lambda shard: shard.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile))
 
     def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
-        """Returns what workers have reported."""
+        """Returns the metrics that workers have reported."""
         return self._at_first(lambda shard: shard.read_metrics(epoch=epoch))
 
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
