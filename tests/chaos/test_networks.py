@@ -108,7 +108,7 @@ def test_one_worker_that_is_parted_from_one_server_holds_up_the_step_and_nothing
 
 
 @pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
-def test_servers_that_let_nobody_in_for_a_while_are_asked_again(start: Started, record: Record, plan: Plan) -> None:
+def test_servers_that_refuse_all_callers_for_a_while_are_asked_again(start: Started, record: Record, plan: Plan) -> None:
     """F14: all connections are broken, and new ones refused until it is mended."""
     cluster = start(plan)
     cluster.await_step(10)

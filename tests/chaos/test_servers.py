@@ -97,7 +97,7 @@ def test_both_parameter_servers_killed_at_once_come_back_together(start: Started
 
 
 @pytest.mark.parametrize("has_proxies", [False, True])
-def test_rollback_after_rollback_keeps_no_memory_of_what_was(start: Started, has_proxies: bool) -> None:
+def test_repeated_rollbacks_keep_no_memory_of_earlier_epochs(start: Started, has_proxies: bool) -> None:
     """Each makes the variables anew, here and there; who keeps a descriptor of the old ones keeps all of their memory.
 
     Workers here never look for cycles, which a program that makes few objects seldom does either.

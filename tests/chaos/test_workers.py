@@ -117,7 +117,7 @@ def test_a_gradient_of_a_wrong_shape_is_refused_and_the_right_one_then_counts(st
     cluster.assert_as_without_faults()
 
 
-def test_a_gradient_that_is_not_a_number_spoils_what_it_was_meant_for_and_nothing_else(start: Started) -> None:
+def test_a_nan_gradient_spoils_its_own_variable_and_no_other(start: Started) -> None:
     """F33: it counts, as any other, and the cluster goes on."""
     cluster = start(Plan(durability=None, history=True, worker_flags={1: ["--fails-at", "9", "--failure", "nan"]}))
     cluster.await_end()

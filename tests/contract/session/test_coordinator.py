@@ -193,7 +193,9 @@ def test_serving_ends_when_training_is_finished_and_the_servers_are_gone_during_
         assert ends.result(30) == 1
 
 
-def test_rule_81_an_error_is_told_once_and_cancels_what_has_not_begun_and_then_more_can_be_scheduled(cluster: AnyCluster) -> None:
+def test_rule_81_an_error_is_raised_once_and_cancels_closures_that_have_not_begun_and_then_more_can_be_scheduled(
+    cluster: AnyCluster,
+) -> None:
     may_go_on, num_running = threading.Event(), threading.Semaphore(0)
 
     def slow() -> str:
@@ -224,7 +226,7 @@ def test_rule_81_an_error_is_told_once_and_cancels_what_has_not_begun_and_then_m
         assert coordinator.fetch([*running, 5]) == ["done", "done", 5]
 
 
-def test_rule_81_what_is_queued_behind_a_failure_is_cancelled(start: Start) -> None:
+def test_rule_81_closures_queued_behind_a_failure_are_cancelled(start: Start) -> None:
     cluster, may_fail = start(Shape(total_num_replicas=1)), threading.Event()
 
     def fails() -> None:

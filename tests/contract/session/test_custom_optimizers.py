@@ -133,7 +133,7 @@ def test_norms_are_of_each_variable_as_a_whole_wherever_it_lies(start: Start) ->
         np.testing.assert_allclose(value, want[name], rtol=2e-5, atol=2e-6, err_msg=name)
 
 
-def test_norms_of_what_is_cut_or_a_table_are_refused(start: Start) -> None:
+def test_norms_of_cut_variables_and_tables_are_refused(start: Start) -> None:
     session = start(Shape(num_ps=2, total_num_replicas=1)).session()
     normed = worker_client.custom_optimizer("v - lr * g / (norm(g) + 1)", 0.1)
     with pytest.raises(InvalidSpec, match="variable 't': its optimizer's formula has a sum or a norm, and a table is updated by rows"):

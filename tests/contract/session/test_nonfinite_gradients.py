@@ -110,7 +110,7 @@ def test_rows_of_a_table_are_looked_at(start: Start) -> None:
     np.testing.assert_array_equal(session.read_rows("table", [1, 2, 7]), [[-1, -1], [0, 0], [-1, -1]])
 
 
-def test_an_update_may_be_what_it_wants(start: Start) -> None:
+def test_an_update_may_be_infinite(start: Start) -> None:
     (session,) = joined(start)
     session.step(GOOD | {"table": None}, updates={"best": np.full(2, np.inf, np.float32)}, timeout_s=20)
     np.testing.assert_array_equal(session.read()["best"], [np.inf, np.inf])

@@ -182,7 +182,7 @@ def test_contribution_that_the_checkpoint_has_is_accepted() -> None:
         assert_value(session, -2.0)
 
 
-def test_new_chief_is_told_again_of_what_was_counted_and_not_applied() -> None:
+def test_a_new_chief_gets_the_contributions_that_were_counted_and_not_applied() -> None:
     cluster = RollingCluster(join, total_num_replicas=2)
     with cluster.session() as first, cluster.session() as second:
         push = first.push(ONES)

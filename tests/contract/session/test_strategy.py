@@ -159,7 +159,7 @@ def test_a_formula_is_computed_by_the_parameter_server_next_to_the_variable(toge
     assert sent == [text] * 4
 
 
-def test_formulas_give_what_they_give_in_one_process_whatever_else_is_read_and_written_with_them(together: Any) -> None:
+def test_formulas_give_the_values_of_one_process_beside_all_other_reads_and_writes(together: Any) -> None:
     def part(strategy: ParameterServerStrategy, session: Session | None = None) -> Any:
         with strategy.scope():
             variables = [Variable(np.full(2, 1.0 + index), name=f"v{index}") for index in range(5)]
@@ -700,7 +700,7 @@ class _Lost(Exception):
 @pytest.mark.parametrize("is_async", [False, True])
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("num_reduced", [0, 1, 2])
-def test_a_program_started_again_within_a_call_gets_what_was_reduced_and_its_writes_are_made_once(
+def test_a_program_started_again_within_a_call_gets_the_earlier_results_and_its_writes_are_made_once(
     lost: int, num_reduced: int, is_async: bool
 ) -> None:
     cluster = InProcessCluster(num_ps=1, total_num_replicas=2, replicas_to_aggregate=2)

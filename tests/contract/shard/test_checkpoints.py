@@ -265,7 +265,7 @@ def test_a_failed_save_is_reported_and_can_be_repeated(open_training: Open, tmp_
     assert training.shards[0].status().report.allocated_bytes == held
 
 
-def test_file_that_is_not_what_was_written_is_not_restored(open_training: Open, tmp_path: Path) -> None:
+def test_a_changed_file_is_not_restored(open_training: Open, tmp_path: Path) -> None:
     training = open_training(2)
     training.create()
     checkpoint = training.save("t")

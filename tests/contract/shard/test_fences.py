@@ -88,7 +88,7 @@ def test_shard_that_nobody_adopted_refuses_in_words(trainer: Trainer) -> None:
         trainer.shard.read_metrics(epoch=0)
 
 
-def test_later_epoch_drops_what_is_staged(trainer: Trainer) -> None:
+def test_a_later_epoch_drops_staged_contributions(trainer: Trainer) -> None:
     trainer.create()
     header = trainer.header()
     trainer.push(header)
@@ -168,7 +168,7 @@ def guarded(trainer: Trainer) -> Trainer:
 
 
 @pytest.mark.parametrize("secret", [0, 1, 2**64 - 1])
-def test_an_incarnation_from_nowhere_is_refused_and_locks_nobody_out(guarded: Trainer, secret: int) -> None:
+def test_an_unknown_incarnation_is_refused_and_excludes_no_worker(guarded: Trainer, secret: int) -> None:
     made_up = dataclasses.replace(guarded.header(incarnation=2**64 - 1), secret=secret)
     with pytest.raises(LeaseExpired, match=f"ps 0: incarnation {2**64 - 1} of worker 0 is not registered, or not to you"):
         guarded.push(made_up)
@@ -177,7 +177,7 @@ def test_an_incarnation_from_nowhere_is_refused_and_locks_nobody_out(guarded: Tr
     assert guarded.apply(mine.push_id).step == 1
 
 
-def test_nobody_can_push_or_drop_in_a_workers_name(guarded: Trainer) -> None:
+def test_no_other_caller_can_push_or_drop_in_a_workers_name(guarded: Trainer) -> None:
     mine = header_of(guarded, 1, key=KEY)
     guarded.push(mine)
     theirs = dataclasses.replace(guarded.header(), refused=(mine.push_id.sequence,))

@@ -78,7 +78,7 @@ def test_apply_with_a_missing_contribution_changes_nothing(trainer: Trainer) -> 
     assert trainer.apply(header.push_id).step == 1
 
 
-def test_a_missing_contribution_is_named_in_the_facts_and_what_is_applied_without_it_is_the_mean_of_the_others(trainer: Trainer) -> None:
+def test_a_missing_contribution_is_named_in_the_facts_and_the_step_is_the_mean_of_the_others(trainer: Trainer) -> None:
     trainer.create(1.0)
     header, missing = trainer.header(), PushId(worker=7, incarnation=1, sequence=3)
     trainer.push(header, trainer.arena(2.0))

@@ -149,7 +149,7 @@ def test_commit_without_all_files_changes_nothing(storage: CheckpointStorage) ->
     assert tags_of(storage) == [("step-000000004", True), (tag, False)]
 
 
-def test_commit_of_what_nobody_wrote_is_refused(storage: CheckpointStorage) -> None:
+def test_a_commit_of_files_that_do_not_exist_is_refused(storage: CheckpointStorage) -> None:
     with pytest.raises(CheckpointNotFound, match="do all roles have the same --checkpoint-dir"):
         storage.commit("t", b"{}", files=[CheckpointFile(name="ps-0.safetensors", shard=0, num_bytes=1, sha256="0" * 64)])
 

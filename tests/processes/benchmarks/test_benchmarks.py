@@ -103,7 +103,7 @@ def test_own_half_of_the_comparison_runs_beside_a_peer(tmp_path: Path, capsys: p
 
 
 @pytest.mark.timeout(120)
-def test_a_table_and_its_page_are_made_of_what_was_measured(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_table_and_its_page_show_the_measured_figures(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     kept, text = tmp_path / "bench.json", tmp_path / "page.md"
     few = ["--sizes", "4KiB/4", "--transports", "shm", "local", "--ps", "1", "--policies", "sync", "--steps", "3"]
     assert benchmarks(["run", "table", *few, "--json", str(kept)]) == 0

@@ -31,7 +31,7 @@ def test_an_absent_chief_is_told_within_two_seconds(command: list[str], socket_d
     assert "Traceback" not in result.stderr
 
 
-def test_an_address_where_nobody_ever_answers_is_told_within_two_seconds() -> None:
+def test_an_address_that_never_answers_is_reported_within_two_seconds() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent:
         begin = time.monotonic()
         result = lockstep_here("status", "--chief", f"127.0.0.1:{silent.getsockname()[1]}")

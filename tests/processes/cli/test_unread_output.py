@@ -115,7 +115,7 @@ def test_training_ends_by_itself_with_nobody_to_read(tmp_path: Path) -> None:
         assert process.wait(40.0) == 0
 
 
-def test_signal_ends_a_demo_that_nobody_watches(tmp_path: Path) -> None:
+def test_a_signal_ends_a_demo_on_a_stopped_terminal(tmp_path: Path) -> None:
     flags = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--steps", "100000", "--output", str(tmp_path / "demo")]
     with stopped_terminal() as output, launched("demo", *flags, output=output) as process:
         metrics = tmp_path / "demo" / "metrics.csv"

@@ -37,7 +37,7 @@ def test_delays_are_the_same_for_the_same_seed_worker_and_step() -> None:
     assert 0.17 < sum(delay > 0 for delay in drawn) / len(drawn) < 0.23
 
 
-def test_nobody_is_late_with_probability_zero_and_everybody_with_one() -> None:
+def test_no_worker_is_late_with_probability_zero_and_every_worker_with_one() -> None:
     assert {delay_s(work(probability=0.0), worker=0, step=step) for step in range(50)} == {0.0}
     assert {delay_s(work(probability=1.0), worker=0, step=step) for step in range(50)} == {0.2}
 

@@ -311,7 +311,7 @@ def test_one_that_listens_everywhere_says_the_address_that_it_has_towards_its_se
     assert towards(address, ("unix:/run/ps.sock",)) == "127.0.0.1:5001"
 
 
-def test_a_server_whose_name_nobody_knows_is_passed_over() -> None:
+def test_a_server_with_an_unknown_name_is_passed_over() -> None:
     assert towards("0.0.0.0:5001", ("no-such-host.invalid:5000", "127.0.0.1:5000")) == "127.0.0.1:5001"
     assert towards("0.0.0.0:5001", ("no-such-host.invalid:5000",)) == ""
 

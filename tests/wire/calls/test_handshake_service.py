@@ -77,7 +77,7 @@ def test_server_of_another_kind_is_recognised() -> None:
         shard.close()
 
 
-def test_nobody_there_is_told_within_the_timeout() -> None:
+def test_an_absent_server_is_reported_within_the_timeout() -> None:
     chief = GrpcChief(unused_address())
     with pytest.raises(errors.Unavailable, match=r"cannot reach the chief at 127\.0\.0\.1:\d+: connection refused; is it started\?"):
         chief.handshake(2.0)

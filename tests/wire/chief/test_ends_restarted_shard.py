@@ -34,7 +34,7 @@ def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket
     assert "could not be told to end" not in caplog.text
 
 
-def test_a_server_ends_for_its_own_chief_and_for_every_one_if_nobody_adopted_it() -> None:
+def test_a_server_ends_for_its_own_chief_and_for_every_chief_if_none_has_adopted_it() -> None:
     with parameter_server() as server, contextlib.closing(WholeGrpcShard(server.address)) as shard:
         shard.adopt(fence(1, 2))
         for another in (NOBODY, fence(1, 1), fence(1, 2, life=8)):

@@ -77,7 +77,7 @@ def test_settings_change_the_optimizer_from_the_next_step_on(trainer: Trainer) -
     assert LAYOUT.view(trainer.read(1)[1], 0).tolist() == [-2.0, -2.0]
 
 
-def test_shard_that_accepts_what_is_stale_holds_it_until_it_is_discarded(trainer: Trainer) -> None:
+def test_a_shard_that_accepts_stale_contributions_holds_them_until_they_are_discarded(trainer: Trainer) -> None:
     ask(trainer, lambda link: link.configure(settings(accepts_stale=True), timeout_s=10))
     first, second, third = (pushed(trainer, 1.0, worker=worker) for worker in range(3))
     ask(trainer, lambda link: link.apply_step(request(first), timeout_s=10))

@@ -82,7 +82,7 @@ def addresses(*found: str) -> Callable[[pb.RegisterWorkerResponse], None]:
         (lambda message: setattr(message, "global_step", -1), "step: got -1"),
     ],
 )
-def test_a_place_that_nobody_can_live_by_is_refused(socket_dir: Path, change: Callable[[Any], None], words: str) -> None:
+def test_an_unusable_registration_is_refused(socket_dir: Path, change: Callable[[Any], None], words: str) -> None:
     with pytest.raises((MalformedMessage, InvalidSpec), match=re.escape(words)), session_of(socket_dir, {"RegisterWorker": change}):
         pass
 

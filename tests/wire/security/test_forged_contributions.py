@@ -48,9 +48,7 @@ def stranger_to(worker: Worker) -> Participant:
 
 
 @pytest.mark.parametrize("num_given", [0, 1])
-def test_a_commit_of_what_was_not_pushed_everywhere_costs_its_giver_its_place_and_nobody_else_anything(
-    chief: RunningChief, num_given: int
-) -> None:
+def test_a_commit_of_a_contribution_that_a_shard_lacks_expels_its_worker_and_no_other(chief: RunningChief, num_given: int) -> None:
     with trained(chief, 0, 1) as (honest, forger):
         forged = forger.push(value=3.0, num_shards=num_given)
         result, error = both_wait(honest, forger, (honest.push(value=1.0), forged))
@@ -77,7 +75,7 @@ def test_numbers_of_a_commit_count_only_where_its_contribution_lies(chief: Runni
         assert honest.read() == {"w": pytest.approx([-2.0 if num_given else -0.1] * 3), "b": pytest.approx([-0.1] * 3)}
 
 
-def test_nobody_commits_or_leaves_in_another_workers_name(chief: RunningChief) -> None:
+def test_no_caller_commits_or_leaves_in_another_workers_name(chief: RunningChief) -> None:
     with trained(chief, 0, 1) as (honest, other), client_of(chief) as attacker:
         them = stranger_to(honest)
         push_id = PushId(worker=0, incarnation=them.incarnation, sequence=1 << 63)
@@ -92,7 +90,7 @@ def test_nobody_commits_or_leaves_in_another_workers_name(chief: RunningChief) -
         assert both_wait(honest, other, (honest.push(), other.push())) == (TokenResult.TOKEN, None)
 
 
-def test_nobody_comes_back_as_another_worker(chief: RunningChief) -> None:
+def test_no_process_comes_back_as_another_worker(chief: RunningChief) -> None:
     with trained(chief, 0, 1) as (honest, other), client_of(chief) as attacker:
         with pytest.raises(WorkerIndexTaken):
             Worker(attacker, 0, former=stranger_to(honest))

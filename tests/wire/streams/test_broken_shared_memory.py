@@ -82,7 +82,7 @@ def with_words(changes: dict[int, int]) -> Answer:
 
 
 @pytest.mark.parametrize("changes", [{words.EPOCH: 0}, dict.fromkeys(STEPS, words.NO_STEP), dict.fromkeys(STEPS, 7)])
-def test_memory_that_does_not_show_what_its_server_says_is_given_up(changes: dict[int, int]) -> None:
+def test_memory_that_differs_from_its_servers_answers_is_given_up(changes: dict[int, int]) -> None:
     """The worker would look again and again, and each time ask the server, which says that all is well."""
     with sharing(with_words(changes)) as (trainer, shard):
         assert shard.variables_view(epoch=EPOCH, step=0, layout_hash=MIXED.hash) is None
@@ -200,7 +200,7 @@ def test_a_step_that_a_worker_changes_after_it_was_checked_is_not_used() -> None
     assert found is not None and found[1] == 0
 
 
-def test_a_worker_that_scribbles_in_its_buffer_all_the_time_harms_nobody_else() -> None:
+def test_a_worker_that_overwrites_its_buffer_all_the_time_harms_no_other() -> None:
     """Header and gradients, also while they are applied; the others' contributions count as they are."""
     with (
         open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server,

@@ -145,7 +145,7 @@ def test_defect_ends_its_stream_and_no_other(scene: Scene) -> None:
     other.cancel()
 
 
-def test_server_ends_the_stream_after_what_it_has_sent(scene: Scene) -> None:
+def test_the_server_ends_the_stream_after_its_last_answer(scene: Scene) -> None:
     assert scene.ended(b"x", b"end", b"y") == (CODE.OK, "", [b"x", b"last words"])
 
 

@@ -308,7 +308,7 @@ def test_deadlines_take_the_nearest_first() -> None:
         ({"GLIBC_TUNABLES": "glibc.pthread.rseq=0"}, True),
     ],
 )
-def test_memory_is_kept_unless_somebody_says_otherwise(environment: dict[str, str], expected: bool) -> None:
+def test_memory_is_kept_unless_the_environment_forbids_it(environment: dict[str, str], expected: bool) -> None:
     assert is_allowed(environment) is expected
 
 

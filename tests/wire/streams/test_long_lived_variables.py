@@ -134,7 +134,7 @@ def test_waiting_reader_is_told_that_the_server_ends() -> None:
             assert pb.ReadResponse.FromString(next(call)).header.error.reason == "SHUTTING_DOWN"
 
 
-def test_read_takes_what_was_expected_and_nothing_else() -> None:
+def test_a_read_takes_the_expected_step_and_no_other() -> None:
     with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(WholeGrpcShard(running.address)) as shard:
         trainer = Trainer(shard)
         trainer.create(1.0)

@@ -116,7 +116,7 @@ def test_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.Mon
         assert reported(caller, 1) == [True]
 
 
-def test_closing_ends_what_is_under_way_and_takes_no_more() -> None:
+def test_closing_ends_calls_under_way_and_takes_no_more() -> None:
     def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for _ in requests:
             heard.put(None)
@@ -135,6 +135,6 @@ def test_closing_ends_what_is_under_way_and_takes_no_more() -> None:
         assert not reports.get(timeout=20)
 
 
-def test_nobody_listens_and_that_is_said_too() -> None:
+def test_an_address_without_a_listener_is_reported() -> None:
     with commands_to("127.0.0.1:1") as commands:
         assert reported(GrpcShardCaller(commands), 0) == [False]

@@ -62,7 +62,7 @@ def test_no_step_is_applied_while_one_is_copied_and_steps_go_on_while_it_is_writ
     step(driver, worker)
 
 
-def test_a_manifest_says_what_was_applied_lately_of_whom() -> None:
+def test_a_manifest_has_the_contributions_applied_lately_by_worker() -> None:
     driver = RecoveryDriver(total_num_replicas=2, checkpoints=CheckpointConfig(every_steps=3))
     workers = driver.train(0, 1)
     for _ in range(3):

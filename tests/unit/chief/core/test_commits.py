@@ -201,7 +201,7 @@ def test_a_step_that_no_cluster_can_have_is_refused(step: int) -> None:
         worker.commit(step=step)
 
 
-def test_a_push_id_of_somebody_else_is_refused() -> None:
+def test_a_push_id_of_another_worker_is_refused() -> None:
     driver = Driver(replicas_to_aggregate=2)
     first, second = driver.train(0, 1)
     for push in (second.next_push(), PushId(worker=0, incarnation=2, sequence=1), PushId(worker=0, incarnation=1, sequence=0)):

@@ -50,7 +50,7 @@ def test_each_pass_has_an_order_of_its_own() -> None:
     assert len(set(orders)) == 3
 
 
-def test_a_late_word_that_a_worker_holds_a_range_which_it_has_given_back_leases_it_to_nobody() -> None:
+def test_a_late_message_that_a_worker_holds_a_range_that_it_has_given_back_leases_no_range() -> None:
     leases = DataLeases()
     granted = [one.id for one in leases.lease(0, 1, SIX, max_ranges=2, request_id=1)]
     assert leases.give_back(0, 1, granted[:1])
@@ -63,7 +63,7 @@ def test_a_late_word_that_a_worker_holds_a_range_which_it_has_given_back_leases_
     assert granted[0] not in [one.id for one in leases.lease(1, 1, SIX, max_ranges=9, request_id=2)]
 
 
-def test_a_late_word_that_a_worker_holds_a_range_of_a_contribution_that_no_server_has_leases_it_to_nobody() -> None:
+def test_a_late_message_that_a_worker_holds_a_range_of_a_contribution_that_no_server_has_leases_no_range() -> None:
     leases = DataLeases()
     granted = [one.id for one in leases.lease(0, 1, SIX, max_ranges=1, request_id=1)]
     push_id = PushId(worker=0, incarnation=1, sequence=1)
@@ -423,7 +423,7 @@ def test_a_new_incarnation_holds_no_ranges_of_the_former_one() -> None:
     assert {*mine} <= {*leased_ids(driver, workers[1], 12, request_id=4)}
 
 
-def test_shards_that_apply_on_arrival_have_told_nobody_of_what_the_next_chief_does_not_know() -> None:
+def test_shards_that_apply_on_arrival_announce_no_step_that_the_next_chief_does_not_know() -> None:
     driver, workers = started(policy=PolicySpec(name=PolicyName.ASYNC, use_locking=False))
     mine = leased_ids(driver, workers[0])
     driver.is_manual = True

@@ -110,7 +110,7 @@ def test_a_worker_woken_after_the_end_learns_that_training_is_finished() -> None
     assert sleeper.heartbeat() is True
 
 
-def test_nobody_joins_once_the_processes_end() -> None:
+def test_no_participant_joins_once_the_processes_end() -> None:
     driver = Driver()
     driver.send(ev.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     with pytest.raises(Exception, match="the chief is shutting down: enough"):

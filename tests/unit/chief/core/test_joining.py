@@ -231,7 +231,7 @@ def test_a_worker_that_arrives_before_the_parameter_servers_are_found_learns_wha
     assert fresh.register(0).participant.incarnation == 1
 
 
-def test_nobody_is_taken_in_before_all_servers_know_the_chief() -> None:
+def test_no_participant_is_admitted_before_all_servers_know_the_chief() -> None:
     """Were it lost before that, the next one would have its number, and give the same ones."""
     fresh = RecoveryDriver(num_shards=2, total_num_replicas=2, checkpoints=None, begin=False)
     fresh.is_manual = True

@@ -30,7 +30,7 @@ def test_shards_hear_of_it_with_the_first_values_and_workers_when_they_register(
     assert [change.rejects_nonfinite for change in driver.configured] == [True] * reject
 
 
-def test_a_new_chief_that_wants_the_same_tells_nobody() -> None:
+def test_a_new_chief_with_the_same_settings_sends_none() -> None:
     driver, _ = trained(reject_nonfinite=True)
     num_told = len(driver.configured)
     driver.new_chief()

@@ -150,7 +150,7 @@ def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_u
     assert driver.coordinator.status(driver.now).num_rollbacks == 1
 
 
-def test_a_server_restarted_before_what_was_brought_back_is_kept_is_brought_back_once_more() -> None:
+def test_a_server_restarted_before_its_record_is_kept_is_restored_once_more() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     steps(driver, [worker], 1)
@@ -169,7 +169,7 @@ def test_a_server_restarted_before_what_was_brought_back_is_kept_is_brought_back
     assert driver.shards[0].step is not None
 
 
-def test_a_late_answer_of_the_process_that_is_gone_takes_nobody_back() -> None:
+def test_a_late_answer_of_a_process_that_has_ended_causes_no_rollback() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     driver.train(0)
     driver.restart(0)
@@ -370,7 +370,7 @@ def saved() -> RecoveryDriver:
     return driver
 
 
-def test_a_chief_that_starts_waits_for_storage_and_goes_on_from_what_is_there() -> None:
+def test_a_chief_that_starts_waits_for_storage_and_continues_from_its_newest_checkpoint() -> None:
     again = RecoveryDriver(total_num_replicas=1, storage=saved().storage, begin=False)
     again.unreadable = BROKEN
     again.begin()

@@ -53,7 +53,7 @@ def test_a_new_chief_with_other_options_goes_on_though_the_initial_tokens_do_not
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_a_step_that_one_shard_has_applied_is_repeated_with_what_it_was_made_of(ahead: int) -> None:
+def test_a_step_that_one_shard_has_applied_is_repeated_with_the_same_contributions(ahead: int) -> None:
     driver, workers = trained()
     driver.applies_at_once = False
     for worker in workers:

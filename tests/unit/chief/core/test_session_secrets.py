@@ -42,7 +42,7 @@ def test_no_text_shows_a_secret() -> None:
     assert str(participant.secret) not in repr(participant)
 
 
-def test_nobody_else_can_commit_take_tokens_or_data_renew_the_lease_or_leave_in_a_workers_name() -> None:
+def test_no_other_caller_can_commit_take_tokens_or_data_renew_the_lease_or_leave_in_a_workers_name() -> None:
     driver = Driver(total_num_replicas=2)
     worker, _ = driver.train(0, 1)
     them = stranger(worker.participant)
@@ -62,7 +62,7 @@ def test_nobody_else_can_commit_take_tokens_or_data_renew_the_lease_or_leave_in_
     assert worker.commit().outcome is PushOutcome.ACCEPTED
 
 
-def test_nobody_else_can_come_back_as_a_worker_that_is_there() -> None:
+def test_no_other_process_can_come_back_as_a_live_worker() -> None:
     driver = Driver()
     former = driver.register(0, host="a", pid=1).participant
     with pytest.raises(WorkerIndexTaken):
@@ -70,7 +70,7 @@ def test_nobody_else_can_come_back_as_a_worker_that_is_there() -> None:
     assert driver.register(0, host="a", pid=1, former=former).participant == former
 
 
-def test_nobody_else_can_come_back_as_an_observer() -> None:
+def test_no_other_process_can_come_back_as_an_observer() -> None:
     driver = Driver()
     former = driver.register(kind=ParticipantKind.OBSERVER).participant
     with pytest.raises(LeaseExpired, match="observer 0"):
@@ -88,7 +88,7 @@ def test_a_worker_keeps_its_secret_under_the_next_chief() -> None:
     assert driver.coordinator.chief_incarnation == 2
 
 
-def test_nobody_else_comes_back_to_the_next_chief_as_a_worker_that_an_earlier_one_had_admitted() -> None:
+def test_no_other_process_comes_back_to_the_next_chief_as_a_worker_that_an_earlier_one_had_admitted() -> None:
     driver = RecoveryDriver(total_num_replicas=2)
     first, second = driver.train(0, 1)
     first.commit()
@@ -125,7 +125,7 @@ def test_worker_keeps_its_place_under_several_chiefs_in_a_row() -> None:
         assert driver.come_back(worker).participant == worker.participant
 
 
-def test_nobody_commits_what_another_worker_has_pushed_with_a_registration_of_its_own() -> None:
+def test_no_worker_commits_another_workers_push() -> None:
     driver = Driver(total_num_replicas=2)
     worker, other = driver.train(0, 1)
     with pytest.raises(InvalidSpec, match="want worker 1, incarnation 1"):

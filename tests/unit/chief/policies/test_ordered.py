@@ -124,7 +124,7 @@ def test_what_a_dead_worker_gave_is_applied_and_only_then_its_incarnation_is_for
     assert driver.applied[2].discards == (PushId(worker=1, incarnation=1, sequence=0),)
 
 
-def test_a_restarted_worker_does_not_wait_for_what_its_former_self_gave() -> None:
+def test_a_restarted_worker_does_not_wait_for_contributions_of_its_former_incarnation() -> None:
     driver = asynchronous(applies_at_once=False)
     (dead,) = trained(driver, 0)
     dead.push()
@@ -201,7 +201,7 @@ def take_steps(worker: Worker, number: int) -> int:
 
 
 @pytest.mark.parametrize("staleness", [0, 1, 3])
-def test_nobody_gets_further_ahead_of_the_slowest_than_allowed(staleness: int) -> None:
+def test_no_worker_gets_further_ahead_of_the_slowest_than_allowed(staleness: int) -> None:
     driver = ssp(staleness)
     fast, slow = driver.train(0, 1)
     assert take_steps(fast, 10) == staleness

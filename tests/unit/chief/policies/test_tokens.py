@@ -211,7 +211,7 @@ def test_without_initial_tokens_each_worker_gives_one_gradient_to_each_step() ->
     assert (time, num_dropped(outcomes)) == (30, 0)
 
 
-def test_a_stale_token_is_handed_out_and_what_is_computed_with_it_is_dropped() -> None:
+def test_a_stale_token_is_handed_out_and_its_gradients_are_dropped() -> None:
     driver = cluster(1, 1, num_tokens=1)
     (worker,) = driver.train(0)
     assert worker.push() is ACCEPTED
@@ -259,7 +259,7 @@ def test_a_restarted_worker_contributes_without_a_token_and_its_old_one_is_lost(
     assert first.has_token(call)
 
 
-def test_nobody_may_be_ahead_of_the_cluster() -> None:
+def test_no_worker_may_be_ahead_of_the_cluster() -> None:
     (worker,) = cluster(1, 1).train(0)
     worker.local_step = 3
     for attempt in (worker.ask, worker.commit):

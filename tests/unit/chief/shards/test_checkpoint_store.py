@@ -24,7 +24,7 @@ def _tags(storage: LocalStorage) -> list[tuple[str, bool]]:
     return [(stored.tag, stored.is_whole) for stored in storage.stored()]
 
 
-def test_old_ones_go_and_what_is_being_written_stays(storage: LocalStorage, store: CheckpointStore) -> None:
+def test_old_checkpoints_are_removed_and_those_being_written_stay(storage: LocalStorage, store: CheckpointStore) -> None:
     for step in (1, 2, 3):
         save(storage, step=step)
     for step in (4, 5):

@@ -104,7 +104,7 @@ def test_an_applied_step_is_reported_with_its_epoch() -> None:
     play(act)
 
 
-def test_another_epoch_gives_up_what_is_under_way_without_a_report() -> None:
+def test_another_epoch_gives_up_work_under_way_without_a_report() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)

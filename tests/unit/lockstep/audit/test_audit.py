@@ -84,7 +84,7 @@ def test_history_of_training_and_of_going_back_is_clean(tmp_path: Path, capsys: 
 
 
 @pytest.mark.parametrize("num_given", [0, 1])
-def test_a_step_that_servers_have_done_without_what_they_never_received_is_clean(tmp_path: Path, num_given: int) -> None:
+def test_a_step_without_contributions_that_servers_never_received_passes_the_audit(tmp_path: Path, num_given: int) -> None:
     training, forged = _training(tmp_path, 2), PushId(worker=9, incarnation=1, sequence=1)
     training.create()
     training.train(1)

@@ -37,7 +37,7 @@ def read_safetensors(path: Path) -> dict[str, Array]:
     return {tensor.name: np.frombuffer(values[tensor.start : tensor.stop], tensor.dtype).reshape(tensor.shape) for tensor in header.tensors}
 
 
-def test_list_has_whole_ones_and_says_what_is_wrong_with_others(place: LocalStorage, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_list_has_whole_checkpoints_and_the_faults_of_others(place: LocalStorage, capsys: pytest.CaptureFixture[str]) -> None:
     for step in (1, 2):
         save(place, step=step)
     write_files(place, step=3)
@@ -108,7 +108,9 @@ def test_export_skips_a_damaged_one_saying_so(place: LocalStorage, tmp_path: Pat
     assert "step-000000001, step 1" in said.out
 
 
-def test_export_of_damaged_values_leaves_what_was_there(place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_export_of_damaged_values_leaves_the_existing_file(
+    place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     checkpoint = save(place, step=1)
     path = Path(place.place) / checkpoint.tag / checkpoint.files[1].name
     path.write_bytes(path.read_bytes()[:-1] + b"\x7f")

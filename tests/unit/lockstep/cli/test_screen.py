@@ -52,7 +52,7 @@ def test_it_fits_the_terminal(width: int, height: int) -> None:
     assert max(len(re.sub(r"\x1b\[\d+m", "", line)) for line in lines) < max(width, 21)
 
 
-def test_it_says_what_is_waited_for() -> None:
+def test_the_reason_of_a_wait_is_shown() -> None:
     text = "\n".join(shown(cluster_status(worker_status(0), worker_status(1))))
     assert "Step 41 has 1 of 2 contributions; worker 1 is missing, last seen 3.0 s ago" in text
     assert "step 41 of 600" in text

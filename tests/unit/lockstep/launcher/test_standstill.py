@@ -24,7 +24,7 @@ def test_one_that_computes_may_still_complete_the_step() -> None:
     assert not cannot_step(report(*both, required=3, num_contributions=2), gone_s={})
 
 
-def test_one_that_nobody_waits_for_is_left_alone() -> None:
+def test_a_lost_worker_that_no_other_waits_for_is_no_standstill() -> None:
     assert not cannot_step(report(worker_status(0, is_waiting=False), num_contributions=0), gone_s={1: 3.0})
 
 

@@ -55,7 +55,7 @@ def test_with_stragglers_the_shortest_step_wants_more_backups_than_the_best_use_
 
 
 @pytest.mark.parametrize(("num_workers", "most"), [(1, 0), (2, 1), (3, 1), (50, 10), (10_000, 2000)])
-def test_candidates_begin_with_none_and_leave_somebody_to_work(num_workers: int, most: int) -> None:
+def test_candidates_begin_with_no_backup_worker_and_leave_at_least_one_required_worker(num_workers: int, most: int) -> None:
     found = Question(latency=Constant(time_s=1.0), num_workers=num_workers).candidates
     assert found[0] == 0 and found[-1] == most and found == sorted(set(found)) and len(found) <= 14
 

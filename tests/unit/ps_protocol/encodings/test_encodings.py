@@ -192,7 +192,7 @@ def test_a_writer_takes_frames_that_end_anywhere_into_pieces_that_end_at_variabl
     assert tail.tobytes() == b"1234567"
 
 
-def test_a_writer_refuses_gaps_and_what_is_too_much_and_misses_what_has_not_come() -> None:
+def test_a_writer_refuses_gaps_and_excess_bytes_and_reports_missing_ones() -> None:
     writer = decoding_writer(MIXED, FloatEncoding.BFLOAT16, Segments([aligned_bytes(MIXED.nbytes)]))
     nbytes = encoded_nbytes(MIXED, FloatEncoding.BFLOAT16)
     writer.write(0, b"123")

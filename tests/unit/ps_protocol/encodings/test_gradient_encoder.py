@@ -81,7 +81,7 @@ def test_a_contribution_that_did_not_count_leaves_no_trace(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_absent_gradients_are_not_looked_at_and_what_is_owed_to_them_waits(name: str) -> None:
+def test_absent_gradients_are_not_read_and_their_carried_over_error_waits(name: str) -> None:
     one, other = encoder(PLAIN, name), encoder(PLAIN, name)
     before = sent(one, PLAIN, arena(PLAIN, 0)), sent(other, PLAIN, arena(PLAIN, 0))
     np.testing.assert_array_equal(*before)

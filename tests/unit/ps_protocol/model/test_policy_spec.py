@@ -20,7 +20,9 @@ SYNC, SSP, ASYNC = PolicyName.SYNC, PolicyName.SSP, PolicyName.ASYNC
         (PolicySpec(name=ASYNC, use_locking=False), "async, unlocked", True, True, True),
     ],
 )
-def test_a_policy_says_what_it_is(policy: PolicySpec, text: str, reads_latest: bool, accepts_stale: bool, applies_on_arrival: bool) -> None:
+def test_a_policy_describes_itself(
+    policy: PolicySpec, text: str, reads_latest: bool, accepts_stale: bool, applies_on_arrival: bool
+) -> None:
     assert policy.text == text
     assert (policy.reads_latest, policy.accepts_stale, policy.applies_on_arrival) == (reads_latest, accepts_stale, applies_on_arrival)
 

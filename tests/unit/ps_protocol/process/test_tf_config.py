@@ -40,7 +40,7 @@ def test_master_is_the_old_name_of_the_chief() -> None:
     assert (config.chief, config.task_type, config.bind_address) == ("m:1", "chief", "0.0.0.0:1")
 
 
-def test_empty_object_names_nobody() -> None:
+def test_an_empty_object_names_no_address() -> None:
     assert _parse() == TfConfig(chief=None, ps=(), workers=(), task_type="", task_index=0)
 
 

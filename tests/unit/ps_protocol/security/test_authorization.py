@@ -52,7 +52,7 @@ def test_refusal_names_the_method_the_role_it_needs_and_the_role_given() -> None
         check_allowed(f"{PREFIX}ChiefService/ChangeSettings", CallerRole.OBSERVER, proof="certificate")
 
 
-def test_method_without_a_row_is_nobodys() -> None:
+def test_a_method_without_a_row_is_allowed_to_no_role() -> None:
     for role in CallerRole:
         with pytest.raises(PermissionDenied, match=r"^no role may call Invent; token has role "):
             check_allowed(f"{PREFIX}ChiefService/Invent", role)

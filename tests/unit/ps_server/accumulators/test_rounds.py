@@ -107,7 +107,7 @@ def test_taking_nothing_is_refused_at_once(num_required: int) -> None:
     assert acc.num_waiting == 0
 
 
-def test_setting_the_step_keeps_what_is_in_and_may_go_backwards() -> None:
+def test_setting_the_step_keeps_accepted_gradients_and_may_go_backwards() -> None:
     acc = accumulator()
     acc.set_step(5)
     apply(acc, 2.0, 5)

@@ -200,7 +200,7 @@ def test_what_an_older_incarnation_left_does_not_count_against_the_newer_one(sha
         assert shard.push(incarnation=2, sequence=sequence) is PushResult.STAGED
 
 
-def test_advance_drops_what_is_staged_and_settles_what_is_open(shard: StagingShard) -> None:
+def test_advance_drops_staged_contributions_and_settles_open_ones(shard: StagingShard) -> None:
     shard.push(0)
     late = shard.open(1)
     shard.advance()
@@ -332,7 +332,7 @@ def test_applied_contributions_are_ended_by_name(lenient: StagingShard) -> None:
     assert lenient.push(0) is PushResult.DUPLICATE
 
 
-def test_discarding_drops_what_is_named_and_knows_no_others(lenient: StagingShard) -> None:
+def test_discarding_drops_the_named_contributions_and_ignores_unknown_ones(lenient: StagingShard) -> None:
     lenient.push(0)
     lenient.push(1, sequence=1)
     lenient.push(1, sequence=2)

@@ -58,7 +58,7 @@ def shard() -> StagingShard:
     return StagingShard()
 
 
-def test_contribution_that_nobody_told_of_is_found(shard: StagingShard) -> None:
+def test_a_contribution_completed_without_a_call_is_found(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     assert sharing.push(1, value=7) is PushResult.STAGED
     assert shard.inbox.num_staged == 1

@@ -117,7 +117,7 @@ def test_own_optimizers_and_update_rules_have_their_variables_to_themselves() ->
     assert found == [-2.5, -1.25, 5.0, 17.0, 7.5, -2.5]
 
 
-def test_clipping_by_value_is_of_the_mean_and_does_not_hide_what_is_not_finite() -> None:
+def test_clipping_by_value_is_of_the_mean_and_does_not_hide_non_finite_values() -> None:
     shard = _Shard(_variable("a", 40), clip=ClipSpec(value=2.0))
     assert shard.run(shard.memory(-1), shard.memory(-9)) == [2.0]
     assert shard.run(shard.memory(-1), shard.memory(2)) == [-0.5]

@@ -187,7 +187,7 @@ def test_pool_refuses_what_the_budget_does_not_allow() -> None:
     assert pool.lend(purpose="a push of worker 1") is buffer
 
 
-def test_pool_lets_go_of_what_it_has_not_needed_for_long() -> None:
+def test_a_pool_frees_buffers_that_were_unused_for_long() -> None:
     budget = MemoryBudget(None, owner="ps 0")
     pool = BufferPool(64, budget=budget)
     for buffer in [pool.lend(purpose="a push") for _ in range(5)]:

@@ -122,7 +122,7 @@ def test_another_save_waits_until_the_one_before_has_been_given_up(training: Sha
     assert shard.save(_request(training, "two")).state is SaveState.DONE
 
 
-def test_copy_that_there_is_no_memory_for_harms_nobody(tmp_path: Path, later: Later) -> None:
+def test_a_copy_without_memory_for_it_does_no_harm(tmp_path: Path, later: Later) -> None:
     directory = str(tmp_path / "checkpoints")
     # Values twice, two slots and two contributions fit.
     shard = InProcessShard(index=0, storage=open_storage(directory), run_in_background=later, memory_limit_bytes=7 * 4096)
@@ -179,7 +179,7 @@ def test_later_epoch_breaks_a_restoration_off(training: ShardedTraining, later: 
     training.train(1)
 
 
-def test_a_replica_that_was_brought_back_obeys_no_copy_of_what_it_was_told_before(training: ShardedTraining, later: Later) -> None:
+def test_a_replica_that_was_brought_back_ignores_late_copies_of_earlier_commands(training: ShardedTraining, later: Later) -> None:
     _saved(training, later)
     shard = training.shards[0]
     assert isinstance(shard, InProcessShard)

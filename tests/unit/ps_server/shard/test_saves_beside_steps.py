@@ -129,7 +129,7 @@ def test_disk_that_fails_at_any_write_harms_no_step_and_no_older_checkpoint(
     assert training.state() == expected
 
 
-def test_file_that_nobody_wants_any_more_is_broken_off_before_its_next_piece(storage: WatchedStorage) -> None:
+def test_a_file_that_is_no_longer_needed_is_given_up_before_its_next_piece(storage: WatchedStorage) -> None:
     training = _training(storage)
     shard, writes = training.shards[0], []
 

@@ -40,7 +40,7 @@ def test_refused_commits_are_not_open() -> None:
     assert commits.all() == ()
 
 
-def test_repeated_commit_is_what_it_was_the_first_time() -> None:
+def test_a_repeated_commit_has_its_first_outcome() -> None:
     commits = OpenCommits(OWNER)
     commits.sent(commit(1))
     again = CommitResult(outcome=PushOutcome.DUPLICATE, global_step=5, first_outcome=PushOutcome.ACCEPTED, applied_step=5)

@@ -179,7 +179,7 @@ def test_a_push_that_fails_is_told_to_the_shards_with_the_next(around: Surroundi
     assert [(push.push_id.sequence, push.refused) for push in pushes] == [(2, (1,))]
 
 
-def test_a_push_that_finds_a_shard_full_has_it_drop_what_was_never_committed(around: Surroundings) -> None:
+def test_a_push_to_a_full_shard_has_it_drop_uncommitted_contributions(around: Surroundings) -> None:
     held = [PushId(worker=0, incarnation=ME.incarnation, sequence=sequence) for sequence in (1, 2, 3)]
     pushes: list[ask.PushParts] = []
 
@@ -199,7 +199,7 @@ def test_a_push_that_finds_a_shard_full_has_it_drop_what_was_never_committed(aro
     assert [(push.push_id.sequence, push.refused) for push in pushes] == [(1, ()), (4, ()), (4, (2, 3))]
 
 
-def test_a_shard_that_names_what_is_not_there_is_not_asked_for_ever(around: Surroundings) -> None:
+def test_a_shard_that_names_unknown_contributions_is_not_asked_for_ever(around: Surroundings) -> None:
     def full(push: ask.PushParts) -> Any:
         held = [PushId(worker=0, incarnation=ME.incarnation, sequence=len(push.refused) + 1)]
         raise TooManyPushes("it is full", facts=named_contributions(held))
@@ -209,7 +209,7 @@ def test_a_shard_that_names_what_is_not_there_is_not_asked_for_ever(around: Surr
         around.run(around.worker.contribute("gradients", is_waited_for=False), PushParts=full)
 
 
-def test_an_interrupted_wait_protects_what_is_sent_from(around: Surroundings) -> None:
+def test_an_interrupted_wait_protects_the_arrays_that_are_being_sent(around: Surroundings) -> None:
     def interrupted(_: ask.AwaitToken) -> Any:
         raise KeyboardInterrupt
 

@@ -37,7 +37,7 @@ def content(part: ShardPart) -> bytes:
     return b"".join(bytes(data) for _, data in part.segments.chunks(1 << 20))
 
 
-def test_only_what_has_float32_is_encoded_and_only_if_it_travels(staging: Staging) -> None:
+def test_only_float32_is_encoded_and_only_if_it_travels(staging: Staging) -> None:
     staged = staging.stage(gradients(0), step=0)
     halved, whole = ShardParts(LAYOUTS, wire=WireFormat(gradients="bfloat16")).parts(staged)
     nbytes = encoded_nbytes(LAYOUTS[0], FloatEncoding.BFLOAT16)

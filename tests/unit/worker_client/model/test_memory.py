@@ -186,7 +186,7 @@ def test_arenas_that_are_read_only_give_views_that_are() -> None:
     assert not any(view.flags.writeable for view in own.on([arena]).views.values())
 
 
-def test_locked_memory_lets_nobody_write_where_a_shard_may_read() -> None:
+def test_locked_memory_lets_no_caller_write_where_a_shard_may_read() -> None:
     own = memory_of(model_of(64), num_shards=2)
     memory = own.on([aligned_bytes(layout.nbytes) for layout in own.layouts])
     memory.lock()

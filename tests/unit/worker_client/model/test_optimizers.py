@@ -139,7 +139,7 @@ def test_hyperparameter_out_of_its_range_is_refused_where_it_is_written(make: An
         make()
 
 
-def test_public_surface_is_what_is_named() -> None:
+def test_the_public_surface_has_the_listed_names() -> None:
     assert all(hasattr(worker_client, name) for name in worker_client.__all__)
     assert isinstance(worker_client.sgd(0.1), OptimizerSpec)
 

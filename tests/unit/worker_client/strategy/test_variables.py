@@ -135,7 +135,7 @@ def test_a_list_that_replicas_write_is_an_array_as_one_that_is_written_across_th
     assert v.read_value().tolist() == [4.0, 5.0]
 
 
-def test_rule_76_what_is_the_same_for_all_replicas_is_its_mean_and_has_no_sum() -> None:
+def test_rule_76_a_value_that_is_the_same_for_all_replicas_is_its_mean_and_has_no_sum() -> None:
     strategy, ones = ParameterServerStrategy(2), np.ones(3)
     v, extended = _variable(strategy, np.zeros(3)), strategy.extended
     assert extended.reduce_to("MEAN", ones, v) is ones
@@ -166,7 +166,7 @@ def test_reducing_to_the_value_itself_gives_every_replica_the_result() -> None:
     assert [float(one) for one in strategy.experimental_local_results(result)] == [6, 6, 6]
 
 
-def test_batch_reduce_to_gives_the_results_in_order_and_takes_what_is_the_same_as_one_contribution() -> None:
+def test_batch_reduce_to_gives_the_results_in_order_and_takes_a_common_value_as_one_contribution() -> None:
     strategy = ParameterServerStrategy(2)
     v, same = _variable(strategy), np.float64(7)
     results = strategy.extended.batch_reduce_to("SUM", [(_per_replica(1, 2), v), (same, v), (_per_replica(3, 4), v)])
@@ -540,7 +540,7 @@ def test_a_formula_has_any_names(name: str) -> None:
 
 
 @pytest.mark.parametrize(("num_replicas", "options"), [(2, {"mirrored": True}), (1, {}), (2, {})])
-def test_a_formula_takes_for_each_copy_what_is_its_own(num_replicas: int, options: Any) -> None:
+def test_a_formula_takes_for_each_copy_its_own_values(num_replicas: int, options: Any) -> None:
     strategy = ParameterServerStrategy(num_replicas, **options)
     kind: dict[str, Any] = {"synchronization": ON_READ, "aggregation": MEAN} if num_replicas == 2 and not options else {}
     v = _variable(strategy, 1.0, **kind)
