@@ -68,9 +68,9 @@ coverage: $(DEV)  ## which lines and branches the tests reach, processes and all
 	@$(BIN)/coverage erase && $(BIN)/coverage run -m pytest -n 3 --dist worksteal $(ARGS); found=$$?; \
 	  $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$found
 
-# Three at once on two processors: tests of real processes wait for a third of their time.
+# Four at once on two processors: tests of real processes wait for a third of their time.
 test: $(DEV)  ## all tests but chaos; ARGS="-k framing" are passed to pytest
-	@$(PYTEST) -n 3 --dist worksteal $(ARGS)
+	@$(PYTEST) -n 4 --dist worksteal $(ARGS)
 
 # The second line are floods and the third one is the soak, which need the machine for themselves. SOAK=0 leaves the soak out, and with
 # FLOODS=all every flood meets every role, which takes 10 minutes more.

@@ -94,7 +94,7 @@ def _has_children() -> bool:
 
 
 def _left(mark: str, earlier: set[int]) -> list[psutil.Process]:
-    mine = {process.pid: process for process in psutil.Process().children(recursive=True) if process.pid not in earlier}
+    mine = {process.pid: process for process in psutil.Process().children(recursive=True) if not _is_of(process, earlier)}
     for pid in psutil.pids():
         try:
             if pid not in mine and f"{MARK}={mark}".encode() in Path(f"/proc/{pid}/environ").read_bytes():
@@ -102,6 +102,14 @@ def _left(mark: str, earlier: set[int]) -> list[psutil.Process]:
         except (OSError, psutil.NoSuchProcess):
             continue  # it ended meanwhile, or is not ours; or there is no /proc, and children are all that can be found
     return [process for process in mine.values() if _is_running(process)]
+
+
+def _is_of(process: psutil.Process, earlier: set[int]) -> bool:
+    """Whether it was there before the test, or was started by one that was, and ends with that: a renderer of a module's browser."""
+    try:
+        return process.pid in earlier or any(parent.pid in earlier for parent in process.parents())
+    except psutil.Error:
+        return False
 
 
 def _is_running(process: psutil.Process) -> bool:

@@ -75,11 +75,18 @@ def own_scene(tmp_path: Path) -> Iterator[Scene]:
         yield made
 
 
-@pytest.fixture
-def browser(tmp_path: Path) -> Iterator[Browser]:
-    with opened(tmp_path / "profile") as made:
-        made.resize(1280, 900)
+@pytest.fixture(scope="module")
+def only_browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with opened(tmp_path_factory.mktemp("browser")) as made:
         yield made
+
+
+@pytest.fixture
+def browser(only_browser: Browser) -> Iterator[Browser]:
+    """A tab of its own."""
+    with only_browser.tab() as tab:
+        tab.resize(1280, 900)
+        yield tab
 
 
 def test_a_reader_sees_the_progress_and_which_worker_is_stuck(scene: Scene, browser: Browser) -> None:
@@ -211,5 +218,8 @@ def test_it_goes_on_when_the_chief_is_restarted(own_scene: Scene, browser: Brows
 
 def processes_of(words: str, directory: Path) -> list[int]:
     """The children of this test, and theirs, whose command line has these words, and is about this cluster."""
-    lines = {one.pid: "\0".join([*one.cmdline(), ""]) for one in psutil.Process().children(recursive=True)}
+    lines = dict[int, str]()
+    for one in psutil.Process().children(recursive=True):
+        with contextlib.suppress(psutil.NoSuchProcess):  # or a zombie
+            lines[one.pid] = "\0".join([*one.cmdline(), ""])
     return [pid for pid, line in lines.items() if words in line and str(directory) in line]

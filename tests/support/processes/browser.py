@@ -34,7 +34,7 @@ _ANSWER_S = 60.0
 
 
 class Browser:
-    """One tab. For one thread."""
+    """A browser with one tab at a time. For one thread."""
 
     def __init__(self, process: "subprocess.Popen[bytes]", *, reading: int, writing: int) -> None:
         self._process, self._writing = process, writing
@@ -44,10 +44,21 @@ class Browser:
         self.complaints: list[str] = []
         self._reader = threading.Thread(target=self._read, args=(reading,), daemon=True)
         self._reader.start()
-        target = self.call("Target.createTarget", url="about:blank")["targetId"]
+
+    @contextmanager
+    def tab(self) -> Iterator["Browser"]:
+        """Opens a tab that knows nothing of earlier ones: no cookie, no storage, nothing requested, no complaint."""
+        context = self.call("Target.createBrowserContext")["browserContextId"]
+        target = self.call("Target.createTarget", url="about:blank", browserContextId=context)["targetId"]
+        self.requested, self.complaints = [], []
         self._session = self.call("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]
-        for domain in ("Page", "Runtime", "Network", "Log"):
-            self.call(f"{domain}.enable")
+        try:
+            for domain in ("Page", "Runtime", "Network", "Log"):
+                self.call(f"{domain}.enable")
+            yield self
+        finally:
+            self._session = ""
+            self.call("Target.disposeBrowserContext", browserContextId=context)
 
     def call(self, method: str, **parameters: object) -> dict[str, Any]:
         """Calls a method of the protocol and returns its result."""
@@ -102,6 +113,8 @@ class Browser:
                 if "id" in message:
                     if (waiting := self._answers.get(message["id"])) is not None:
                         waiting.put(message)
+                elif message.get("sessionId") != self._session:
+                    continue  # of a tab that is closed
                 elif message["method"] == "Network.requestWillBeSent":
                     self.requested.append(message["params"]["request"]["url"])
                 elif message["method"] == "Runtime.exceptionThrown":
