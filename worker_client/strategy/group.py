@@ -116,6 +116,9 @@ class Group(Protocol):
     def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
         """Returns the combination of all replicas' contributions, the same in all processes. All processes call it in the same order."""
 
+    def close(self) -> None:
+        """Lets go of the connection that values meet over, if any. Idempotent."""
+
 
 class MemoryCell:
     """A copy of a variable in this process's memory."""
@@ -181,3 +184,6 @@ class LocalGroup:
     def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
         """Combines at once."""
         return [combine(one.op, one.contributions) for one in combinations]
+
+    def close(self) -> None:
+        """There is no connection."""

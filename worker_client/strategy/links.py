@@ -118,5 +118,5 @@ class Link:
         # The message may be lost, or may have arrived after all.
         self._is_unclear = self._is_repeated = True
         self._again_at_s = 0.0
-        self._mailboxes.renew()
+        self._mailboxes.close()  # it may be elsewhere now
         time.sleep(_PAUSE_S)  # the server may be lost: without a pause, the caller would call it again and again

@@ -70,16 +70,12 @@ class Mailboxes:
         with self._mailbox(name, HEAD) as mailbox:
             return mailbox.num_accumulated()
 
-    def renew(self) -> None:
-        """Has the next calls connect anew: servers may be elsewhere."""
+    def close(self) -> None:
+        """Lets go of the connections; later calls connect anew, also where servers have moved. Idempotent."""
         with self._lock:
             accesses, self._accesses = self._accesses, {}
         for access in accesses.values():
             access.close()
-
-    def close(self) -> None:
-        """Lets go of the connections. Idempotent."""
-        self.renew()
 
     def _mailbox(self, name: str, part: str) -> ConditionalAccumulator:
         """The accumulator for one vector of the messages."""

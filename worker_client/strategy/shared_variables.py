@@ -45,7 +45,7 @@ class SharedVariables:
         # Of the present block: values, and formulas that nothing here has needed the values of. No variable is in both, or in two formulas.
         self._pending: dict[str, Array] = {}
         self._calls: list[FormulaCall] = []
-        self._num_blocks = 0
+        self._is_in_call = False
         self._has_written = False
         # Counters that number exchanges: outermost blocks with exchanges and reductions outside of any, and exchanges in the present one.
         # A block that fails in this worker alone counts, too: the other workers' part of it must not be taken for a part of the next block.
@@ -68,7 +68,7 @@ class SharedVariables:
 
     def place(self, part: int) -> Place:
         """Returns where in the program the next reduction's part is; the step only where all workers make each step together."""
-        step, is_in_call = self._step, self._num_blocks > 0
+        step, is_in_call = self._step, self._is_in_call
         if step != NO_STEP:
             return Place(step=step, call=2 * self._num_ended + is_in_call, reduction=self._num_reduced, part=part)
         # A program that was started again does not count the calls that the others have made.
@@ -77,11 +77,11 @@ class SharedVariables:
     @property
     def is_in_call(self) -> bool:
         """Whether a block of `together()` has begun and not ended."""
-        return self._num_blocks > 0
+        return self._is_in_call
 
     def numbers(self, count: int) -> range:
         """Returns the numbers of the next exchanges, which a program that does the same gives them, too."""
-        if not self._num_blocks:
+        if not self._is_in_call:
             self._begin_call()
         first = exchange_number(self._num_begun, self._num_exchanges + 1)
         self._num_exchanges += count
@@ -132,32 +132,33 @@ class SharedVariables:
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """Sends the writes of the block when it ends; if it fails, drops them."""
-        self._num_blocks += 1
-        if self._num_blocks == 1:
-            self._begin_call()
-            num_before, step_before, self._num_reduced = self._num_reduced, self._step, 0
+        """Sends the writes of the block when it ends; if it fails, drops them. Of nested blocks, the outermost counts."""
+        if self._is_in_call:
+            yield
+            return
+        self._is_in_call = True
+        self._begin_call()
+        num_before, step_before, self._num_reduced = self._num_reduced, self._step, 0
         try:
             yield
         except BaseException:
-            if self._num_blocks == 1:
-                self._num_reduced = num_before  # the call may be made again, as in a program that is started again
-            if self._num_blocks == 1 and (self._pending or self._calls):
+            self._num_reduced = num_before  # the call may be made again, as in a program that is started again
+            if self._pending or self._calls:
                 self._pending, self._calls = {}, []
                 self._undo()
             raise
         else:
-            if self._num_blocks == 1 and not self._num_exchanges:
+            if not self._num_exchanges:
                 self._num_begun -= 1  # the others' has none either, also where what it has written cannot be sent from here
-            if self._num_blocks == 1 and (self._pending or self._calls):
+            if self._pending or self._calls:
                 self._send()
-            if self._num_blocks == 1 and NO_STEP < step_before < self._step:
+            if NO_STEP < step_before < self._step:
                 self._num_ended = self._num_reduced = 0
-            elif self._num_blocks == 1:
+            else:
                 self._num_ended += bool(self._num_reduced)
                 self._num_reduced = 0 if self._num_reduced else num_before
         finally:
-            self._num_blocks -= 1
+            self._is_in_call = False
 
     def _begin_call(self) -> None:
         self._num_begun, self._num_exchanges = self._num_begun + 1, 0

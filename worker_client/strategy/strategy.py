@@ -382,8 +382,7 @@ class ParameterServerStrategy:
         check_name(name)
         if session is not None and not isinstance(session, Session):
             raise InvalidSpec(f"session: got a {type(session).__name__}, want the session that lockstep.connect() returns")
-        self._workers = None if session is None else WorkerGroup(session, replicas_per_worker, name=name)
-        self._group: Group = self._workers or LocalGroup(replicas_per_worker)
+        self._group: Group = LocalGroup(replicas_per_worker) if session is None else WorkerGroup(session, replicas_per_worker, name=name)
         self._extended = StrategyExtended(self, self._group, is_mirrored=mirrored)
 
     def __enter__(self) -> Self:
@@ -394,8 +393,7 @@ class ParameterServerStrategy:
 
     def close(self) -> None:
         """Lets go of connections; the session stays. Idempotent."""
-        if self._workers is not None:
-            self._workers.close()
+        self._group.close()
 
     @property
     def extended(self) -> StrategyExtended:
@@ -468,16 +466,13 @@ class ParameterServerStrategy:
             along = whole.mean(axis) if op is ReduceOp.MEAN else total.astype(whole.dtype) if whole.dtype == np.float16 else total
             return self._extended.reduce_to(op, along, self._extended.parameter_devices[0])
         parts = {replica: np.asarray(part) for replica, part in value.values.items()}
-        total = self._extended.reduce_to(
-            ReduceOp.SUM,
-            PerReplica({replica: sum_along(part, axis) for replica, part in parts.items()}),
-            self._extended.parameter_devices[0],
-        )
-        dtype = parts[min(parts)].dtype
+        totals = PerReplica({replica: sum_along(part, axis) for replica, part in parts.items()})
+        device, dtype = self._extended.parameter_devices[0], parts[min(parts)].dtype
         if op is ReduceOp.SUM:
+            total = self._extended.reduce_to(op, totals, device)
             return frozen(total.astype(dtype)) if dtype == np.float16 else total
         counts = PerReplica({replica: np.float64(part.shape[axis]) for replica, part in parts.items()})
-        count = self._extended.reduce_to(ReduceOp.SUM, counts, self._extended.parameter_devices[0])
+        total, count = self._extended.batch_reduce_to(ReduceOp.SUM, [(totals, device), (counts, device)])
         return np.asarray(total / count, dtype if dtype.kind == "f" else None)
 
 

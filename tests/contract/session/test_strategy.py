@@ -28,6 +28,7 @@ from worker_client.strategy import (
 )
 from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.messages import Message
+from worker_client.strategy.workers import WorkerGroup
 
 NUM_WORKERS, PER_WORKER = 3, 2
 Part = Callable[[ParameterServerStrategy, Session], Any]
@@ -95,6 +96,23 @@ def test_reductions_are_over_the_replicas_of_all_workers_and_all_get_them(togeth
     for parts, indices, dtype in together(part, per_worker=per_worker):
         assert all(one in ([total, total], [total / count, total / count]) for one in parts)
         assert (indices, dtype) == (list(range(count)), "float32")
+
+
+def test_a_mean_along_an_axis_over_all_workers_takes_one_exchange(together: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    combine, exchanges = WorkerGroup.combine, list[str]()
+
+    def spied(group: WorkerGroup, what: str, combinations: Any, **how: Any) -> list[Any]:
+        exchanges.append(what)
+        return combine(group, what, combinations, **how)
+
+    monkeypatch.setattr(WorkerGroup, "combine", spied)
+
+    def part(strategy: ParameterServerStrategy, session: Session) -> Any:
+        rows = strategy.experimental_distribute_values_from_function(lambda c: np.full((c.replica_id_in_sync_group + 1, 2), 6.0))
+        return strategy.reduce("MEAN", rows, axis=0).tolist()
+
+    assert together(part) == [[6, 6]] * NUM_WORKERS
+    assert len(exchanges) == NUM_WORKERS
 
 
 def test_variables_lie_on_parameter_servers_and_all_workers_see_every_write(together: Any) -> None:
