@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import ParamSpec, TypeVar
 
 import numpy as np
@@ -77,6 +77,9 @@ def piecewise_constant(boundaries: Sequence[float], values: Sequence[float]) -> 
 
     `boundaries` are steps and must ascend, 1,000 of them at most; there is one value more than boundaries. Raises InvalidSpec otherwise.
     """
+    for name, given in (("boundaries", boundaries), ("values", values)):
+        if not isinstance(given, Iterable):
+            raise InvalidSpec(f"piecewise_constant(): {name}: got {given!r}, want a list of numbers")
     return Schedule(
         name="piecewise_constant",
         boundaries=tuple(plain_number(boundary) for boundary in boundaries),

@@ -1,7 +1,7 @@
 """The strategy and its `extended`: running replicas, reducing what they return, updating variables. Knows contexts and where copies lie."""
 
 import functools
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Self
@@ -12,13 +12,14 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import Formula
 from ps_protocol.model.updates import parsed
 from ps_protocol.model.variables import Array, check_name
+from worker_client.accumulators import whole_number
 from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
 from worker_client.strategy import contexts
 from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall, Group, LocalGroup, MemoryCell
 from worker_client.strategy.reduction import ReduceOp, frozen, reduce_one, reduce_op_of, sum_along
 from worker_client.strategy.replicas import one_function, run_replicas
-from worker_client.strategy.values import Mirrored, PerReplica, arguments, check_alike, leaves, map_nested, regroup, select
+from worker_client.strategy.values import Mirrored, PerReplica, arguments, check_alike, check_function, leaves, map_nested, regroup, select
 from worker_client.strategy.variables import Variable, VariableCopy, as_array, container_of
 from worker_client.strategy.workers import WorkerGroup
 
@@ -59,6 +60,7 @@ class ReplicaContext:
         raises, or some replicas never call this, all replicas end here, and `run()` raises that error or RuntimeError. Raises
         RuntimeError anywhere but in this replica.
         """
+        check_function("merge_call()", merge_fn)
         given_args, given_kwargs = arguments("merge_call()", args, kwargs)
         if self._call is not None:
             mode = contexts.current()
@@ -140,6 +142,10 @@ class StrategyExtended:
         """
         contexts.check_cross_replica(self._strategy, "batch_reduce_to()")
         op, hints = reduce_op_of(reduce_op), _hints(experimental_hints)
+        if not isinstance(value_destination_pairs, Iterable):
+            raise InvalidSpec(
+                f"batch_reduce_to(): got a {type(value_destination_pairs).__name__}, want a list of pairs (value, destinations)"
+            )
         pairs = list(value_destination_pairs)
         for pair in pairs:
             if not isinstance(pair, tuple | list) or len(pair) != 2:
@@ -224,6 +230,7 @@ class StrategyExtended:
         Call it across replicas, else RuntimeError. Raises ValueError for per-replica arguments.
         """
         contexts.check_cross_replica(self._strategy, "update_non_slot()")
+        check_function("update_non_slot()", fn)
         with self._strategy.scope():
             variable = self._own_variable(colocate_with, "update_non_slot()")
             given = arguments("update_non_slot()", args, kwargs)
@@ -237,6 +244,8 @@ class StrategyExtended:
 
         It is for `colocate_vars_with()` and `update_non_slot()`. Raises ValueError for an empty list.
         """
+        if not isinstance(var_list, Iterable):
+            raise InvalidSpec(f"non_slot_devices(): got a {type(var_list).__name__}, want a list of variables")
         if not var_list:
             raise ValueError("non_slot_devices(): got no variables; pass those that are optimized")
         return min((self._own_variable(var, "non_slot_devices()") for var in var_list), key=lambda var: var.name)
@@ -425,6 +434,7 @@ class ParameterServerStrategy:
         always a PerReplica. Raises the error of a replica, and RuntimeError in a replica.
         """
         contexts.check_cross_replica(self, "run()")
+        check_function("run()", fn)
         given_args, given_kwargs = arguments("run()", args, kwargs)
         with self.scope(), self._group.writing():
             self._group.begin()
@@ -437,9 +447,9 @@ class ParameterServerStrategy:
         The mean along an axis weighs every element the same, however many a replica has. Call it across replicas, else RuntimeError.
         """
         contexts.check_cross_replica(self, "reduce()")
-        op = reduce_op_of(reduce_op)
+        op, along = reduce_op_of(reduce_op), None if axis is None else whole_number("reduce(): axis", axis)
         with self.scope():
-            return map_nested(lambda one: self._reduce_one(op, one, axis), value)
+            return map_nested(lambda one: self._reduce_one(op, one, along), value)
 
     def experimental_local_results(self, value: Any) -> tuple[Any, ...]:
         """Returns the values of this process's replicas, by id; of a variable its copies; of anything else a tuple with it alone."""
@@ -452,6 +462,7 @@ class ParameterServerStrategy:
     def experimental_distribute_values_from_function(self, value_fn: Callable[[ValueContext], Any]) -> PerReplica:
         """Returns a PerReplica of the results of `value_fn` for each replica of this process."""
         contexts.check_cross_replica(self, "experimental_distribute_values_from_function()")
+        check_function("experimental_distribute_values_from_function()", value_fn)
         return PerReplica({replica: value_fn(ValueContext(replica, self._group.num_replicas)) for replica in self._group.replicas})
 
     def _merged(self, results: Mapping[int, Any]) -> Any:

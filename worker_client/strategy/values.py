@@ -72,6 +72,12 @@ def arguments(what: str, args: Any, kwargs: Any) -> tuple[tuple[Any, ...], dict[
     return tuple(args), dict(kwargs or {})
 
 
+def check_function(what: str, fn: Any) -> None:
+    """Raises InvalidSpec, which begins with `what`, for an object that cannot be called."""
+    if not callable(fn):
+        raise InvalidSpec(f"{what}: got a {type(fn).__name__}, want a function")
+
+
 def map_nested(function: Callable[[Any], Any], nested: Any, *, depth: int = 0) -> Any:
     """Returns `nested` with `function` applied to everything in it that is no tuple, list or dict; in a dict by key.
 

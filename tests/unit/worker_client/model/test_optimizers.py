@@ -168,3 +168,11 @@ def test_a_misspelt_argument_of_an_optimizer_or_schedule_is_told_the_nearest_nam
 def test_a_missing_argument_stays_what_python_says_of_it() -> None:
     with pytest.raises(TypeError, match=r"sgd\(\) missing 1 required positional argument: 'learning_rate'"):
         worker_client.sgd()  # type: ignore[call-arg]
+
+
+def test_a_piecewise_schedule_of_numbers_instead_of_lists_is_refused() -> None:
+    wrong: Any = 5
+    with pytest.raises(InvalidSpec, match=r"piecewise_constant\(\): boundaries: got 5, want a list of numbers"):
+        worker_client.piecewise_constant(wrong, [1.0])
+    with pytest.raises(InvalidSpec, match=r"piecewise_constant\(\): values: got 5, want a list of numbers"):
+        worker_client.piecewise_constant([1.0], wrong)

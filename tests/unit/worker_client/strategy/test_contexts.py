@@ -294,3 +294,21 @@ def test_arguments_that_are_none_are_refused_by_every_call_that_passes_them_on(g
     for what, call in calls.items():
         with strategy.scope(), pytest.raises(InvalidSpec, match=rf"{what}\(\): {words}"):
             call()
+
+
+def test_what_cannot_be_called_or_iterated_and_what_is_no_axis_is_refused_with_words() -> None:
+    strategy = ParameterServerStrategy(2)
+    variable, extended = _variable(strategy), strategy.extended
+    wrong: Any = 5
+    calls: dict[str, Callable[[], Any]] = {
+        "run\\(\\): got a int, want a function": lambda: strategy.run(wrong),
+        "merge_call\\(\\): got a int, want a function": lambda: strategy.run(lambda: _context().merge_call(wrong)),
+        "update_non_slot\\(\\): got a int, want a function": lambda: extended.update_non_slot(variable, wrong),
+        "_from_function\\(\\): got a int, want a function": lambda: strategy.experimental_distribute_values_from_function(wrong),
+        "batch_reduce_to\\(\\): got a int, want a list of pairs": lambda: extended.batch_reduce_to("SUM", wrong),
+        "non_slot_devices\\(\\): got a int, want a list of variables": lambda: extended.non_slot_devices(wrong),
+        "axis: got 1.5, want a whole number": lambda: strategy.reduce("SUM", PerReplica({0: 1.0, 1: 2.0}), axis=wrong * 0.3),
+    }
+    for words, call in calls.items():
+        with strategy.scope(), pytest.raises(InvalidSpec, match=words):
+            call()
