@@ -9,6 +9,8 @@ from ps_protocol.roles.chief import ClusterStatus, ParticipantKind
 HOUR_S = 3600.0
 # The last hour is known to so many seconds.
 _GRAIN_S = 60.0
+# Counters of so many more processes are remembered than there are.
+_MAX_GONE = 1_000
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class CostCount:
     """Adds up what processes report, each of which counts from its own beginning. For one thread."""
 
     def __init__(self) -> None:
-        self._heard: Mapping[tuple[object, ...], float] = {}
+        self._heard: dict[tuple[object, ...], float] = {}
         self._totals: dict[str, float] = {}
         self._past: deque[tuple[float, Mapping[str, float]]] = deque()
 
@@ -35,10 +37,13 @@ class CostCount:
         """Takes in a status, and returns the cost up to then."""
         now = dict(_counters(status))
         for key, number in now.items():
-            before, what = self._heard.get(key, 0.0), str(key[0])
+            before, what = self._heard.pop(key, 0.0), str(key[0])
             # One that has fallen is that of another process.
             self._totals[what] = self._totals.get(what, 0.0) + (number - before if number >= before else number)
-        self._heard = now
+            self._heard[key] = number
+        # A worker that joins again has said nothing until its next heartbeat, and then goes on where it was.
+        while len(self._heard) > 2 * len(now) + _MAX_GONE:
+            del self._heard[next(iter(self._heard))]
         if not self._past or at - self._past[-1][0] >= _GRAIN_S:
             self._past.append((at, dict(self._totals)))
         while len(self._past) > 1 and at - self._past[1][0] >= HOUR_S:
@@ -58,7 +63,7 @@ class CostCount:
 
 def _counters(status: ClusterStatus) -> Iterator[tuple[tuple[object, ...], float]]:
     """Yields what is counted: what it adds to, by whom, and how much. Workers in one process report the same processor time."""
-    yield ("chief", status.chief_incarnation), status.chief_cpu_s
+    yield ("chief",), status.chief_cpu_s
     for shard in status.shards:
         if shard.report is not None:
             yield ("servers", shard.index), shard.report.cpu_s

@@ -36,6 +36,28 @@ def test_what_ended_processes_have_used_stays() -> None:
     assert count.add(used(10.0, pid=101, server_s=1.5, num_bytes=150), at=2.0).workers_cpu_s == 18.0
 
 
+def test_a_worker_that_joins_again_goes_on_where_it_was() -> None:
+    count = CostCount()
+    count.add(used(8.0, num_bytes=100), at=0.0)
+    silent = cluster_status(worker_status(0, incarnation=2))
+    assert count.add(silent, at=1.0).workers_cpu_s == 8.0
+    cost = count.add(used(9.0, num_bytes=110), at=2.0)
+    assert (cost.workers_cpu_s, cost.sent_bytes) == (9.0, 110)
+
+
+def test_a_chief_that_gets_another_number_is_the_same_process() -> None:
+    count = CostCount()
+    count.add(cluster_status(chief_incarnation=1, chief_cpu_s=2.0), at=0.0)
+    assert count.add(cluster_status(chief_incarnation=3, chief_cpu_s=2.5), at=1.0).chief_cpu_s == 2.5
+
+
+def test_counters_of_processes_that_are_gone_are_bounded() -> None:
+    count = CostCount()
+    for pid in range(5_000):
+        cost = count.add(used(1.0, pid=pid), at=float(pid))
+    assert cost.is_of_last_hour and len(count._heard) < 2_000
+
+
 def test_after_an_hour_it_is_the_cost_of_the_last_one() -> None:
     count = CostCount()
     for minute in range(200):
