@@ -23,10 +23,17 @@ def ending_without_memory() -> Iterator[None]:
     show, show_of_thread = sys.unraisablehook, threading.excepthook
 
     def look() -> None:
-        while (failed := failures.get()) is not None:
-            if failed.exc_type is MemoryError:
-                _end()
-            (show_of_thread if isinstance(failed, threading.ExceptHookArgs) else show)(failed)
+        while show_next():
+            pass  # and nothing holds the error, and so the objects of its frames, until the next one
+
+    def show_next() -> bool:
+        failed = failures.get()
+        if failed is None:
+            return False
+        if failed.exc_type is MemoryError:
+            _end()
+        (show_of_thread if isinstance(failed, threading.ExceptHookArgs) else show)(failed)
+        return True
 
     # Begun now, it has the memory that a frame of Python takes. The thread that fails has not: it can call only what is written in C.
     looking = threading.Thread(target=look, name="memory", daemon=True)

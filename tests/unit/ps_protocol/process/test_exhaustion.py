@@ -37,6 +37,21 @@ with ending_without_memory():
     {act}
     print("goes on", flush=True)
 """
+# What a thread had in its hands when it failed is free once the error has been shown.
+_LETS_GO = """
+    import gc, weakref
+    class Held: pass
+    def hold(told):
+        held = Held()
+        told.append(weakref.ref(held))
+        raise ValueError("for a reason")
+    told = []
+    one = threading.Thread(target=hold, args=(told,)); one.start(); one.join(); del one
+    until = time.monotonic() + 10
+    while told[0]() is not None and time.monotonic() < until:
+        gc.collect()
+    assert told[0]() is None
+"""
 _IN_A_THREAD = "one = threading.Thread(target=fail, args=({}('for a reason'),)); one.start(); one.join(); time.sleep({})"
 
 
@@ -59,7 +74,7 @@ def test_a_thread_that_cannot_begin_for_want_of_memory_ends_the_process() -> Non
     assert "a thread got no memory" in ended.stderr or "can't start new thread" in ended.stderr
 
 
-@pytest.mark.parametrize("act", [_IN_A_THREAD.format("ValueError", 0), "let_die(ValueError('for a reason'))"])
+@pytest.mark.parametrize("act", [_IN_A_THREAD.format("ValueError", 0), "let_die(ValueError('for a reason'))", _LETS_GO.strip()])
 def test_other_errors_are_shown_and_the_process_goes_on(act: str) -> None:
     ended = run(act)
     assert (ended.returncode, ended.stdout) == (0, "goes on\n")
