@@ -13,6 +13,7 @@ from grpc_health.v1 import health_pb2, health_pb2_grpc
 from chief.serving.service import SERVICE
 from ps_protocol.errors import (
     ContributionMissing,
+    EpochMismatch,
     PsError,
     Superseded,
     TrainingFailed,
@@ -54,6 +55,23 @@ def test_workers_train_to_the_end_and_every_process_is_told_so() -> None:
             client.deregister_worker(worker.participant)
         assert chief.ended() == 0
         assert [server.wait() for server in servers] == ["max_steps 5 reached"] * 2
+
+
+def test_workers_train_after_a_server_was_lost_while_the_model_was_created() -> None:
+    address = unused_address()
+    with contextlib.ExitStack() as stack:
+        servers = [stack.enter_context(parameter_server()).address, address]
+        with parameter_server(1, address=address):
+            client = stack.enter_context(client_of(stack.enter_context(RunningChief(*servers, total_num_replicas=1))))
+            worker = stack.enter_context(Worker(client))
+            assert client.register_model(worker.participant, MODEL, max_wait_s=10.0).state is ModelState.INITIALIZE
+        stack.enter_context(parameter_server(1, address=address))
+        wait_until(lambda: client.status().epoch == 2, timeout_s=20, what="all begin anew")
+        with pytest.raises(EpochMismatch):
+            client.heartbeat(worker.participant)
+        again = stack.enter_context(Worker(client, former=worker.participant))
+        assert again.join_model().state is ModelState.INITIALIZE
+        assert again.wait(again.push()).result is TokenResult.TOKEN
 
 
 def test_an_index_that_is_taken_is_refused_with_facts_and_a_takeover_fences_its_holder() -> None:
