@@ -118,18 +118,17 @@ class Commands:
 
     def _run(self) -> None:
         while self._await_command():
-            end: StreamEnded | None = None
-            why = ""
+            end: StreamEnded | Unavailable | None = None
             try:
                 self._serve()
             except StreamEnded as found:
                 end = found.with_traceback(None)
             except MalformedMessage as error:
-                why = not_understood(self._connection.target, error).message
+                end = Unavailable(not_understood(self._connection.target, error).message)
             except Exception as error:
                 if not self._is_closed:
                     log.warning("the stream of commands to %s failed cause=%r", self._connection.target, error)
-            self._broken(end, why)
+            self._broken(end)
             del end
         self._broken(None)
 
@@ -158,16 +157,13 @@ class Commands:
                 self._deadlines.end(answered.deadline)
                 answered.report(decode_call_error(answer.error) if answer.HasField("error") else answer)
 
-    def _broken(self, end: StreamEnded | None, why: str = "") -> None:
-        """What is under way is not known to be carried out; another stream is opened with the next command.
-
-        `why`: what is wrong with an answer, if that is why.
-        """
+    def _broken(self, end: StreamEnded | Unavailable | None) -> None:
+        """What is under way is not known to be carried out; another stream is opened with the next command."""
         with self._lock:
             stream, self._stream = self._stream, None
             is_cut, self._is_cut, expired, self._expired = self._is_cut, False, self._expired, None
             # The server had too many streams at rest, and ended this one in order after its last answer: what came too late is sent again.
-            was_resting = end is not None and end.code is grpc.StatusCode.OK and self._has_answered and not is_cut
+            was_resting = isinstance(end, StreamEnded) and end.code is grpc.StatusCode.OK and self._has_answered and not is_cut
             failed = {number: one for number, one in self._under_way.items() if not was_resting or one.has_moved}
             for number in failed:
                 del self._under_way[number]
@@ -177,14 +173,14 @@ class Commands:
             stream.end()
         for command in failed.values():
             self._deadlines.end(command.deadline)
-            command.report(self._error(command, end, why, is_expired=command is expired, is_cut=is_cut))
+            command.report(self._error(command, end, is_expired=command is expired, is_cut=is_cut))
 
-    def _error(self, command: _Command, end: StreamEnded | None, why: str, *, is_expired: bool, is_cut: bool) -> PsError:
+    def _error(self, command: _Command, end: StreamEnded | Unavailable | None, *, is_expired: bool, is_cut: bool) -> PsError:
         target = self._connection.target
         if self._is_closed:
             return self._closed()
-        if why:
-            return Unavailable(why)
+        if isinstance(end, Unavailable):
+            return Unavailable(end.message)  # each command has an error of its own
         if is_expired:
             code = grpc.StatusCode.DEADLINE_EXCEEDED
             return from_ending(code, "", (), target=target, awaited=command.awaited, timeout_s=command.timeout_s)
