@@ -270,8 +270,10 @@ class StepNumbers:
         self._groups = model.groups()
         self._found_good: tuple[StepHyperparameter, ...] = ()
 
-    def check(self, given: tuple[StepHyperparameter, ...]) -> None:
+    def check(self, given: tuple[StepHyperparameter, ...], *, applies_on_arrival: bool) -> None:
         """Raises InvalidSpec unless each may hold for a step. Those that were checked last cost nothing."""
+        if applies_on_arrival:
+            raise InvalidSpec("hyperparameters: where contributions are applied on arrival, none has numbers of its own; use locking")
         if given == self._found_good:
             return
         seen: set[tuple[str, str]] = set()

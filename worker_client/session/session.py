@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized
+from ps_protocol.errors import ModelMismatch, NotInitialized
 from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
@@ -462,14 +462,13 @@ class Session:
         self._leave("")
 
     def _attached(self, hyperparameters: Hyperparameters) -> Attachments:
-        if self._worker.state.policy.applies_on_arrival:
-            raise InvalidSpec("hyperparameters: where contributions are applied on arrival, none has numbers of its own; use locking")
         model = self._worker.place.model
         assert model is not None
         if self._numbers is None:
             self._numbers = StepNumbers(model)
         given = step_hyperparameters(hyperparameters)
-        self._numbers.check(given)  # what was given last is not checked again
+        # What was given last is not checked again.
+        self._numbers.check(given, applies_on_arrival=self._worker.state.policy.applies_on_arrival)
         return Attachments(hyperparameters=given)
 
     def _families(self) -> "Iterator[Family]":

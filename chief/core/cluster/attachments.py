@@ -9,7 +9,7 @@ record travel with every step, so that a successor of the chief knows all of the
 from collections.abc import Callable, Iterable, Sequence
 
 from chief.core.waiting import Outbox
-from ps_protocol.errors import InvalidSpec, LimitExceeded
+from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.spec import ModelSpec, StepNumbers
 from ps_protocol.roles.contribution import (
     MAX_USER_STATES_BYTES,
@@ -141,11 +141,9 @@ class ContributedAttachments:
     def _check_numbers(self, given: Attachments, *, applies_on_arrival: bool) -> None:
         model = self._model()
         assert model is not None
-        if applies_on_arrival:
-            raise InvalidSpec("hyperparameters: where contributions are applied on arrival, none has numbers of its own; use locking")
         if self._checks is None or self._checks[0] is not model:
             self._checks = model, StepNumbers(model)
-        self._checks[1].check(given.hyperparameters)
+        self._checks[1].check(given.hyperparameters, applies_on_arrival=applies_on_arrival)
 
     def _check_state(self, worker: int, json: str) -> None:
         check_user_state(json)
