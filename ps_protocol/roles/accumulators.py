@@ -163,7 +163,7 @@ class Accumulators(Protocol):
         """Reports an accumulator. Raises AccumulatorNotFound."""
 
     def delete(self, name: str) -> bool:
-        """Drops an accumulator; who waits for it gets Cancelled. False if there was none."""
+        """Drops an accumulator; calls that wait for it raise Cancelled. False if there was none."""
 
 
 def shard_of(name: str, *, num_shards: int) -> int:

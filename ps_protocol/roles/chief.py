@@ -37,7 +37,7 @@ class ParticipantKind(enum.Enum):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Participant:
-    """Who calls: given by registration. `secret` shows that it is the caller's; it is not a part of who that is."""
+    """The identity of a caller, given by registration. `secret` proves it, and is no part of the identity."""
 
     era: Era
     kind: ParticipantKind
@@ -46,7 +46,7 @@ class Participant:
     secret: int = field(default=0, compare=False, repr=False)
 
     def shares_era(self, other: "Participant") -> bool:
-        """Whether what became of the one's contributions is true for the other: what was said in one era holds in no other."""
+        """Whether outcomes of the one's contributions hold for the other: an answer of one era holds in no other."""
         return self.era == other.era
 
 
@@ -108,7 +108,7 @@ class AgreedModel:
 
 
 class PushOutcome(enum.Enum):
-    """What became of a contribution: in its step; its step was applied before; seen before; or its step takes no more from this worker.
+    """The outcome of a contribution: in its step; its step was applied before; seen before; or its step takes no more from this worker.
 
     ROLLED_BACK is what a session makes of one whose epoch is over, or whose worker was taken for gone: it is in no step.
     """

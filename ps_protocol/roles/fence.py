@@ -38,13 +38,13 @@ class Fence:
         return self.era.epoch
 
     def is_overtaken_by(self, other: "Fence") -> bool:
-        """Whether who obeys `other` refuses this chief: a later one has taken over, or one of another life with the same number."""
+        """Whether a server that obeys `other` refuses this chief: a later one has taken over, or one of another life with its number."""
         if other.chief_incarnation != self.chief_incarnation:
             return other.chief_incarnation > self.chief_incarnation
         return other.life != self.life
 
 
-# Of a server that no chief has adopted, and of a chief that does not know yet who came before it.
+# Of a server that no chief has adopted, and of a chief that does not know its predecessors yet.
 NOBODY = Fence(era=Era(life=0, epoch=0), chief_incarnation=0)
 
 # A chief that is alive is heard by each server that it has adopted several times a second; one that is silent for longer may be gone.

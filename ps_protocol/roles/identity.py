@@ -109,7 +109,7 @@ def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:
     return ""
 
 
-# Who answers at an address, and whether that is whom the caller wants.
+# The identity of the process at an address, and whether it is the wanted one.
 
 
 class Role(enum.Enum):

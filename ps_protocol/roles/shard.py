@@ -19,7 +19,7 @@ from ps_protocol.roles.fence import Era, Fence
 # What chief and workers say to a parameter server, and hear from it, as values.
 
 
-# No call of any role waits longer in one go: who wants to wait on asks again.
+# No call of any role waits longer at once: a caller that wants to wait on asks again.
 MAX_WAIT_SLICE_S = 20.0
 MAX_STEP = 1 << 62
 
@@ -76,7 +76,7 @@ class PushHeader:
 
 
 class PushResult(enum.Enum):
-    """What became of a push at one shard."""
+    """The outcome of a push at one shard."""
 
     STAGED = 1
     STALE = 2
@@ -90,7 +90,7 @@ class PushResult(enum.Enum):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class PushReply:
-    """What became of a push, and the shard's step at that moment."""
+    """The outcome of a push, and the shard's step at that moment."""
 
     result: PushResult
     step: int
@@ -475,7 +475,7 @@ class WholeShard(Shard, Protocol):
     """One parameter server, with what only its chief asks."""
 
     def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = ()) -> Adoption:
-        """Puts the shard under a chief, who listens at `chief_address`. Raises Superseded if a later one has it.
+        """Puts the shard under a chief, which listens at `chief_address`. Raises Superseded if a later one has it.
 
         `session_keys`: those that the chief knows of this life's; a shard that knows none believes every worker.
         """

@@ -44,7 +44,7 @@ class GrpcAccumulators:
         self._data_types: dict[str, DataType] = {}
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
-        """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this parameter server."""
+        """Returns the server's identity; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this parameter server."""
         return self._connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
 
     def create(self, spec: AccumulatorSpec) -> bool:

@@ -30,7 +30,7 @@ _GUESTS = frozenset({CallerRole.OBSERVER, CallerRole.ADMIN, CallerRole.PS})
 
 
 def are_guests(roles: AbstractSet[CallerRole]) -> bool:
-    """Whether who has these roles takes no part in training."""
+    """Whether a caller with these roles takes no part in training."""
     return bool(roles) and roles <= _GUESTS
 
 
@@ -248,7 +248,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         return self._tokens.role_of(authorization_in(metadata))
 
     def _refusal(self, error: PsError) -> MethodHandler:
-        """Returns what refuses a call. There are few texts, each is made once: who is refused may call thousands of times in a second."""
+        """Returns the handler that refuses a call. Each text's is made once: a refused caller may call thousands of times in a second."""
         message = error.message
         if message not in self._refusals:
             end = ending_with(error)
@@ -283,7 +283,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         return checked
 
     def _absence(self) -> MaybeHandler:
-        """Returns what answers for a method that there is not; None: gRPC does, and nobody counts it."""
+        """Returns the handler for an unknown method; None: gRPC answers it, and it is not counted."""
         if self._strangers is None:
             return None
 

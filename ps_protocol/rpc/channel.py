@@ -68,7 +68,7 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Probing, gRPC lets every peer send tens of MiB ahead of what is taken: memory for nothing where it was measured (one host). Without, a
     # message under way is still asked for whole: a frame each round trip, 1 GB/s at one of 1 ms.
     ("grpc.http2.bdp_probe", 0),
-    # Who connects and says nothing, or does not get on with TLS, is cut; the default is two minutes.
+    # Connections that stay silent, or do not finish TLS, are cut after this; the default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
     # More wait at the caller, or end as UNAVAILABLE, which costs the server little. Else a flood on one connection brings thousands of
     # calls at once, and all of them are refused before the next connection is read: training stood still for seconds.
@@ -77,7 +77,7 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # thousands of workers start at once. They wait instead. Not without end: each takes about 17 KiB, also if a stranger sends it.
     ("grpc.server.max_pending_requests", 4_096),
     ("grpc.server.max_pending_requests_hard_limit", 6_144),
-    # Our clients ping. To answer a ping takes gRPC 1 us, to find that there are too many 30 us each; `strangers` cuts who sends too many.
+    # Our clients ping. To answer a ping takes gRPC 1 us, to find that there are too many 30 us each; `strangers` cuts their senders.
     ("grpc.http2.max_ping_strikes", 0),
 )
 
@@ -96,7 +96,7 @@ _NO_METADATA: Metadata = ()
 
 
 class Access:
-    """What a caller of one role sends to prove who it is. Thread-safe.
+    """The credentials that a caller of one role sends. Thread-safe.
 
     Without a token of its own it takes the one beside a Unix socket, where a launcher has left it. To other hosts a token goes by TLS only.
     """

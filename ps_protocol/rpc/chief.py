@@ -46,7 +46,7 @@ class GrpcChief(Chief):
         return bounded
 
     def handshake(self, timeout_s: float = TIMEOUT_S) -> HandshakeReply:
-        """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this cluster's chief."""
+        """Returns the server's identity; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this cluster's chief."""
         return self._connection.handshake(Role.CHIEF, index=None, cluster=self._cluster, timeout_s=timeout_s)
 
     def call(self, request: Request[Answer]) -> Answer:

@@ -160,7 +160,7 @@ def answered(response_type: type[Response], answer: bytes | None, *, awaited: st
 class Connection:
     """One channel. Thread-safe. Connects when first used; after a loss, when used again. Makes one attempt a call.
 
-    `access`: what the caller proves who it is with. Raises InvalidSpec for an address, a certificate or a token that is none.
+    `access`: the caller's credentials. Raises InvalidSpec for an invalid address, certificate or token.
     """
 
     def __init__(self, address: str, *, name: str, service: str, access: Access = DEFAULT_ACCESS) -> None:
@@ -184,7 +184,7 @@ class Connection:
         return method if method.startswith("/") else f"/{self._service}/{method}"
 
     def handshake(self, role: Role | None, *, index: int | None, cluster: str, timeout_s: float) -> HandshakeReply:
-        """Returns who is there, asking once; raises WrongCluster, WrongRole or ProtocolMismatch if it is not who is wanted.
+        """Returns the server's identity, asking once; raises WrongCluster, WrongRole or ProtocolMismatch if it is not the wanted one.
 
         `role` None, `index` None and an empty `cluster` accept any. Also Unavailable and DeadlineExceeded; InvalidSpec if the server speaks
         TLS and the caller does not, or the other way round.
@@ -349,14 +349,14 @@ def _greeting() -> bytes:
     return outgoing.read()
 
 
-# Asks who is at an address before any work is done there.
+# Identifies the server at an address before any other call.
 
 
 HANDSHAKE = "/ps_protocol.v1.HandshakeService/Handshake"
 
 
 def handshake_request(*, role: Role | None, index: int | None, cluster: str) -> pb.HandshakeRequest:
-    """Returns the question for who is wanted; None and "" accept any."""
+    """Returns the handshake for the wanted server; None and "" accept any."""
     request = HandshakeRequest(cluster=cluster, expected_role=role, expected_index=index, version=PROTOCOL_VERSION)
     message: pb.HandshakeRequest = codec.encode(request)
     return message

@@ -55,7 +55,7 @@ def settings(environment: Mapping[str, str], *, has_many_connections: bool = Fal
     if environment.get(SWITCH) == "0" or "event_engine" in said:
         return {}
     wanted = {_EXPERIMENTS: ",".join([*filter(None, [said]), *(f"-{name}" for name in _OFF)])}
-    # Without the engine, gRPC notes on stderr each server that ends; who calls it says that better.
+    # Without the engine, gRPC notes on stderr each server that ends; the caller's own message is better.
     also = {_BACKUP: str(_BACKUP_MS), _VERBOSITY: "ERROR"} | ({} if has_many_connections else {_STRATEGY: _EACH_ITS_OWN})
     return wanted | {name: value for name, value in also.items() if name not in environment}
 

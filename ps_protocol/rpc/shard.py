@@ -265,7 +265,7 @@ class GrpcShard:
         return self._deadlines
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
-        """Returns who is there; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
+        """Returns the server's identity; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
         return self._connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
 
     def status(self) -> ShardStatus:

@@ -53,7 +53,7 @@ _EXPECTED_S, _MAX_EXPECTED = 10.0, 8
 _BUSY_S, _CALM_S = 0.004, 0.05
 # With thousands of connections a look takes long: so much of the time at most, if it can wait.
 _SHARE = 0.05
-# A stranger that has sent nothing for longer is looked at as seldom as those who were let in.
+# A stranger that has sent nothing for longer is looked at as seldom as admitted callers.
 _YOUNG_S = 12.0
 # So many of them are looked at each time, and so many of all others.
 _NUM_YOUNG, _NUM_OTHERS = 256, 32
@@ -67,7 +67,7 @@ class Turnstile:
     # So many are free at once, and so many a second. One that had to be cut counts as several. However many there were, a wait lasts no
     # longer than four times the last one's number takes; for calls without end, no longer than this number.
     NUM, NUM_A_S, CUT, MOST = 16.0, 4.0, 4.0, 64.0
-    # As many are remembered; and as many wait one by one. When there are more, everybody waits.
+    # As many networks are remembered, and as many wait one by one. When there are more, all wait.
     _MAX_NETWORKS, _MAX_WAITING = 4_096, 64
 
     def __init__(self) -> None:
@@ -378,7 +378,7 @@ class StrangerGuard:
                 self._turnstile.count(network, 0.0, now, for_calls=charged / BUDGET_BYTES)
 
     def _forget_unseen(self) -> None:
-        """Forgets who was let in before the last round, and was not seen in it."""
+        """Forgets callers that were admitted before the last round and not seen in it."""
         seen = {one.peer for one in self._open.values()}
         for peer, received in self._admitted.copy().items():
             if peer not in seen and received.since < self._round_began_at:

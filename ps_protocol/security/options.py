@@ -12,7 +12,7 @@ class Security:
 
     As a caller: `token`, or the line of its role in `token_file`; TLS if there is a `tls_ca`, or `tls` is true (then the system's
     authorities count; False: never); `tls_server_name` is what the servers' certificates say if that is not the address.
-    As a server: `tls_cert` and `tls_key` make it speak TLS, `token_file` says who is who, and with `verify_clients` callers need a
+    As a server: `tls_cert` and `tls_key` make it speak TLS, `token_file` has the callers' tokens, and with `verify_clients` callers need a
     certificate of `tls_ca` with their cluster and role. Unix sockets have no TLS.
     """
 

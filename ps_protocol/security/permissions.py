@@ -10,7 +10,7 @@ HEALTH = "grpc.health.v1.Health"
 
 
 class CallerRole(enum.Enum):
-    """Who calls, as a token or a certificate says. The value is the word in token files and certificates."""
+    """The role of a caller, by its token or certificate. The value is the word in token files and certificates."""
 
     CHIEF = "chief"
     WORKER = "worker"
@@ -21,7 +21,7 @@ class CallerRole(enum.Enum):
 
 _CHIEF = frozenset({CallerRole.CHIEF})
 _WORKER = frozenset({CallerRole.WORKER})
-# Who looks at a model without taking part, and who takes part: a worker may do whatever an observer may.
+# Roles that look at a model, and roles that take part: a worker may do everything that an observer may.
 _READERS = frozenset({CallerRole.WORKER, CallerRole.OBSERVER, CallerRole.ADMIN})
 _OPERATORS = frozenset({CallerRole.WORKER, CallerRole.ADMIN})
 _EVERYBODY = frozenset(CallerRole)
@@ -54,7 +54,7 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     f"/{HEALTH}/Watch": _EVERYBODY,
 }
 
-# Says only whether the process is alive; those who ask, kubelet and load balancers, have no token.
+# Says only whether the process is alive; its callers, kubelet and load balancers, have no token.
 _OPEN = frozenset({f"/{HEALTH}/Check"})
 # Those that last as long as the caller likes: it sends one message after the other, or takes its time to receive them.
 _LONG_LIVED = frozenset(

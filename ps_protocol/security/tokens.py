@@ -1,4 +1,4 @@
-"""Bearer tokens: their files, read again when they change, and who has which role. Knows files and the clock; no gRPC and no method."""
+"""Bearer tokens: their files, read again when they change, and the role of each. Knows files and the clock; no gRPC and no method."""
 
 import hashlib
 import logging
@@ -139,7 +139,7 @@ class WatchedFile:
 
 
 class TokenTable:
-    """Who has which role, by a file that may change. Thread-safe; `role_of` never waits. Raises InvalidSpec for a bad file."""
+    """The roles of tokens, by a file that may change. Thread-safe; `role_of` never waits. Raises InvalidSpec for a bad file."""
 
     def __init__(self, path: Path) -> None:
         self._file = WatchedFile(path, settles=True)
@@ -228,7 +228,7 @@ def bearer(token: str) -> tuple[tuple[str, str], ...]:
 
 
 def authorization_in(metadata: Any) -> str | bytes | None:
-    """Returns what a call's metadata has to prove who calls."""
+    """Returns the credentials in a call's metadata."""
     return next((value for key, value in metadata or () if key == _KEY), None)
 
 

@@ -104,7 +104,7 @@ class GradientBuffers:
         return self.free()
 
     def known(self, header: PushHeader) -> PushReply | None:
-        """Returns what became of a contribution, as far as that is known without its bytes: it has come before, or its step is gone."""
+        """Returns the outcome of a contribution, if it is known without its bytes: it has come before, or its step is gone."""
         sequence, step, board = header.push_id.sequence, header.step, self._board
         if sequence <= self._last_sequence and sequence in self._outcomes:
             first_step, result = self._outcomes[sequence]

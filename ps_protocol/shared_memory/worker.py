@@ -391,7 +391,7 @@ class SharedMemoryShard:
         return self._shard.status()
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
-        """Returns who is there; see GrpcShard."""
+        """Returns the server's identity; see GrpcShard."""
         return self._shard.handshake(timeout_s)
 
     def close(self) -> None:

@@ -63,7 +63,7 @@ class DataSocket:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed, by either side, or carries what nobody has announced; for one that is at rest."""
+        """Whether it is closed, by either side, or carries bytes that were not announced; for a connection at rest."""
         with self._lock:
             if self._is_closed:
                 return True
@@ -200,7 +200,7 @@ def connect(address: str, invitation: Invitation, *, peer: str) -> DataSocket:
     own = parse_address(address)
     is_port = 0 < invitation.port < 1 << 16
     if len(invitation.nonce) != NONCE_BYTES or bool(invitation.path) != own.is_unix or is_port == own.is_unix:
-        # Else a server could have its callers talk to whatever listens on their own machine.
+        # Else a server could have its callers talk to any server on their own machine.
         raise Unavailable(f"{peer} invites to a data socket that is none of its own")
     target = Address(path=own.path + SUFFIX) if own.is_unix else Address(host=own.host, port=invitation.port)
     try:

@@ -18,7 +18,7 @@ from ps_protocol.sockets.data_socket import NONCE_BYTES, SUFFIX, WELCOME, DataSo
 
 log = logging.getLogger("lockstep.server")
 
-# Who is invited connects at once, and uses the connection at once.
+# An invited caller connects at once, and uses the connection at once.
 _INVITED_S = 10.0
 _MAX_INVITED = 4_096
 # A connection says its nonce with its first bytes; until then it is a stranger's.
@@ -105,7 +105,7 @@ class DataListener:
         return DataSocket(connection, nonce=nonce, peer="the caller")
 
     def stop(self) -> None:
-        """Ends the thread, and every connection that nobody has claimed. Idempotent."""
+        """Ends the thread, and every unclaimed connection. Idempotent."""
         self._has_stopped = True
         thread, self._thread = self._thread, None
         if thread is not None and self._wake is not None:
@@ -173,7 +173,7 @@ class DataListener:
         with self._lock:
             invited = self._invited.get(stranger.said)
             if invited is not None and invited[1] is None:
-                # Somebody else may claim it as soon as it is there, and close it.
+                # Another thread may claim it as soon as it is there, and close it.
                 with contextlib.suppress(OSError):  # then its use will fail
                     stranger.connection.send(WELCOME)
                 self._invited[stranger.said] = time.monotonic(), stranger.connection

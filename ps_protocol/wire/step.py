@@ -164,13 +164,13 @@ def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
 
 
 def write_push_reply(reply: PushReply, message: parameter_service_pb2.PushReply) -> None:
-    """Encodes what became of a push."""
+    """Encodes the outcome of a push."""
     message.result = _PUSH_RESULTS[reply.result]
     message.step = reply.step
 
 
 def decode_push_reply(message: parameter_service_pb2.PushReply) -> PushReply:
-    """Decodes what became of a push."""
+    """Decodes the outcome of a push."""
     return PushReply(result=decode_choice(PushResult, message.result, field="result"), step=message.step)
 
 
@@ -202,7 +202,7 @@ def decode_read_request(message: parameter_service_pb2.ReadRequest) -> ReadReque
 
 
 def write_participant(participant: Participant, message: chief_service_pb2.Participant) -> None:
-    """Encodes who calls."""
+    """Encodes the caller."""
     write_era(participant.era, message.era)
     message.kind = _KINDS[participant.kind]
     message.index = participant.index
@@ -211,7 +211,7 @@ def write_participant(participant: Participant, message: chief_service_pb2.Parti
 
 
 def decode_participant(message: chief_service_pb2.Participant) -> Participant:
-    """Decodes who calls."""
+    """Decodes the caller."""
     data = message.SerializeToString()
     return _participant_of(data) if len(data) <= _MAX_KEPT_BYTES else _new_participant(data)
 
@@ -283,7 +283,7 @@ _ATTACHMENTS, _STEP_ATTACHMENTS, _FORMULA = map(Coders(OF_CONTRIBUTIONS).of, (At
 
 
 def write_commit_result(result: CommitResult, message: chief_service_pb2.CommitResult) -> None:
-    """Encodes what became of a commit."""
+    """Encodes the outcome of a commit."""
     message.outcome = _OUTCOMES[result.outcome]
     if result.first_outcome is not None:
         message.first_outcome = _OUTCOMES[result.first_outcome]
@@ -295,7 +295,7 @@ def write_commit_result(result: CommitResult, message: chief_service_pb2.CommitR
 
 
 def decode_commit_result(message: chief_service_pb2.CommitResult) -> CommitResult:
-    """Decodes what became of a commit."""
+    """Decodes the outcome of a commit."""
     first = decode_choice(PushOutcome, message.first_outcome, field="first_outcome") if message.first_outcome else None
     outcome = decode_choice(PushOutcome, message.outcome, field="outcome")
     return CommitResult(
@@ -410,7 +410,7 @@ def decode_apply_request(message: parameter_service_pb2.ApplyRequest) -> ApplyRe
 
 
 def write_apply_reply(reply: ApplyReply, message: parameter_service_pb2.ApplyReply) -> None:
-    """Encodes what became of a step."""
+    """Encodes the outcome of a step."""
     message.step = reply.step
     message.repeated_request = reply.repeated_request
     if reply.checksums:
@@ -418,7 +418,7 @@ def write_apply_reply(reply: ApplyReply, message: parameter_service_pb2.ApplyRep
 
 
 def decode_apply_reply(message: parameter_service_pb2.ApplyReply) -> ApplyReply:
-    """Decodes what became of a step."""
+    """Decodes the outcome of a step."""
     return ApplyReply(step=message.step, repeated_request=message.repeated_request, checksums=tuple(message.checksums))
 
 
