@@ -164,7 +164,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=ClipSpec, message=tensor_pb2.ClipSpec),
     Pair(value=PlacementPolicy, message=chief_service_pb2.PlacementPolicy),
     Pair(value=PlacedSlice, message=chief_service_pb2.PlacedSlice),
-    Pair(value=ModelSpec, message=chief_service_pb2.ModelSpec),
+    Pair(value=ModelSpec, message=chief_service_pb2.ModelSpec, check=special.check_model),
     Pair(value=PolicySpec, message=chief_service_pb2.PolicySpec, label="policy"),
     Pair(value=DataSpec, message=chief_service_pb2.DataSpec),
     Pair(value=DataRange, message=chief_service_pb2.DataRange),

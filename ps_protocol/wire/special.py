@@ -73,6 +73,14 @@ def check_optimizer(message: tensor_pb2.OptimizerSpec) -> None:
     check_optimizer_name(message.name)
 
 
+def check_model(message: chief_service_pb2.ModelSpec) -> None:
+    """Raises LimitExceeded if there are too many variables, or words about their placement: before any is decoded, which takes its time."""
+    placement = message.placement
+    for what, count in (("variables", len(message.variables)), ("loads", len(placement.loads)), ("pins", len(placement.pins))):
+        if count > MAX_VARIABLES:
+            raise LimitExceeded(f"the model has {count} {what}, {MAX_VARIABLES} at most")
+
+
 def check_variable(message: tensor_pb2.VariableSpec) -> None:
     """Raises InvalidSpec naming the variable if there is no such element type, or none that this process knows."""
     _check_data_type(message.data_type, what=variable_place(message))
