@@ -7,7 +7,7 @@ import threading
 
 import numpy as np
 
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import AccumulatorNotFound, Cancelled, InvalidSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.accumulators import MAX_STEP, shard_of
 from worker_client.accumulators import Access, ConditionalAccumulator, open_access
@@ -26,6 +26,8 @@ class Mailboxes:
         self._target, self._timeout_s = target, timeout_s
         self._lock = threading.Lock()
         self._accesses: dict[int, Access] = {}
+        # By name, kept: a server remembers the latest calls of each client, and every accumulator object is a client.
+        self._heads: dict[str, ConditionalAccumulator] = {}
 
     def send(self, name: str, message: Message, *, turn: int = 0, again: bool = False) -> None:
         """Sends a message. `again`: it, or another, may have been sent before, in part or whole, and goes away first.
@@ -36,26 +38,33 @@ class Mailboxes:
         if again:
             self.discard(name)
         # The head is sent last: a receiver that has it finds the rest.
-        for part in sorted(parts, key=HEAD.__eq__):
+        for part in parts.keys() - {HEAD}:
             with self._mailbox(name, part) as mailbox:
-                mailbox.apply_grad(parts[part], MAX_STEP)  # however many have been taken before
+                mailbox.apply_grad(parts[part])
+        self._head(name).apply_grad(parts[HEAD], MAX_STEP)  # however many have been taken before
 
     def receive(self, name: str, timeout_s: float) -> Message:
         """Returns the message once it is there, and removes it. Raises DeadlineExceeded; MalformedMessage for parts of several messages."""
 
         def receive(part: str) -> Array:
+            if part == HEAD:
+                try:
+                    # It is not deleted: it may have the next message by now.
+                    return self._head(name).take_grad(1, timeout_s=timeout_s)
+                except (AccumulatorNotFound, Cancelled):
+                    self._forget(name)
+                    raise
             with self._mailbox(name, part) as mailbox:
                 # What the head names is there, or has been removed again.
-                vector = mailbox.take_grad(1, timeout_s=timeout_s if part == HEAD else 0.0)
-                # The head's may have the next message by now.
-                if part != HEAD:
-                    mailbox.delete()
+                vector = mailbox.take_grad(1, timeout_s=0.0)
+                mailbox.delete()
                 return vector
 
         return unpack(receive)
 
     def discard(self, name: str) -> None:
         """Removes the message, if it is there."""
+        self._forget(name)
         for part in VECTORS:
             with self._mailbox(name, part) as mailbox:
                 mailbox.delete()
@@ -73,9 +82,22 @@ class Mailboxes:
     def close(self) -> None:
         """Lets go of the connections; later calls connect anew, also where servers have moved. Idempotent."""
         with self._lock:
-            accesses, self._accesses = self._accesses, {}
+            accesses, self._accesses, self._heads = self._accesses, {}, {}
         for access in accesses.values():
             access.close()
+
+    def _head(self, name: str) -> ConditionalAccumulator:
+        with self._lock:
+            found = self._heads.get(name)
+        if found is None:
+            found = self._mailbox(name, HEAD)
+            with self._lock:
+                self._heads[name] = found
+        return found
+
+    def _forget(self, name: str) -> None:
+        with self._lock:
+            self._heads.pop(name, None)
 
     def _mailbox(self, name: str, part: str) -> ConditionalAccumulator:
         """The accumulator for one vector of the messages."""

@@ -10,6 +10,8 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import Unavailable
 from ps_protocol.model.variables import Array
+from ps_protocol.roles.accumulators import AccumulatorSpec
+from ps_server.accumulators.registry import AccumulatorRegistry
 from worker_client.accumulators import ConditionalAccumulator
 from worker_client.strategy.links import Link, new_sender
 from worker_client.strategy.mailboxes import Mailboxes
@@ -100,3 +102,23 @@ def test_what_could_not_be_sent_is_sent_before_the_program_goes_on(ends: tuple[L
     assert (_value(other.receive(0.0)), failures) == (1.0, [])
     one.deliver(30.0)
     assert other.receive(0.0) is None  # once is enough
+
+
+def test_a_link_asks_its_server_for_the_accumulator_of_heads_once(ends: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch) -> None:
+    one, other = ends
+    made = list[str]()
+
+    def created(registry: AccumulatorRegistry, spec: AccumulatorSpec) -> bool:
+        made.append(spec.name)
+        return create(registry, spec)
+
+    create = AccumulatorRegistry.create
+    one.send(_message(0.0))  # also removes what an earlier program may have left
+    assert _value(other.receive(0.0)) == 0.0
+    one.settle()
+    monkeypatch.setattr(AccumulatorRegistry, "create", created)
+    for value in (1.0, 2.0, 3.0):
+        one.send(_message(value))
+        assert _value(other.receive(0.0)) == value
+        one.settle()
+    assert not [name for name in made if name.endswith(HEAD)]
