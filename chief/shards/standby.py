@@ -635,9 +635,9 @@ class ReplicaReturn:
             await asyncio.sleep(_LOOK_INTERVAL_S)
             for link in self.links.values():
                 for one in [one for one in link.replicas if link.members and one not in link.members]:
-                    if is_paused() or self._clock() < told.get(one, 0.0):
+                    if is_paused() or link.changing.locked():
                         continue
-                    if await self._is_there(link, one):
+                    if await self._is_there(link, one) and self._clock() >= told.get(one, 0.0):
                         told[one] = self._clock() + _REMIND_S
                         self._report(messages.ReplicaReady(shard=link.index))
 
@@ -666,13 +666,17 @@ class ReplicaReturn:
     async def _is_there(self, link: ReplicatedLink, one: Replica) -> bool:
         """Whether a process is there that can be brought back; it is empty then: what it held may be older than what the others hold."""
         try:
-            # A sign of life, too: the chief asks it nothing else for as long as it does not count on it.
-            status = await one.link.status(timeout_s=CONTROL_TIMEOUT_S, fence=link.fence)
+            status = await one.link.status(timeout_s=CONTROL_TIMEOUT_S)
             async with link.changing:
-                is_new = status.process_incarnation != one.process
-                if one not in link.members and (is_new or status.step is not None):
+                if one in link.members:
+                    return False
+                is_new, is_empty = status.process_incarnation != one.process, status.step is None
+                if is_new:
                     await one.link.handshake(timeout_s=CONTROL_TIMEOUT_S)
-                    await link.join(one, forgets=True)
+                # With each look, as the sign of this chief's life: it asks the replica nothing else until it counts on it. A status does
+                # not do: it has the fence alone, which another chief of the same number has too, and would keep that one's hold on it.
+                await link.join(one, forgets=is_new or not is_empty)
+                if is_new:
                     one.process = status.process_incarnation
                     log.info("a lost replica runs again, without a model ps=%d address=%s", link.index, one.address)
         except Superseded as error:

@@ -683,7 +683,7 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "standby, unlocked: distrust is forgotten": Mutation("3", _forgets_whom_it_distrusts, _loses_the_first_server_and_the_chief),
     "standby: a worker hears of no other servers with the model": Mutation(
-        "23", _hears_of_no_other_servers_with_the_model, _changes_servers_in_a_rollback, first_seed=1047
+        "23", _hears_of_no_other_servers_with_the_model, _changes_servers_in_a_rollback, first_seed=1590
     ),
     "audit: a contribution is in two steps": Mutation("A", _unseen(_counts_repeated_commits), _with_history, first_seed=1012),
     "audit: a server stages other gradients than were sent": Mutation("A", _unseen(_stages_other_gradients), _with_history),

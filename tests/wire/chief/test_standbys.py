@@ -12,6 +12,7 @@ from unittest.mock import patch
 import pytest
 
 from chief.core import messages as rev
+from chief.shards import standby
 from chief.shards.link import GrpcShardLink
 from chief.shards.standby import ReplicaReturn, ReplicatedLink, distrust_unconfirmed
 from ps_protocol import errors
@@ -525,27 +526,64 @@ def test_a_replica_that_answers_again_after_it_was_dropped_keeps_nothing_that_co
         pair.trainers[STANDBY].read(0)
 
 
+@pytest.mark.parametrize(
+    ("life", "why"),
+    [
+        pytest.param(LIFE, "the chief at chief:2 has adopted it", id="of the same life"),
+        pytest.param(LIFE + 1, "a chief of another life of the cluster has adopted it", id="of another life"),
+    ],
+)
 def test_a_replica_that_has_obeyed_another_chief_of_the_same_number_comes_back_once_that_one_is_silent(
-    pair: Pair, monkeypatch: pytest.MonkeyPatch
+    pair: Pair, monkeypatch: pytest.MonkeyPatch, life: int, why: str
 ) -> None:
-    """Both chiefs began when all was lost; what the other one had sent reached a server that was restarted since."""
+    """What the other one had sent reached a server that was restarted since. Chiefs of one life and number have equal fences."""
     monkeypatch.setattr(gate, "LIVING_CHIEF_S", 1.0)
     pair.create()
 
     async def act(link: ReplicatedLink) -> None:
         pair.restart(STANDBY)
         await link.status(timeout_s=5)
-        of_other = fence(EPOCH, CHIEF, life=LIFE + 1)
+        of_other = fence(EPOCH, CHIEF, life=life)
         await repeated(lambda: link.replicas[STANDBY].link.adopt(of_other, chief_address="chief:2", timeout_s=5))
         told: asyncio.Queue[Any] = asyncio.Queue()
         back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=asyncio.get_running_loop().time)
         watching = asyncio.create_task(back.watch(is_paused=lambda: False))
         assert await asyncio.wait_for(told.get(), 10) == rev.ReplicaReady(shard=0)
-        assert "a chief of another life of the cluster has adopted it" in pair.reports[-1].missing
-        assert pair.status(STANDBY).fence == link.fence
+        assert why in pair.reports[-1].missing
+        assert (pair.status(STANDBY).fence, pair.status(STANDBY).chief_address) == (link.fence, "chief:1")
         watching.cancel()
 
     pair.run(act)
+
+
+def test_a_replica_that_waits_to_be_brought_back_hears_its_chief_all_the_time(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else a late message of another chief of the same number could have it meanwhile: it is empty."""
+    monkeypatch.setattr(standby, "_REMIND_S", 60.0)
+
+    async def act(link: ReplicatedLink) -> None:
+        pair.restart(STANDBY)
+        await link.status(timeout_s=5)
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=asyncio.get_running_loop().time)
+        watching = asyncio.create_task(back.watch(is_paused=lambda: False))
+        assert await asyncio.wait_for(told.get(), 10) == rev.ReplicaReady(shard=0)
+        first_s = await _heard_s(pair)
+        await asyncio.wait_for(_until_heard_after(pair, first_s), 10)
+        assert told.empty(), "the coordinator is reminded only now and then"
+        watching.cancel()
+
+    pair.run(act)
+
+
+async def _heard_s(pair: Pair) -> float:
+    """When the standby heard its chief last."""
+    status = await asyncio.to_thread(pair.status, STANDBY)
+    return time.monotonic() - float(status.chief_heard_ago_s)
+
+
+async def _until_heard_after(pair: Pair, since_s: float) -> None:
+    while await _heard_s(pair) < since_s + 0.2:
+        await asyncio.sleep(0.05)
 
 
 def _order(pair: Pair) -> rev.BringReplicasBack:
