@@ -331,6 +331,8 @@ class Recovery:
         if is_again:
             self._model.restart()
         self._servers.release_all()
+        # This chief has trained nothing: checkpoints that it finds now are another chief's. The epochs of another life may be lower.
+        self._branch = Branch()
         self._seek(Search(why=why, is_start=True, has_looked=True, is_again=is_again))
 
     def _begin_anew(self, *, is_again: bool = False, highest_epoch: int = 0) -> None:

@@ -573,11 +573,18 @@ class ReplicatedLink:
             return
         was_asked, one.missing = one is self._first, why
         self.members = [member for member in self.members if member is not one]
-        what = f"its standby at {self.members[0].address} takes its place" if was_asked else "training goes on without it"
+        self._first = self.members[0]
+        what = f"its standby at {self._first.address} takes its place" if was_asked else "training goes on without it"
         log.warning("a replica is lost ps=%d address=%s cause=%s; %s", self.index, one.address, why, what)
-        self._count_on(self.members)
-        with suppress(PsError):  # a later chief is the more careful without it
+        is_superseded = False
+        try:
             await self.mark_alone()
+        except PsError as error:  # a later chief is the more careful without it
+            is_superseded = isinstance(error, Superseded)
+        finally:
+            # A later chief may count on both: what workers give to this one alone, because they are told to, could be missing there.
+            if not is_superseded:
+                self._count_on(self.members)
 
     def _say_different(self, step: int, contributions: tuple[PushId, ...]) -> str:
         """Reports that replicas had been given different contributions, and returns that as the reason why one is not counted on."""

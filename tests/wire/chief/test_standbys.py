@@ -155,6 +155,21 @@ def test_the_standby_takes_the_place_of_a_primary_that_is_gone_and_remembers_tha
     assert pair.status(STANDBY).is_alone
 
 
+def test_a_chief_that_is_superseded_at_the_standby_names_it_to_no_worker_as_the_only_server_of_the_shard(pair: Pair) -> None:
+    """Contributions that workers gave to that one alone would be missing under the later chief, which counts on both."""
+    pair.create()
+
+    async def act(link: ReplicatedLink) -> Any:
+        later = fence(EPOCH, CHIEF + 1)
+        await link.replicas[STANDBY].link.adopt(later, chief_address="chief:2", timeout_s=5)
+        pair.stop(PRIMARY)
+        return later.chief_incarnation, (await link.status(timeout_s=5, fence=link.fence)).fence.chief_incarnation
+
+    later, found = pair.run(act)
+    assert found == later, "by this the chief ends"
+    assert {report.standby for report in pair.reports[1:]} == {pair.addresses[STANDBY]}
+
+
 def test_one_that_lacks_a_contribution_is_dropped_and_the_other_one_goes_on(pair: Pair) -> None:
     pair.create()
     push = pair.push(PRIMARY)

@@ -443,13 +443,17 @@ def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_m
         assert "another chief had trained meanwhile" in driver.coordinator.status(driver.now).reason
 
 
+@pytest.mark.parametrize("is_second", [False, True], ids=["the first chief", "a second chief"])
 @pytest.mark.parametrize("has_trained", [False, True])
-def test_a_chief_without_a_model_looks_for_checkpoints_when_a_server_was_restarted(has_trained: bool) -> None:
-    """Another chief may have trained there and saved, of which this one knows nothing."""
+def test_a_chief_without_a_model_looks_for_checkpoints_when_a_server_was_restarted(has_trained: bool, is_second: bool) -> None:
+    """Another chief may have trained there and saved, of which this one knows nothing: in a lower epoch, if that was in another life."""
     other = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
     steps(other, other.train(0), 5)
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
-    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    if is_second:
+        driver.new_chief()
+    epoch = driver.coordinator.epoch
+    assert (driver.coordinator.state, epoch) == (ClusterState.WAITING_FOR_MODEL, 2 if is_second else 1)
     if has_trained:
         driver.storage.update(other.storage)
     driver.shards[0].process = 77
@@ -458,7 +462,8 @@ def test_a_chief_without_a_model_looks_for_checkpoints_when_a_server_was_restart
     if has_trained:
         assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4)
     else:
-        assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.WAITING_FOR_MODEL, 1)
+        assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+        assert driver.coordinator.epoch == (epoch + 1 if is_second else epoch)
 
 
 @pytest.mark.parametrize(("steps_before", "goes_back_to"), [(0, 0), (5, 4)])
