@@ -288,8 +288,8 @@ class ReplicatedLink:
         self._distrusted: set[int] = set()
         self._identity = self._told = 0
         self._num_states = 0  # that replicas have been told, all together
-        # Held while replicas are taken in or emptied.
-        self.changing = asyncio.Lock()
+        # Held while replicas are taken in or emptied; and while one is dropped.
+        self.changing, self._dropping = asyncio.Lock(), asyncio.Lock()
         self._report: Callable[[rec.ReplicasChanged | rec.ContributionsDiffer], None] = lambda event: None
 
     def attach(self, report: Callable[[rec.ReplicasChanged | rec.ContributionsDiffer], None]) -> None:
@@ -340,7 +340,8 @@ class ReplicatedLink:
         intact = [one for one, status in statuses.items() if status.process_incarnation == one.process]
         for one in asked if intact else ():
             if one not in intact and (why := lost.get(one) or await why_lost(one, fence)):
-                await self._drop(one, why)
+                with suppress(Superseded):  # the status says that
+                    await self._drop(one, why)
         if not statuses:
             raise next(error for task in tasks.values() if isinstance(error := error_of(task), PsError))
         status = statuses[next(iter(intact or statuses))]
@@ -569,22 +570,27 @@ class ReplicatedLink:
         return [answers[one] for one in self.members]
 
     async def _drop(self, one: Replica, why: str) -> None:
-        if one not in self.members or len(self.members) == 1:
-            return
-        was_asked, one.missing = one is self._first, why
-        self.members = [member for member in self.members if member is not one]
-        self._first = self.members[0]
-        what = f"its standby at {self._first.address} takes its place" if was_asked else "training goes on without it"
-        log.warning("a replica is lost ps=%d address=%s cause=%s; %s", self.index, one.address, why, what)
-        is_superseded = False
-        try:
-            await self.mark_alone()
-        except PsError as error:  # a later chief is the more careful without it
-            is_superseded = isinstance(error, Superseded)
-        finally:
-            # A later chief may count on both: what workers give to this one alone, because they are told to, could be missing there.
-            if not is_superseded:
-                self._count_on(self.members)
+        """Counts on a replica no more, once the other one knows that it is alone. Raises Superseded if a later chief has the other one."""
+        async with self._dropping:
+            if one not in self.members or len(self.members) == 1:
+                return
+            others = [member for member in self.members if member is not one]
+            what = f"its standby at {others[0].address} takes its place" if one is self._first else "training goes on without it"
+            log.warning("a replica is lost ps=%d address=%s cause=%s; %s", self.index, one.address, why, what)
+            is_superseded = False
+            try:
+                if len(others) == 1:
+                    await self.join(others[0], is_alone=True)
+            except Superseded:
+                # That chief may count on both: what workers give to this one alone, because they are told to, could be missing there.
+                is_superseded = True
+                raise
+            except PsError:
+                pass  # a later chief is the more careful without it
+            finally:
+                if not is_superseded:
+                    one.missing = why
+                    self._count_on(others)
 
     def _say_different(self, step: int, contributions: tuple[PushId, ...]) -> str:
         """Reports that replicas had been given different contributions, and returns that as the reason why one is not counted on."""
