@@ -239,6 +239,10 @@ class ShardWork:
         # Another process may have a replica's place since they were looked at.
         for index in distrust_unconfirmed(self._calls.links, [status for status, _ in adopted]):
             adopted[index] = await self._adopt(index)
+        for index, (_, adoption) in enumerate(adopted):
+            # Secrets of workers that an earlier chief registered are made of its key, and only another shard may have known that key.
+            if set(adoption.session_keys) != set(self._authority.session_keys):
+                adopted[index] = await self._adopt(index)
         for event in record_found([adoption for _, adoption in adopted]):
             self._calls.report(event)
         for index, (status, adoption) in enumerate(adopted):
