@@ -21,7 +21,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test-fast test test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-torch bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
+.PHONY: help install demo test-fast test test-benchmarks test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-torch bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve fix-lint fix-format fix-protos fix-stubs fix-docs
 
@@ -37,6 +37,10 @@ demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritte
 test-fast: $(DEV)  ## the tests for the inner loop: no network, no processes; under 20 seconds
 	@PYTEST_DEBUG_TEMPROOT=$(wildcard /dev/shm) $(PYTEST) tests/unit tests/repo -m "not slow" -n 2 --dist worksteal \
 	  --hypothesis-profile=fast -o faulthandler_timeout=0 $(ARGS)
+
+# A step is measured in `make test` too.
+test-benchmarks: $(DEV)  ## every benchmark in small, with real processes
+	@$(PYTEST) tests/processes/benchmarks -m "benchmark or not benchmark" -n 3 --dist worksteal $(ARGS)
 
 # What docker-compose.yml promises, on a real engine. DOCKER_BUILD_FLAGS='--network host' where containers have no network during a build.
 test-compose: $(DEV)  ## the image, and docker-compose.yml with a killed parameter server; says why where no engine answers
@@ -69,8 +73,8 @@ coverage: $(DEV)  ## which lines and branches the tests reach, processes and all
 	  $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$found
 
 # Four at once on two processors: tests of real processes wait for a third of their time.
-test: $(DEV)  ## all tests but chaos; ARGS="-k framing" are passed to pytest
-	@$(PYTEST) -n 4 --dist worksteal $(ARGS)
+test: $(DEV)  ## all tests but chaos and benchmarks; ARGS="-k framing" are passed to pytest
+	@$(PYTEST) -n 5 --dist worksteal $(ARGS)
 
 # The second line are floods and the third one is the soak, which need the machine for themselves. SOAK=0 leaves the soak out, and with
 # FLOODS=all every flood meets every role, which takes 10 minutes more.

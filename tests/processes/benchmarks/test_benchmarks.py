@@ -18,7 +18,7 @@ ROLES = {"chief", "ps", "worker"}
     ("asked", "used", "roles"),
     [
         (["--transport", "shm", "--policy", "async", "--ps", "1"], ["shared_memory"], ROLES),
-        (["--transport", "grpc", "--ps", "2", "--unix"], ["grpc"], ROLES),
+        pytest.param(["--transport", "grpc", "--ps", "2", "--unix"], ["grpc"], ROLES, marks=pytest.mark.quick),
         (["--transport", "auto", "--unix", "--chief-in-ps"], ["shared_memory"], {"ps", "worker"}),
         (["--transport", "local", "--policy", "async", "--ps", "2"], ["local"], {"process"}),
     ],
@@ -58,6 +58,7 @@ def test_applies_are_measured_beside_the_writing_of_a_checkpoint(capsys: pytest.
     assert benchmarks(["run", "checkpoint", "--bytes", "3"]) == 2
 
 
+@pytest.mark.quick
 def test_a_benchmark_refuses_an_invalid_workload(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "step", "--bytes", "4", "--variables", "2"]) == 2
     assert "want more bytes" in capsys.readouterr().err
@@ -131,6 +132,7 @@ def test_encrypted_bytes_are_measured_in_every_way(capsys: pytest.CaptureFixture
     assert all(row["ms"] > 0 for row in rows)
 
 
+@pytest.mark.quick
 def test_a_benchmark_that_cannot_run_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "policies", "--workers", "0", "--only", "async"]) == 2
     assert capsys.readouterr().err == "benchmarks policies: --workers: got 0, want 1 or more\n"

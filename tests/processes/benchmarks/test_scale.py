@@ -59,6 +59,7 @@ def test_stragglers_are_dropped_by_backups_alone_and_compared_with_the_plan(tmp_
     assert len(trace.read_text().splitlines()) == 1 + 36
 
 
+@pytest.mark.quick
 def test_a_plot_that_cannot_be_written_is_refused_before_anything_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "straggler", "--plot", str(tmp_path / "absent" / "plot.png")]) == 2
     assert "--plot" in capsys.readouterr().err
