@@ -90,9 +90,9 @@ def mismatch(adoptions: Sequence[Adoption | None], layouts: Sequence[Layout], *,
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Branch:
-    """The checkpoints that this run may go back to: those of its epochs, and the one that it began from or went back to, and older ones.
+    """The checkpoints that this run may go back to: those from `epoch` on, and `base`, the one that it went back to, and older ones.
 
-    Checkpoints of steps that were given up since, or of an earlier run, are newer than that and of an earlier epoch.
+    Checkpoints of steps that were given up since, or of an earlier run, are newer than `base` and of an earlier epoch.
     """
 
     epoch: int = 0
@@ -349,7 +349,8 @@ class Recovery:
         self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
         self._servers.release_all()
         self.why = self._plan = ""
-        self._branch = Branch(epoch=self._members.epoch)
+        # Not from the epoch of this chief on: after the loss of all servers, another one may have begun again in epoch 1.
+        self._branch = Branch(epoch=highest_epoch + 1)
         self._stage = _Begun()
         self._out.add(self._adoption())
 
@@ -398,8 +399,9 @@ class Recovery:
             self._out.note(f"checkpoint {checkpoint.tag} is skipped: {printable(why)}", is_warning=True)
             self._seek_another(search, checkpoint.tag, why)
         else:
-            if search.is_start and checkpoint.fence.chief_incarnation >= self._members.chief_incarnation:
-                # It is of another life, in which chiefs' numbers had come farther: numbers given meanwhile mean nothing any more.
+            own, saved = self._members.fence, checkpoint.fence
+            if own.is_overtaken_by(saved) or (search.is_start and saved.chief_incarnation == own.chief_incarnation):
+                # Another chief's numbers have come as far, or farther: numbers that this one has given, or would give, may be that one's.
                 self._members.succeed(chief_incarnation=checkpoint.fence.chief_incarnation + 1, life=self._new_life())
                 error = LeaseExpired("not registered here: another chief was here before. Register again")
                 self._host.refuse_participants(error)

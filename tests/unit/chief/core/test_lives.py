@@ -8,6 +8,7 @@ import pytest
 from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, Superseded, WorkerIndexTaken
 from ps_protocol.model.data import DataSpec
+from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import HeartbeatRequest, Participant, PushCommit, PushOutcome
 from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Worker
@@ -180,6 +181,36 @@ def test_a_number_given_after_the_checkpoint_was_saved_belongs_to_no_participant
     newcomer = Worker(driver, 1)
     assert newcomer.participant.incarnation == late.participant.incarnation == (1 << 20) + 1, "else this shows nothing"
     assert driver.come_back(late).participant.incarnation == (1 << 20) + 2
+
+
+def test_a_number_given_in_a_life_of_which_nothing_was_saved_means_nothing_once_another_life_is_restored() -> None:
+    """All was lost while a chief was cut off, and a chief of its number has trained and saved: both have numbered a worker alike."""
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
+    driver.new_chief()
+    (worker,) = driver.train(0)
+    other = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
+    other.new_chief()
+    (saved,) = other.train(0)
+    train([saved], 4)
+    assert worker.participant.incarnation == saved.participant.incarnation, "else this shows nothing"
+    driver.storage.update(other.storage)
+    driver.restart(0)
+    assert driver.step == 4
+    driver.come_back(worker)
+    assert worker.push() is PushOutcome.ACCEPTED, "it is its first contribution, not the first of the worker that was saved"
+
+
+def test_a_chief_that_finds_a_checkpoint_of_its_successor_begins_another_life_since_that_one_may_use_the_same_epochs() -> None:
+    driver, workers = trained(0, **SAVED)
+    former, life = driver.coordinator, life_of(driver)
+    driver.new_chief()
+    driver.come_back(workers[0])
+    assert [checkpoint.fence.chief_incarnation for checkpoint in driver.storage.values()] == [1, 2], "else this shows nothing"
+    driver.coordinator = former
+    driver.restart(0)
+    driver.restart(1)
+    assert (former.chief_incarnation, driver.shards[0].chief) == (3, 3)
+    assert life_of(driver) != life
 
 
 def test_servers_of_two_lives_begin_a_third() -> None:

@@ -466,6 +466,43 @@ def test_a_chief_without_a_model_looks_for_checkpoints_when_a_server_was_restart
         assert driver.coordinator.epoch == (epoch + 1 if is_second else epoch)
 
 
+def test_a_chief_that_has_trained_nothing_goes_on_from_a_checkpoint_that_another_was_still_saving_when_it_looked_first() -> None:
+    """That checkpoint is of an earlier epoch than this chief's: all servers were lost, and the other one began again in epoch 1."""
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver.is_manual = True
+    driver.new_chief()
+    assert isinstance(driver.orders.pop(), messages.FindCheckpoint)
+    skipped = (("step-000000000", "incomplete: it has no manifest"),)
+    driver.send(messages.CheckpointFound(checkpoint=None, skipped=skipped, highest_epoch=1))
+    driver.is_manual = False
+    driver.work_off()
+    assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.WAITING_FOR_MODEL, 2)
+    save_as_another_chief_in_epoch_1(driver)
+    driver.shards[0].process = 77
+    driver.send(messages.ShardSeen(shard=0, process_incarnation=77))
+    driver.send(messages.ShardAdopted(shard=0, process_incarnation=77, adoption=Adoption(step=0, layout_hash="a")))
+    assert (driver.coordinator.state, driver.step, driver.coordinator.epoch) == (ClusterState.TRAINING, 4, 3)
+
+
+def test_a_chief_that_has_saved_nothing_goes_on_from_a_checkpoint_that_another_made_in_an_earlier_epoch_after_all_was_lost() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
+    driver.new_chief()
+    driver.train(0)
+    assert (driver.coordinator.epoch, driver.storage) == (2, {})
+    save_as_another_chief_in_epoch_1(driver)
+    driver.restart(0)
+    assert (driver.coordinator.state, driver.step, driver.coordinator.epoch) == (ClusterState.TRAINING, 4, 3)
+
+
+def save_as_another_chief_in_epoch_1(driver: RecoveryDriver) -> None:
+    """Puts the checkpoints of another life, up to step 4, into the driver's storage."""
+    other = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    steps(other, other.train(0), 4)
+    assert {checkpoint.fence.epoch for checkpoint in other.storage.values()} == {1}
+    driver.storage.update(other.storage)
+    driver.model = other.model
+
+
 @pytest.mark.parametrize(("steps_before", "goes_back_to"), [(0, 0), (5, 4)])
 def test_servers_that_all_die_between_a_chiefs_look_and_its_takeover_are_brought_back(steps_before: int, goes_back_to: int) -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
