@@ -28,7 +28,7 @@ from ps_server.numbers.memory import MemoryBudget
 from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
 
-LIMIT = 64 << 20
+LIMIT = 12 << 20
 
 
 @pytest.fixture(params=["in_process", "grpc_tcp", "grpc_unix"])

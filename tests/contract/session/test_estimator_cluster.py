@@ -4,13 +4,14 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+import worker_client as sdk
 from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client import momentum
-from worker_client.estimator import DNNClassifier
 from worker_client.sync_replicas import SessionRunHook, StopAtStepHook, SyncReplicasOptimizer
 
 RANDOM = np.random.default_rng(2)
@@ -25,7 +26,7 @@ def stack() -> Iterator[ExitStack]:
         yield opened
 
 
-def fit_all(classifiers: list[DNNClassifier], hooks: Callable[[int], list[SessionRunHook]] = lambda index: []) -> None:
+def fit_all(classifiers: list[Any], hooks: Callable[[int], list[SessionRunHook]] = lambda index: []) -> None:
     """Each in a thread of its own, with every so-manieth example."""
     count = len(classifiers)
 
@@ -42,7 +43,7 @@ def fit_all(classifiers: list[DNNClassifier], hooks: Callable[[int], list[Sessio
 
 def test_workers_of_a_cluster_end_with_the_same_network(stack: ExitStack, socket_dir: Path) -> None:
     cluster = GrpcTestCluster(Shape(num_ps=2, total_num_replicas=2), stack, directory=socket_dir)
-    one, other = (DNNClassifier((8,), learning_rate=0.02, max_iter=15, random_state=3, target=cluster.chief_address) for _ in range(2))
+    one, other = (sdk.DNNClassifier((8,), learning_rate=0.02, max_iter=15, random_state=3, target=cluster.chief_address) for _ in range(2))
     fit_all([one, other])
     assert one.global_step_ == other.global_step_ == 15 * 2, "two batches of 60 examples a pass, and both workers' are one step"
     for name, value in one.variables_.items():
@@ -52,7 +53,7 @@ def test_workers_of_a_cluster_end_with_the_same_network(stack: ExitStack, socket
 
 def test_the_first_to_be_done_ends_the_training_of_all(stack: ExitStack, socket_dir: Path) -> None:
     cluster = GrpcTestCluster(Shape(total_num_replicas=2), stack, directory=socket_dir)
-    short, long = (DNNClassifier((4,), max_iter=passes, random_state=3, target=cluster.chief_address) for passes in (2, 500))
+    short, long = (sdk.DNNClassifier((4,), max_iter=passes, random_state=3, target=cluster.chief_address) for passes in (2, 500))
     fit_all([short, long])
     assert short.n_iter_ == 2 and long.n_iter_ <= 3
     np.testing.assert_array_equal(short.variables_["logits/weights"], long.variables_["logits/weights"])
@@ -60,7 +61,7 @@ def test_the_first_to_be_done_ends_the_training_of_all(stack: ExitStack, socket_
 
 def test_a_cluster_that_finishes_by_itself_ends_the_fit(stack: ExitStack, socket_dir: Path) -> None:
     cluster = GrpcTestCluster(Shape(max_steps=5), stack, directory=socket_dir)
-    classifier = DNNClassifier((4,), random_state=3, target=cluster.chief_address).fit(X, Y)
+    classifier = sdk.DNNClassifier((4,), random_state=3, target=cluster.chief_address).fit(X, Y)
     assert classifier.global_step_ == 5 and classifier.n_iter_ == 2
 
 
@@ -68,7 +69,7 @@ def test_the_hook_of_a_sync_replicas_optimizer_trains_the_workers_in_step(stack:
     cluster = GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir)
     optimizers = [SyncReplicasOptimizer(momentum(0.05), replicas_to_aggregate=2, total_num_replicas=2) for _ in range(2)]
     classifiers = [
-        DNNClassifier((8,), optimizer=optimizer, max_iter=15, random_state=3, target=cluster.chief_address) for optimizer in optimizers
+        sdk.DNNClassifier((8,), optimizer=optimizer, max_iter=15, random_state=3, target=cluster.chief_address) for optimizer in optimizers
     ]
     fit_all(classifiers, lambda index: [optimizers[index].make_session_run_hook(is_chief=index == 0)])
     one, other = classifiers
@@ -79,5 +80,5 @@ def test_the_hook_of_a_sync_replicas_optimizer_trains_the_workers_in_step(stack:
 
 def test_a_hook_that_asks_for_a_stop_ends_the_fit(stack: ExitStack, socket_dir: Path) -> None:
     cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
-    classifier = DNNClassifier((4,), random_state=3, target=cluster.chief_address).fit(X, Y, hooks=[StopAtStepHook(last_step=6)])
+    classifier = sdk.DNNClassifier((4,), random_state=3, target=cluster.chief_address).fit(X, Y, hooks=[StopAtStepHook(last_step=6)])
     assert classifier.global_step_ == 6 and classifier.n_iter_ == 2

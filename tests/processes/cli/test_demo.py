@@ -16,7 +16,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn import datasets
 
 from lockstep.demo.digits import MISSING, Evaluation, evaluate, initial_values, load_digits, loss_and_gradients, split
 from lockstep.demo.display import PlainDisplay, status_line
@@ -126,6 +125,8 @@ def test_workers_have_parts_of_the_training_examples_and_none_of_the_test_exampl
 
 
 def test_the_digits_are_those_that_scikit_learn_loads() -> None:
+    from sklearn import datasets  # its import takes a second in each process that only collects the tests
+
     rows, theirs = load_digits(), datasets.load_digits()
     assert np.array_equal(rows, np.column_stack([theirs.data, theirs.target]))
     train, test = split(rows)

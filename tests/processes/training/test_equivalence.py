@@ -6,7 +6,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from sklearn.datasets import load_digits
 
 import worker_client
 from lockstep.in_process import InProcessCluster
@@ -24,6 +23,8 @@ TOLERANCES = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-12}
 
 @pytest.fixture(scope="module")
 def digits() -> tuple[Array, Array]:
+    from sklearn.datasets import load_digits  # its import takes a second in each process that only collects the tests
+
     images, labels = load_digits(return_X_y=True)
     return images / 16, labels
 

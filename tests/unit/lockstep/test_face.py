@@ -5,7 +5,6 @@ import pytest
 import lockstep
 import worker_client
 from tests.support.processes.processes import run
-from worker_client.estimator import DNNClassifier
 
 
 def test_it_has_the_names_of_the_sdk_and_the_errors() -> None:
@@ -24,6 +23,8 @@ def test_a_star_import_gives_every_name() -> None:
 
 
 def test_the_classifier_is_there_without_being_listed_since_it_needs_scikit_learn() -> None:
+    from worker_client.estimator import DNNClassifier  # imports scikit-learn, which takes a second
+
     assert lockstep.DNNClassifier is DNNClassifier
     assert "DNNClassifier" not in lockstep.__all__
 

@@ -4,7 +4,6 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import InvalidSpec
-from worker_client.estimator import Examples, pass_losses
 from worker_client.neural_network import ACTIVATIONS, Network
 
 
@@ -47,6 +46,8 @@ def test_an_activation_that_does_not_exist_is_refused_with_those_that_do() -> No
 
 
 def test_a_pass_has_every_example_once_and_the_next_another_order() -> None:
+    from worker_client.estimator import Examples
+
     examples = Examples(features=np.arange(10.0)[:, None], targets=np.arange(10), batch_size=4)
     batches = [labels for _, labels in examples.batches(seed=1, worker=0, passes=range(2))]
     assert [len(batch) for batch in batches] == [4, 4, 2, 4, 4, 2]
@@ -55,10 +56,14 @@ def test_a_pass_has_every_example_once_and_the_next_another_order() -> None:
 
 
 def test_workers_go_through_the_same_examples_in_different_orders_and_each_the_same_every_time() -> None:
+    from worker_client.estimator import Examples
+
     examples = Examples(features=np.zeros((50, 1)), targets=np.arange(50), batch_size=50)
     one, again, other = (next(examples.batches(seed=1, worker=worker, passes=range(1)))[1].tolist() for worker in (0, 0, 1))
     assert one == again != other
 
 
 def test_the_loss_of_a_pass_is_the_mean_of_its_batches_also_of_one_that_was_cut_short() -> None:
+    from worker_client.estimator import pass_losses
+
     assert pass_losses([1.0, 2.0, 3.0, 5.0, 8.0], num_batches=2) == [1.5, 4.0, 8.0]
