@@ -1,6 +1,6 @@
-"""Which known name an unknown one may be meant for, with bounded work: names come from anywhere. Knows text."""
+"""Suggestions for misspelt names: words for messages, with bounded work, since names come from anywhere. Knows text."""
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from difflib import get_close_matches
 from itertools import islice
 
@@ -10,8 +10,13 @@ _MAX_LENGTH = 256
 _MAX_KNOWN = 1_000
 
 
-def nearest_name(name: str, known: Iterable[str]) -> str:
-    """Returns the known name that is nearest to this one; empty: none is near."""
-    if len(name) > _MAX_LENGTH:
-        return ""
-    return next(iter(get_close_matches(name, list(islice(known, _MAX_KNOWN)), n=1)), "")
+def did_you_mean(name: str, known: Iterable[str]) -> str:
+    """Returns "; did you mean 'x'?" with the known name that is nearest, to be appended to a message; empty if none is near."""
+    near = get_close_matches(name, list(islice(known, _MAX_KNOWN)), n=1) if len(name) <= _MAX_LENGTH else ()
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def known_names(name: str, known: Collection[str]) -> str:
+    """Returns the known names as text for the end of a message, with the one that is nearest to `name`."""
+    meant = did_you_mean(name, known)
+    return f"{'one of ' if meant else ''}{', '.join(known)}{meant}"

@@ -14,7 +14,7 @@ from itertools import pairwise
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.misspelling import nearest_name
+from ps_protocol.model.misspelling import known_names
 from ps_protocol.model.programs import Program
 
 
@@ -534,9 +534,3 @@ def _check_number(what: str, value: object, domain: _Domain | None = None) -> No
 def _check_single(what: str, value: float) -> None:
     if abs(value) > _LARGEST:
         raise InvalidSpec(f"{what} = {value!r}, want at most {_LARGEST:.4g}: a larger one is infinite in float32")
-
-
-def known_names(name: str, known: Mapping[str, object] | tuple[str, ...]) -> str:
-    """Returns the names that there are, as text that says which of them is nearest to `name`."""
-    near = nearest_name(name, known)
-    return f"one of {', '.join(known)}; did you mean {near!r}?" if near else ", ".join(known)

@@ -9,12 +9,12 @@ import enum
 import math
 import re
 from collections.abc import Callable, Mapping, Sequence
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.misspelling import did_you_mean
 from ps_protocol.model.policy import KINDS, MAX_TOKENS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
 from ps_protocol.security.options import Security
 
@@ -147,8 +147,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage and ending the process."""
         if wrong := _INVALID_CHOICE.fullmatch(message):
-            near = get_close_matches(wrong[2], re.findall(r"[\w-]+", wrong[3]), n=1, cutoff=0.6)
-            message = f"{wrong[1]}; did you mean {near[0]}?" if near else message
+            meant = did_you_mean(wrong[2], re.findall(r"[\w-]+", wrong[3]))
+            message = f"{wrong[1]}{meant}" if meant else message
         raise InvalidSpec(f"{message} (see --help)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
@@ -157,8 +157,7 @@ class Parser(argparse.ArgumentParser):
         if unknown:
             # A subcommand's own parser comes here first, so its flags are suggested, not those of the whole command.
             flags = re.findall(r"--[\w-]+", self.format_usage())
-            near = get_close_matches(unknown[0].partition("=")[0], flags, n=1, cutoff=0.7)
-            self.error(f"no such argument: {' '.join(unknown)}{f'; did you mean {near[0]}?' if near else ''}")
+            self.error(f"no such argument: {' '.join(unknown)}{did_you_mean(unknown[0].partition('=')[0], flags)}")
         return known, []
 
 

@@ -14,7 +14,7 @@ from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import DtypeMismatch, IncompletePush, IndexOutOfRange, InvalidSpec, PsError, ShapeMismatch, VariableNotFound
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, are_finite, gradient_ranges, refuse_nonfinite
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.misspelling import nearest_name
+from ps_protocol.model.misspelling import did_you_mean
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.updates import VARIABLE, FormulaUpdate, check_fits
 from ps_protocol.model.variables import Array, DataType, VariableSpec, check_name
@@ -323,8 +323,8 @@ def unknown_variable(name: object, known: Collection[str]) -> VariableNotFound:
     """Returns the error for a name that the model does not have, with the nearest one that it does."""
     if not isinstance(name, str):
         return VariableNotFound(f"variable {name!r} not found: a name is a str, this is {_kind(name)}")
-    if near := nearest_name(name, known):
-        return VariableNotFound(f"variable {name!r} not found. Did you mean {near!r}?")
+    if meant := did_you_mean(name, known):
+        return VariableNotFound(f"variable {name!r} not found{meant}")
     return VariableNotFound(f"variable {name!r} not found; the model has {_some(list(known)) or 'none of the kind'}")
 
 

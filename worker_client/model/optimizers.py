@@ -8,7 +8,8 @@ from typing import ParamSpec, TypeVar
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, StepHyperparameter, constant, known_names
+from ps_protocol.model.misspelling import known_names
+from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, StepHyperparameter, constant
 
 Arguments = ParamSpec("Arguments")
 Spec = TypeVar("Spec")

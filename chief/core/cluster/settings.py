@@ -12,7 +12,7 @@ from chief.core.wording import optimizers_words
 from chief.options import CoordinationConfig
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, VariableNotFound
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.misspelling import nearest_name
+from ps_protocol.model.misspelling import did_you_mean
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.checkpoint import ChiefRecord
@@ -276,8 +276,7 @@ class Settings:
         variable = next((variable for variable in model.variables if variable.name == name), None)
         if variable is None:
             known = ", ".join(repr(variable.name) for variable in model.variables[:5])
-            near = nearest_name(name, (variable.name for variable in model.variables))
-            meant = f"; did you mean {near!r}?" if near else ""
+            meant = did_you_mean(name, (variable.name for variable in model.variables))
             raise VariableNotFound(f"the model has no variable {name!r}; it has {known}{', …' if len(model.variables) > 5 else ''}{meant}")
         if variable.optimizer is None:
             raise InvalidSpec(f"variable {name!r} has no optimizer of its own; change the model's, by naming no variable")

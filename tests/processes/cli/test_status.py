@@ -146,10 +146,10 @@ def test_a_signal_to_the_command_reaches_the_role(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("up --wokers 2 -- true", "lockstep up: no such argument: --wokers; did you mean --workers? (see --help)"),
-        ("tpo", "lockstep: argument COMMAND: invalid choice: 'tpo'; did you mean top? (see --help)"),
+        ("up --wokers 2 -- true", "lockstep up: no such argument: --wokers; did you mean '--workers'? (see --help)"),
+        ("tpo", "lockstep: argument COMMAND: invalid choice: 'tpo'; did you mean 'top'? (see --help)"),
         ("status --frobnicate", "lockstep status: no such argument: --frobnicate (see --help)"),
-        ("chief --wokers 2", "chief: no such argument: --wokers 2; did you mean --workers? (see --help)"),
+        ("chief --wokers 2", "chief: no such argument: --wokers 2; did you mean '--workers'? (see --help)"),
         ("nonsense", "lockstep: argument COMMAND: invalid choice: 'nonsense'"),
     ],
 )

@@ -6,7 +6,7 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model import misspelling
-from ps_protocol.model.misspelling import nearest_name
+from ps_protocol.model.misspelling import did_you_mean
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 
 
@@ -23,8 +23,8 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 
 
 def test_the_nearest_name_is_found_and_none_where_none_is_near() -> None:
-    assert nearest_name("momentom", ("nesterov", "momentum")) == "momentum"
-    assert nearest_name("x", ("nesterov", "momentum")) == ""
+    assert did_you_mean("momentom", ("nesterov", "momentum")) == "; did you mean 'momentum'?"
+    assert did_you_mean("x", ("nesterov", "momentum")) == ""
 
 
 def test_a_name_of_megabytes_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -32,11 +32,11 @@ def test_a_name_of_megabytes_is_compared_with_nothing(monkeypatch: pytest.Monkey
     asked = recorded(monkeypatch)
     with pytest.raises(InvalidSpec, match="unknown hyper-parameter"):
         OptimizerSpec(name="sgd", learning_rate=constant(0.1), hyperparameters={"n" * 1_000_000: 1.0})
-    assert nearest_name("n" * 1_000_000, ["n"]) == ""
+    assert did_you_mean("n" * 1_000_000, ["n"]) == ""
     assert asked == []
 
 
 def test_of_very_many_names_the_first_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = recorded(monkeypatch)
-    nearest_name("v", (f"v{number}" for number in range(100_000)))
+    did_you_mean("v", (f"v{number}" for number in range(100_000)))
     assert asked == [1_000]

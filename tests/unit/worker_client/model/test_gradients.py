@@ -53,7 +53,7 @@ class Unreadable:
 
 
 BAD: list[tuple[dict[str, Any], type[PsError], str]] = [
-    ({"layer1/wieght": np.ones((3, 4), np.float32)}, VariableNotFound, "'layer1/wieght' not found. Did you mean 'layer1/weight'?"),
+    ({"layer1/wieght": np.ones((3, 4), np.float32)}, VariableNotFound, "'layer1/wieght' not found; did you mean 'layer1/weight'?"),
     ({"qqq": np.ones(1, np.float32)}, VariableNotFound, "'qqq' not found; the model has layer1/weight, b1, loss_scale, nothing, w64"),
     ({"b1": np.ones(4)}, DtypeMismatch, r"'b1' is float64, variable is float32; cast with \.astype\(np\.float32\)"),
     ({"b1": np.ones(4, np.int64)}, DtypeMismatch, "'b1' is int64, variable is float32"),
@@ -243,7 +243,7 @@ def test_bad_rows_are_refused_in_words(mixed: Staging, gradient: Any, error: typ
         ({"w": W}, None, IncompletePush, "misses 1 of 2 variables: t"),
         ({"t": None, "w": W, "n": W[:2]}, None, InvalidSpec, "'n' is a Buffer: it takes no gradient"),
         ({"t": None, "w": W}, {"w": W}, InvalidSpec, "update for 'w': it takes gradients"),
-        ({"t": None, "w": W}, {"m": W}, VariableNotFound, "'m' not found. Did you mean 'n'|'m' not found; the model has n"),
+        ({"t": None, "w": W}, {"m": W}, VariableNotFound, "'m' not found; did you mean 'n'|'m' not found; the model has n"),
         ({"t": None, "w": W}, {"n": W}, ShapeMismatch, r"update for 'n': shape \(3,\), variable \(2,\)"),
         ({"t": None, "w": W}, [("n", W[:2]), ("n", W[:2])], InvalidSpec, "the update of 'n' occurs twice"),
         ({"t": None, "w": W}, {"n": None}, InvalidSpec, "update for 'n' is None; leave it out"),

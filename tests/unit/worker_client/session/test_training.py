@@ -202,7 +202,7 @@ def test_slots_can_be_looked_at() -> None:
         np.testing.assert_allclose(session.get_slot("w", "m"), np.full(3, 0.1), rtol=1e-6)
         with pytest.raises(SlotNotFound, match="accum"):
             session.get_slot("w", "accum")
-        with pytest.raises(VariableNotFound, match="Did you mean"):
+        with pytest.raises(VariableNotFound, match="did you mean"):
             session.get_slot("ww", "m")
 
 
