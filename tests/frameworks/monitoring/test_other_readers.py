@@ -1,7 +1,5 @@
-"""Lockstep's exports in others' readers: Prometheus' client, TensorBoard's own reader, Perfetto, OpenTelemetry's SDK."""
+"""Lockstep's exports in others' readers: Prometheus' client, TensorBoard's own reader, OpenTelemetry's SDK."""
 
-import json
-import subprocess
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -12,7 +10,6 @@ import pytest
 import lockstep
 from lockstep.in_process import InProcessCluster
 from lockstep.tensorboard import TensorBoardWriter
-from lockstep.timeline import Timeline
 from ps_protocol.metrics.exposition import exposition, gauge, labels, process_families
 from ps_protocol.metrics.families import cluster_families, shard_families
 from ps_protocol.roles.chief import StepTotals
@@ -67,27 +64,6 @@ def test_tensorboard_reads_event_files(tmp_path: Path) -> None:
     events.Reload()
     assert {"metrics/loss", "training/steps_per_second", "training/max_staleness"} <= {*events.Tags()["scalars"]}
     assert [(point.step, point.value) for point in events.Scalars("metrics/loss")] == [(5, 1.0), (10, 0.75), (15, 0.5), (20, 0.25)]
-
-
-def test_perfetto_reads_a_trace(tmp_path: Path) -> None:
-    perfetto = pytest.importorskip("perfetto.trace_processor", reason="perfetto is not installed")
-    timeline, file = Timeline(), tmp_path / "trace.json"
-    with lockstep.local(InProcessCluster()) as session:
-        session.create_or_join({"w": np.zeros(2)}, optimizer=lockstep.sgd(0.1))
-        timeline.add(session.status(max_ledger_entries=256), at_s=0.0)
-        for _ in range(5):
-            session.step({"w": np.ones(2)})
-        timeline.add(session.status(max_ledger_entries=256), at_s=1.0)
-    file.write_text(json.dumps(timeline.trace(cluster="test")))
-    try:
-        # Its program is no part of the package: it is fetched when it is first used.
-        processor = perfetto.TraceProcessor(trace=str(file))
-    except (OSError, subprocess.CalledProcessError) as error:
-        pytest.skip(f"Perfetto's trace_processor cannot be fetched here: {error}")
-    with processor:
-        names = {row.name for row in processor.query("select name from slice")}
-        assert {f"step {number}" for number in range(5)} <= names
-        assert not [*processor.query("select name from stats where severity in ('error', 'data_loss') and value > 0")]
 
 
 def test_the_sdk_of_opentelemetry_exports_spans_of_steps(cluster: GrpcTestCluster) -> None:
