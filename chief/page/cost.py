@@ -21,6 +21,7 @@ class Cost:
     workers_cpu_s: float = 0.0
     servers_cpu_s: float = 0.0
     chief_cpu_s: float = 0.0
+    observers_cpu_s: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
 
@@ -56,19 +57,24 @@ class CostCount:
             workers_cpu_s=spent.get("workers", 0.0),
             servers_cpu_s=spent.get("servers", 0.0),
             chief_cpu_s=spent.get("chief", 0.0),
+            observers_cpu_s=spent.get("observers", 0.0),
             sent_bytes=int(spent.get("sent", 0.0)),
             received_bytes=int(spent.get("received", 0.0)),
         )
 
 
 def _counters(status: ClusterStatus) -> Iterator[tuple[tuple[object, ...], float]]:
-    """Yields what is counted: what it adds to, by whom, and how much. Workers in one process report the same processor time."""
+    """Yields what is counted: what it adds to, by whom, and how much. Participants in one process report the same processor time."""
     yield ("chief",), status.chief_cpu_s
     for shard in status.shards:
         if shard.report is not None:
             yield ("servers", shard.index), shard.report.cpu_s
+    working = {(one.host, one.pid) for one in status.participants if one.kind is ParticipantKind.WORKER}
     for one in status.participants:
-        if one.kind is ParticipantKind.WORKER and one.traffic is not None:
-            yield ("workers", one.host, one.pid), one.traffic.cpu_s
-            yield ("sent", one.host, one.pid, one.index), one.traffic.sent_bytes
-            yield ("received", one.host, one.pid, one.index), one.traffic.received_bytes
+        if one.traffic is None:
+            continue
+        # A worker's process is a worker's, whatever else looks on from there.
+        role = "workers" if (one.host, one.pid) in working else "observers"
+        yield (role, one.host, one.pid), one.traffic.cpu_s
+        yield ("sent", one.host, one.pid, one.kind, one.index), one.traffic.sent_bytes
+        yield ("received", one.host, one.pid, one.kind, one.index), one.traffic.received_bytes

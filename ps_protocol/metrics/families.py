@@ -29,7 +29,8 @@ def cluster_families(status: ClusterStatus, totals: StepTotals) -> Iterator[Fami
     yield from _members(workers, num_observers=sum(one.state == "live" for one in status.participants) - _num_live(workers))
     yield from _workers(workers[:MAX_INDEXED])
     yield from _servers(status.shards[:MAX_INDEXED])
-    yield _processor_time(status, workers[:MAX_INDEXED])
+    observers = [one for one in status.participants if one.kind is ParticipantKind.OBSERVER]
+    yield _processor_time(status, workers[:MAX_INDEXED], observers[:MAX_INDEXED])
 
 
 def _training(status: ClusterStatus, totals: StepTotals) -> Iterator[Family]:
@@ -128,12 +129,15 @@ def _servers(shards: Sequence[ServerStatus]) -> Iterator[Family]:
     yield gauge("lockstep_shard_nonfinite_elements", "Elements of the last step's mean gradient that were not finite", *nonfinite)
 
 
-def _processor_time(status: ClusterStatus, workers: Sequence[ParticipantStatus]) -> Family:
+def _processor_time(status: ClusterStatus, workers: Sequence[ParticipantStatus], observers: Sequence[ParticipantStatus]) -> Family:
     """All roles in one family, so that one sum has the whole cluster."""
     words = "Processor time of the processes of all roles, as the chief last heard; it begins again with each process"
     of_servers = [(one.index, one.report.cpu_s) for one in status.shards[:MAX_INDEXED] if one.report is not None]
-    of_workers = [(one.index, one.traffic.cpu_s) for one in workers if one.traffic is not None]
-    by_role = (("chief", [(0, status.chief_cpu_s)]), ("ps", of_servers), ("worker", of_workers))
+    participants = [
+        (role, [(one.index, one.traffic.cpu_s) for one in found if one.traffic is not None])
+        for role, found in (("worker", workers), ("observer", observers))
+    ]
+    by_role = (("chief", [(0, status.chief_cpu_s)]), ("ps", of_servers), *participants)
     samples = [(f'{{role="{role}",index="{index}"}}', seconds) for role, found in by_role for index, seconds in found]
     return counter("lockstep_cluster_cpu_seconds_total", words, *samples)
 

@@ -23,9 +23,17 @@ def test_several_workers_in_one_process_use_it_once() -> None:
     assert (cost.workers_cpu_s, cost.sent_bytes) == (3.0, 30)
 
 
-def test_an_observer_is_no_part_of_the_cost() -> None:
-    watcher = worker_status(0, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(cpu_s=3.0))
-    assert CostCount().add(cluster_status(watcher), at=0.0) == Cost()
+def test_observers_are_counted_by_themselves() -> None:
+    worker = worker_status(0, pid=7, traffic=WorkerTraffic(cpu_s=2.0, received_bytes=10))
+    watcher = worker_status(0, pid=8, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(cpu_s=3.0, received_bytes=20))
+    cost = CostCount().add(cluster_status(worker, watcher), at=0.0)
+    assert cost == Cost(workers_cpu_s=2.0, observers_cpu_s=3.0, received_bytes=30)
+
+
+def test_an_observer_in_the_process_of_a_worker_uses_it_once() -> None:
+    worker = worker_status(0, pid=7, traffic=WorkerTraffic(cpu_s=3.0))
+    watcher = worker_status(0, pid=7, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(cpu_s=3.0))
+    assert CostCount().add(cluster_status(watcher, worker), at=0.0) == Cost(workers_cpu_s=3.0)
 
 
 def test_what_ended_processes_have_used_stays() -> None:

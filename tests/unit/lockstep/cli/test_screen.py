@@ -10,7 +10,7 @@ from chief.page.cost import CostCount
 from chief.page.feed import snapshot
 from chief.page.recorder import Look
 from lockstep.cli.watch.screen import frame, sparkline
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, WorkerTraffic
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, ParticipantKind, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import ShardReport
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
@@ -65,6 +65,8 @@ def test_it_shows_processor_time_of_all_roles_and_what_was_moved() -> None:
     lines = shown(cluster_status(worker, shards=servers, chief_cpu_s=1.25))
     assert "CPU so far: workers 90.0 s, servers 7.5 s, chief 1.2 s  sent 2.0 KiB, received 4.0 KiB" in lines
     assert [line for line in lines if line.startswith("worker 0") and "90.0 s" in line]
+    watcher = worker_status(0, pid=2, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(cpu_s=3.0))
+    assert [line for line in shown(cluster_status(worker, watcher)) if ", observers 3.0 s" in line]
     assert [line for line in lines if line.startswith("ps 0") and "7.5 s" in line]
 
 

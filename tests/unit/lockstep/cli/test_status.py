@@ -7,7 +7,7 @@ import pytest
 
 from lockstep.cli.formatting import bytes_text, duration_text, printable
 from lockstep.cli.watch.text import as_json, as_text
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, WorkerTraffic
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, ParticipantKind, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import ShardReport
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
@@ -89,6 +89,8 @@ def test_the_text_has_the_processor_time_of_all_roles() -> None:
     text = as_text(dataclasses.replace(STATUS, participants=both, shards=servers, chief_cpu_s=2.5))
     words = "processor time of the processes, since each began: workers 30.0 s, parameter servers 10.0 s, chief 2.5 s"
     assert words in text, "two workers in one process report the same"
+    watcher = worker_status(0, pid=200, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(cpu_s=3.0))
+    assert ", observers 3.0 s" in as_text(dataclasses.replace(STATUS, participants=(watcher,)))
     lines = [line.split() for line in text.splitlines()]
     assert ["0", "live", "100", "ms", "ago", "0", "0", "0", "30.0", "s", "here", "pid", "100"] in lines
 

@@ -8,7 +8,7 @@ import pytest
 
 from ps_protocol.metrics.exposition import exposition
 from ps_protocol.metrics.families import MAX_INDEXED, MAX_NAMES, cluster_families, session_families, shard_families
-from ps_protocol.roles.chief import CheckpointStatus, ClusterState, ClusterStatus, DataStatus, StepTotals, WorkerTraffic
+from ps_protocol.roles.chief import CheckpointStatus, ClusterState, ClusterStatus, DataStatus, ParticipantKind, StepTotals, WorkerTraffic
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
@@ -93,12 +93,14 @@ def test_status_of_a_cluster_is_cluster_exported() -> None:
 def test_processor_time_of_all_roles_is_one_family() -> None:
     workers = worker_status(0, traffic=WorkerTraffic(cpu_s=8.0)), worker_status(1)
     servers = server_status(0, report=ShardReport(cpu_s=4.0)), server_status(1)
-    found = cluster_exported(cluster_status(*workers, shards=servers, chief_cpu_s=2.0))
+    watcher = worker_status(0, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(cpu_s=16.0))
+    found = cluster_exported(cluster_status(*workers, watcher, shards=servers, chief_cpu_s=2.0))
     samples = found["lockstep_cluster_cpu_seconds_total"].samples["lockstep_cluster_cpu_seconds_total"]
     assert {(dict(where)["role"], dict(where)["index"]): seconds for where, seconds in samples.items()} == {
         ("chief", "0"): 2.0,
         ("ps", "0"): 4.0,
         ("worker", "0"): 8.0,
+        ("observer", "0"): 16.0,
     }
 
 
