@@ -562,8 +562,8 @@ class Recovery:
         self._num_rollbacks += 1
         self._last_rollback = f"rolled back to step {checkpoint.step} (epoch {epoch}): {search.why}"
         num_lost = search.reached - checkpoint.step
-        if num_lost > 0:
-            self._last_rollback += f"; {num_lost} step{'s are' if num_lost > 1 else ' is'} computed again"
+        again = f"{num_lost} step{'s are' if num_lost > 1 else ' is'} computed again" if num_lost > 0 else "no step is lost"
+        self._last_rollback += f"; {again}"
         self._out.note(self._last_rollback, kind=NoteKind.ROLLED_BACK, is_warning=True)
 
     # -- going on where another chief was

@@ -281,6 +281,9 @@ def _advice(situation: Situation) -> str:
 def _replace(lost: list[Member], situation: Situation) -> str:
     """Returns a remedy for silent or lost workers: look at the processes that may only be stopped, or start others."""
     start = f"start {'another' if len(lost) == 1 else 'others'} in {'its' if len(lost) == 1 else 'their'} place{_command(situation)}"
+    # Until then the place is taken, and the command would be refused.
+    if situation.parts.settings.config.num_workers is not None and any(member.is_live and lease_end(member.lease_s) for member in lost):
+        start = f"once {'its lease has' if len(lost) == 1 else 'their leases have'} ended {start}"
     # A lease that does not end is one of a worker in this process. Of those that failed or left the processes have ended, or go on alone.
     silent = [member for member in lost if (member.is_live or member.state is MemberState.LAPSED) and lease_end(member.lease_s)]
     if not silent:

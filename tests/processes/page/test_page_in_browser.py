@@ -126,6 +126,7 @@ def test_a_reader_sees_the_progress_and_which_worker_is_stuck(scene: Scene, brow
     browser.await_text("missing: worker 1", selector="#headline", timeout_s=10.0)
     assert "waiting" in browser.evaluate("document.getElementById('now').className")
     assert "worker 1" in browser.text("#live"), "who cannot see it is told, once"
+    browser.await_text("worker 1", selector="#workers tr.silent")
     os.kill(scene.workers[1], signal.SIGCONT)
     browser.await_text("Nothing is waited for", selector="#headline")
 

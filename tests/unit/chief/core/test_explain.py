@@ -18,7 +18,8 @@ def test_the_missing_worker_is_named_with_its_last_sign_of_life_and_what_to_do()
     first.push()
     assert words(driver) == (
         "step 0 has 1 of 2 contributions; missing: worker 1 (last seen 3.1 s ago on host-b pid 912, lease ends in 6.9 s);"
-        " if it does not come back, look at pid 912 on host-b (stopped? kill -CONT 912), or start another in its place"
+        " if it does not come back, look at pid 912 on host-b (stopped? kill -CONT 912),"
+        " or once its lease has ended start another in its place"
     )
 
 
@@ -63,12 +64,20 @@ def test_none_of_several_silent_workers_is_reported_lost() -> None:
     driver = Driver(total_num_replicas=3, lease_s=10.0)
     first, *_ = driver.train(0, 1, 2)
     first.push()
-    advice = "look at their processes (stopped? kill -CONT PID), or start others in their place"
-    assert words(driver).endswith(f"; if they do not come back, {advice}")
+    look = "look at their processes (stopped? kill -CONT PID), or"
+    assert words(driver).endswith(f"; if they do not come back, {look} once their leases have ended start others in their place")
     driver.pass_time(6.0)
     first.ask()
     driver.pass_time(6.0)
-    assert words(driver).endswith(f"; {advice}")
+    assert words(driver).endswith(f"; {look} start others in their place")
+
+
+def test_where_any_number_may_join_another_is_started_at_once() -> None:
+    driver = Driver(replicas_to_aggregate=2, lease_s=10.0)
+    first, _ = driver.train(0, 1)
+    driver.pass_time(3.0)
+    first.push()
+    assert words(driver).endswith("(stopped? kill -CONT 912), or start another in its place")
 
 
 def test_a_failed_worker_is_named_with_its_failure() -> None:

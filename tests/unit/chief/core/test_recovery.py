@@ -46,6 +46,14 @@ def test_a_restarted_server_takes_all_back_to_the_newest_checkpoint_under_a_new_
     assert (status.num_rollbacks, status.last_rollback) == (1, f"rolled back to step 4 (epoch 2): {why}")
 
 
+def test_a_rollback_that_costs_no_step_says_so() -> None:
+    driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
+    workers = driver.train(0, 1)
+    steps(driver, workers, 4)
+    driver.restart(1)
+    assert driver.coordinator.status(driver.now).last_rollback.endswith("ps 1 at host-p:5001 was restarted; no step is lost")
+
+
 def test_workers_keep_their_places_and_the_steps_are_done_again() -> None:
     driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
     workers = driver.train(0, 1)
