@@ -30,7 +30,8 @@ class WorkerData:
         self.request_id = request_id
         self._worker = worker
         self._begin_wait = begin_wait
-        self._participant = worker.place.participant
+        # Not that of its place, which may be another one by now: coming back to the model there, the worker forgets the ranges that it has.
+        self._participant = worker.participant
         self._ahead: deque[DataRange] = deque()
 
     def next(self, *, timeout_s: float | None) -> Asking[DataRange | None]:
@@ -53,7 +54,7 @@ class WorkerData:
         """Leases the ranges of a former identity anew."""
         if self._worker.place.participant is not self._participant:
             yield from self._worker.check_place()
-            self._participant = self._worker.place.participant
+            self._participant = self._worker.participant
             self.request_id += 1
             self._ahead.clear()
 

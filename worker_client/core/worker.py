@@ -113,6 +113,12 @@ class Worker:
         """Whether it has joined a model."""
         return self._present is not None
 
+    @property
+    def participant(self) -> Participant:
+        """The participant that its variables are from: a former one, while it has another place and has not come back to the model."""
+        assert self._present is not None
+        return self._present.participant
+
     # -- to the model, and back to it
 
     def join(self, model: ModelSpec, *, may_create: bool, timeout_s: float | None) -> Asking[bool]:

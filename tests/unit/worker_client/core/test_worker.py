@@ -6,12 +6,15 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.errors import Cancelled, EpochMismatch, LeaseExpired, TooManyPushes
+from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, LeaseExpired, TooManyPushes
+from ps_protocol.model.data import DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.chief import (
     CommitResult,
+    LeaseReply,
+    LeaseResult,
     ModelReply,
     ModelState,
     Participant,
@@ -25,6 +28,7 @@ from ps_protocol.roles.contribution import Attachments, PushId, named_contributi
 from ps_protocol.roles.shard import PushResult
 from tests.support.chief.eras import era
 from worker_client.core import requests as ask
+from worker_client.core.data import WorkerData
 from worker_client.core.place import Place
 from worker_client.core.worker import Worker
 
@@ -324,3 +328,34 @@ def test_a_worker_whose_first_token_comes_with_another_policy_asks_for_it_and_jo
     around.run(around.worker.join(MODEL, may_create=False, timeout_s=5.0), AwaitToken=token)
     assert around.asked == ["Agree", "Open", "AwaitToken", "Agree", "FreeGradients", "Arrived"]
     assert around.worker.state.local_step == 1
+
+
+@pytest.mark.parametrize("is_half_way", [False, True])
+def test_a_worker_leases_training_data_in_a_new_place_once_it_has_come_back_to_the_model_there(
+    around: Surroundings, is_half_way: bool
+) -> None:
+    commits = []
+
+    def fetch(request: ask.Fetch) -> None:
+        if around.worker.state.participant is not around.place.participant:
+            raise EpochMismatch("epoch 2")
+
+    def unheard(_: ask.Agree) -> Any:
+        raise DeadlineExceeded("the chief does not answer")
+
+    def count(request: ask.Count) -> CommitResult:
+        commits.append(request.commit)
+        return around.counted()
+
+    # As the thread of the heartbeat may take the place again at any time.
+    around.move()
+    if is_half_way:
+        with pytest.raises(DeadlineExceeded):
+            around.run(around.worker.read(is_copied=True), Fetch=fetch, Agree=unheard)
+    spec = DataSpec(name="train", num_samples=6, range_size=3, num_epochs=1)
+    data = WorkerData(spec, around.worker, request_id=1, begin_wait=around.begin_wait)
+    granted = LeaseReply(result=LeaseResult.GRANTED, ranges=(spec.range(0), spec.range(1)))
+    assert around.run(data.next(timeout_s=None), Lease=lambda _: granted) == spec.range(0)
+    around.run(around.worker.read(is_copied=True), Fetch=fetch)
+    outcome = around.run(around.worker.contribute("gradients", is_waited_for=False), Count=count)
+    assert (outcome.outcome, [commit.ranges for commit in commits]) == (PushOutcome.ACCEPTED, [(0,)])
