@@ -37,6 +37,8 @@ class Epoch:
     steps: dict[int, Contributors] = field(default_factory=dict)
     made: dict[PushId, int] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
+    # The shards that lack a contribution of a step.
+    lacking: dict[tuple[int, PushId], set[int]] = field(default_factory=dict)
     # By server, the step that it has, that which it was brought back to last, and its states.
     at: dict[str, int] = field(default_factory=dict)
     since: dict[str, int] = field(default_factory=dict)

@@ -564,6 +564,10 @@ def _lets_anybody_speak_for_a_worker(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Membership, "look_up", look_up)
 
 
+def _keeps_data_counted_that_no_server_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DataLeases, "uncount", lambda self, push_id: False)
+
+
 def _takes_any_number_of_contributions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Inbox, "_check_room", lambda self, header: None)
 
@@ -614,6 +618,10 @@ def _forges_and_is_saved(scenario: Scenario) -> Scenario:
     return replace(scenario, durability=Durability.INTERVAL, network=NetworkSpec(), faults=(forged,))
 
 
+def _forges_with_data(scenario: Scenario) -> Scenario | None:
+    return _forges_and_is_saved(scenario) if scenario.data is not None and scenario.data.num_epochs else None
+
+
 @dataclass(frozen=True, slots=True)
 class Mutation:
     """A broken copy: the promises that may be seen to break (the first letter of what is said), and how a scenario is made to suit it.
@@ -649,6 +657,9 @@ MUTATIONS: dict[str, Mutation] = {
     "training data of refused contributions is done": Mutation("8", _counts_ranges_of_refused_contributions, first_seed=1016),
     "training data stays with workers that are gone": Mutation(
         "6", _leaves_ranges_with_the_lost, _kills_a_worker_with_data, first_seed=1023
+    ),
+    "training data of contributions that no server has is done": Mutation(
+        "8", _keeps_data_counted_that_no_server_has, _forges_with_data, first_seed=1013
     ),
     "strict: a worker gives a step two contributions": Mutation("P", _takes_two_of_a_worker, under(DEFAULT_POLICY)),
     "strict: a step is applied with one contribution too few": Mutation(

@@ -4,7 +4,7 @@ It keeps its own model: of each epoch of each life its first step, of each step 
 computes anew with NumPy. Where servers apply contributions as they arrive, each has steps of its own, of one contribution each.
 """
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -165,6 +165,7 @@ class Oracle:
             self._count(epoch, step, contributors)
         elif known != contributors:
             raise BrokenPromise(f"2: step {step} of epoch {epoch.number}: {server} applied {contributors}, another {known}")
+        self._note_without(epoch, step, server, request.without)
         weights = request.weights or (1.0,) * len(contributors)
         given = [one for one in zip(contributors, weights, strict=True) if one[0] not in request.without]
         rate = self._rate_of(life, [push_id for push_id, _ in given])
@@ -487,6 +488,16 @@ class Oracle:
             epoch.made[push_id] = step
             for identity in self._made_from.get((epoch.era[0], push_id), ()):
                 epoch.used[identity] = step
+
+    def _note_without(self, epoch: Epoch, step: int, server: str, without: Iterable[PushId]) -> None:
+        """The training data of a contribution that no shard has is in no step."""
+        shards = {index_of(one) for one in self._servers}
+        for push_id in without:
+            lacking = epoch.lacking.setdefault((step, push_id), set())
+            lacking.add(index_of(server))
+            for identity in self._made_from.get((epoch.era[0], push_id), ()) if lacking == shards else ():
+                if epoch.used.get(identity) == step:
+                    del epoch.used[identity]
 
     def _next_state(self, state: State, life: int, server: str, contributions: Sequence[tuple[PushId, float]], *, rate: float) -> State:
         total = np.zeros_like(state.value)

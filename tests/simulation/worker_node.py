@@ -401,8 +401,7 @@ class WorkerNode:
         num_given = len(calls)
         if self.forges:
             self.forges, self.has_forged = False, True
-            # Of what is given to nobody, no training data may be used either: the oracle does not look for that.
-            num_given = int(self._world.between(0 if self._data is None else 1, len(calls)))
+            num_given = int(self._world.between(0, len(calls)))
             if num_given < len(calls):
                 self._oracle.forged(request.push_id)
         if self.lies_to and has_gradient:
