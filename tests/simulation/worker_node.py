@@ -168,9 +168,7 @@ class WorkerNode:
         yield from self._do(worker.join(self._model, may_create=True, timeout_s=None))
         data = None
         if self._data is not None:
-            # Its numbers grow from one process of an index to the next, as those of a session's do from one data set to the next.
-            first = int(self._world.now * 1000) * 100 + 1
-            data = WorkerData(self._data, worker, request_id=first, begin_wait=self._begin_wait)
+            data = WorkerData(self._data, worker, begin_wait=self._begin_wait)
         while not worker.state.is_finished:
             while data is not None:
                 if (yield from self._do(data.next(timeout_s=None))) is None:

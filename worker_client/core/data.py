@@ -23,11 +23,12 @@ NUM_AHEAD = 4
 
 
 class WorkerData:
-    """One worker's ranges of one data set. `request_id`: the number of the next wish, which no other of the worker has."""
+    """One worker's ranges of one data set."""
 
-    def __init__(self, spec: DataSpec, worker: Worker, *, request_id: int, begin_wait: Callable[[str, float | None], Deadline]) -> None:
-        self.spec = spec
-        self.request_id = request_id
+    def __init__(self, spec: DataSpec, worker: Worker, *, begin_wait: Callable[[str, float | None], Deadline]) -> None:
+        self._spec = spec
+        # The number of the next request, of those for this data set: the cluster refuses those for another one.
+        self._request_id = 1
         self._worker = worker
         self._begin_wait = begin_wait
         # Not that of its place, which may be another one by now: coming back to the model there, the worker forgets the ranges that it has.
@@ -47,7 +48,7 @@ class WorkerData:
         given = ahead.popleft()
         worker.use(given)
         if len(ahead) <= NUM_AHEAD // 2:
-            yield LeaseAhead(self._participant, self.spec, self.request_id)
+            yield LeaseAhead(self._participant, self._spec, self._request_id)
         return given
 
     def _notice_move(self) -> Asking[None]:
@@ -55,23 +56,23 @@ class WorkerData:
         if self._worker.place.participant is not self._participant:
             yield from self._worker.check_place()
             self._participant = self._worker.participant
-            self.request_id += 1
+            self._request_id += 1
             self._ahead.clear()
 
     def _await_ranges(self, timeout_s: float | None) -> Asking[None]:
         worker, place = self._worker, self._worker.place
-        wait = self._begin_wait(f"{worker.who} wants ranges of {self.spec.name!r}", timeout_s)
+        wait = self._begin_wait(f"{worker.who} wants ranges of {self._spec.name!r}", timeout_s)
         has_waited = False
         while not worker.state.is_finished:
             participant, is_brief = self._participant, worker.state.reads_latest or bool(worker.num_unnamed)
             try:
-                reply: LeaseReply = yield from place.ask(Lease(participant, self.spec, self.request_id, wait, is_brief), participant)
+                reply: LeaseReply = yield from place.ask(Lease(participant, self._spec, self._request_id, wait, is_brief), participant)
             except LOST:
                 if place.participant is participant:
                     raise
                 yield from self._notice_move()
                 continue
-            self.request_id += 1
+            self._request_id += 1
             self._ahead.extend(reply.ranges)
             place.commits.lease(given.id for given in reply.ranges)
             if reply.result is LeaseResult.WAIT:
@@ -87,7 +88,7 @@ class WorkerData:
         worker = self._worker
         if worker.num_unnamed:
             # The worker would wait for itself; or two workers for one another.
-            yield Skipping(self.spec, worker.num_unnamed)
+            yield Skipping(self._spec, worker.num_unnamed)
             yield from worker.skip(timeout_s=wait.left_s())
             return
         status: ClusterStatus = yield Status()

@@ -37,19 +37,17 @@ if TYPE_CHECKING:
 class DataBatches:
     """The iterator over a worker's ranges of the training data; made by `Session.batches()`. For one thread."""
 
-    def __init__(self, spec: DataSpec, *, calls: WorkerCalls, member: Membership, former: "DataBatches | None") -> None:
-        self.spec = spec
+    def __init__(self, spec: DataSpec, *, calls: WorkerCalls, member: Membership) -> None:
         self.timeout_s: float | None = None
         self._calls, self._member = calls, member
-        first: int = 1 if former is None else former.data.request_id + 1
-        self.data: WorkerData = WorkerData(spec, calls.worker, request_id=first, begin_wait=Wait)
+        self._data = WorkerData(spec, calls.worker, begin_wait=Wait)
 
     def __iter__(self) -> Iterator[DataRange]:
         return self
 
     def __next__(self) -> DataRange:
         self._member.check_open()
-        given = run(self.data.next(timeout_s=self.timeout_s), self._calls.acts)
+        given = run(self._data.next(timeout_s=self.timeout_s), self._calls.acts)
         if given is None:
             raise StopIteration
         return given
@@ -76,7 +74,7 @@ class Session:
         self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
         self._calls = WorkerCalls(self._member, spans)
         self._worker, self._acts = self._calls.worker, self._calls.acts
-        self._batches: DataBatches | None = None
+        self._batches: dict[DataSpec, DataBatches] = {}
         self._numbers: StepNumbers | None = None
         self._num_workers: tuple[PolicySpec, int] | None = None  # and the policy under which it is so many
         self._metrics = metrics
@@ -161,7 +159,7 @@ class Session:
     @property
     def leases_data(self) -> bool:
         """Whether this session has been asked for ranges of the training data. Makes no call."""
-        return self._batches is not None
+        return bool(self._batches)
 
     @property
     def num_workers(self) -> int:
@@ -374,10 +372,11 @@ class Session:
         """
         spec = DataSpec(name=name, num_samples=num_samples, range_size=batch_size, num_epochs=num_epochs, shuffle_seed=shuffle_seed)
         self._at_work()
-        if self._batches is None or self._batches.spec != spec:
-            self._batches = DataBatches(spec, calls=self._calls, member=self._member, former=self._batches)
-        self._batches.timeout_s = timeout_s
-        return self._batches
+        batches = self._batches.get(spec)
+        if batches is None:
+            batches = self._batches[spec] = DataBatches(spec, calls=self._calls, member=self._member)
+        batches.timeout_s = timeout_s
+        return batches
 
     def read_averages(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.

@@ -176,3 +176,15 @@ def test_other_data_is_refused() -> None:
         next(iter(session.batches("train", num_samples=8, batch_size=4)))
         with pytest.raises(DataMismatch, match="train"):
             next(iter(session.batches("train", num_samples=9, batch_size=4)))
+
+
+def test_ranges_stay_with_a_worker_that_asks_for_other_data_in_between() -> None:
+    with worker_client.local() as session:
+        join(session)
+        batches = session.batches("train", num_samples=32, batch_size=4, timeout_s=5)
+        give(session, next(batches))
+        with pytest.raises(DataMismatch):
+            next(session.batches("train", num_samples=32, batch_size=8))
+        for batch in session.batches("train", num_samples=32, batch_size=4, timeout_s=5):
+            give(session, batch)
+        assert num_counted(session) == 32

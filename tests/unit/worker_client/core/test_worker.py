@@ -353,7 +353,7 @@ def test_a_worker_leases_training_data_in_a_new_place_once_it_has_come_back_to_t
         with pytest.raises(DeadlineExceeded):
             around.run(around.worker.read(is_copied=True), Fetch=fetch, Agree=unheard)
     spec = DataSpec(name="train", num_samples=6, range_size=3, num_epochs=1)
-    data = WorkerData(spec, around.worker, request_id=1, begin_wait=around.begin_wait)
+    data = WorkerData(spec, around.worker, begin_wait=around.begin_wait)
     granted = LeaseReply(result=LeaseResult.GRANTED, ranges=(spec.range(0), spec.range(1)))
     assert around.run(data.next(timeout_s=None), Lease=lambda _: granted) == spec.range(0)
     around.run(around.worker.read(is_copied=True), Fetch=fetch)
