@@ -15,6 +15,7 @@ import pytest
 
 import ps_protocol as ps_protocol  # before any test imports grpc
 from tests.support.examples import register_profiles
+from tests.support.processes.warm import warm_server_pid
 from tests.support.waiting import wait_until
 
 # Inherited by every descendant of a test, also by one whose parent is gone, so that orphans are found too.
@@ -90,10 +91,11 @@ def _has_children() -> bool:
         os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)  # the test that waits for them still gets their status
     except ChildProcessError:
         return False
-    return True
+    return not warm_server_pid() or len(psutil.Process().children()) > 1
 
 
 def _left(mark: str, earlier: set[int]) -> list[psutil.Process]:
+    earlier = earlier | {warm_server_pid()}
     mine = {process.pid: process for process in psutil.Process().children(recursive=True) if not _is_of(process, earlier)}
     for pid in psutil.pids():
         try:

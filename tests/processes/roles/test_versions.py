@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.roles.identity import PROTOCOL_VERSION
-from tests.support.processes.processes import Process, announced, start
+from tests.support.processes.processes import Process, announced, end
 from tests.support.repository import ROOT
 
 OURS, MAJOR = str(PROTOCOL_VERSION), PROTOCOL_VERSION.major
@@ -27,7 +27,10 @@ def role(stack: ExitStack, directory: Path, version: str, module: str, *words: s
     name = module.replace("_", "-")
     log = stack.enter_context((directory / f"{name}.log").open("wb"))
     place = ("--address", f"unix:{directory}/{name}", "--announce", str(directory / f"{name}.at"))
-    process = start(stack, "-m", "tests.support.processes.other_version", version, module, *place, *words, log=log)
+    # Executed: in a fork of the warm server, the version would have been read already.
+    command = [sys.executable, "-m", "tests.support.processes.other_version", version, module, *place, *words]
+    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+    stack.callback(end, process)
     announced(process, directory / f"{name}.at")
     return process, Path(log.name)
 

@@ -16,6 +16,7 @@ from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import Supervisor
 from ps_protocol.process.options import MAX_STEPS
+from tests.support.processes.warm import WarmPopen, run_warm
 
 # The `lockstep` command as tests call it, in a process of its own or in this one, and a cluster to call it for. Claims nothing.
 
@@ -26,7 +27,7 @@ Ended = subprocess.CompletedProcess[str]
 def lockstep(*arguments: str, timeout_s: float = 20.0, **environment: str) -> Ended:
     """Runs a command as a user does."""
     command = [sys.executable, "-m", "lockstep", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=timeout_s, env={**os.environ, **environment})
+    return run_warm(command, environment={**os.environ, **environment}, timeout_s=timeout_s)
 
 
 def lockstep_here(*arguments: str, **environment: str) -> Ended:
@@ -83,7 +84,7 @@ def up(*arguments: str, worker: str, run_dir: Path, **environment: str) -> Itera
     if "--" in command:
         command, rest = command[: command.index("--")], command[command.index("--") + 1 :]
     full = [sys.executable, "-m", "lockstep", "up", *command, "--run-dir", str(run_dir), "--", sys.executable, str(script), *rest]
-    with subprocess.Popen(full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}) as process:
+    with WarmPopen(full, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env={**os.environ, **environment}) as process:
         try:
             yield process
         finally:

@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import IO
 
+from tests.support.processes.warm import WarmPopen, run_warm
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -24,9 +25,7 @@ def start(
 ) -> Process:
     """Starts `python WORDS`, which ends with `stack`. `environment` is added to this process's; `log` gets what it says."""
     command = [sys.executable, *map(str, words)]
-    process = subprocess.Popen(
-        command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=log, stderr=log
-    )
+    process = WarmPopen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     stack.callback(end, process)
     return process
 
@@ -55,7 +54,7 @@ def talking(stack: ExitStack, *command: object, stderr: int | None = None) -> Pr
 def run(*words: object, cwd: Path = ROOT, environment: Mapping[str, str] | None = None, timeout_s: float = 50.0) -> Ended:
     """Runs `python WORDS` to its end. `environment` is added to this process's."""
     command, variables = [sys.executable, *map(str, words)], {**os.environ, **(environment or {})}
-    return subprocess.run(command, cwd=cwd, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=timeout_s)
+    return run_warm(command, cwd=cwd, environment=variables, timeout_s=timeout_s)
 
 
 @contextmanager
@@ -67,7 +66,7 @@ def speaking(
     `stdout` and `stderr` are as of Popen. `environment` is added to this process's.
     """
     command, variables = [sys.executable, *map(str, words)], {**os.environ, **(environment or {})}
-    process = subprocess.Popen(command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True)
+    process = WarmPopen(command, cwd=ROOT, env=variables, stdin=subprocess.DEVNULL, stdout=stdout, stderr=stderr, text=True)
     try:
         yield process
     finally:
