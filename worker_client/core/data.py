@@ -80,7 +80,10 @@ class WorkerData:
                 wait.explain(reply.waiting_for)
             if has_waited:
                 yield from self._keep_up(wait)
-            if reply.result is not LeaseResult.WAIT:
+                if not worker.state.is_finished:
+                    # The answer may be that of an epoch that has ended meanwhile.
+                    yield from self._notice_move()
+            if self._ahead or (reply.result is LeaseResult.EXHAUSTED and self._participant is participant):
                 return
 
     def _keep_up(self, wait: Deadline) -> Asking[None]:

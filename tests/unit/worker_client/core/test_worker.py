@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -359,3 +360,29 @@ def test_a_worker_leases_training_data_in_a_new_place_once_it_has_come_back_to_t
     around.run(around.worker.read(is_copied=True), Fetch=fetch)
     outcome = around.run(around.worker.contribute("gradients", is_waited_for=False), Count=count)
     assert (outcome.outcome, [commit.ranges for commit in commits]) == (PushOutcome.ACCEPTED, [(0,)])
+
+
+@pytest.mark.parametrize("result", [LeaseResult.GRANTED, LeaseResult.EXHAUSTED])
+def test_an_answer_about_training_data_that_a_rollback_follows_before_a_range_is_given_out_is_asked_for_again(
+    around: Surroundings, result: LeaseResult
+) -> None:
+    spec = DataSpec(name="train", num_samples=6, range_size=3, num_epochs=1)
+    ranges = (spec.range(1),) if result is LeaseResult.GRANTED else ()
+    replies = iter([LeaseReply(result=LeaseResult.WAIT), LeaseReply(result=result, ranges=ranges)])
+    last = LeaseReply(result=LeaseResult.GRANTED, ranges=(spec.range(0),))
+    participants = []
+
+    def lease(request: ask.Lease) -> LeaseReply:
+        participants.append(request.participant)
+        return next(replies, last)
+
+    def token(request: ask.AwaitToken) -> TokenReply:
+        if len(participants) == 2 and request.participant == ME:
+            around.move()
+            raise EpochMismatch("epoch 2")
+        return around.token(request)
+
+    data = WorkerData(spec, around.worker, begin_wait=around.begin_wait)
+    status = SimpleNamespace(global_step=9)
+    given = around.run(data.next(timeout_s=None), Lease=lease, AwaitToken=token, Status=lambda _: status)
+    assert (given, participants) == (spec.range(0), [ME, ME, around.place.participant])
