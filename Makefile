@@ -23,7 +23,7 @@ PYTEST := $(BIN)/python -m pytest
 
 .PHONY: help install demo test-fast test test-benchmarks test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-torch bench-profile bench-scale bench-straggler bench-compression bench-link bench-apply bench-memory \
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
-  check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve fix-lint fix-format fix-protos fix-stubs fix-docs
+  check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve pictures fix-lint fix-format fix-protos fix-stubs fix-docs
 
 help:  ## this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 26
@@ -193,6 +193,10 @@ fix-docs: $(DEV)  ## … its tables of flags, made again
 
 docs: fix-docs  ## the documentation as a site, in site/
 	@$(MKDOCS) build --quiet --strict && echo "open site/index.html"
+
+# Real clusters in a real Chromium (Debian's package chromium). Look at them before you commit them.
+pictures: $(BENCH)  ## the pictures of the page in the documentation, taken again; 4 minutes
+	@$(BIN)/python -m tests.processes.page.pictures $(ARGS)
 
 docs-serve: $(DEV)  ## … shown in a browser, and built again when a page changes
 	@$(MKDOCS) serve --quiet

@@ -280,10 +280,14 @@ def _advice(situation: Situation) -> str:
 
 def _replace(lost: list[Member], situation: Situation) -> str:
     """Returns a remedy for silent or lost workers: look at the processes that may only be stopped, or start others."""
-    start = f"start {'another' if len(lost) == 1 else 'others'} in {'its' if len(lost) == 1 else 'their'} place{_command(situation)}"
-    # Until then the place is taken, and the command would be refused.
-    if situation.parts.settings.config.num_workers is not None and any(member.is_live and lease_end(member.lease_s) for member in lost):
-        start = f"once {'its lease has' if len(lost) == 1 else 'their leases have'} ended {start}"
+    start = f"start {'another' if len(lost) == 1 else 'others'} in {'its' if len(lost) == 1 else 'their'} place"
+    is_full = situation.parts.settings.config.num_workers is not None
+    if not is_full or not any(member.is_live and lease_end(member.lease_s) for member in lost):
+        start += _command(situation)
+    elif len(lost) == 1:  # one that names the index finds out that a process of its own machine has ended
+        start += f" once its process or its lease has ended{_command(situation, index=lost[0].index)}"
+    else:
+        start += f" once their leases have ended{_command(situation)}"
     # A lease that does not end is one of a worker in this process. Of those that failed or left the processes have ended, or go on alone.
     silent = [member for member in lost if (member.is_live or member.state is MemberState.LAPSED) and lease_end(member.lease_s)]
     if not silent:
@@ -293,5 +297,6 @@ def _replace(lost: list[Member], situation: Situation) -> str:
     return f"look at their processes (stopped? kill -CONT PID), or {start}"
 
 
-def _command(situation: Situation) -> str:
-    return f": LOCKSTEP_CHIEF={shlex.quote(situation.address)} PROGRAM" if situation.address else ""
+def _command(situation: Situation, *, index: int | None = None) -> str:
+    named = f"LOCKSTEP_WORKER_INDEX={index} " if index is not None else ""
+    return f": {named}LOCKSTEP_CHIEF={shlex.quote(situation.address)} PROGRAM" if situation.address else ""

@@ -19,8 +19,10 @@ def test_the_missing_worker_is_named_with_its_last_sign_of_life_and_what_to_do()
     assert words(driver) == (
         "step 0 has 1 of 2 contributions; missing: worker 1 (last seen 3.1 s ago on host-b pid 912, lease ends in 6.9 s);"
         " if it does not come back, look at pid 912 on host-b (stopped? kill -CONT 912),"
-        " or once its lease has ended start another in its place"
+        " or start another in its place once its process or its lease has ended"
     )
+    driver.coordinator.address = "host-c:5000"
+    assert words(driver).endswith("has ended: LOCKSTEP_WORKER_INDEX=1 LOCKSTEP_CHIEF=host-c:5000 PROGRAM")
 
 
 def test_a_change_of_policy_that_a_stopped_server_holds_up_is_told_as_that() -> None:
@@ -65,7 +67,7 @@ def test_none_of_several_silent_workers_is_reported_lost() -> None:
     first, *_ = driver.train(0, 1, 2)
     first.push()
     look = "look at their processes (stopped? kill -CONT PID), or"
-    assert words(driver).endswith(f"; if they do not come back, {look} once their leases have ended start others in their place")
+    assert words(driver).endswith(f"; if they do not come back, {look} start others in their place once their leases have ended")
     driver.pass_time(6.0)
     first.ask()
     driver.pass_time(6.0)
