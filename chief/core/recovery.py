@@ -263,6 +263,7 @@ class Recovery:
         chief_incarnation = 1 + max((status.fence.chief_incarnation for status in statuses), default=0)
         self._settings_versions = tuple(status.settings_version for status in statuses)
         self._step_found = max((status.step for status in statuses if status.step is not None), default=0)
+        self._servers.looked_at([status.process_incarnation for status in statuses])
         self._empty = {index: status.process_incarnation for index, status in enumerate(statuses) if status.step is None}
         self._members.succeed(chief_incarnation=chief_incarnation, life=self._life_of(statuses))
         self._rise(max(epochs, default=0), why="another chief has taken over" if chief_incarnation > 1 else "")
@@ -336,9 +337,8 @@ class Recovery:
         self._seek(Search(why=why, is_start=True, has_looked=True, is_again=is_again))
 
     def _begin_anew(self, *, is_again: bool = False, highest_epoch: int = 0) -> None:
-        if is_again:
-            # Another chief of this life may have used the next epochs on a server that is lost now.
-            self._members.succeed(chief_incarnation=self._members.chief_incarnation + 1, life=self._new_life())
+        if is_again or not self._servers.have_witness:
+            self._change_life()
         if is_again or highest_epoch or self._members.chief_incarnation > 1:
             self._rise(max(self._members.epoch, highest_epoch) + 1, why="nothing was trained yet")
             self._refuse_participants()
@@ -364,6 +364,7 @@ class Recovery:
         if isinstance(stage, _Restoring) and not stage.is_restored:
             text = f"{why} while step {stage.checkpoint.step} was being brought back: once more"
             self._out.note(text, is_warning=True)
+            self._servers.doubt()
             self._restore(stage.search, stage.checkpoint, stage.manifest_sha256)
         elif isinstance(stage, _Begun) or (self._model.model is not None and not self._model.is_created):
             self._empty[shard] = self._servers[shard].process_incarnation
@@ -403,6 +404,7 @@ class Recovery:
             if own.is_overtaken_by(saved) or (search.is_start and saved.chief_incarnation == own.chief_incarnation):
                 # Another chief's numbers have come as far, or farther: numbers that this one has given, or would give, may be that one's.
                 self._members.succeed(chief_incarnation=checkpoint.fence.chief_incarnation + 1, life=self._new_life())
+                self._servers.begin_life()
                 error = LeaseExpired("not registered here: another chief was here before. Register again")
                 self._host.refuse_participants(error)
             self._restore(search, checkpoint, event.manifest_sha256)
@@ -415,6 +417,11 @@ class Recovery:
         checkpoint = stage.checkpoint
         for index, incarnation in enumerate(event.process_incarnations):
             self._servers.adopted(index, process_incarnation=incarnation)
+        if not self._servers.have_witness:
+            why = f"all parameter servers were restarted while step {checkpoint.step} was being brought back: once more"
+            self._out.note(why, is_warning=True)
+            self._restore(stage.search, checkpoint, stage.manifest_sha256)
+            return
         self._note_rollback(stage.search, checkpoint)
         self._branch = Branch(epoch=self._members.epoch, base=checkpoint.age_order)
         self._members.remember(checkpoint.pushes)
@@ -440,6 +447,7 @@ class Recovery:
         if stage is None:
             return
         why = printable(event.why)
+        self._servers.doubt()
         if event.is_passing:
             self._try_again_later(stage.search, f"checkpoint {event.tag} could not be brought back: {why}", now)
         elif not event.is_damaged:
@@ -495,7 +503,10 @@ class Recovery:
 
     def _restore(self, search: Search, checkpoint: Checkpoint, manifest_sha256: str) -> None:
         members = self._members
-        least = members.epoch + 1 if search.is_start or search.has_tried else members.epoch
+        is_other_life = not self._servers.have_witness
+        if is_other_life:
+            self._change_life()
+        least = members.epoch + 1 if search.is_start or search.has_tried or is_other_life else members.epoch
         self._rise(max(least, search.highest_epoch + 1), why=f"rolled back to step {checkpoint.step}", step=checkpoint.step)
         search.has_tried = True
         self._meet_predecessors()
@@ -768,9 +779,16 @@ class Recovery:
         self._checkpoints.roll_back()
         self._model.make_unready()
         self._model.lose()
+        if not self._servers.have_witness:
+            self._change_life()
         self._rise(self._members.epoch + 1, why="going back to a checkpoint")
         self._refuse_participants()
         self._host.begin_training(Start(step=self._host.training.step))
+
+    def _change_life(self) -> None:
+        """Begins another life: a later chief may have used the next epochs of this one, at servers that are lost now."""
+        self._members.change_life(life=self._new_life())
+        self._servers.begin_life()
 
     def _rise(self, epoch: int, *, why: str, step: int | None = None) -> None:
         epoch = max(self._members.epoch, epoch)

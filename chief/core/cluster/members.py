@@ -284,6 +284,8 @@ class Membership:
         # chief, or one before it, is in what was brought back.
         self._fence = Fence(era=Era(life=0, epoch=epoch), chief_incarnation=1)
         self._earlier = NOBODY
+        # The lives that this chief has left for another one, and its number in each. Its own participants stay who they are.
+        self._left_lives: dict[int, int] = {}
         # Whether the earlier chiefs and epochs are known. No participant is admitted before.
         self._knows_predecessors = False
         self._why_epoch = ""
@@ -381,7 +383,7 @@ class Membership:
     def look_up(self, participant: Participant) -> Member:
         """Returns the member that calls, live or not. Raises EpochMismatch, Superseded, or LeaseExpired if it never registered."""
         if participant.era != self._fence.era and self._knows_predecessors:
-            raise self.other_epoch(participant.era.epoch) if self._is_of_this_life(participant) else self._other_life()
+            raise self.other_epoch(participant.era.epoch) if self._is_of_this_run(participant) else self._other_life()
         member = self._members[participant.kind].get(participant.index)
         if member is None or participant.incarnation > member.incarnation:
             name = f"{name_of(participant.kind, participant.index)} (incarnation {participant.incarnation})"
@@ -394,7 +396,7 @@ class Membership:
 
     def look_up_leaver(self, participant: Participant) -> Member:
         """As `look_up`, but a participant of an earlier epoch may leave too."""
-        is_earlier = self._is_of_this_life(participant) and participant.era.epoch < self.epoch
+        is_earlier = self._is_of_this_run(participant) and participant.era.epoch < self.epoch
         return self.look_up(replace(participant, era=self._fence.era) if is_earlier else participant)
 
     def other_epoch(self, epoch: int) -> EpochMismatch:
@@ -425,11 +427,18 @@ class Membership:
     def succeed(self, *, chief_incarnation: int, life: int) -> None:
         """From now on gives numbers as this chief, in this life. Participants admitted before register again and get new numbers."""
         self._life_keys = ()
+        self._left_lives.clear()
         for member in self.all():
             self._end(member)
         for members in self._members.values():
             members.clear()
         self._fence = Fence(era=Era(life=life, epoch=self.epoch), chief_incarnation=chief_incarnation)
+
+    def change_life(self, *, life: int) -> None:
+        """Goes on in this life, with higher numbers than before. Participants register again, and stay who they are."""
+        self._life_keys = ()
+        self._left_lives[self._fence.life] = self.chief_incarnation
+        self._fence = Fence(era=Era(life=life, epoch=self.epoch), chief_incarnation=self.chief_incarnation + 1)
 
     def remember(self, pushes: Iterable[WorkerPushes], *, chosen: Mapping[PushId, int] | None = None) -> None:
         """Replaces all known contributions by the applied ones; of everything else only the numbers stay.
@@ -483,6 +492,9 @@ class Membership:
             *where,
         ):
             return None
+        if not self._is_of_this_life(former):
+            # The shards of this life do not know the keys of earlier chiefs.
+            member.secret = self._new_secret(member.kind, member.index, member.incarnation)
         self._by_request.pop((member.kind, member.request_id), None)
         member.request_id = request.request_id
         self._by_request[member.kind, member.request_id] = member.index
@@ -523,10 +535,15 @@ class Membership:
     def _is_of_this_life(self, participant: Participant) -> bool:
         return participant.era.life == self._fence.life
 
+    def _is_of_this_run(self, participant: Participant) -> bool:
+        """Whether it is of this life, or of one that this chief has left."""
+        return self._is_of_this_life(participant) or participant.era.life in self._left_lives
+
     def _is_known(self, former: Participant) -> bool:
-        """Whether its incarnation means the same participant in the state that this chief has taken over or restored."""
+        """Whether its incarnation means the same participant here, or in the state that this chief has taken over or restored."""
         is_of_earlier = former.era.life == self._earlier.life and _chief_of(former) <= self._earlier.chief_incarnation
-        return self._is_of_this_life(former) or is_of_earlier
+        is_member = self.knows(former) and _chief_of(former) <= self._left_lives.get(former.era.life, 0)
+        return self._is_of_this_life(former) or is_of_earlier or is_member
 
     def _is_proven(self, former: Participant) -> bool:
         """Whether a chief of this life has made its secret.
@@ -568,7 +585,7 @@ class Membership:
             host=printable(request.host[:_MAX_HOST]),
             pid=request.pid,
             request_id=request.request_id,
-            secret=session_secret(self._session_key, name=name_of(request.kind, index), incarnation=incarnation),
+            secret=self._new_secret(request.kind, index, incarnation),
             last_seen=now,
             lease_s=self._config().lease_s,
             outcomes=PushOutcomes(window=self._config().max_staged_per_worker),
@@ -580,6 +597,9 @@ class Membership:
         self._by_request[request.kind, request.request_id] = index
         self._num_live[request.kind] += 1
         return member
+
+    def _new_secret(self, kind: ParticipantKind, index: int, incarnation: int) -> int:
+        return session_secret(self._session_key, name=name_of(kind, index), incarnation=incarnation)
 
     def lapse(self, member: Member, *, now: float) -> None:
         """The lease has ended."""

@@ -31,6 +31,14 @@ class ShardRecord:
     report: ShardReport | None = None
     # Earlier processes with this index, which have ended; a late answer may still be about one of them.
     gone: set[int] = field(default_factory=set)
+    # The process that was heard of last, and whether it would refuse this chief if a later one had commanded the shards in this life.
+    heard: int = 0
+    is_witness: bool = False
+
+    def hear_of(self, process_incarnation: int) -> None:
+        """Notes which process is there. Another one than before does not know what was commanded meanwhile."""
+        self.is_witness = self.is_witness and process_incarnation == self.heard
+        self.heard = process_incarnation
 
     @property
     def name(self) -> str:
@@ -82,12 +90,37 @@ class ShardTable:
         """Whether all obey this chief."""
         return self._num_adopted == len(self._records)
 
+    @property
+    def have_witness(self) -> bool:
+        """Whether some process would refuse this chief if a later one had commanded the shards in this life. If not, one may have."""
+        return any(record.is_witness for record in self._records)
+
+    def looked_at(self, process_incarnations: Sequence[int]) -> None:
+        """Notes the processes that have told this chief which life they are in."""
+        for record, process_incarnation in zip(self._records, process_incarnations, strict=True):
+            record.heard, record.is_witness = process_incarnation, True
+
+    def doubt(self) -> None:
+        """Notes that a command has failed. It is not known which processes it has reached."""
+        for record in self._records:
+            record.is_witness = False
+
+    def begin_life(self) -> None:
+        """Notes that this chief begins another life. No other chief has heard of it."""
+        for record in self._records:
+            record.is_witness = True
+
     def adopted(self, index: int, *, process_incarnation: int) -> None:
         """A shard obeys this chief."""
         record = self._records[index]
+        record.hear_of(process_incarnation)
         self._num_adopted += not record.is_adopted
         record.is_adopted, record.is_reachable, record.process_incarnation, record.why = True, True, process_incarnation, ""
         record.restoring = None
+        if self.are_adopted and self.have_witness:
+            # A later chief commands all shards, so that one process which has not refused this chief speaks for the others.
+            for one in self._records:
+                one.is_witness = True
 
     def release_all(self) -> None:
         """No shard is adopted any more: all are to be adopted anew."""
@@ -103,6 +136,7 @@ class ShardTable:
         if process_incarnation in record.gone:
             return False
         record.report = report
+        record.hear_of(process_incarnation)
         if not known or known == process_incarnation:
             return False
         record.gone.add(known)

@@ -9,8 +9,9 @@ from chief.options import CheckpointConfig
 from ps_protocol.errors import EpochMismatch, Superseded, WorkerIndexTaken
 from ps_protocol.model.data import DataSpec
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import HeartbeatRequest, Participant, PushCommit, PushOutcome
+from ps_protocol.roles.chief import ClusterState, HeartbeatRequest, Participant, PushCommit, PushOutcome
 from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.fence import session_secret
 from tests.support.chief.chief_driver import Worker
 from tests.support.chief.eras import era
 from tests.support.chief.recovery_driver import RecoveryDriver
@@ -211,6 +212,81 @@ def test_a_chief_that_finds_a_checkpoint_of_its_successor_begins_another_life_si
     driver.restart(1)
     assert (former.chief_incarnation, driver.shards[0].chief) == (3, 3)
     assert life_of(driver) != life
+
+
+def test_a_chief_that_repeats_a_restore_that_failed_begins_another_life_since_a_successor_may_have_used_the_next_epoch() -> None:
+    """The successor took the servers over while the first restore was under way. Then all servers, and the successor, were lost."""
+    before, _ = trained(5, **SAVED)
+    driver = RecoveryDriver(total_num_replicas=2, storage=before.storage, begin=False, checkpoints=CheckpointConfig(every_steps=2))
+    driver.is_manual = True
+    driver.begin()
+    driver.do(driver.orders.pop(0))
+    (restore,) = driver.orders
+    driver.kill(0)
+    driver.kill(1)
+    driver.damaged = {restore.tag}
+    driver.is_manual = False
+    driver.work_off()
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 2)
+    assert life_of(driver) != restore.fence.life
+    assert driver.coordinator.chief_incarnation > restore.fence.chief_incarnation
+
+
+@pytest.mark.parametrize("is_one_left", [True, False])
+def test_a_life_ends_with_its_last_server_though_its_chief_lives_and_workers_stay_the_same_incarnations(is_one_left: bool) -> None:
+    """A chief that was cut off does not hear what its successor did at servers that are lost since."""
+    driver, workers = trained(5, num_shards=2 if is_one_left else 1, **SAVED)
+    life, before = life_of(driver), workers[0].participant
+    driver.restart(0)
+    assert (life_of(driver) == life) is is_one_left
+    with pytest.raises(EpochMismatch, match=r"cluster epoch is 2, you have 1 \(rolled back to step 4\)"):
+        workers[0].heartbeat()
+    after = driver.come_back(workers[0]).participant
+    assert after == replace(before, era=era(2, life=life_of(driver)))
+    newcomer = driver.register(1, pid=99, takeover=True).participant
+    assert newcomer.incarnation == (2 if is_one_left else (1 << 20) + 1), "a number that no chief has given in this life"
+
+
+def test_a_worker_of_an_earlier_chief_gets_another_secret_when_the_life_changes_since_new_servers_do_not_know_the_old_one() -> None:
+    driver, workers = trained(5, num_shards=1, **SAVED)
+    driver.new_chief()
+    assert driver.come_back(workers[0]).participant.secret == workers[0].participant.secret
+    before = workers[0].participant
+    driver.restart(0)
+    after = driver.come_back(workers[0]).participant
+    assert (after.incarnation, after.secret != before.secret) == (before.incarnation, True)
+    name = f"worker {after.index}"
+    assert after.secret in {session_secret(key, name=name, incarnation=after.incarnation) for key in driver.shards[0].session_keys}
+
+
+def test_all_servers_restarted_during_a_restore_are_brought_back_once_more_in_another_life() -> None:
+    driver, _ = trained(5, **SAVED)
+    driver.is_manual = True
+    driver.restart(0)
+    driver.do(driver.orders.pop(0))
+    (restore,) = driver.orders
+    for shard in range(2):
+        driver.kill(shard)
+    driver.is_manual = False
+    driver.work_off()
+    assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4)
+    assert life_of(driver) != restore.fence.life
+
+
+@pytest.mark.parametrize("num_lost", [1, 2])
+def test_a_chief_that_has_saved_nothing_begins_another_life_if_all_servers_were_restarted_while_it_adopted_them(num_lost: int) -> None:
+    """A successor may have trained at the former servers, in the next epoch of the life, and saved nothing either."""
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE), begin=False)
+    driver.is_manual = True
+    driver.begin()
+    driver.do(driver.orders.pop(0))
+    (adopt,) = driver.orders
+    for shard in range(num_lost):
+        driver.kill(shard)
+    driver.is_manual = False
+    driver.work_off()
+    assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
+    assert (life_of(driver) == adopt.fence.life) is (num_lost == 1)
 
 
 def test_servers_of_two_lives_begin_a_third() -> None:

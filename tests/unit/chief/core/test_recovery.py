@@ -264,8 +264,9 @@ def test_all_that_begin_anew_are_in_another_life_whatever_another_chief_has_done
     driver.restart(1)
     # A chief that came meanwhile may have used the next epoch of this life, on the server that is gone.
     assert driver.shards[0].life == driver.shards[1].life != before
-    incarnation = worker.participant.incarnation
-    assert driver.come_back(worker).participant.incarnation > incarnation
+    assert driver.come_back(worker).participant.era.life == driver.shards[0].life
+    newcomer = driver.register(0, pid=99, takeover=True).participant
+    assert newcomer.incarnation == (1 << 20) + 1, "a number that no chief has given in the life before"
 
 
 def test_data_that_is_leased_before_all_begin_anew_is_leased_again() -> None:
