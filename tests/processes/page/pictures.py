@@ -5,6 +5,7 @@ threads of this process. It takes about three minutes.
 """
 
 import contextlib
+import logging
 import os
 import re
 import signal
@@ -38,6 +39,7 @@ def main(directory: Path = IMAGES) -> int:
     if PROGRAM is None:
         print(MISSING, file=sys.stderr)
         return 1
+    logging.disable(logging.WARNING)  # a hundred workers wait for each other when they begin
     with tempfile.TemporaryDirectory() as scratch, opened(Path(scratch) / "profile") as browser:
         with demo(Path(scratch)) as (url, process):
             take_demo(browser, url, process, directory)
@@ -144,8 +146,6 @@ def hundred() -> Iterator[str]:
             yield chief["url"]
         finally:
             is_over.set()
-            for worker in workers:
-                worker.join(timeout=2)
 
 
 @contextlib.contextmanager
