@@ -264,11 +264,11 @@ class SimulatedCluster:
         self._workers[index] = f"worker-{index}-again-{self._num_workers}"
         self._start_worker(index, takes_over=True)
 
-    def have_forged(self, name: str) -> None:
-        """Has a worker, if it runs, commit next what it has not given to all shards."""
+    def have_forged(self, name: str, *, may_be_nowhere: bool) -> None:
+        """Has a worker, if it runs, commit next what it has not given to all shards; with training data, to one at least, or to none."""
         process = self._worker_nodes.get(self._workers[int(name.split("-")[1])])
         if process is not None:
-            process.forges = True
+            process.forges, process.forges_nowhere = True, may_be_nowhere
 
     def have_lied(self, name: str, *, to_standbys: bool) -> None:
         """Has a worker, if it runs, give next half of the servers other gradients than their twins."""

@@ -614,7 +614,7 @@ def _hoards(scenario: Scenario) -> Scenario:
 
 def _forges_and_is_saved(scenario: Scenario) -> Scenario:
     """Nothing else befalls it, and there is a way back: it must not fail."""
-    forged = Fault(at=1.0 + scenario.seed % 97 * 0.01, kind="forge", target=("worker-0",))
+    forged = Fault(at=1.0 + scenario.seed % 97 * 0.01, kind="forge", target=("worker-0",), number=1)
     return replace(scenario, durability=Durability.INTERVAL, network=NetworkSpec(), faults=(forged,))
 
 

@@ -31,7 +31,7 @@ class Victim(Protocol):
     def start_another_worker(self, name: str) -> None:
         """Starts another process of a worker's index, which takes its place."""
 
-    def have_forged(self, name: str) -> None:
+    def have_forged(self, name: str, *, may_be_nowhere: bool) -> None:
         """Has a worker commit what it has not given to all shards."""
 
     def have_lied(self, name: str, *, to_standbys: bool) -> None:
@@ -115,7 +115,7 @@ class Nemesis:
         self._cluster.start_another_worker(old)
 
     def _forge(self, fault: Fault) -> None:
-        self._cluster.have_forged(fault.target[0])
+        self._cluster.have_forged(fault.target[0], may_be_nowhere=bool(fault.number))
 
     def _lie(self, fault: Fault) -> None:
         self._cluster.have_lied(fault.target[0], to_standbys=bool(fault.number))

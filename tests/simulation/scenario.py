@@ -200,7 +200,8 @@ def _forgeries(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:
     """A worker commits what it has given to some shards only, or to none."""
     count = chance.choice((0,) * 8 + (1, 2))
     return tuple(
-        Fault(at=chance.uniform(0.1, FAULTS_S), kind="forge", target=(f"worker-{chance.randrange(num_workers)}",)) for _ in range(count)
+        Fault(at=chance.uniform(0.1, FAULTS_S), kind="forge", target=(f"worker-{chance.randrange(num_workers)}",), number=1)
+        for _ in range(count)
     )
 
 

@@ -96,7 +96,7 @@ class WorkerNode:
         # The life of the cluster whose model it holds; 0: none yet.
         self.life_of_model = 0
         # The next contribution is committed and not given to all shards; and whether one has been.
-        self.forges = self.has_forged = False
+        self.forges = self.forges_nowhere = self.has_forged = False
         # The servers that it gives other gradients with the next contribution than it gives their twins.
         self.lies_to: tuple[str, ...] = ()
         # After the next contribution it gives as many more as shards take, and commits none of them.
@@ -399,7 +399,7 @@ class WorkerNode:
         num_given = len(calls)
         if self.forges:
             self.forges, self.has_forged = False, True
-            num_given = int(self._world.between(0, len(calls)))
+            num_given = int(self._world.between(0 if self._data is None or self.forges_nowhere else 1, len(calls)))
             if num_given < len(calls):
                 self._oracle.forged(request.push_id)
         if self.lies_to and has_gradient:
