@@ -17,7 +17,7 @@ from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
 WORKER = Path(__file__).with_name("data_worker.py")
-NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 2800, 4, 2
+NUM_SAMPLES, BATCH_SIZE, NUM_EPOCHS = 2000, 4, 2
 
 
 class DataCluster:
@@ -83,21 +83,21 @@ def cluster(socket_dir: Path) -> Iterator[DataCluster]:
 
 
 def test_each_sample_counts_once_whatever_is_killed_or_stopped(cluster: DataCluster, socket_dir: Path) -> None:
-    cluster.go_on(60)
+    cluster.go_on(40)
     sleeper = cluster.workers[0]
     sleeper.send_signal(signal.SIGSTOP)
     cluster.reach(lambda status: any(one.index == 0 and one.state == "lapsed" for one in status.participants), "the end of its lease")
     sleeper.send_signal(signal.SIGCONT)
-    cluster.go_on(60)
+    cluster.go_on(40)
     cluster.server.kill()
     cluster.server.wait()
     cluster.server = cluster.start_server()
     cluster.reach(lambda status: status.epoch == 2, "the new epoch")
-    cluster.go_on(60)
+    cluster.go_on(40)
     cluster.chief.kill()
     cluster.chief.wait()
     cluster.chief = cluster.start_chief("--takeover")
-    cluster.go_on(60)
+    cluster.go_on(40)
     with worker_client.observe(f"unix:{socket_dir}/chief") as observer:
         assert [worker.wait(60) for worker in cluster.workers] == [0, 0]
         np.testing.assert_array_equal(observer.read()["count"], np.full(NUM_SAMPLES, NUM_EPOCHS, np.float32))

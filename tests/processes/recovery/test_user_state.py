@@ -15,7 +15,7 @@ from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
 WORKER = Path(__file__).with_name("state_worker.py")
-NUM_STEPS = 600
+NUM_STEPS = 400
 
 
 class StateCluster:

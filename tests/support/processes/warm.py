@@ -119,7 +119,10 @@ class _Server:
 
 
 def _read_early(environment: Mapping[str, str]) -> dict[str, str]:
-    return {name: value for name, value in environment.items() if name.startswith(_READ_EARLY)}
+    # The root is where a process looks first in any case.
+    return {
+        name: value for name, value in environment.items() if name.startswith(_READ_EARLY) and (name, value) != ("PYTHONPATH", str(ROOT))
+    }
 
 
 _SERVER = _Server()
