@@ -29,6 +29,7 @@ class WorkerData:
         self._spec = spec
         # The number of the next request, of those for this data set: the cluster refuses those for another one.
         self._request_id = 1
+        self._is_granted = False  # the cluster shares out this data, no other
         self._worker = worker
         self._begin_wait = begin_wait
         # Not that of its place, which may be another one by now: coming back to the model there, the worker forgets the ranges that it has.
@@ -39,8 +40,9 @@ class WorkerData:
         """Returns the next range to compute gradients from; None once all are done, or training is finished. Raises DeadlineExceeded."""
         worker, ahead = self._worker, self._ahead
         yield from self._notice_move()
-        # Ranges handed to the program since the worker took its present place, for a contribution that was not sent after all.
-        ahead.extendleft(reversed(worker.take_back()))
+        if self._is_granted:
+            # Ranges handed to the program since the worker took its present place, for a contribution that was not sent after all.
+            ahead.extendleft(reversed(worker.take_back()))
         if not ahead:
             yield from self._await_ranges(timeout_s)
         if not ahead:
@@ -73,6 +75,7 @@ class WorkerData:
                 yield from self._notice_move()
                 continue
             self._request_id += 1
+            self._is_granted = True
             self._ahead.extend(reply.ranges)
             place.commits.lease(given.id for given in reply.ranges)
             if reply.result is LeaseResult.WAIT:

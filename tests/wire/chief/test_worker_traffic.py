@@ -28,10 +28,10 @@ NUM_BYTES, NUM_STEPS = 4_000, 5
 
 @contextlib.contextmanager
 def worker(transport: str, *, security: Security = OPEN, metrics: str = "") -> Iterator[worker_client.Session]:
-    """A worker of a cluster, whose heartbeats come ten times a second."""
+    """A worker of a cluster, whose heartbeats come three times a second."""
     with (
         open_server(ParameterServerConfig(index=0, security=security)) as server,
-        RunningChief(server.address, total_num_replicas=1, lease_s=0.3, security=security) as chief,
+        RunningChief(server.address, total_num_replicas=1, lease_s=1.0, security=security) as chief,
         worker_client.connect(chief.address, transport=transport, security=security, metrics=metrics) as session,
     ):
         session.create_or_join({"w": np.zeros(NUM_BYTES // 4, np.float32)}, optimizer=worker_client.sgd(0.5))

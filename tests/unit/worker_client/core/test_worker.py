@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, LeaseExpired, TooManyPushes
+from ps_protocol.errors import Cancelled, DataMismatch, DeadlineExceeded, EpochMismatch, LeaseExpired, TooManyPushes
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
@@ -386,3 +386,28 @@ def test_an_answer_about_training_data_that_a_rollback_follows_before_a_range_is
     status = SimpleNamespace(global_step=9)
     given = around.run(data.next(timeout_s=None), Lease=lease, AwaitToken=token, Status=lambda _: status)
     assert (given, participants) == (spec.range(0), [ME, ME, around.place.participant])
+
+
+def test_a_range_of_a_contribution_that_was_not_sent_stays_with_its_data_while_other_data_is_refused(around: Surroundings) -> None:
+    spec = DataSpec(name="train", num_samples=6, range_size=3, num_epochs=1)
+    data, refused = (WorkerData(one, around.worker, begin_wait=around.begin_wait) for one in (spec, replace(spec, range_size=2)))
+
+    def lease(request: ask.Lease) -> LeaseReply:
+        if request.spec != spec:
+            raise DataMismatch("the training data is 'train' in ranges of 3")
+        return LeaseReply(result=LeaseResult.GRANTED, ranges=(spec.range(0),))
+
+    def take() -> object:
+        return around.run(data.next(timeout_s=None), Lease=lease)
+
+    assert take() == spec.range(0)
+    around.move()
+    around.run(around.worker.read(is_copied=True))
+    assert take() == spec.range(0)
+    # The ranges of the former place have gone back to the chief, so nothing is sent.
+    assert around.run(around.worker.contribute("gradients", is_waited_for=False)).outcome is PushOutcome.ROLLED_BACK
+    with pytest.raises(DataMismatch):
+        around.run(refused.next(timeout_s=None), Lease=lease)
+    around.asked.clear()
+    assert take() == spec.range(0)
+    assert "Lease" not in around.asked
