@@ -134,21 +134,29 @@ class ClusterWatch:
     def finish_training(self, supervisor: Supervisor) -> bool:
         """Has the chief finish training and waits a while for the roles to end by themselves; the supervisor ends what is left.
 
-        Returns whether there was a training to finish.
+        Waits for as long as the chief saves a last checkpoint. Returns whether there was a training to finish.
         """
-        begin, poller = time.monotonic(), self.ask_chief()
+        begin, poller, has_said = time.monotonic(), self.ask_chief(), False
         poller.finish("all workers have ended")
         self.close()
         try:
-            while (waited_s := time.monotonic() - begin) < _ANSWER_S and (
-                # A chief that has ended by itself has trained.
-                (poller.is_finishing and self._cluster.chief.is_running)
-                or (waited_s < _ROLES_END_S and any(role.is_running for role in self._cluster.roles))
-            ):
+            while self._may_end_by_itself(time.monotonic() - begin):
+                if not has_said and poller.saving and time.monotonic() - begin > _SAY_AFTER_S:
+                    self._say(f"training is finished; the chief saves a last checkpoint, {poller.saving}; Ctrl-C ends all without it")
+                    has_said = True
                 self.see(supervisor.poll(timeout_s=0.05))
         finally:
             poller.close()
         return poller.has_begun
+
+    def _may_end_by_itself(self, waited_s: float) -> bool:
+        """Whether the end of the roles is worth waiting for."""
+        poller, chief_runs = self.ask_chief(), self._cluster.chief.is_running
+        if waited_s >= _ANSWER_S:
+            return chief_runs and bool(poller.saving)  # the chief itself gives up a checkpoint that takes too long
+        # A chief that has ended by itself has trained.
+        has_roles = any(role.is_running for role in self._cluster.roles)
+        return (chief_runs and (poller.is_finishing or bool(poller.saving))) or (waited_s < _ROLES_END_S and has_roles)
 
     def _see_role(self, process: Process) -> None:
         returncode = process.returncode or 0

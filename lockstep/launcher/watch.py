@@ -6,7 +6,6 @@ Imported late: NumPy and grpc take long to import, and if one is broken, the rol
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -82,7 +81,7 @@ class ChiefPoller:
         self._period_s = _TRAINING_PERIOD_S
         self._status: ClusterStatus | None = None
         self._asked_at = 0.0
-        self._is_over = self._is_closed = self._has_finished = False
+        self._is_over = self._is_closed = self._has_finished = self._has_begun = False
         self._reason, self._interrupts = "", False
         self._finished_at: int | None = None
         threading.Thread(target=self._run, name="chief-poller", daemon=True).start()
@@ -104,13 +103,19 @@ class ChiefPoller:
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the chief has yet to be asked to finish."""
-        return bool(self._reason) and not self._has_finished and not self._is_over
+        """Whether the chief has yet to be asked to finish, or to say what it does since it has."""
+        return bool(self._reason) and not self._is_over and (not self._has_finished or self._finished_at is not None)
+
+    @property
+    def saving(self) -> str:
+        """What the chief was saving when it was last asked, after training; empty: nothing."""
+        status = self._status
+        return status.checkpoint.saving if status is not None and status.state in _OVER and status.checkpoint is not None else ""
 
     @property
     def has_begun(self) -> bool:
         """Whether training has begun. A chief that never answered counts as having trained."""
-        return self._status is None or self._status.state not in _BEFORE
+        return self._status is None or self._has_begun
 
     def knows(self, *, since: float, max_wait_s: float) -> bool:
         """Whether an answer about what a step needs, asked for after `since`, is there, or there is nothing more to wait for."""
@@ -141,10 +146,14 @@ class ChiefPoller:
     def _run(self) -> None:
         chief = own_chief(self._cluster.chief_address, cluster=self._cluster.name, token_file=self._cluster.token_file)
         try:
-            while not self._is_over and not self._is_closed:
+            while not self._is_closed and (not self._is_over or self.saving):
                 self._wanted.clear()
-                with suppress(PsError):  # if the chief is gone, everything ends anyway; a busy one is asked again
+                try:
                     self._ask(chief)
+                except PsError:
+                    if self._is_over:
+                        break  # its last checkpoint is whole, or it was killed
+                    # If the chief is gone, everything ends anyway; a busy one is asked again.
                 self._wanted.wait(_PERIOD_S if self._status is None or self._status.state in _BEFORE else self._period_s)
         finally:
             chief.close()
@@ -155,12 +164,15 @@ class ChiefPoller:
         with self._changed:
             self._status, self._asked_at = status, asked_at
             self._is_over = self._is_over or status.state in _OVER
+            # At our request, a training ends that has not begun, too.
+            self._has_begun = self._has_begun or (status.state not in _BEFORE and not self._has_finished)
             self._changed.notify_all()
-        if self.is_finishing:
+        if self._reason and not self._has_finished and not self._is_over:
             try:
                 self._finished_at = chief.finish(reason=self._reason, interrupts=self._interrupts)
             finally:
                 self._has_finished = True  # once: a chief that refuses will refuse again
+            self.watch_closely()
 
 
 # Whether a cluster that was to have checkpoints has one of its end.

@@ -20,9 +20,11 @@ from ps_protocol.roles.chief import CheckpointStatus, SavedCheckpoint
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Fence
 
-# A step that is held back is saved again after this time if that failed; the last checkpoint is given up after that one.
+# A step that is held back is saved again after this time if that failed.
 RETRY_S = 1.0
+# The last checkpoint is given up after this time, and so much longer as the variables take at this rate: a storage may hang.
 LAST_CHECKPOINT_S = 30.0
+_LEAST_BYTES_PER_S = 8 << 20
 _SAY_EVERY_S = 10.0
 # Fulfilled requests that are remembered, so that a repeated one has its effect once; and requests that wait.
 _MAX_REMEMBERED = 64
@@ -43,6 +45,10 @@ class Saver(Protocol):
     @property
     def is_ready(self) -> bool:
         """Whether the shards hold values, and training goes on from them or has ended with them."""
+
+    @property
+    def num_bytes(self) -> int:
+        """The size of the variables, without what optimizers keep."""
 
     @property
     def tag_suffix(self) -> str:
@@ -164,7 +170,7 @@ class Checkpoints:
             tag=self._whole.tag if self._whole else "",
             step=self._whole.step if self._whole else 0,
             age_s=max(0.0, now - self._whole_at) if self._whole else 0.0,
-            saving=self._save.tag if self._save else "",
+            saving=self._save.tag if self._save else f"step {self._saver().step}" if self._is_saving_last else "",
             failure=self._failure,
         )
 
@@ -225,7 +231,7 @@ class Checkpoints:
             return
         self._is_saving_last = True
         self._become_due()
-        self._last_timer.set(now + LAST_CHECKPOINT_S)
+        self._last_timer.set(now + LAST_CHECKPOINT_S + self._saver().num_bytes / _LEAST_BYTES_PER_S)
 
     def roll_back(self) -> None:
         """Gives up the save under way: the shards go back to an earlier step."""

@@ -252,6 +252,12 @@ class Training:
         return self._model.is_ready
 
     @property
+    def num_bytes(self) -> int:
+        """The size of the variables; 0 before there is a model."""
+        model = self._model.model
+        return sum(variable.nbytes for variable in model.variables) if model is not None else 0
+
+    @property
     def tag_suffix(self) -> str:
         """Tells its checkpoints from those of the chief before."""
         return self._tag_suffix

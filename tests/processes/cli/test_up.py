@@ -8,8 +8,16 @@ import sys
 import time
 from pathlib import Path
 
+import numpy as np
 import pytest
 
+import worker_client
+from lockstep.launcher.cluster import LocalCluster
+from lockstep.launcher.failures import ClusterWatch
+from lockstep.launcher.spec import ClusterSpec, Recovery
+from lockstep.launcher.supervisor import Supervisor
+from lockstep.launcher.watch import newest_checkpoint, what_is_not_saved
+from ps_protocol.process.options import ENABLE_FAILPOINTS, MAX_STEPS
 from tests.support.processes.commands import IDLE, TRAIN, are_gone, descendants, lockstep_here, read_until, run_up, up
 from tests.support.waiting import wait_until
 
@@ -68,6 +76,27 @@ def test_a_training_whose_end_could_not_be_saved_ends_with_1_and_says_what_is_lo
     assert code == 1, out
     assert f"[lockstep] training finished, but its end could not be saved to {place}: " in out
     assert "what it has learnt since step-000000000 is lost" in out
+
+
+def test_a_last_checkpoint_that_takes_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_FAILPOINTS", "ps.save.before_write=delay:3")
+    said: list[str] = []
+    with Supervisor(log_directory=tmp_path / "logs", show_line=lambda name, line: None) as supervisor:
+        recovery = Recovery(checkpoint_dir=str(tmp_path / "checkpoints"))
+        spec = ClusterSpec(num_ps=1, num_workers=1, recovery=recovery, passed_on={MAX_STEPS: 3, ENABLE_FAILPOINTS: True})
+        started = LocalCluster(spec, supervisor=supervisor, note=said.append)
+        started.start_roles()
+        monkeypatch.delenv("LOCKSTEP_FAILPOINTS")
+        watch = ClusterWatch(started, say=said.append)
+        watch.ask_chief()
+        with worker_client.connect(started.chief_address, cluster=started.name) as session:
+            session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
+            while not session.is_finished:
+                session.step({"w": np.ones(4)})
+        assert watch.finish_training(supervisor)
+        assert what_is_not_saved(started, watch.ask_chief().status) == ""
+        assert newest_checkpoint(started) == "step-000000003"
+    assert [words for words in said if words.startswith("training is finished; the chief saves a last checkpoint, step")]
 
 
 def test_where_it_ends_it_says_what_is_saved_and_where_it_begins_which_processes_there_are(tmp_path: Path) -> None:

@@ -46,7 +46,7 @@ def test_under_async_a_worker_that_ends_early_is_not_missed(tmp_path: Path) -> N
 
 def test_a_worker_that_fails_is_judged_by_the_policy_that_the_program_has_set(tmp_path: Path) -> None:
     worker = failing("sync_policy(replicas_to_aggregate=2)")
-    code, out = run_up("--workers", "3", IN_PS, "--max-steps", "100", worker=worker, run_dir=tmp_path / "run")
+    code, out = run_up("--workers", "3", IN_PS, "--max-steps", "300", worker=worker, run_dir=tmp_path / "run")
     assert code == 0, out
     assert "RuntimeError: boom" in out and "training goes on: 2 of 3 workers left" in out
     assert "training finished; failed on the way" in out
