@@ -3,7 +3,7 @@
 import hashlib
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 
 from ps_protocol.errors import DataMismatch
 from ps_protocol.model.data import DataMarks, DataProgress, DataRange, DataSpec
@@ -62,9 +62,9 @@ class DataLeases:
         self.starved: set[int] = set()
         self._pass, self._position = 0, 0  # the next range to hand out, after those that came back
         self._returned: deque[int] = deque()
-        # The worker that had each of the returned ranges: a late copy of a message may still say that the worker holds it.
-        self._former: dict[int, _Holder] = {}
         self._leased: dict[int, _Holder] = {}
+        # By worker, its incarnation and the ranges that an earlier chief has leased to it, by what the worker itself has said.
+        self._said: dict[int, tuple[int, set[int]]] = {}
         self._counted: dict[PushId, tuple[int, ...]] = {}
         self._in_counted: set[int] = set()
         self._done: dict[int, bytearray] = {}  # one bit a range, by pass; passes before the first of these are done
@@ -111,10 +111,10 @@ class DataLeases:
             and (identity := self._next(spec)) is not None
         ):
             self._leased[identity] = worker, incarnation
-            self._former.pop(identity, None)
             granted.append(identity)
         if granted:
             self._latest[worker] = incarnation, request_id, tuple(granted)
+            self._said_by(worker, incarnation).difference_update(granted)
             self.starved.discard(worker)
         else:
             self.starved.add(worker)
@@ -137,7 +137,7 @@ class DataLeases:
         """These are free again, if the worker holds them; True if any is."""
         back = [identity for identity in dict.fromkeys(ranges) if self._leased.get(identity) == (worker, incarnation)]
         for identity in back:
-            self._former[identity] = self._leased.pop(identity)
+            del self._leased[identity]
         self._returned.extend(back)
         return bool(back)
 
@@ -176,8 +176,9 @@ class DataLeases:
         """A contribution that was counted is in no step: its ranges are free again; True if it had any."""
         ranges = self._counted.pop(push_id, ())
         self._in_counted.difference_update(ranges)
-        for identity in ranges:
-            self._former[identity] = push_id.worker, push_id.incarnation
+        if ranges and not self._has_said(push_id.worker, push_id.incarnation):
+            # It would name these, which it never uses again.
+            self._said[push_id.worker] = push_id.incarnation, set()
         self._returned.extend(ranges)
         return bool(ranges)
 
@@ -186,7 +187,6 @@ class DataLeases:
         if self.spec is not None:
             for identity in ranges:
                 self._leased.pop(identity, None)
-                self._former.pop(identity, None)
                 self._mark_done(identity)
 
     def counted_ranges(self, push_id: PushId) -> tuple[int, ...]:
@@ -200,20 +200,36 @@ class DataLeases:
         holder = (worker, incarnation)
         return not any(identity >= 0 and (self._is_over(identity) or self._leased.get(identity, holder) != holder) for identity in ranges)
 
-    def hold(self, worker: int, incarnation: int, ranges: Iterable[int]) -> None:
+    def hold(self, worker: int, incarnation: int, ranges: Collection[int]) -> bool:
         """Leases these to the worker, if they are free: an earlier chief leased them, and the worker still has them.
 
-        Not those that have come back from it since: this is a late copy, and the worker would never use them.
+        The worker may say this several times, and an earlier message may come after a later one. Between them it can only have used some
+        of the ranges. So those that are not in all messages are free; returns whether any is free again.
         """
         if self.spec is None:
-            return
+            return False
+        is_first = not self._has_said(worker, incarnation)
+        said = self._said_by(worker, incarnation)
+        if not is_first:
+            gone = said.difference(ranges)
+            said -= gone
+            return self.give_back(worker, incarnation, sorted(gone))
         last_pass = min(self.spec.num_epochs or math.inf, self._first_pass + MAX_PASSES_AHEAD)
         for identity in ranges:
             if len(self._leased) >= MAX_LEASED:
-                return
-            is_late = self._former.get(identity) == (worker, incarnation)
-            if 0 <= identity < last_pass * self.spec.num_ranges and not is_late and not self._is_taken(identity):
+                break
+            if 0 <= identity < last_pass * self.spec.num_ranges and not self._is_taken(identity):
                 self._leased[identity] = worker, incarnation
+                said.add(identity)
+        return False
+
+    def _has_said(self, worker: int, incarnation: int) -> bool:
+        return worker in self._said and self._said[worker][0] >= incarnation
+
+    def _said_by(self, worker: int, incarnation: int) -> set[int]:
+        if not self._has_said(worker, incarnation):
+            self._said[worker] = incarnation, set()
+        return self._said[worker][1]
 
     def progress(self) -> DataProgress | None:
         """Returns the ranges that are done; None without training data."""

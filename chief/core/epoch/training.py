@@ -372,7 +372,8 @@ class Training:
         """Adds a worker. `held`: its ranges, if it stays the same incarnation (None: it does not)."""
         self._policy.join(member.index)
         if held is not None:
-            self._data.hold(member.index, member.incarnation, held)
+            if self._data.hold(member.index, member.incarnation, held):
+                self._answer_about_ranges(now)
             if is_new_here and self._policy.has_common_steps and not self._policy.has_contributed(member.index):
                 # It may wait for a token, and its predecessor's contribution to the open step has gone with the chief before.
                 self._turned_away.add(member.index)

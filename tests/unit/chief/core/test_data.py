@@ -12,7 +12,7 @@ from chief.core.cluster.data import DataLeases, nth_range
 from chief.core.epoch.answers import _MAX_UNKEPT
 from chief.options import CheckpointConfig
 from ps_protocol.errors import DataMismatch
-from ps_protocol.model.data import DataSpec
+from ps_protocol.model.data import DataMarks, DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import LeaseReply, LeaseResult, PushOutcome, TokenResult
 from ps_protocol.roles.contribution import PushId
@@ -61,6 +61,26 @@ def test_a_late_message_that_a_worker_holds_a_range_that_it_has_given_back_lease
     assert [one.id for one in leases.lease(0, 1, SIX, max_ranges=1, request_id=2)] == granted[:1]
     leases.hold(0, 1, granted)
     assert granted[0] not in [one.id for one in leases.lease(1, 1, SIX, max_ranges=9, request_id=2)]
+
+
+@pytest.mark.parametrize("is_late_first", [False, True])
+def test_a_worker_that_comes_to_another_chief_holds_the_ranges_that_all_its_messages_name(is_late_first: bool) -> None:
+    """Whichever comes first: a worker has used ranges between two messages, and has been leased none."""
+    leases = DataLeases()
+    leases.resume(DataMarks(data=SIX, epoch=0))
+    for ranges in ((0, 1), (1,)) if is_late_first else ((1,), (0, 1)):
+        leases.hold(0, 1, ranges)
+    assert [one.id for one in leases.lease(1, 1, SIX, max_ranges=2, request_id=1)] == [0, 2]
+
+
+def test_a_range_that_a_worker_was_leased_anew_stays_with_it_when_a_message_from_before_does_not_name_it() -> None:
+    leases = DataLeases()
+    leases.resume(DataMarks(data=SIX, epoch=0))
+    leases.hold(0, 1, (0, 1))
+    leases.give_back(0, 1, (0,))
+    assert [one.id for one in leases.lease(0, 1, SIX, max_ranges=1, request_id=1)] == [0]
+    assert not leases.hold(0, 1, (1,))  # sent before the answer had come
+    assert not {0, 1}.intersection(one.id for one in leases.lease(1, 1, SIX, max_ranges=2, request_id=1))
 
 
 def test_a_late_message_that_a_worker_holds_a_range_of_a_contribution_that_no_server_has_leases_no_range() -> None:
@@ -334,6 +354,20 @@ def test_what_workers_have_stays_theirs_and_nothing_is_handed_out_before_they_sa
     reply = driver.answers[call]
     assert not {*mine} & {one.id for one in reply.ranges}
     assert workers[0].commit(ranges=mine).outcome is ACCEPTED
+
+
+def test_a_range_that_a_later_message_of_a_worker_does_not_name_goes_to_one_that_waits() -> None:
+    driver, workers = started()
+    step(driver, workers, request_id=1)
+    mine = leased_ids(driver, workers[0], 3, request_id=2)
+    driver.new_chief()
+    driver.come_back(workers[1])
+    driver.come_back(workers[0], held=mine)  # sent to the chief before, and late
+    assert len(leased_ids(driver, workers[1], 12, request_id=3)) == 7
+    call = driver.lease(workers[1], DATA, max_ranges=12, request_id=4, max_wait_s=20.0)
+    assert call not in driver.answers
+    driver.come_back(workers[0], held=mine[:1])
+    assert {one.id for one in driver.answers[call].ranges} == {*mine[1:]}
 
 
 def test_one_that_does_not_come_back_is_not_waited_for_long_and_words_say_for_whom() -> None:
