@@ -11,6 +11,7 @@ from ps_protocol.errors import (
     Cancelled,
     DeadlineExceeded,
     EpochMismatch,
+    LeaseExpired,
     NotInitialized,
     PsError,
     ShuttingDown,
@@ -41,18 +42,19 @@ _LOOK_INTERVAL_S = 0.3
 # The chief is not asked more often than this about refusals of a server.
 _PAUSE_S = 0.2
 # Errors that may only mean that the chief no longer counts on the process. The chief is then asked which processes hold the shard.
-DOUBTFUL = (Unavailable, NotInitialized, StepNotReady, StepAhead, EpochMismatch, Cancelled, DeadlineExceeded, ShuttingDown)
-# Errors that end without the worker. A process that was restarted knows no values and no epoch: the chief soon names another process, or
-# begins another epoch. A process at an earlier step is about to apply the next one, which the worker has read at the other process; or it
-# was left behind, and the chief has not noticed yet.
-_PASSING = (NotInitialized, EpochMismatch, StepAhead)
+DOUBTFUL = (Unavailable, NotInitialized, StepNotReady, StepAhead, EpochMismatch, LeaseExpired, Cancelled, DeadlineExceeded, ShuttingDown)
+# Errors that end without the worker. A process that was restarted knows no values and no epoch, nor at first the key of an earlier chief
+# and so the workers that this one had registered: the chief soon names another process, or begins another epoch. A process at an earlier
+# step is about to apply the next one, which the worker has read at the other process; or it was left behind, and the chief has not noticed
+# yet. A worker whose lease has ended learns that when it asks the chief.
+_PASSING = (NotInitialized, EpochMismatch, LeaseExpired, StepAhead)
 # A contribution counts only if all processes have it, so the worst result is the contribution's.
 _WORST_FIRST = (PushResult.STALE, PushResult.STAGED, PushResult.APPLIED, PushResult.DUPLICATE)
 
 
 def is_urgent(error: PsError) -> bool:
-    """Whether the worker asks the chief at once: a process without an epoch or a model has been restarted."""
-    return isinstance(error, (NotInitialized, EpochMismatch))
+    """Whether the worker asks the chief at once: a process without an epoch, a model or this worker has been restarted."""
+    return isinstance(error, (NotInitialized, EpochMismatch, LeaseExpired))
 
 
 def lasting(error: PsError) -> PsError:

@@ -9,7 +9,7 @@ from typing import cast
 
 import pytest
 
-from ps_protocol.errors import Cancelled, NotInitialized, Unavailable
+from ps_protocol.errors import Cancelled, LeaseExpired, NotInitialized, Unavailable
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.chief import Participant, ParticipantKind, Registration
 from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, WholeShard
@@ -173,6 +173,14 @@ def test_a_restarted_replica_is_not_the_loss_of_the_shard(scene: Scene) -> None:
         scene.trainer.read(0)
     scene.name(SECOND)
     assert scene.trainer.read(0)[0] == 0
+
+
+def test_a_replica_that_does_not_know_the_worker_yet_is_not_the_end_of_its_lease(scene: Scene) -> None:
+    scene.replicas[FIRST].failure = LeaseExpired("incarnation 1 of worker 0 is not registered, or not to you")
+    with pytest.raises(Unavailable, match="not registered"):  # as long as the chief counts on it
+        scene.push()
+    scene.name(SECOND)
+    assert scene.push() in (STAGED, DUPLICATE)  # it had got it before
 
 
 def test_a_replica_that_lacks_the_step_that_another_one_has_made_is_left_behind_or_about_to_make_it(scene: Scene) -> None:
