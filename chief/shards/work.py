@@ -65,6 +65,8 @@ class ShardWork:
     ) -> None:
         self._calls = calls
         self._authority = authority
+        # The lives in which the shards were when they were looked at.
+        self._found_lives: frozenset[int] = frozenset()
         self._store = store
         self._history = history
         self._on_superseded = on_superseded
@@ -231,6 +233,7 @@ class ShardWork:
                 log.warning("waiting for the present chief to end, at most %s cause=%s", seconds(_GIVE_UP_S), words)
             is_said = True
             await self._calls.pace.sleep(_LOOK_AGAIN_S)
+        self._found_lives = frozenset(status.fence.life for status in statuses)
         self._calls.report(ev.ShardsFound(statuses=tuple(statuses)))
 
     async def _adopt_all(self) -> None:
@@ -440,6 +443,7 @@ class ShardWork:
         calls, authority = self._calls, self._authority
         before, status = None, await calls.look_at(index)
         while before is None or before.process_incarnation != status.process_incarnation:
+            self._check_life(status)
             # Another process may have taken the former's place until it was adopted: then it is not known which one it was.
             adoption = await calls.insist(
                 index,
@@ -463,6 +467,15 @@ class ShardWork:
             adoption.step,
         )
         return status, adoption
+
+    def _check_life(self, status: ShardStatus) -> None:
+        """Raises Superseded if this chief goes on in a life that it has found, and the shard is in another one since.
+
+        To take it over would give its steps the numbers that others have in the life before.
+        """
+        own, found = self._authority.fence.life, status.fence.life
+        if own in self._found_lives and found and found != own and found not in self._found_lives:
+            raise Superseded(f"ps {status.shard}: it was restarted, and another chief has begun anew there; end this chief")
 
     async def _copied(self, index: int, request: SaveRequest) -> None:
         link = self._calls.links[index]

@@ -11,7 +11,7 @@ from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.errors import Superseded, Unavailable
 from ps_protocol.roles.checkpoint import Checkpoint
 from tests.support.chief.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play
-from tests.support.chief.eras import fence
+from tests.support.chief.eras import LIFE, fence
 
 FENCE = fence(3, 5)
 
@@ -119,5 +119,21 @@ def test_a_step_is_not_asked_again_of_another_process() -> None:
         await scene.one_of(messages.ShardFailed)
         assert [len(link.applied) for link in scene.links] == [1, 0]
         assert [(one.shard, one.process_incarnation) for one in scene.all_of(messages.ShardSeen)] == [(1, 8)]
+
+    play(act)
+
+
+@pytest.mark.parametrize("own_life", [LIFE, LIFE + 1])
+def test_a_chief_that_goes_on_with_what_it_has_found_leaves_shards_where_all_began_anew_since_to_the_other_chief(own_life: int) -> None:
+    async def act(scene: Scene) -> None:
+        for link in scene.links:
+            link.step, link.epoch, link.chief_incarnation = 7, 1, 4
+        scene.begin()
+        await scene.one_of(messages.ShardsFound)
+        scene.links[1].life, scene.links[1].process_incarnation = LIFE + 2, 8
+        scene.side.carry_out(messages.AdoptShards(fence=fence(1, 5, life=own_life)))
+        # One that begins a life of its own has no number in common with the other chief.
+        await until(lambda: bool(scene.superseded if own_life == LIFE else scene.all_of(messages.ShardAdopted)))
+        assert [link.chief_incarnation for link in scene.links][1] == (4 if own_life == LIFE else 5)
 
     play(act)
