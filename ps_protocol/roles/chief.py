@@ -425,14 +425,14 @@ class SaveCheckpointRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRangesRequest:
-    """A worker wants ranges of the training data; `returned` are those that it holds and will not use."""
+    """A worker wants ranges of the training data; `held`: those that it has, of all that it knows to be leased to it."""
 
     participant: Participant
     data: DataSpec
     max_ranges: int
     request_id: int
     max_wait_s: float = MAX_WAIT_SLICE_S
-    returned: tuple[int, ...] = ()
+    held: tuple[int, ...] = ()
     answer: ClassVar[type[LeaseReply]] = LeaseReply
     awaited: ClassVar[str] = "ranges of the training data"
 
@@ -688,11 +688,11 @@ class Chief(Protocol):
         max_ranges: int,
         request_id: int,
         max_wait_s: float,
-        returned: tuple[int, ...] = (),
+        held: tuple[int, ...] = (),
     ) -> LeaseReply:
         """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s) while all that is left is leased to others.
 
-        `returned`: what the caller holds and will not use. Raises InvalidSpec, DataMismatch.
+        `held`: what the caller has, of all that it knows to be leased to it. Raises InvalidSpec, DataMismatch.
         """
         request = LeaseRangesRequest(
             participant=participant,
@@ -700,7 +700,7 @@ class Chief(Protocol):
             max_ranges=max_ranges,
             request_id=request_id,
             max_wait_s=max_wait_s,
-            returned=returned,
+            held=held,
         )
         return self.call(request)
 

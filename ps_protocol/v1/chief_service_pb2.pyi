@@ -627,20 +627,20 @@ class DataRange(_message.Message):
     def __init__(self, id: _Optional[int] = ..., epoch: _Optional[int] = ..., start: _Optional[int] = ..., stop: _Optional[int] = ...) -> None: ...
 
 class LeaseRangesRequest(_message.Message):
-    __slots__ = ("participant", "data", "max_ranges", "request_id", "max_wait", "returned")
+    __slots__ = ("participant", "data", "max_ranges", "request_id", "max_wait", "held")
     PARTICIPANT_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     MAX_RANGES_FIELD_NUMBER: _ClassVar[int]
     REQUEST_ID_FIELD_NUMBER: _ClassVar[int]
     MAX_WAIT_FIELD_NUMBER: _ClassVar[int]
-    RETURNED_FIELD_NUMBER: _ClassVar[int]
+    HELD_FIELD_NUMBER: _ClassVar[int]
     participant: Participant
     data: DataSpec
     max_ranges: int
     request_id: int
     max_wait: _duration_pb2.Duration
-    returned: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., max_ranges: _Optional[int] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., returned: _Optional[_Iterable[int]] = ...) -> None: ...
+    held: _containers.RepeatedScalarFieldContainer[int]
+    def __init__(self, participant: _Optional[_Union[Participant, _Mapping]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., max_ranges: _Optional[int] = ..., request_id: _Optional[int] = ..., max_wait: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., held: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class LeaseRangesResponse(_message.Message):
     __slots__ = ("result", "ranges", "waiting_for")

@@ -121,8 +121,8 @@ def check_registration(message: chief_service_pb2.RegisterWorkerResponse) -> Non
 
 
 def check_lease(message: chief_service_pb2.LeaseRangesRequest) -> None:
-    """Raises LimitExceeded if too many ranges come back."""
-    check_ranges(message.returned, field="returned")
+    """Raises LimitExceeded if the caller names too many ranges."""
+    check_ranges(message.held, field="held")
 
 
 def check_save_request(message: parameter_service_pb2.SaveShardRequest) -> None:

@@ -322,8 +322,8 @@ _REQUESTS: dict[str, Callable[..., Request[Any]]] = {
     ),
     "complete": lambda participant, attempt: CompleteInitializationRequest(participant=participant, attempt=attempt),
     "commit": lambda participant, commit: CommitPushRequest(participant=participant, commit=commit),
-    "lease": lambda participant, data, max_ranges, request_id, max_wait_s: LeaseRangesRequest(
-        participant=participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=max_wait_s
+    "lease": lambda participant, data, max_ranges, request_id, max_wait_s, held: LeaseRangesRequest(
+        participant=participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=max_wait_s, held=held
     ),
     "token": lambda participant, local_step, request_id, commit, max_wait_s: DequeueTokenRequest(
         participant=participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit

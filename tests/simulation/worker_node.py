@@ -341,7 +341,8 @@ class WorkerNode:
         self._oracle.contributed(life, commit.push_id, commit.step, commit.ranges, state)
 
     def _lease(self, request: ask.Lease) -> Task:
-        reply: LeaseReply = yield from self._ask("lease", request.participant, request.spec, NUM_AHEAD, request.request_id, _SLICE_S)
+        wanted = request.participant, request.spec, NUM_AHEAD, request.request_id
+        reply: LeaseReply = yield from self._ask("lease", *wanted, _SLICE_S, request.held)
         if reply.result is LeaseResult.EXHAUSTED:
             self._world.seen["training data gone through"] += 1
         elif reply.result is LeaseResult.WAIT:

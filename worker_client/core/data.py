@@ -50,7 +50,7 @@ class WorkerData:
         given = ahead.popleft()
         worker.use(given)
         if len(ahead) <= NUM_AHEAD // 2:
-            yield LeaseAhead(self._participant, self._spec, self._request_id)
+            yield LeaseAhead(self._participant, self._spec, self._request_id, worker.place.commits.held)
         return given
 
     def _notice_move(self) -> Asking[None]:
@@ -68,7 +68,8 @@ class WorkerData:
         while not worker.state.is_finished:
             participant, is_brief = self._participant, worker.state.reads_latest or bool(worker.num_unnamed)
             try:
-                reply: LeaseReply = yield from place.ask(Lease(participant, self._spec, self._request_id, wait, is_brief), participant)
+                wish = Lease(participant, self._spec, self._request_id, place.commits.held, wait, is_brief)
+                reply: LeaseReply = yield from place.ask(wish, participant)
             except LOST:
                 if place.participant is participant:
                     raise

@@ -72,11 +72,15 @@ class AwaitToken(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Lease ranges of the training data; answered with a LeaseReply. `is_brief`: the caller has to look soon whether others wait for it."""
+    """Lease ranges of the training data; answered with a LeaseReply. `held`: those that the worker has.
+
+    `is_brief`: the caller has to look soon whether others wait for it.
+    """
 
     participant: Participant
     spec: DataSpec
     request_id: int
+    held: tuple[int, ...]
     wait: Any
     is_brief: bool
 
@@ -87,6 +91,7 @@ class LeaseAhead(NamedTuple):
     participant: Participant
     spec: DataSpec
     request_id: int
+    held: tuple[int, ...]
 
 
 class Beat(NamedTuple):

@@ -232,7 +232,7 @@ class WorkerCalls:
 
     def _lease_ranges(self, request: ask.Lease) -> LeaseReply:
         begun, self._lease = self._lease, None
-        if begun is not None and begun[0] == request[:3]:
+        if begun is not None and begun[0][:3] == request[:3]:
             begun[1].wait()
             if begun[1].error is not None:
                 raise begun[1].error
@@ -242,9 +242,11 @@ class WorkerCalls:
         return self._ranges(request, max_wait_s=max_wait_s, timeout_s=request.wait.left_s())
 
     def _ranges(self, request: ask.Lease | ask.LeaseAhead, *, max_wait_s: float, timeout_s: float | None) -> LeaseReply:
-        participant, spec, request_id = request[:3]
+        participant, spec, request_id, held = request[:4]
         return self._member.link.ask(
-            lambda chief: chief.lease_ranges(participant, spec, max_ranges=NUM_AHEAD, request_id=request_id, max_wait_s=max_wait_s),
+            lambda chief: chief.lease_ranges(
+                participant, spec, max_ranges=NUM_AHEAD, request_id=request_id, max_wait_s=max_wait_s, held=held
+            ),
             what=f"ranges of {spec.name!r}",
             timeout_s=timeout_s,
             expected_s=max_wait_s,

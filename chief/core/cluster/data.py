@@ -120,6 +120,16 @@ class DataLeases:
             self.starved.add(worker)
         return tuple(spec.range(identity) for identity in granted)
 
+    def compare(self, worker: int, incarnation: int, held: Collection[int], *, request_id: int) -> bool:
+        """Compares what a new request names with what the one before was given: what the worker has not heard of is free.
+
+        The one before was a late copy then, of a request that another chief had answered. Returns whether any is free again.
+        """
+        last_incarnation, last_request, last = self._latest.get(worker, (0, -1, ()))
+        if last_incarnation != incarnation or request_id <= last_request:
+            return False
+        return self.give_back(worker, incarnation, [identity for identity in last if identity not in held])
+
     def waits_no_more(self, worker: int, incarnation: int, *, request_id: int) -> None:
         """Notes that a request was answered without ranges. A late copy of it gets none, since its worker would not learn of them."""
         last_incarnation, last_request, _ = self._latest.get(worker, (0, -1, ()))

@@ -596,7 +596,7 @@ class Training:
         if self._host.is_finished:
             self._out.reply(call, LeaseReply(result=LeaseResult.EXHAUSTED))
             return
-        has_returned = self._data.give_back(member.index, member.incarnation, request.returned)
+        has_returned = self._data.compare(member.index, member.incarnation, request.held, request_id=request.request_id)
         before = len(self._out)
         is_late = self._data.is_answered(member.index, member.incarnation, request_id=request.request_id)
         for blocked in self._ranges if not is_late else ():

@@ -1,6 +1,7 @@
 """A Driver whose shards save, restore, die and outlive their chief, as values in this process: the chief's core sees no difference."""
 
 import itertools
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -213,9 +214,18 @@ class RecoveryDriver(Driver):
         worker.local_step = registration.global_step
         return registration
 
-    def lease(self, worker: Worker, data: DataSpec, *, max_ranges: int = 1, request_id: int = 1, max_wait_s: float = 0.0) -> int:
+    def lease(
+        self,
+        worker: Worker,
+        data: DataSpec,
+        *,
+        max_ranges: int = 1,
+        request_id: int = 1,
+        max_wait_s: float = 0.0,
+        held: Iterable[int] = range(100),  # whatever it was given
+    ) -> int:
         request = LeaseRangesRequest(
-            participant=worker.participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=max_wait_s
+            participant=worker.participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=max_wait_s, held=tuple(held)
         )
         return self.ask(request)
 

@@ -31,9 +31,7 @@ def requests(participant: pb.Participant) -> Iterator[tuple[str, Message]]:
     traffic = pb.WorkerTraffic(sent_bytes=1, received_bytes=1, num_reads=1, reading=Duration(seconds=1, nanos=1))
     yield "Heartbeat", pb.HeartbeatRequest(participant=participant, transports=["grpc"], traffic=traffic)
     data = pb.DataSpec(name="d", num_samples=100, range_size=10, num_epochs=1, shuffle_seed=1)
-    lease = pb.LeaseRangesRequest(
-        participant=participant, data=data, max_ranges=1, request_id=1, max_wait=Duration(seconds=1), returned=[1]
-    )
+    lease = pb.LeaseRangesRequest(participant=participant, data=data, max_ranges=1, request_id=1, max_wait=Duration(seconds=1), held=[1])
     yield "LeaseRanges", lease
     policy = pb.PolicySpec(name=1, tokens=2, num_tokens=2, replicas_to_aggregate=1, total_num_replicas=1)  # type: ignore[arg-type]
     yield "ChangeSettings", pb.ChangeSettingsRequest(request_id=1, max_wait=Duration(), policy=policy)

@@ -113,6 +113,17 @@ def test_a_repeated_wish_gets_the_same_ranges() -> None:
     assert ids(leased(driver, worker, 2)) == (2,)
 
 
+def test_a_range_given_to_a_late_copy_of_a_request_goes_to_others_once_its_worker_asks_again() -> None:
+    leases = DataLeases()
+    spec = DataSpec(name="d", num_samples=4, range_size=1, num_epochs=1)
+    (lost,) = leases.lease(0, 1, spec, max_ranges=1, request_id=1)  # another chief has answered this one
+    assert not leases.compare(0, 1, [], request_id=1)  # nor does another copy free anything
+    assert leases.compare(0, 1, [], request_id=2)
+    (own,) = leases.lease(0, 1, spec, max_ranges=1, request_id=2)
+    assert own == lost
+    assert not leases.compare(0, 1, [own.id], request_id=3)
+
+
 def test_other_data_than_the_clusters_is_refused() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
