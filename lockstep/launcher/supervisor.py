@@ -403,8 +403,10 @@ class Supervisor:
 
     def _await_guardian(self, guardian: "subprocess.Popen[bytes]") -> None:
         left_s = max(0.1, self._end_by - time.monotonic())
-        with suppress(subprocess.TimeoutExpired):  # in a session of its own, it goes on
+        try:
             guardian.wait(min(_GUARDIAN_S, left_s))
+        except subprocess.TimeoutExpired:
+            guardian.returncode = 0  # in a session of its own, it goes on; the destructor is not to wait for it either
 
     def _catch_signals(self, stack: ExitStack) -> None:
         reader, writer = socket.socketpair()
