@@ -11,17 +11,18 @@ HOUR_S = 3600.0
 _GRAIN_S = 60.0
 # Counters of so many more processes are remembered than there are.
 _MAX_GONE = 1_000
+_ROLES = ("workers", "servers", "chief", "observers")
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Cost:
-    """Processor time by role, and bytes of gradients and variables. `is_of_last_hour`: or else since the processes began."""
+    """Processor time, and bytes of gradients and variables. `is_of_last_hour`: or else since the processes began.
 
+    `cpu_s`: seconds by role, as people read them: of "workers", "servers" and the "chief", and of "observers" where there are any.
+    """
+
+    cpu_s: Mapping[str, float]
     is_of_last_hour: bool = False
-    workers_cpu_s: float = 0.0
-    servers_cpu_s: float = 0.0
-    chief_cpu_s: float = 0.0
-    observers_cpu_s: float = 0.0
     sent_bytes: int = 0
     received_bytes: int = 0
 
@@ -53,11 +54,8 @@ class CostCount:
         is_of_last_hour = at - since >= HOUR_S
         spent = {what: total - base.get(what, 0.0) if is_of_last_hour else total for what, total in self._totals.items()}
         return Cost(
+            cpu_s={role: spent.get(role, 0.0) for role in _ROLES if role in spent or role != "observers"},
             is_of_last_hour=is_of_last_hour,
-            workers_cpu_s=spent.get("workers", 0.0),
-            servers_cpu_s=spent.get("servers", 0.0),
-            chief_cpu_s=spent.get("chief", 0.0),
-            observers_cpu_s=spent.get("observers", 0.0),
             sent_bytes=int(spent.get("sent", 0.0)),
             received_bytes=int(spent.get("received", 0.0)),
         )

@@ -245,11 +245,7 @@ def _server(one: ServerStatus) -> dict[str, Any]:
 def _cost(cost: Cost) -> dict[str, Any]:
     return {
         "is_of_last_hour": cost.is_of_last_hour,
-        "cpu_s": _number(cost.workers_cpu_s + cost.servers_cpu_s + cost.chief_cpu_s + cost.observers_cpu_s),
-        "workers_cpu_s": _number(cost.workers_cpu_s),
-        "servers_cpu_s": _number(cost.servers_cpu_s),
-        "chief_cpu_s": _number(cost.chief_cpu_s),
-        "observers_cpu_s": _number(cost.observers_cpu_s),
+        "cpu_s": {role: _number(seconds) for role, seconds in cost.cpu_s.items()},
         "sent_bytes": cost.sent_bytes,
         "received_bytes": cost.received_bytes,
     }

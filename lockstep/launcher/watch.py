@@ -6,6 +6,7 @@ Imported late: NumPy and grpc take long to import, and if one is broken, the rol
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,6 +42,8 @@ _LONGEST_DOUBT_S = 3.0
 _TRAINING_PERIOD_S = 1.0
 # Once a worker has ended before the others.
 _CLOSE_PERIOD_S = 0.5
+# A chief that saves a last checkpoint answers all the while; one that has been silent for so long is not waited for.
+_SILENT_S = 10.0
 _BEFORE = (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 
@@ -108,9 +111,11 @@ class ChiefPoller:
 
     @property
     def saving(self) -> str:
-        """What the chief was saving when it was last asked, after training; empty: nothing."""
+        """What the chief saves after training; empty: nothing, or it has said no more for a while."""
         status = self._status
-        return status.checkpoint.saving if status is not None and status.state in _OVER and status.checkpoint is not None else ""
+        if status is None or status.checkpoint is None or not self._is_over or time.monotonic() - self._asked_at > _SILENT_S:
+            return ""
+        return status.checkpoint.saving
 
     @property
     def has_begun(self) -> bool:
@@ -148,12 +153,8 @@ class ChiefPoller:
         try:
             while not self._is_closed and (not self._is_over or self.saving):
                 self._wanted.clear()
-                try:
+                with suppress(PsError):  # if the chief is gone, everything ends anyway; a busy one is asked again
                     self._ask(chief)
-                except PsError:
-                    if self._is_over:
-                        break  # its last checkpoint is whole, or it was killed
-                    # If the chief is gone, everything ends anyway; a busy one is asked again.
                 self._wanted.wait(_PERIOD_S if self._status is None or self._status.state in _BEFORE else self._period_s)
         finally:
             chief.close()

@@ -94,8 +94,7 @@ def _progress(seen: Mapping[str, Any], width: int) -> list[str]:
 
 
 def _cost(cost: Mapping[str, Any]) -> str:
-    used = {role: cost[f"{role}_cpu_s"] for role in ("workers", "servers", "chief", "observers")}
-    roles = ", ".join(f"{role} {duration_text(seconds)}" for role, seconds in used.items() if seconds or role != "observers")
+    roles = ", ".join(f"{role} {duration_text(seconds)}" for role, seconds in cost["cpu_s"].items())
     since = "in the last hour" if cost["is_of_last_hour"] else "so far"
     return f"CPU {since}: {roles}  sent {bytes_text(cost['sent_bytes'])}, received {bytes_text(cost['received_bytes'])}"
 

@@ -141,10 +141,8 @@ def _headline(status: ClusterStatus) -> Iterator[str]:
 
 
 def _cpu_text(status: ClusterStatus) -> str:
-    cost = CostCount().add(status, at=0.0)
-    workers, servers, chief = map(duration_text, (cost.workers_cpu_s, cost.servers_cpu_s, cost.chief_cpu_s))
-    observers = f", observers {duration_text(cost.observers_cpu_s)}" if cost.observers_cpu_s else ""
-    return f"processor time of the processes, since each began: workers {workers}, parameter servers {servers}, chief {chief}{observers}"
+    used = ", ".join(f"{role} {duration_text(seconds)}" for role, seconds in CostCount().add(status, at=0.0).cpu_s.items())
+    return f"processor time of the processes, since each began: {used}"
 
 
 def _participants(participants: Sequence[ParticipantStatus]) -> str:

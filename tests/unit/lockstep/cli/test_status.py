@@ -87,7 +87,7 @@ def test_the_text_has_the_processor_time_of_all_roles() -> None:
     both = worker_status(0, traffic=WorkerTraffic(cpu_s=30.0)), worker_status(1, pid=100, traffic=WorkerTraffic(cpu_s=30.0))
     servers = tuple(server_status(index, report=ShardReport(cpu_s=5.0)) for index in range(2))
     text = as_text(dataclasses.replace(STATUS, participants=both, shards=servers, chief_cpu_s=2.5))
-    words = "processor time of the processes, since each began: workers 30.0 s, parameter servers 10.0 s, chief 2.5 s"
+    words = "processor time of the processes, since each began: workers 30.0 s, servers 10.0 s, chief 2.5 s"
     assert words in text, "two workers in one process report the same"
     watcher = worker_status(0, pid=200, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(cpu_s=3.0))
     assert ", observers 3.0 s" in as_text(dataclasses.replace(STATUS, participants=(watcher,)))
