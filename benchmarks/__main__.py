@@ -2,6 +2,7 @@
 
 import argparse
 import importlib
+import importlib.util
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -58,6 +59,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def run(name: str, arguments: Sequence[str]) -> int:
     """Runs a suite, and says in one line why it could not be run."""
+    if importlib.util.find_spec("psutil") is None:
+        print(f"benchmarks {name}: needs psutil, one of the tools of development: pip install --editable . --group dev", file=sys.stderr)
+        return 2
     # Imported here, so that `list` answers at once.
     from benchmarks.harness.arguments import WrongArguments
     from benchmarks.harness.setting import WrongTransport
