@@ -8,18 +8,18 @@ with lockstep.connect() as session:
         variables = session.read()
         session.step({"w": ..., "b": ...})  # the gradients, arrays of the variables' shapes and types
 
-`lockstep.errors` has the errors that a program may catch. Names are loaded when they are first asked for, from `worker_client`, which has
-them all; the API of tf.compat.v1.train is `worker_client.sync_replicas`. The folders here are the `lockstep` command.
+`lockstep.errors` has the errors that a program may catch. All other names are loaded from `worker_client` on first use; the API of
+tf.compat.v1.train is `worker_client.sync_replicas`. The folders here are the adapters and the `lockstep` command.
 """
 
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import ps_protocol as ps_protocol  # before anything of it imports grpc: see `prepare_import` there
+import ps_protocol as ps_protocol  # before any of its modules imports grpc: see `prepare_import` there
 
 if TYPE_CHECKING:
     from lockstep import errors as errors
-    from worker_client import *  # noqa: F403  (the face has every name of the SDK, and no list of its own)
+    from worker_client import *  # noqa: F403 (this module exports every name of the SDK and keeps no list of its own)
     from worker_client import DNNClassifier as DNNClassifier  # not in __all__: they need scikit-learn
     from worker_client import DNNRegressor as DNNRegressor
 
@@ -27,10 +27,10 @@ __version__ = "0.1.0"
 
 
 def __getattr__(name: str) -> Any:
-    """Loads a name of the public surface when it is first asked for: `errors`, and what `worker_client` exports."""
+    """Loads a public name on first use: `errors`, or a name that `worker_client` exports."""
     if name == "errors":
         return import_module("lockstep.errors")
-    if name.startswith("__") and name != "__all__":  # what the import system looks for must not load the SDK
+    if name.startswith("__") and name != "__all__":  # names that the import system looks up must not load the SDK
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     sdk = import_module("worker_client")
     if name == "__all__":

@@ -16,16 +16,17 @@ from ps_protocol.process.options import Parser
 ROLES = {"server": ("ps_server", "run one parameter server"), "chief": ("chief", "run the chief")}
 
 
-# Most of what a command makes are modules, which stay: Python's default, 700, has the collector go through them some thirty times.
+# Most objects that a command makes belong to modules and are never freed. With Python's default of 700, the collector would scan them some
+# thirty times.
 _NUM_OBJECTS_TO_COLLECT = 20_000
-# What a shell adds to the number of the signal that has ended a program.
+# A shell adds this to the number of the signal that ended a program.
 _SIGNALLED = 128
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Runs a subcommand and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
-    # gRPC notes each connection that a server closes, and reads this when it is imported, which no line above does. Children have it too.
+    # gRPC logs each connection that a server closes. It reads this variable on import, which happens later. Child processes inherit it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
         if words and words[0] in ROLES:
@@ -36,7 +37,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _SIGNALLED + signal.SIGINT
     except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python complains once more when it ends
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the broken pipe again at exit
         return _SIGNALLED + signal.SIGPIPE
     except Exception as error:
         exit_code = _exit_code_of(error)
@@ -52,18 +53,18 @@ def program() -> NoReturn:
     gc.set_threshold(_NUM_OBJECTS_TO_COLLECT)
     code = main()
     if code > _SIGNALLED:
-        # A user who has pressed Ctrl-C waits for the prompt, and Python's own way to the end takes a second on a busy machine.
+        # After Ctrl-C the user waits for the prompt, and Python's own shutdown takes a second on a busy machine.
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
                 with suppress(OSError):
                     stream.flush()
         os._exit(code)
-    gc.freeze()  # else Python searches all modules for garbage before it ends, which takes 0.1 s of CPU
+    gc.freeze()  # else Python collects garbage in all modules at exit, which takes 0.1 s of CPU
     sys.exit(code)
 
 
 def _exit_code_of(error: Exception) -> int | None:
-    """Returns 2 for a command that was asked for wrongly, 1 for one that failed; None: the error is a defect, and is shown whole."""
+    """Returns 2 for a usage error, 1 for a failed command, and None for a defect, whose traceback is shown."""
     # Imported here: a health check runs every two seconds.
     from lockstep.cli.access import CommandFailed
     from lockstep.launcher.supervisor import LaunchFailed
@@ -89,8 +90,8 @@ def _parser(command: str) -> argparse.ArgumentParser:
     return parser
 
 
-# Words for the help, and the module of `lockstep.cli` with the two functions, named as `add_why_arguments` and `run_why` are. Only the
-# module of the wanted subcommand is imported: a health check runs every two seconds.
+# The help text, and the module of `lockstep.cli` that has the command's two functions, for example `add_why_arguments` and `run_why`. Only
+# the module of the requested subcommand is imported: a health check runs every two seconds.
 COMMANDS: dict[str, tuple[str, str]] = {
     "demo": ("train on handwritten digits with a cluster on this machine, and watch it", "clusters.demo"),
     "up": ("start a cluster on this machine, with your program as its workers", "clusters.up"),
@@ -114,7 +115,7 @@ COMMANDS: dict[str, tuple[str, str]] = {
 
 
 def _run_role(name: str, words: list[str]) -> NoReturn:
-    """Turns this process into the role, so that signals and exit code are the role's own."""
+    """Replaces this process by the role, so that signals and exit code are the role's own."""
     from lockstep.launcher.supervisor import with_checkout
 
     # -P: a chief.py in the user's directory must not be taken for ours.

@@ -21,15 +21,15 @@ if TYPE_CHECKING:
 
 _LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1")
 _SERVERS = (CallerRole.CHIEF, CallerRole.PS)
-# Clocks differ; a certificate is good from a little before it was made.
+# Clocks differ, so a certificate is valid from a little before it was made.
 _CLOCK_SKEW = datetime.timedelta(minutes=10)
 
 
 def create(directory: Path, *, cluster: str, hosts: Sequence[str] = (), days: int = 365, with_all: bool = False) -> list[str]:
-    """Makes the files, keys and tokens readable for their owner only, and returns their names; overwrites none.
+    """Makes the files and returns their names. Overwrites none. Keys and tokens are readable by their owner only.
 
-    `with_all`: also `all.pem` and `all.key`, which act as every role: for processes that share one environment, as in benchmarks.
-    Raises InvalidSpec, LaunchFailed if the directory cannot be written to, OSError.
+    `with_all`: also makes `all.pem` and `all.key`, which are valid for every role: for processes that share one environment, as in
+    benchmarks. Raises InvalidSpec, LaunchFailed if the directory cannot be written to, OSError.
     """
     try:
         check_name(cluster)
@@ -110,7 +110,7 @@ def _certificate(
     from cryptography.hazmat.primitives import hashes
     from cryptography.x509.oid import ExtendedKeyUsageOID
 
-    # The chief calls parameter servers, and is called: both uses.
+    # The chief is a client of the parameter servers and a server for the others, so it needs both uses.
     uses = [ExtendedKeyUsageOID.CLIENT_AUTH, *([ExtendedKeyUsageOID.SERVER_AUTH] if hosts else [])]
     names = [*map(x509.UniformResourceIdentifier, uris), *map(_host_name, dict.fromkeys(hosts))]
     return (

@@ -1,4 +1,4 @@
-"""Whole variables out of a checkpoint, into one file that other programs read. Knows files and the format; no cluster."""
+"""Exports whole variables of a checkpoint to one file that other programs read. Knows files and the format; no cluster."""
 
 import json
 import math
@@ -22,7 +22,7 @@ from ps_protocol.model.spec import Placement
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.checkpoint import Checkpoint
 
-# In the metadata of a file with slots: the checkpoint's manifest, and of each shard's file the metadata and the names of its tensors.
+# The key, in the metadata of a file with slots, of the checkpoint's manifest and of each shard file's metadata and tensor names.
 ORIGIN = "lockstep"
 
 
@@ -35,7 +35,7 @@ class Part:
 
     @property
     def whole_name(self) -> str:
-        """The name that all of it has in the exported file: a variable's own, or for example "w@velocity"."""
+        """The name of the whole tensor in the exported file: the variable's own, or for example "w@velocity"."""
         variable = self.piece.variable
         whole = VariableSlice(variable=variable, start=0, stop=variable.shape[0] if variable.shape else 1)
         return tensor_name(whole, self.part) if self.part else variable.name
@@ -51,10 +51,11 @@ def export(
 ) -> tuple[str, ...]:
     """Writes all variables of a checkpoint, each whole, to a file ending in .npz or .safetensors, and returns their names.
 
-    `has_slots`: also the optimizers' slots and the averages, as "w@velocity"; and in a .safetensors what it takes to make the checkpoint
-    again (`ORIGIN`). In memory there is never more than one slice; a .npz takes its size twice on the disk while it is written, and has
-    bfloat16 as float32, which NumPy has a type for. An existing file is replaced, once the new one is whole. `on_read`: is told of the
-    checkpoint's bytes as they are read. Raises InvalidSpec, DataLoss if the checkpoint is damaged, and OSError.
+    `has_slots`: also writes the optimizers' slots and the averages, for example as "w@velocity", and to a .safetensors file what is needed
+    to make the checkpoint again (`ORIGIN`). Holds at most one slice in memory. A .npz file takes twice its size on disk while it is
+    written, and stores bfloat16 as float32, because NumPy has no bfloat16. An existing file is replaced once the new one is complete.
+    `on_read` is called with the number of bytes each time some of the checkpoint have been read. Raises InvalidSpec, DataLoss if the
+    checkpoint is damaged, and OSError.
     """
     write = {".npz": _write_npz, ".safetensors": _write_safetensors}.get(path.suffix)
     if write is None:
@@ -78,15 +79,15 @@ def _joined(
     directory: Path,
     on_read: Callable[[int], None],
 ) -> Iterator[tuple[Path, Mapping[str, Array]]]:
-    """Yields a temporary safetensors file of whole tensors, and each of them as an array that lies in the file."""
+    """Yields a temporary safetensors file of whole tensors, and each tensor as an array mapped from the file."""
     shapes = [SavedTensor(name=name, array=np.broadcast_to(np.zeros((), whole.dtype), whole.shape)) for name, whole in wholes.items()]
-    # "pt": what libraries on top of PyTorch want to see before they take the tensors for a state_dict.
+    # "pt": libraries on top of PyTorch require this value before they load the tensors as a state_dict.
     known = {"format": "pt", "tag": checkpoint.tag, "step": str(checkpoint.step), "cluster": checkpoint.cluster}
     header, ordered = encode_header(shapes, {**known, **about})
     with _temporary(directory / f"{checkpoint.tag}.joined") as path:
         path.write_bytes(header)
         os.truncate(path, len(header) + sum(tensor.array.nbytes for tensor in ordered))
-        # One map for all: each would hold a descriptor.
+        # One map for all tensors: each map would hold a descriptor.
         memory, arrays, offset = np.memmap(path, np.uint8, mode="r+"), {}, len(header)
         for tensor in ordered:
             end = offset + tensor.array.nbytes
@@ -104,7 +105,7 @@ def _joined(
 
 
 def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bool) -> tuple[dict[str, TensorEntry], dict[str, Any]]:
-    """Returns each tensor to export by its name, of the shape that it has when all slices are joined; and the checkpoint's `ORIGIN`."""
+    """Returns the tensors to export by name, with their whole shapes (all slices joined), and the checkpoint's `ORIGIN`."""
     wholes: dict[str, TensorEntry] = {}
     shards: list[dict[str, Any]] = []
     parts = parts_of(checkpoint.placement)
@@ -126,7 +127,7 @@ def _wholes(storage: CheckpointStorage, checkpoint: Checkpoint, *, has_slots: bo
 
 
 def parts_of(placement: Placement) -> Callable[[str], Part | None]:
-    """Returns a function from a tensor's name to what it is part of; None: no variable."""
+    """Returns a function that maps a tensor's name to its part; None: it belongs to no variable."""
     pieces = {tensor_name(placed.slice): placed.slice for placed in placement}
 
     def part_of(name: str) -> Part | None:
@@ -167,7 +168,7 @@ def _write_npz(joined: Path, arrays: Mapping[str, Array], path: Path) -> None:
 
 @contextmanager
 def _temporary(beside: Path) -> Iterator[Path]:
-    """Yields the path of a new file in the same directory; it is gone afterwards, unless it was given another name."""
+    """Yields the path of a new file in the same directory, and removes the file afterwards unless it was renamed."""
     path = beside.with_name(f".{beside.name}.{secrets.token_hex(4)}.partial")
     path.open("xb").close()
     try:

@@ -1,4 +1,4 @@
-"""A checkpoint out of a file of whole tensors: the way back of an export. Knows files and the format; no cluster."""
+"""Makes a checkpoint of a file of whole tensors: the reverse of an export. Knows files and the format; no cluster."""
 
 import datetime
 import json
@@ -34,7 +34,7 @@ from ps_protocol.roles.shard import CheckpointFile
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Imported:
-    """The checkpoint that was made, the names of what is the file's in it, and of what the file has besides."""
+    """The checkpoint that was made, the names of the file's tensors that it uses, and of those that it does not use."""
 
     checkpoint: Checkpoint
     names: tuple[str, ...]
@@ -43,7 +43,7 @@ class Imported:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _ShardFile:
-    """What the file of one shard is to have besides values."""
+    """The metadata and tensor names of one shard's file; not the values."""
 
     metadata: Mapping[str, str]
     tensors: tuple[str, ...]
@@ -58,12 +58,12 @@ def import_checkpoint(
     cluster: str = "",
     on_written: Callable[[int], None] = lambda num_bytes: None,
 ) -> Imported:
-    """Makes a checkpoint in `storage` of a .safetensors file that was exported with slots; the same bits, if nothing was changed in it.
+    """Makes a checkpoint in `storage` of a .safetensors file that was exported with slots; an unchanged file gives the same bits.
 
-    `into`: a checkpoint in `storage` that gives all that the file does not have: the model, counters, and the values of other tensors. A
-    file without slots needs one. `tag`: the new name (empty: that of the checkpoint that it comes from, with "-imported" if that is taken).
-    `cluster`: the name of the cluster that shall find it (empty: as before). `on_written` is told of bytes as they are written.
-    Raises InvalidSpec, LimitExceeded, DataLoss if a file is damaged, and others of the storage; then nothing is left of it.
+    `into`: a checkpoint in `storage` that supplies what the file lacks: the model, counters, and the values of other tensors. A file
+    without slots needs one. `tag`: the new name (empty: that of the original checkpoint, with "-imported" if that is taken). `cluster`: the
+    name of the cluster that may use it (empty: unchanged). `on_written` is called with the number of bytes after each file. Raises
+    InvalidSpec, LimitExceeded, DataLoss if a file is damaged, and errors of the storage; after an error no part of the checkpoint is left.
     """
     with _mapped(path) as (header, memory):
         if into is not None:
@@ -106,7 +106,7 @@ def import_checkpoint(
 
 @contextmanager
 def _mapped(path: Path) -> Iterator[tuple[Header, Array]]:
-    """Yields a file's header, and its bytes without reading them."""
+    """Yields a file's header, and its bytes as a memory map."""
     file_bytes = path.stat().st_size
     with path.open("rb") as file:
         length = decode_length(file.read(LENGTH_BYTES), file_bytes=file_bytes, where=str(path))
@@ -150,7 +150,7 @@ def _free_tag(storage: CheckpointStorage, tag: str) -> str:
 
 
 def _slice_of(entry: TensorEntry, memory: Array, header: Header, part: Part, *, where: str) -> Array:
-    """Returns a shard's part of a whole tensor, where it lies in the file."""
+    """Returns a shard's part of a whole tensor, as a view of the mapped file."""
     variable = part.piece.variable
     if entry.shape != variable.shape or entry.dtype != variable.data_type.dtype:
         raise InvalidSpec(
@@ -175,7 +175,7 @@ def _completed(
     shard: int,
     where: str,
 ) -> list[SavedTensor]:
-    """Returns all tensors of a shard's file, in its order: those that are missing are the checkpoint's."""
+    """Returns all tensors of a shard's file, in its order; takes missing ones from the checkpoint."""
     if into is None:
         lost = ", ".join(map(repr, missing[:5]))
         raise InvalidSpec(f"{where}: tensors are missing that were exported: {lost}; --into TAG takes them from a checkpoint")

@@ -1,4 +1,4 @@
-"""Contributions of framework adapters: repeated after a rollback, and checked for leftover gradients. Knows sessions; no framework."""
+"""Contributions of framework adapters: repeats them after a rollback, and checks for leftover gradients. Knows sessions; no framework."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,10 +9,11 @@ from worker_client.session.session import Session
 
 
 def until_counted(session: Session, give: Callable[[], Push], *, has_same_values: Callable[[], bool]) -> Push:
-    """Calls `give`, again if a rollback took the contribution and the variables are those that it was computed from.
+    """Calls `give`, and calls it again if the contribution was rolled back and the variables are those that it was computed from.
 
-    A loop of a framework cannot compute a batch again, so the batch would be lost, although its gradients are right. With ranges of data
-    (`session.batches()`) it is not repeated: they have gone back to the chief, and are computed again by the worker that gets them.
+    A framework's loop cannot compute a batch again, so the batch would be lost although its gradients are correct. A contribution made from
+    ranges of data (`session.batches()`) is not repeated: the ranges have gone back to the chief, and the worker that leases them next
+    computes them again.
     """
     step = session.local_step
     push = give()
@@ -28,7 +29,7 @@ def until_counted(session: Session, give: Callable[[], Push], *, has_same_values
 
 
 class AddedGradients:
-    """Notices gradients that were added to since they were contributed, as PyTorch does where zero_grad() is forgotten."""
+    """Detects gradients that were added to after they were contributed, as happens in PyTorch if zero_grad() is forgotten."""
 
     FORGOTTEN = "the gradients of the last step are part of this one's: call {} before backward()"
 
@@ -36,7 +37,7 @@ class AddedGradients:
         self._last: tuple[Any, int] | None = None
 
     def are_in(self, gradient: Any) -> bool:
-        """Whether the last contribution's first gradient is this object, and one operation has changed it since: the sum."""
+        """Whether this is the last contribution's first gradient, changed by exactly one operation since: the sum."""
         known, version = self._last, getattr(gradient, "_version", None)
         self._last = None if version is None else (gradient, version)
         return known is not None and known[0] is gradient and version == known[1] + 1

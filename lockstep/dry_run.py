@@ -1,6 +1,6 @@
-"""One worker's program against a cluster inside its own process, for a few steps: finds wrong calls before a cluster is started.
+"""Runs one worker's program for a few steps against a cluster inside its own process, to find wrong calls before a cluster is started.
 
-python -m lockstep.dry_run train.py …, as `lockstep up --dry-run` runs it. Knows the program only through its cluster.
+`lockstep up --dry-run` runs it as `python -m lockstep.dry_run train.py …`. Knows the program only through its cluster.
 """
 
 import os
@@ -17,14 +17,14 @@ from ps_protocol.roles.chief import ClusterState
 from worker_client.opening import made_cluster
 from worker_client.uncaught import trim
 
-# A program that does not look whether training is finished goes on giving contributions.
+# After this many late contributions, the program evidently does not check whether training is finished.
 _MANY_LATE = 20
 _LOOK_EVERY_S = 0.1
 _PREFIX = "[dry run] "
 
 
 def run_program(words: list[str]) -> int:
-    """Runs a program as Python runs it (`train.py …` or `-m package.train …`), prints what was found, and returns the exit code."""
+    """Runs a program as Python runs it (`train.py …` or `-m package.train …`), prints the findings, and returns the exit code."""
     begin = time.monotonic()
     threading.Thread(target=_watch, args=(begin,), name="dry-run-watch", daemon=True).start()
     code = _exit_code(lambda: _run(words))
@@ -57,7 +57,7 @@ def _exit_code(run: Callable[[], None]) -> int:
 
 
 def _of_program(entry: TracebackType | None) -> TracebackType | None:
-    """Returns the traceback from the program's own first line on."""
+    """Returns the part of the traceback that begins in the program itself."""
     first = entry
     while first is not None and first.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         first = first.tb_next
@@ -65,9 +65,9 @@ def _of_program(entry: TracebackType | None) -> TracebackType | None:
 
 
 def _watch(begin: float) -> None:
-    """Ends a program that goes on after its last step."""
+    """Ends the process if the program continues after the last step."""
     while True:
-        time.sleep(_LOOK_EVERY_S)  # late contributions are only counted, in the status: there is no call that waits for twenty of them
+        time.sleep(_LOOK_EVERY_S)  # polls: late contributions are only counted in the status, and no call waits for a number of them
         cluster = made_cluster()
         if cluster is None:
             continue
@@ -91,7 +91,7 @@ def _report(begin: float, code: int) -> int:
     elif not status.global_step:
         found.append("it made no step: call session.step() with the gradients")
     if status.num_late + status.num_stale >= _MANY_LATE:
-        found.append("it went on after the last step: look at session.is_finished, or at what step() returns")
+        found.append("it continued after the last step: check session.is_finished, or what step() returns")
     if num_nonfinite := sum(shard.status().report.num_nonfinite for shard in cluster.shards):
         found.append(f"{num_nonfinite} elements of the last step's gradient were NaN or infinite")
     if found:

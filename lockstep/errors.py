@@ -1,4 +1,4 @@
-"""The errors that a program may catch, beside the session: `except lockstep.errors.DeadlineExceeded`. Defines none itself.
+"""Exports the errors that a program may catch: `except lockstep.errors.DeadlineExceeded`. Defines none itself.
 
 All are `PsError`, with `reason` (stable, UPPER_SNAKE), `message` (what, which, what to do) and `facts`.
 """

@@ -11,15 +11,15 @@ from ps_protocol.roles.chief import DEFAULT_POLICY, Chief
 from ps_protocol.roles.shard import WholeShard
 from ps_server.serving.local import InProcessShard
 
-# Nothing here can die without the rest, so leases are not renewed and never end.
+# All roles end together with this process, so leases are not renewed and never end.
 LEASE_S = 1e9
 
 
 class InProcessCluster:
     """Parameter servers and a chief in this process, for tests and notebooks; `worker_client.local(cluster)` joins it.
 
-    `policy` is how it begins (None: sync); with `reject_nonfinite` gradients that are not finite are refused; `clock` is the chief's, in
-    seconds; a test may give its own. Thread-safe. Holds nothing but memory: there is nothing to close.
+    `policy`: the first policy (None: sync). `reject_nonfinite`: refuses gradients that are not finite. `clock`: the chief's clock, in
+    seconds; a test may give its own. Thread-safe. Holds only memory, so there is nothing to close.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""Scalars of a training for TensorBoard, from what a session or an observer reads. Knows reports and event files; no thread, no address."""
+"""Writes a training's scalars for TensorBoard, read by a session or an observer. Knows reports and event files; no thread, no address."""
 
 import time
 from collections.abc import Mapping
@@ -20,7 +20,7 @@ class Watched(Protocol):
         """Reports the cluster."""
 
     def read_metrics(self) -> Mapping[str, MetricReport]:
-        """Returns what workers have reported."""
+        """Returns the metrics that workers have reported, by name."""
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Sample:
 
 
 class TensorBoardWriter:
-    """Writes one event file in a directory, which is made if need be. For one thread.
+    """Writes one event file in a directory, which is created if missing. For one thread.
 
     Call `record` about every second, with the same session or observer:
 
@@ -52,14 +52,14 @@ class TensorBoardWriter:
         return self._file.path
 
     def record(self, watched: Watched) -> ClusterStatus:
-        """Writes what has happened since the last call, if a step has; returns the status. Raises what its two calls raise."""
+        """Writes the scalars since the last call if a step was made; returns the status. Raises what `status` and `read_metrics` raise."""
         status = watched.status()
         sums = {name: (report.sum, report.weight) for name, report in watched.read_metrics().items()}
         self.add(Sample(at_s=time.monotonic(), status=status, sums=sums))
         return status
 
     def add(self, sample: Sample) -> None:
-        """Writes what has happened since the sample before. The first one, and one after a rollback, is only compared with."""
+        """Writes the scalars since the previous sample. Writes none for the first sample, and none for the first after a rollback."""
         before = self._before
         if before is not None and before.status.epoch == sample.status.epoch:
             if sample.status.global_step == before.status.global_step:

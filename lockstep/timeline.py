@@ -1,7 +1,7 @@
-"""Steps of a cluster as a trace in Chrome's format, from reports of its chief. Pure: knows reports and moments; asks nobody, opens no file.
+"""Makes a trace in Chrome's format of a cluster's steps, from reports of its chief. Pure: knows reports and times; no call, no file.
 
-Tracks: the chief has the steps and what they were spent on; each worker its contributions; each parameter server the applies. All times
-are the chief's: a worker's contribution begins when it can, and ends when it is counted.
+Tracks: the chief's has the steps and their phases; each worker's its contributions; each parameter server's the applies. All times are the
+chief's: a worker's contribution begins as early as it can, and ends when the chief counts it.
 """
 
 from collections.abc import Mapping, Sequence
@@ -12,7 +12,7 @@ from ps_protocol.roles.chief import ClusterStatus, LedgerEntry, ParticipantKind
 
 CHIEF, WORKERS, SERVERS = 1, 2, 3
 _PROCESSES = {CHIEF: "chief", WORKERS: "workers", SERVERS: "parameter servers"}
-# A track of its own for each; more than that nobody looks at, and a viewer becomes slow.
+# The most workers, and the most servers, that get a track; with more, a viewer becomes slow.
 MAX_TRACKS = 1_000
 
 Event = dict[str, Any]
@@ -20,7 +20,7 @@ Event = dict[str, Any]
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Seen:
-    """What was seen of a cluster last."""
+    """The latest values seen of a cluster."""
 
     epoch: int
     state: str
@@ -34,7 +34,7 @@ class Timeline:
     def __init__(self) -> None:
         self._events: list[Event] = []
         self._tracks: set[tuple[int, int]] = set()
-        # The newest step that is in, and when it ended: the next one began then.
+        # The newest step in the trace, and when it ended, which is when the next one began.
         self._last: tuple[int, float] | None = None
         self._free_at: dict[int, float] = {}
         self._seen: _Seen | None = None
@@ -46,13 +46,13 @@ class Timeline:
         return not self.num_steps
 
     def add(self, status: ClusterStatus, *, at_s: float) -> None:
-        """Takes up what a report from this moment says that earlier ones did not. The first one only says where to begin."""
+        """Adds the events that this report has and earlier ones did not. The first report only marks the beginning."""
         self._note_changes(status, at_s)
         newest_end = at_s - status.step_age_s
         if self._last is None:
             self._last = status.global_step - 1, newest_end
             return
-        if status.global_step <= self._last[0]:  # the cluster went back
+        if status.global_step <= self._last[0]:  # the cluster has rolled back
             self._last = status.global_step - 1, newest_end
             return
         new = sorted((entry for entry in status.ledger if entry.step > self._last[0]), key=lambda entry: entry.step)
@@ -73,7 +73,7 @@ class Timeline:
                 self._counter(SERVERS, f"ps {shard.index} allocated bytes", at_s, shard.report.allocated_bytes)
 
     def trace(self, *, cluster: str) -> dict[str, Any]:
-        """Returns all that was collected, as JSON has it."""
+        """Returns the collected events, as values for JSON."""
         names = [_named("process_name", pid, 0, name) for pid, name in _PROCESSES.items()]
         for pid, tid in sorted(self._tracks):
             words = {CHIEF: "steps", WORKERS: f"worker {tid - 1}", SERVERS: f"ps {tid - 1}"}[pid]
@@ -109,7 +109,7 @@ class Timeline:
             worker, at = push.worker, begin + arrival_us / 1e6
             if worker >= MAX_TRACKS:
                 continue
-            # A worker that gives several contributions to a step begins the next one at once.
+            # A worker that makes several contributions to a step begins the next one at once.
             since = max(begin if has_common_steps else 0.0, arrived.get(worker, self._free_at.get(worker, begin)))
             about = {"step": entry.step, "sequence": push.sequence}
             self._span(WORKERS, worker + 1, f"contribution to {entry.step}", min(since, at), at, about)
@@ -157,5 +157,5 @@ def _named(what: str, pid: int, tid: int, name: str) -> Event:
 
 
 def _us(seconds: float) -> int:
-    """Whole microseconds: a span that ends where the next one begins must not reach into it."""
+    """Rounds to whole microseconds, so that a span does not overlap the next one."""
     return round(seconds * 1e6)

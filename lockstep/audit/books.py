@@ -1,6 +1,6 @@
 """Checks that a history is consistent: each contribution in at most one step, the same steps everywhere, and true answers to workers.
 
-Knows facts; no array is looked at.
+Knows facts; reads no array.
 """
 
 from collections import Counter
@@ -18,9 +18,9 @@ _REFUSED = ("STALE", "LATE")
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Epoch:
-    """One epoch: the step that it began with, the epoch whose checkpoint it began from (None: none), and what its steps are made of.
+    """One epoch: its first step, the epoch whose checkpoint it began from (None: none), and the contributors of its steps.
 
-    `arrived`: by shard, what was applied as it came; then there are no steps that shards have in common.
+    `arrived`: by shard, the contributions applied on arrival; such an epoch has no steps that shards have in common.
     """
 
     first_step: int
@@ -30,13 +30,13 @@ class Epoch:
 
     @property
     def num_steps(self) -> int:
-        """How many steps were made in it, each shard's own where they have none in common."""
+        """The number of its steps; where shards have no steps in common, the largest number that one shard made."""
         return max([len(self.steps), *map(len, self.arrived.values())])
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Books:
-    """The epochs, all problems, and how many contributions were applied, rolled back, refused, or are in no step."""
+    """The epochs, all problems, and the numbers of contributions that were applied, rolled back, refused, or are in no step."""
 
     epochs: Mapping[int, Epoch]
     problems: tuple[str, ...]
@@ -44,19 +44,19 @@ class Books:
 
 
 def check_books(facts: Facts) -> Books:
-    """Returns the books and everything that is wrong with them."""
+    """Returns the books, with every problem found in them."""
     problems = list(facts.problems)
     epochs = {number: _epoch(facts, number, problems) for number in sorted({number for number, *_ in facts.lives})}
     for number in epochs:
-        problems += _twice(epochs, number)
-    problems += _counted(facts, epochs)
-    problems += _said(facts, epochs)
+        problems += _applied_twice(epochs, number)
+    problems += _wrong_counts(facts, epochs)
+    problems += _wrong_outcomes(facts, epochs)
     problems += _unknown_pushes(facts, epochs)
     return Books(epochs=epochs, problems=tuple(problems), counts=_counts(facts, epochs))
 
 
 def lineage(epochs: Mapping[int, Epoch], number: int) -> dict[int, Contributors]:
-    """Returns all steps that an epoch's values are made of: its own, and those of the epochs before up to where it began."""
+    """Returns all steps that led to an epoch's values: its own, and those of earlier epochs up to the step that it began with."""
     steps: dict[int, Contributors] = {}
     at, below = epochs.get(number), None
     while at is not None:
@@ -68,7 +68,7 @@ def lineage(epochs: Mapping[int, Epoch], number: int) -> dict[int, Contributors]
 
 def _epoch(facts: Facts, number: int, problems: list[str]) -> Epoch:
     lives = [life for (epoch, *_), life in sorted(facts.lives.items(), key=_key) if epoch == number]
-    # Standbys that came back in the middle of the epoch began later.
+    # Standbys that returned in the middle of the epoch began later.
     first_lives = [life for life in lives if life.from_epoch != number]
     firsts, parents = {life.spec.initial_step for life in first_lives}, {life.from_epoch for life in first_lives}
     if len(firsts) > 1 or len(parents) > 1:
@@ -106,7 +106,7 @@ def _key(item: tuple[tuple[int, int, int, int], ShardLife]) -> tuple[int, int, i
     return number, shard, first_step, process
 
 
-def _twice(epochs: Mapping[int, Epoch], number: int) -> Iterator[str]:
+def _applied_twice(epochs: Mapping[int, Epoch], number: int) -> Iterator[str]:
     where: dict[PushId, int] = {}
     for step, made in sorted(lineage(epochs, number).items()):
         for push_id in made:
@@ -115,10 +115,10 @@ def _twice(epochs: Mapping[int, Epoch], number: int) -> Iterator[str]:
             where[push_id] = step
 
 
-def _counted(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
-    """A chief has counted only what all servers have applied, and no two have counted one step otherwise."""
+def _wrong_counts(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
+    """Yields each step that a chief counted and a server has not applied, or that two chiefs counted with different contributions."""
     known: dict[tuple[int, int], Contributors] = {}
-    # By epoch, then by shard: the steps that some server of it has applied; None: they were applied on arrival.
+    # By epoch, then by shard: the steps that a server of the shard has applied; None: contributions were applied on arrival.
     applied: dict[int, dict[int, set[int] | None]] = {}
     for (number, shard, *_), life in facts.lives.items():
         steps = applied.setdefault(number, {}).setdefault(shard, set())
@@ -138,57 +138,57 @@ def _counted(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
                 yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted, and ps {shard} has not applied it"
 
 
-def _said(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
-    made_of = {number: lineage(epochs, number) for number in {said.epoch for said in facts.outcomes}}
+def _wrong_outcomes(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
+    made_of = {number: lineage(epochs, number) for number in {reply.epoch for reply in facts.outcomes}}
     where = {number: {push_id: step for step, made in steps.items() for push_id in made} for number, steps in made_of.items()}
-    for said in facts.outcomes:
-        if (epoch := epochs.get(said.epoch)) is not None and epoch.arrived:
-            yield from _said_of_arrival(said, epoch)
+    for reply in facts.outcomes:
+        if (epoch := epochs.get(reply.epoch)) is not None and epoch.arrived:
+            yield from _wrong_outcome_on_arrival(reply, epoch)
             continue
-        steps, applied = made_of[said.epoch], where[said.epoch].get(said.push_id)
-        if said.outcome == "ACCEPTED" and applied is not None and said.applied_step is not None and applied != said.applied_step:
-            yield f"{said.where}: push {words_of(said.push_id)} was accepted for step {said.applied_step}, and is in step {applied}"
-        if said.outcome == "ACCEPTED" and applied is None and said.applied_step in steps:
-            yield f"{said.where}: push {words_of(said.push_id)} was accepted for step {said.applied_step}, which is made without it"
-        if said.outcome in _REFUSED and applied is not None:
-            yield f"{said.where}: push {words_of(said.push_id)} was said to be {said.outcome}, and is in step {applied}"
+        steps, applied = made_of[reply.epoch], where[reply.epoch].get(reply.push_id)
+        if reply.outcome == "ACCEPTED" and applied is not None and reply.applied_step is not None and applied != reply.applied_step:
+            yield f"{reply.where}: push {words_of(reply.push_id)} was accepted for step {reply.applied_step}, and is in step {applied}"
+        if reply.outcome == "ACCEPTED" and applied is None and reply.applied_step in steps:
+            yield f"{reply.where}: push {words_of(reply.push_id)} was accepted for step {reply.applied_step}, which is made without it"
+        if reply.outcome in _REFUSED and applied is not None:
+            yield f"{reply.where}: push {words_of(reply.push_id)} was reported as {reply.outcome}, and is in step {applied}"
 
 
-def _said_of_arrival(said: Outcome, epoch: Epoch) -> Iterator[str]:
-    """The chief counts what all shards have applied; as which step it does is its own affair."""
+def _wrong_outcome_on_arrival(reply: Outcome, epoch: Epoch) -> Iterator[str]:
+    """Compares an outcome with what shards applied on arrival. The chief numbers these steps by itself, so numbers are not compared."""
     for shard, arrived in sorted(epoch.arrived.items()):
-        if said.outcome == "ACCEPTED" and said.push_id not in arrived:
-            yield f"{said.where}: push {words_of(said.push_id)} was accepted, and ps {shard} never applied it"
-        if said.outcome in _REFUSED and said.push_id in arrived:
-            yield f"{said.where}: push {words_of(said.push_id)} was said to be {said.outcome}, and ps {shard} applied it"
+        if reply.outcome == "ACCEPTED" and reply.push_id not in arrived:
+            yield f"{reply.where}: push {words_of(reply.push_id)} was accepted, and ps {shard} never applied it"
+        if reply.outcome in _REFUSED and reply.push_id in arrived:
+            yield f"{reply.where}: push {words_of(reply.push_id)} was reported as {reply.outcome}, and ps {shard} applied it"
 
 
 def _unknown_pushes(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
     for number, epoch in epochs.items():
         for step, made in epoch.steps.items():
             for push_id in made:
-                if (number, push_id) not in facts.parts and not _is_in_none(facts, number, step, push_id):
+                if (number, push_id) not in facts.parts and not _was_never_sent(facts, number, step, push_id):
                     yield f"epoch {number} step {step}: no worker recorded that it sent push {words_of(push_id)}"
         for push_id in sorted(frozenset[PushId]().union(*epoch.arrived.values())):
             if (number, push_id) not in facts.parts:
                 yield f"epoch {number}: no worker recorded that it sent push {words_of(push_id)}"
 
 
-def _is_in_none(facts: Facts, number: int, step: int, push_id: PushId) -> bool:
-    """Whether all servers have done a step without a contribution that it names: it was committed and never sent."""
+def _was_never_sent(facts: Facts, number: int, step: int, push_id: PushId) -> bool:
+    """Whether all servers applied a step without a contribution that it names: it was committed and never sent."""
     lives = [life for (epoch, *_), life in facts.lives.items() if epoch == number]
     return all(push_id in request.without for life in lives for request, _ in life.applied if request.step == step)
 
 
 def _sent_in_lineage(epochs: Mapping[int, Epoch]) -> set[Sent]:
-    """What the values at the end are made of."""
+    """Returns the contributions that led to the final values."""
     number: int | None = max(epochs, default=None)
     sent: set[Sent] = set()
     below = MAX_STEP
     while number is not None and number in epochs:
         epoch = epochs[number]
         sent |= {(number, push_id) for step, made in epoch.steps.items() if step < below for push_id in made}
-        if number == max(epochs):  # of those before, nobody has written how many of them a checkpoint had
+        if number == max(epochs):  # for earlier epochs, no record says how many of them a checkpoint had
             sent |= {(number, push_id) for arrived in epoch.arrived.values() for push_id in arrived}
         number, below = epoch.parent, min(below, epoch.first_step)
     return sent
@@ -200,7 +200,7 @@ def _counts(facts: Facts, epochs: Mapping[int, Epoch]) -> Mapping[str, int]:
     last = _sent_in_lineage(epochs)
     made_in = [(number, made) for number, epoch in epochs.items() for made in (*epoch.steps.values(), *epoch.arrived.values())]
     ever = {(number, push_id) for number, made in made_in for push_id in made}
-    refused = {(said.epoch, said.push_id) for said in facts.outcomes if said.outcome in _REFUSED}
+    refused = {(reply.epoch, reply.push_id) for reply in facts.outcomes if reply.outcome in _REFUSED}
     for sent in facts.parts:
         if sent in ever:
             counts["applied" if sent in last else "rolled back"] += 1

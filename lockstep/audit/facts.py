@@ -10,7 +10,7 @@ from ps_protocol.process.history import Chronicle, Record
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSpec
 
-# A contribution belongs to the epoch that it was sent in: servers drop all when another epoch begins.
+# A contribution belongs to the epoch in which it was sent: servers drop all contributions when another epoch begins.
 Sent = tuple[int, PushId]
 
 
@@ -35,7 +35,7 @@ class Outcome:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CountedStep:
-    """A step that a chief has counted."""
+    """A step as a chief counted it."""
 
     epoch: int
     step: int
@@ -46,13 +46,14 @@ class CountedStep:
 
 @light_dataclass(slots=True, kw_only=True)
 class ShardLife:
-    """What one process held of a shard in one epoch, from its first values, or those of a checkpoint, on. `records` are in order.
+    """One process's copy of a shard in one epoch: how it began, and its records in order.
 
-    A standby that has left and come back in one epoch has several.
+    A standby that left and returned within one epoch has several.
 
-    `from_epoch` None: the values are new; otherwise they are those of the first step here in that epoch, which is this one where a standby
-    came back in the middle of it. `begun` None: nothing was read, the process went on with what it had. `applied`: its steps, each with the
-    digest of its values after it; `arrived`: the contributions applied on arrival, each with the step that it made.
+    `from_epoch`: the epoch whose values at this life's first step it began with (this same epoch where a standby returned in the middle of
+    it); None: the values are new. `begun`: the record of its creation or restoration; None: the process read nothing and continued with its
+    values. `applied`: its steps, each with the digest of the values after it; `arrived`: the contributions applied on arrival, each with
+    the step that it made.
     """
 
     shard: int
@@ -66,7 +67,7 @@ class ShardLife:
     arrived: list[tuple[PushId, int]] = field(default_factory=list)
 
     def take(self, record: Record) -> None:
-        """Takes the next record."""
+        """Adds the next record."""
         self.records.append(record)
         if record.kind == events.APPLIED:
             self.applied.append((events.request_of(record), events.text_of(record, "sha256")))
@@ -76,10 +77,10 @@ class ShardLife:
 
 @light_dataclass(slots=True, kw_only=True)
 class Facts:
-    """Everything that all processes have written.
+    """All records of all processes, sorted by subject.
 
-    `parts`: of what was sent, by epoch and push id, then by shard. `lives` by epoch, shard, process and first step; there are several
-    processes where the shard has a standby. What a process had begun at the same step before was abandoned.
+    `parts`: the contributions sent, by epoch and push id, then by shard. `lives`: by epoch, shard, process and first step; a shard with a
+    standby has several processes. A later life of a process at the same epoch and first step replaces the earlier one.
     """
 
     parts: dict[Sent, dict[int, Part]] = field(default_factory=dict)
@@ -93,7 +94,7 @@ class Facts:
 
 
 def facts_of(chronicles: Iterable[Chronicle]) -> Facts:
-    """Returns the facts. Raises DataLoss if a record does not have what its kind has."""
+    """Returns the facts. Raises DataLoss if a record lacks a field of its kind."""
     facts = Facts()
     for chronicle in chronicles:
         facts.processes.append(chronicle.name)
@@ -101,14 +102,14 @@ def facts_of(chronicles: Iterable[Chronicle]) -> Facts:
             facts.torn.append(chronicle.name)
         lives: dict[int, ShardLife] = {}
         for record in chronicle.records:
-            _take(facts, lives, record, where=f"{chronicle.name} record {record.number}")
+            _add_record(facts, lives, record, where=f"{chronicle.name} record {record.number}")
     return facts
 
 
-def _take(facts: Facts, lives: dict[int, ShardLife], record: Record, *, where: str) -> None:
+def _add_record(facts: Facts, lives: dict[int, ShardLife], record: Record, *, where: str) -> None:
     match record.kind:
         case events.CONTRIBUTION:
-            _take_part(facts, record, where)
+            _add_part(facts, record, where)
         case events.OUTCOME:
             applied = record.words.get("applied_step")
             outcome = Outcome(
@@ -127,7 +128,7 @@ def _take(facts: Facts, lives: dict[int, ShardLife], record: Record, *, where: s
         case events.APPLIED | events.CONFIGURED | events.ARRIVED:
             shard = events.number_of(record, "shard")
             if shard in lives:
-                _go_on(facts, lives, record, shard, where=where)
+                _begin_life_if_continued(facts, lives, record, shard, where=where)
                 lives[shard].take(record)
             else:
                 facts.problems.append(f"{where}: {record.kind} before ps {shard} had any variables")
@@ -144,8 +145,8 @@ def _take(facts: Facts, lives: dict[int, ShardLife], record: Record, *, where: s
             facts.rollbacks.append((events.number_of(record, "epoch"), events.number_of(record, "step")))
 
 
-def _go_on(facts: Facts, lives: dict[int, ShardLife], record: Record, shard: int, *, where: str) -> None:
-    """Where another epoch began with what the servers had, and nothing was read, the record is the first of that epoch."""
+def _begin_life_if_continued(facts: Facts, lives: dict[int, ShardLife], record: Record, shard: int, *, where: str) -> None:
+    """Begins a new life if this is the first record of an epoch in which the server continued with its values and read no checkpoint."""
     life, epoch, step = lives[shard], 0, 0
     if record.kind == events.CONFIGURED:
         epoch, step = events.settings_of(record).fence.epoch, events.number_of(record, "step")
@@ -158,7 +159,7 @@ def _go_on(facts: Facts, lives: dict[int, ShardLife], record: Record, shard: int
         lives[shard] = facts.lives[epoch, shard, life.process, step] = later
 
 
-def _take_part(facts: Facts, record: Record, where: str) -> None:
+def _add_part(facts: Facts, record: Record, where: str) -> None:
     header, shard = events.header_of(record), events.number_of(record, "shard")
     parts = facts.parts.setdefault((header.era.epoch, header.push_id), {})
     before = parts.get(shard)
@@ -168,5 +169,5 @@ def _take_part(facts: Facts, record: Record, where: str) -> None:
 
 
 def words_of(push_id: PushId) -> str:
-    """Returns a push id as it is said: worker/incarnation/sequence."""
+    """Returns a push id as messages show it: worker/incarnation/sequence."""
     return f"{push_id.worker}/{push_id.incarnation}/{push_id.sequence}"

@@ -1,6 +1,6 @@
 """Recomputes a history's variables from the same contributions in the same order, and compares digests. Knows the server's core.
 
-The values that an epoch began with are those that an earlier one had at that step, as computed here, and never what a file said.
+An epoch that continues an earlier one begins with the earlier one's values as recomputed here, never with those of a checkpoint file.
 """
 
 from collections.abc import Callable
@@ -26,13 +26,13 @@ Wanted = tuple[int, int]
 
 @light_dataclass(slots=True)
 class _Snapshot:
-    """All variables of a cluster at one step, with all that belongs to them, whole, by name and part; and the numbers by shard."""
+    """All variables, slots and averages of a cluster at one step, whole, by name and part; and each shard's hidden state."""
 
     arrays: dict[tuple[str, str], Array] = field(default_factory=dict)
     states: dict[int, HiddenState] = field(default_factory=dict)
 
     def state_of(self, shard: int) -> HiddenState:
-        """Returns the numbers for a shard: its own, and those of the optimizers that only others had."""
+        """Returns a shard's hidden state, with the powers of optimizers that only other shards had."""
         powers: dict[str, tuple[float, ...]] = {}
         for _, state in sorted(self.states.items(), key=lambda item: (item[0] != shard, item[0])):
             powers = {**state.powers, **powers}
@@ -41,7 +41,7 @@ class _Snapshot:
 
 @light_dataclass(slots=True)
 class Recomputed:
-    """How many steps of servers were computed again, and what was found."""
+    """The number of server steps that were recomputed, and the problems found."""
 
     num_steps: int = 0
     problems: list[str] = field(default_factory=list)
@@ -49,11 +49,11 @@ class Recomputed:
 
 
 def recompute(facts: Facts, *, on_step: Callable[[], None] = lambda: None) -> Recomputed:
-    """Computes all values of all epochs again. Takes about as long as the servers took. `on_step`: is called after each of their steps."""
+    """Recomputes all values of all epochs. Takes about as long as the servers took. `on_step` is called after each of their steps."""
     result = Recomputed()
     wanted = {(life.from_epoch, life.spec.initial_step) for life in facts.lives.values() if life.from_epoch is not None}
     snapshots: dict[Wanted, _Snapshot] = {}
-    # What a standby came back with, its other server had reached before.
+    # In this order, the other server has reached the values that a returning standby begins with.
     for (epoch, *_), life in sorted(facts.lives.items(), key=lambda item: (item[0][0], item[1].spec.initial_step, item[0])):
         try:
             _Replica(facts, life, epoch, snapshots).replay(result, wanted, on_step)
@@ -68,7 +68,7 @@ class _Replica:
         self._model = ShardModel(life.spec, budget=MemoryBudget(None, owner="audit"))
 
     def replay(self, result: Recomputed, wanted: set[Wanted], on_step: Callable[[], None]) -> None:
-        """Goes through the life of one shard; keeps what later epochs begin with."""
+        """Recomputes one life of a shard, and keeps the values that later epochs begin with."""
         life, epoch = self._life, self._epoch
         if life.arrived:
             result.skipped.append(f"ps {life.shard} epoch {epoch}: contributions were applied on arrival, in an unknown order")
@@ -132,7 +132,7 @@ class _Replica:
     def _stage(self, push_id: PushId) -> None:
         part = self._facts.parts.get((self._epoch, push_id), {}).get(self._life.shard)
         if part is None:
-            return  # the books say so
+            return  # `check_books` reports it
         inbox, step = self._model.inbox, self._model.step
         contribution = inbox.open(part.header, current_step=step)
         memory = inbox.begin_write(contribution)

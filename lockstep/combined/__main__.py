@@ -1,9 +1,9 @@
-"""`python -m lockstep.combined`: a parameter server and the chief in one process. Understands its flags; decides nothing.
+"""`python -m lockstep.combined`: a parameter server and the chief in one process. Parses its flags; decides nothing.
 
     python -m lockstep.combined --index 0 FLAGS OF THE PARAMETER SERVER --with-chief FLAGS OF THE CHIEF
 
-In the chief's --ps, the word "self" means this parameter server, at its index; without --ps there is no other one. Both roles serve at
-addresses of their own, and end together: as the chief does when it is alone.
+In the chief's --ps, the word "self" stands for this parameter server, at its index; without --ps there is no other one. Each role serves at
+an address of its own. Both end together, when a chief in a process of its own would end.
 """
 
 import asyncio
@@ -33,7 +33,7 @@ _SELF = "self"
 _EXIT_USAGE = 2
 # Stands for the server's own address before it has one.
 _NOWHERE = "unix:/address-not-known-yet"
-# Of the two roles, these are the parameter server's alone; the chief has flags for its own.
+# These variables apply to the parameter server only; the chief takes flags instead.
 _OF_PS = ("LOCKSTEP_ADDRESS", "LOCKSTEP_METRICS", "TF_CONFIG")
 
 
@@ -49,11 +49,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         with logging_to_stderr(log_format), ending_without_memory():
             config = parse_ps_config(words[:split], environment=os.environ)
             settings_at = partial(_chief_config, words[split + 1 :], config)
-            # Now, or it would only be found out when half of it runs.
+            # Checked now, so that a mistake is reported before either role runs.
             its_chief = settings_at(_NOWHERE)
             enable_failpoints(os.environ, is_enabled=config.enable_failpoints or its_chief.enable_failpoints)
             library.expect_workers(its_chief.coordination.num_workers)
-            # Not before: it imports grpc.
+            # Imported late, because it imports grpc.
             with importing_for_good():
                 from lockstep.combined.server import serve
 
@@ -66,7 +66,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _chief_config(words: Sequence[str], ps: ParameterServerConfig, address: str) -> ChiefConfig:
     """Returns the chief's configuration beside a parameter server that serves at `address`. Raises InvalidSpec."""
     environment = os.environ
-    # "--ps=self" is "--ps self": what is looked for below, and must not be given twice.
+    # "--ps=self" means "--ps self": the code below looks for flags as separate words.
     flags = [part for word in words for part in (word.split("=", 1) if word.startswith("--") else [word])]
     if "--cluster" not in flags:
         flags += ["--cluster", ps.cluster]

@@ -1,4 +1,4 @@
-"""A parameter server and the chief in one process, as servers: how they reach each other, and how they end together. Decides nothing."""
+"""Runs a parameter server and the chief in one process: links one to the other, and ends them together. Decides nothing."""
 
 import asyncio
 import signal
@@ -29,36 +29,36 @@ from ps_protocol.security.permissions import CallerRole
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 
-# A parameter server of this process, as a chief uses it: straight over its store, without a wire.
+# The chief's link to the parameter server of this process: calls its store directly, without a network.
 #
-# What may take long runs in a thread, so that the chief goes on hearing its workers meanwhile. Nothing can get lost on the way, so no call
-# needs a deadline.
+# Calls that may take long run in a thread, so that the chief keeps serving its workers. No message can be lost, so no call needs a
+# deadline.
 
 
 Result = TypeVar("Result")
 
-# One for the step under way, and one for a look at the shard meanwhile.
+# One thread for the step under way, and one for other calls meanwhile.
 _NUM_THREADS = 2
 
 
 class StoreLink:
-    """Implements the chief's ShardLink over a server that has started. Belongs to the event loop that it is used in."""
+    """Implements the chief's ShardLink over a started server. Use it in one event loop only."""
 
     def __init__(self, server: ParameterServer, *, identity: Identity) -> None:
         self._server = server
         self._store = server.shard
         self._identity = identity
         self._threads = ThreadPoolExecutor(_NUM_THREADS, thread_name_prefix="chief-shard")
-        # For what waits until a checkpoint is written or read: steps go on meanwhile.
+        # For calls that wait until a checkpoint is written or read: steps continue meanwhile.
         self._waiting = ThreadPoolExecutor(1, thread_name_prefix="chief-checkpoint")
 
     @property
     def address(self) -> str:
-        """Where others reach it."""
+        """The address at which others reach the server."""
         return self._server.address
 
     def open_caller(self) -> BlockingCaller:
-        """Returns the way for threads."""
+        """Returns a caller for threads."""
 
         def apply_step(request: ApplyRequest) -> None:
             self._server.hear_chief()
@@ -67,7 +67,7 @@ class StoreLink:
         return BlockingCaller(apply_step, is_quick=lambda: self._store.is_quick, name=f"steps of ps {self._store.index}")
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
-        """Returns who is there."""
+        """Returns the server's identity and protocol version."""
         return HandshakeReply(identity=self._identity, version=PROTOCOL_VERSION, epoch=self._store.epoch, warning="")
 
     async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
@@ -76,7 +76,7 @@ class StoreLink:
         return await self._run(self._store.status)
 
     async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
-        """Puts the shard under a chief."""
+        """Puts the shard under this chief's command."""
         adopt = partial(self._store.adopt, fence, chief_address=chief_address, session_keys=session_keys)
         return await self._run(adopt)
 
@@ -89,7 +89,7 @@ class StoreLink:
         return await self._run(partial(self._store.save, request, max_wait_s=max_wait_s), is_long=True)
 
     async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
-        """Replaces what is there by a checkpoint's values."""
+        """Replaces the shard's values by a checkpoint's."""
         return await self._run(partial(self._store.restore, request, max_wait_s=max_wait_s), is_long=True)
 
     async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
@@ -101,7 +101,7 @@ class StoreLink:
         return await self._run(partial(self._store.prepare_step, request))
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
-        """Has the contributions averaged and the next step made."""
+        """Averages the contributions and makes the next step."""
         return await self._run(partial(self._store.apply_step, request))
 
     async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
@@ -109,7 +109,7 @@ class StoreLink:
         self._store.shutdown(fence, reason=reason)
 
     async def close(self) -> None:
-        """Ends the threads; the server goes on."""
+        """Ends the threads; the server keeps running."""
         self._threads.shutdown(wait=False)
         self._waiting.shutdown(wait=False)
 
@@ -119,9 +119,9 @@ class StoreLink:
 
 
 async def serve(config: ParameterServerConfig, settings_at: Callable[[str], ChiefConfig]) -> int:
-    """Returns the exit code: 0 after training, 1 if it failed. Raises PsError if one of the two cannot serve.
+    """Runs both roles to their end, and returns the exit code: 0 after training, 1 if it failed. Raises PsError if a role cannot serve.
 
-    `settings_at` returns the chief's settings, once it is known where the parameter server listens.
+    `settings_at` returns the chief's settings for the address at which the parameter server listens.
     """
     server = ParameterServer(config)
     try:

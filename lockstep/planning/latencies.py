@@ -1,4 +1,4 @@
-"""How long workers compute: distributions with a name and numbers, or measured times. Draws numbers; knows no cluster, clock or file."""
+"""Computing times of workers: named distributions with parameters, or measured times. Draws numbers; knows no cluster, clock or file."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -78,7 +78,7 @@ class LogNormal:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShiftedExponential:
-    """At least `least_s`, and an exponential time with the mean `extra_s` on top."""
+    """`least_s` plus an exponential time with the mean `extra_s`."""
 
     least_s: float
     extra_s: float
@@ -104,7 +104,7 @@ class ShiftedExponential:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class WithStragglers:
-    """As `usual`, but each computation takes `factor` times as long with `probability`, whichever worker it is of."""
+    """The times of `usual`, but each computation of any worker takes `factor` times as long with `probability`."""
 
     usual: Latency
     probability: float
@@ -132,7 +132,10 @@ class WithStragglers:
 
 
 class Measured:
-    """Times of a trace, drawn at random from the worker's own. With more workers than the trace has, these come again from the first on."""
+    """Times of a trace: each worker draws at random from its own.
+
+    If there are more workers than in the trace, the trace's workers are reused in order.
+    """
 
     def __init__(self, times: Mapping[int, Sequence[float]]) -> None:
         if not times or not all(times.values()):

@@ -1,4 +1,4 @@
-"""Which number of backup workers pays: simulates several, compares, recommends. Knows no file, terminal or network."""
+"""Recommends a number of backup workers: simulates several numbers and compares them. Knows no file, terminal or network."""
 
 import dataclasses
 import math
@@ -10,14 +10,14 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import DEFAULT_POLICY
 
-# A backup worker more must gain more than this, or than the error of the simulation.
+# More backup workers must gain more than this share, and more than the error of the simulation.
 _LEAST_GAIN = 0.005
-_CONTRIBUTIONS = 20_000  # that are simulated for each number of backups, about
+_CONTRIBUTIONS = 20_000  # roughly how many are simulated for each number of backups
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """What is to be planned: either all workers there are (T) or the contributions that a step needs (R) are given; b is T - R."""
+    """The question to plan for: either the number of workers (T) or the contributions that a step needs (R) is given; b is T - R."""
 
     latency: Latency
     costs: Costs = dataclasses.field(default_factory=Costs)
@@ -41,17 +41,17 @@ class Question:
 
     @property
     def size(self) -> int:
-        """The number that is given."""
+        """The given number, T or R."""
         return self.num_workers or self.num_required or 0
 
     @property
     def size_text(self) -> str:
-        """What is given, in words."""
+        """The given number, in words."""
         return f"{self.num_workers} workers" if self.num_workers else f"{self.num_required} contributions a step"
 
     @property
     def candidates(self) -> list[int]:
-        """The numbers of backup workers that are compared, 0 among them: those given, or some up to a fifth."""
+        """The numbers of backup workers to compare, always with 0: those given, or some up to a fifth of the workers."""
         if self.backups:
             return sorted({0, *self.backups})
         few = range(9) if self.size < 1000 else (0, 1, 2, 4, 8)
@@ -67,7 +67,7 @@ class Question:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Plan:
-    """What was found. `rows`: one for each number of backups, from 0 on; `compared`: other policies with the same workers."""
+    """The result of a plan. `rows`: one for each number of backups, from 0 on; `compared`: other policies with the same workers."""
 
     question: Question
     rows: tuple[SimulationResult, ...]
@@ -75,20 +75,20 @@ class Plan:
 
     @property
     def best(self) -> SimulationResult:
-        """The recommended row: the fewest backups with which a worker gets as much done as with any number, but for the error."""
+        """The recommended row: the fewest backups whose efficiency equals the best one within the simulation's error."""
         most = max(self.rows, key=lambda row: row.efficiency)
         tolerance = max(_LEAST_GAIN, most.step_error_s / most.step_s)
         return next(row for row in self.rows if row.efficiency >= most.efficiency * (1 - tolerance))
 
     @property
     def shortest(self) -> SimulationResult:
-        """The row with the shortest mean step, but for the error."""
+        """The row with the shortest mean step, within the simulation's error."""
         least = min(self.rows, key=lambda row: row.step_s)
         tolerance = max(_LEAST_GAIN, least.step_error_s / least.step_s)
         return next(row for row in self.rows if row.step_s <= least.step_s * (1 + tolerance))
 
     def speed(self, row: SimulationResult) -> float:
-        """Returns contributions a second and worker, relative to no backups: t(0) / t(b) · R / (R + b) where R is given."""
+        """Returns contributions per second and worker, relative to no backups: t(0) / t(b) · R / (R + b) where R is given."""
         return row.efficiency / self.rows[0].efficiency
 
     def as_fields(self) -> dict[str, object]:
@@ -107,7 +107,7 @@ class Plan:
 
 
 def make_plan(question: Question) -> Plan:
-    """Simulates all candidates and returns what was found; takes some seconds."""
+    """Simulates all candidates and returns the results; takes some seconds."""
     rows = tuple(_simulate(question, DEFAULT_POLICY, backups) for backups in question.candidates)
     return Plan(question=question, rows=rows, compared=tuple(_simulate(question, policy, 0) for policy in question.compared))
 

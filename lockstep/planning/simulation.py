@@ -1,6 +1,6 @@
 """Simulates training with any number of workers: the chief's own coordinator, driven by simulated time. No thread, clock or network.
 
-The coordinator gets the events that real workers and servers would send, and decides as always; only durations are simulated.
+The coordinator is the real one and gets the events that real workers and servers would send; only durations are simulated.
 """
 
 import gc
@@ -57,8 +57,8 @@ class SharedLink:
 
     def __init__(self, *, alone_s: float) -> None:
         self._alone_s = alone_s
-        self._ends: deque[tuple[float, int]] = deque()  # the work done when each ends, and which transfer it is
-        self._done = 0.0  # the work done for a transfer that never pauses
+        self._ends: deque[tuple[float, int]] = deque()  # of each transfer: the value of `_done` at which it ends, and its number
+        self._done = 0.0  # seconds of exclusive use that a transfer under way since the beginning would have had
         self._at = 0.0
 
     def start(self, transfer: int, *, now: float) -> None:
@@ -71,10 +71,10 @@ class SharedLink:
         return self._at + (self._ends[0][0] - self._done) * len(self._ends) if self._ends else None
 
     def pop_end(self, *, now: float) -> int:
-        """Takes out the transfer that ends now, which is that of `next_end`."""
+        """Removes and returns the transfer that ends now, the one of `next_end`."""
         self._pass_time(now)
         end, transfer = self._ends.popleft()
-        self._done = end  # exactly, whatever was rounded on the way
+        self._done = end  # exact: no rounding error is carried over
         return transfer
 
     def _pass_time(self, now: float) -> None:
@@ -84,24 +84,24 @@ class SharedLink:
 
 
 class Clock(Protocol):
-    """Time as a number, and what is to happen at some time."""
+    """Simulated time, and actions scheduled in it."""
 
     @property
     def now(self) -> float:
         """The time, in seconds."""
 
     def later(self, delay_s: float, what: Callable[[int], None], whose: int) -> None:
-        """Has something happen; at once if there is no delay."""
+        """Calls `what` with `whose` after a delay; at once if there is none."""
 
 
 class Transfers:
-    """Transfers over one shared link, by a clock; `then` is what happens when one has ended, with the number that it was started with."""
+    """Transfers over one shared link. Calls `then` with a transfer's number when the transfer ends."""
 
     def __init__(self, clock: Clock, *, alone_s: float, then: Callable[[int], None]) -> None:
         self._clock = clock
         self._link = SharedLink(alone_s=alone_s) if alone_s else None
         self._then = then
-        self._has_look_planned = False
+        self._is_check_scheduled = False
 
     def start(self, transfer: int) -> None:
         """Begins a transfer; without a duration it ends at once."""
@@ -109,29 +109,29 @@ class Transfers:
             self._then(transfer)
             return
         self._link.start(transfer, now=self._clock.now)
-        # A transfer that begins makes all others longer, so a look that is planned comes too early, never too late.
-        if not self._has_look_planned:
-            self._plan_look(self._link)
+        # A new transfer delays the end of all others, so a check that is scheduled already comes too early, never too late.
+        if not self._is_check_scheduled:
+            self._schedule_check(self._link)
 
-    def _plan_look(self, link: SharedLink) -> None:
+    def _schedule_check(self, link: SharedLink) -> None:
         end = link.next_end()
-        self._has_look_planned = end is not None
+        self._is_check_scheduled = end is not None
         if end is not None:
-            self._clock.later(max(_LEAST_S, end - self._clock.now), self._look, 0)
+            self._clock.later(max(_LEAST_S, end - self._clock.now), self._check_end, 0)
 
-    def _look(self, _: int) -> None:
+    def _check_end(self, _: int) -> None:
         link, now = self._link, self._clock.now
         if link is None or (end := link.next_end()) is None:
             return
         if end > now * _ROUNDING + _LEAST_S:
-            self._plan_look(link)
+            self._schedule_check(link)
             return
         transfer = link.pop_end(now=now)
-        self._plan_look(link)
+        self._schedule_check(link)
         self._then(transfer)
 
 
-# What a simulated training cost: step times, efficiency, dropped work, staleness. Makes figures of counts; runs nothing.
+# Figures of a simulated training, made from counts: step times, efficiency, dropped work, staleness. Runs nothing.
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,9 +146,9 @@ class Moment:
 class SimulationResult:
     """Figures of the measured steps, times in seconds.
 
-    `step_s` is the mean, `step_error_s` its standard error (of steps one after the other, in batches). `accepted_per_s`: contributions that
-    became a part of a step. `efficiency`: their rate, divided by that of workers that never wait and lose nothing. `dropped`: the share of
-    contributions that became no part of a step, as late or stale. Staleness is that of contributions that were not dropped.
+    `step_s` is the mean, `step_error_s` its standard error (by batch means, since successive steps are correlated). `accepted_per_s`:
+    contributions accepted per second. `efficiency`: that rate, divided by the rate of workers that never wait and lose nothing. `dropped`:
+    the share of contributions that were dropped as late or stale. Staleness is that of accepted contributions.
     """
 
     policy: str
@@ -167,14 +167,14 @@ class SimulationResult:
 
     @property
     def num_backups(self) -> int:
-        """Workers beyond those that a step needs; of use for the policy sync only."""
+        """Workers beyond the contributions that a step needs; meaningful for the policy sync only."""
         return self.num_workers - self.num_required
 
 
 def result_of(
     start: Moment, end: Moment, *, step_times: Sequence[float], stalenesses: Sequence[int], ideal_per_s: float
 ) -> SimulationResult:
-    """Returns the figures of what happened between two moments; `step_times` begins with that of the first."""
+    """Returns the figures of the time between two moments; `step_times` begins with the time of the first."""
     before, after, duration_s = start.status, end.status, end.now - start.now
     durations = np.diff(np.asarray(step_times, np.float64))
     num_required = after.replicas_to_aggregate
@@ -200,7 +200,7 @@ def result_of(
 
 
 def _standard_error(durations: np.ndarray) -> float:
-    """Of the mean of values that depend on those before them: by the means of up to 20 batches."""
+    """Returns the standard error of the mean of correlated values, by the means of up to 20 batches."""
     num_batches = min(20, len(durations) // 2)
     if num_batches < 2:
         return 0.0
@@ -212,8 +212,8 @@ def _standard_error(durations: np.ndarray) -> float:
 MAX_WORKERS = 10_000
 _LEASE_S = MAX_LEASE_S  # simulated workers do not die, and send no heartbeats
 _MAX_WAIT_S = 20.0
-_NUM_DRAWN = 32  # computing times that are drawn at once
-_SETUP_CALL = MAX_WORKERS  # calls of workers have the workers' numbers
+_NUM_DRAWN = 32  # computing times drawn per call
+_SETUP_CALL = MAX_WORKERS  # calls of workers are numbered by worker index
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,7 +248,7 @@ def simulate(
     num_warm_up: int = 10,
     seed: int = 0,
 ) -> SimulationResult:
-    """Returns what training would cost; the same arguments give the same result.
+    """Simulates a training and returns its figures; the same arguments give the same result.
 
     `num_required`: R of the policy sync (None: as many as workers). A round is a step of R contributions under sync, and as many
     contributions as there are workers otherwise; the first `num_warm_up` are not measured. Worker w computes the same times in every run
@@ -263,7 +263,7 @@ def simulate(
     if policy.applies_on_arrival:
         raise InvalidSpec(f"policy {policy.text}: without locking, nothing waits for anything, so there is nothing to simulate")
     steps_per_round = num_workers if policy.accepts_stale else 1
-    with _no_search_for_cycles():
+    with _without_garbage_collector():
         simulation = _Simulation(
             policy=policy, num_workers=num_workers, num_required=num_required, latency=latency, costs=costs or Costs(), seed=seed
         )
@@ -271,8 +271,11 @@ def simulate(
 
 
 @contextmanager
-def _no_search_for_cycles() -> Iterator[None]:
-    """With ten thousand workers, the garbage collector would take a quarter of the time, and a run makes few cycles."""
+def _without_garbage_collector() -> Iterator[None]:
+    """Turns the garbage collector off within the block.
+
+    With ten thousand workers it would take a quarter of the time, and a run makes few cycles.
+    """
     was_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -283,7 +286,7 @@ def _no_search_for_cycles() -> Iterator[None]:
 
 
 class _Worker:
-    """One worker: who it is, the variables that it has, and the times that it will compute."""
+    """One worker: its identity, the step of its variables, and its next computing times."""
 
     __slots__ = ("index", "local_step", "participant", "random", "request_id", "sequence", "times", "token")
 
@@ -307,8 +310,8 @@ class _Simulation:
         self._step_times: list[float] = []
         self._stalenesses: list[int] = []
         self._setup_reply: ev.Answer = None
-        self._out = Transfers(self, alone_s=costs.send_s, then=self._compute)
-        self._in = Transfers(self, alone_s=costs.receive_s, then=self._received)
+        self._sends = Transfers(self, alone_s=costs.send_s, then=self._compute)
+        self._receives = Transfers(self, alone_s=costs.receive_s, then=self._received)
         config = CoordinationConfig(
             policy=policy, total_num_replicas=num_workers, replicas_to_aggregate=num_required, lease_s=_LEASE_S, ledger_size=1
         )
@@ -316,8 +319,8 @@ class _Simulation:
             config=config, shard_addresses=["simulated:1"], now=0.0, has_successors=False, new_life=lambda: 1, session_key=b""
         )
         empty = ShardStatus(shard=0, process_incarnation=1, fence=NOBODY, step=None, report=ShardReport())
-        self._tell(ShardsFound(statuses=(empty,)))
-        self._tell(ev.ShardAdopted(shard=0, process_incarnation=1))
+        self._handle(ShardsFound(statuses=(empty,)))
+        self._handle(ev.ShardAdopted(shard=0, process_incarnation=1))
         self._workers = [self._join(index, seed) for index in range(num_workers)]
         self._begin()
 
@@ -327,7 +330,7 @@ class _Simulation:
         return self._now
 
     def later(self, delay_s: float, what: Callable[[int], None], whose: int) -> None:
-        """Has something happen; at once if there is no delay."""
+        """Calls `what` with `whose` after a delay; at once if there is none."""
         if delay_s <= 0:
             what(whose)
             return
@@ -335,7 +338,7 @@ class _Simulation:
         heapq.heappush(self._queue, (self._now + delay_s, self._num_queued, what, whose))
 
     def run(self, *, num_warm_up: int, num_steps: int) -> SimulationResult:
-        """Lets workers work until so many steps are applied."""
+        """Runs until `num_steps` steps after the warm-up are applied, and returns their figures."""
         for worker in self._workers:
             self._released(worker.index)
         self._run_to(num_warm_up)
@@ -355,7 +358,7 @@ class _Simulation:
             when, _, what, whose = heapq.heappop(queue)
             while (due := coordinator.next_deadline()) is not None and due < when:
                 self._now = max(self._now, due)
-                self._tell(ev.TimerFired())
+                self._handle(ev.TimerFired())
             self._now = when
             what(whose)
 
@@ -366,7 +369,7 @@ class _Simulation:
 
     def _join(self, index: int, seed: int) -> _Worker:
         request = RegisterRequest(kind=ParticipantKind.WORKER, index=index, host="", pid=0, request_id=index)
-        registration = self._ask_to_join(request)
+        registration = self._setup(request)
         assert isinstance(registration, Registration)
         return _Worker(registration.participant, seed=seed)
 
@@ -375,17 +378,17 @@ class _Simulation:
         optimizer = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
         model = ModelSpec(variables=(variable,), optimizer=optimizer, placement=PlacementPolicy())
         first = self._workers[0].participant
-        reply = self._ask_to_join(RegisterModelRequest(participant=first, model=model, max_wait_s=_MAX_WAIT_S))
+        reply = self._setup(RegisterModelRequest(participant=first, model=model, max_wait_s=_MAX_WAIT_S))
         assert isinstance(reply, ModelReply)
-        self._ask_to_join(CompleteInitializationRequest(participant=first, attempt=reply.attempt))
+        self._setup(CompleteInitializationRequest(participant=first, attempt=reply.attempt))
 
-    def _ask_to_join(self, request: Request[Any]) -> ev.Answer:
-        self._tell(ev.Asked(call=_SETUP_CALL, request=request))
+    def _setup(self, request: Request[Any]) -> ev.Answer:
+        self._handle(ev.Asked(call=_SETUP_CALL, request=request))
         return self._setup_reply
 
     # -- the coordinator
 
-    def _tell(self, event: ev.Event) -> None:
+    def _handle(self, event: ev.Event) -> None:
         for instruction in self._coordinator.handle(event, self._now):
             match instruction:
                 case ev.Reply(call=call, value=TokenReply() as reply):
@@ -397,11 +400,11 @@ class _Simulation:
                 case ev.ApplyStep(step=step):
                     self.later(self._costs.apply_s, self._applied, step)
                 case ev.ConfigureShards(settings=settings):
-                    self._tell(ev.ShardsConfigured(version=settings.version))
+                    self._handle(ev.ShardsConfigured(version=settings.version))
 
     def _applied(self, step: int) -> None:
         self._step_times.append(self._now)
-        self._tell(ev.StepApplied(step=step))
+        self._handle(ev.StepApplied(step=step))
 
     # -- one contribution, from token to token
 
@@ -410,7 +413,7 @@ class _Simulation:
         if reply.commit is not None and reply.commit.outcome is PushOutcome.ACCEPTED:
             self._stalenesses.append(reply.commit.staleness)
         if reply.result is TokenResult.WAIT:
-            self._ask(worker, None)
+            self._request_token(worker, None)
         elif reply.result is TokenResult.TOKEN:
             worker.token = reply.step
             self.later(self._costs.calls_s / 2, self._released, index)
@@ -418,13 +421,13 @@ class _Simulation:
     def _released(self, index: int) -> None:
         worker = self._workers[index]
         worker.local_step = self._coordinator.global_step if self._reads_latest else worker.token
-        self._out.start(index)
+        self._sends.start(index)
 
     def _compute(self, index: int) -> None:
         worker = self._workers[index]
         if not worker.times:
             worker.times = self._latency.draw(worker.random, _NUM_DRAWN, worker=index).tolist()
-        self.later(worker.times.pop(), self._in.start, index)
+        self.later(worker.times.pop(), self._receives.start, index)
 
     def _received(self, index: int) -> None:
         self.later(self._costs.calls_s / 2, self._contribute, index)
@@ -434,9 +437,9 @@ class _Simulation:
         worker.sequence += 1
         worker.request_id += 1
         push_id = PushId(worker=index, incarnation=worker.participant.incarnation, sequence=worker.sequence)
-        self._ask(worker, PushCommit(push_id=push_id, step=worker.local_step, staged=True))
+        self._request_token(worker, PushCommit(push_id=push_id, step=worker.local_step, staged=True))
 
-    def _ask(self, worker: _Worker, commit: PushCommit | None) -> None:
+    def _request_token(self, worker: _Worker, commit: PushCommit | None) -> None:
         request = DequeueTokenRequest(
             participant=worker.participant,
             local_step=worker.token,
@@ -444,4 +447,4 @@ class _Simulation:
             max_wait_s=_MAX_WAIT_S,
             commit=commit,
         )
-        self._tell(ev.Asked(call=worker.index, request=request))
+        self._handle(ev.Asked(call=worker.index, request=request))

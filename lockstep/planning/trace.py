@@ -1,4 +1,4 @@
-"""A trace: how long each worker computed for each step; read, written, or taken from statuses. Knows no chief and no file."""
+"""Traces of computing times by worker and step: reading, writing, and recording from statuses. Knows no chief and no file."""
 
 import csv
 import json
@@ -10,7 +10,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterStatus, ParticipantKind, ParticipantStatus
 
-# A trace: how long each worker computed for each step, as CSV or JSON lines.
+# Reading and writing traces: CSV or JSON lines with how long each worker computed for each step.
 
 
 HEADER = "worker,step,seconds"
@@ -20,7 +20,7 @@ _MAX_ROWS = 10_000_000
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class TraceRow:
-    """One computation: by which worker, from the variables of which step, and how long it took."""
+    """One computation: its worker, the step of its variables, and its duration."""
 
     worker: int
     step: int
@@ -35,7 +35,7 @@ class TraceRow:
 def parse_trace(lines: Iterable[str], *, name: str) -> Iterator[TraceRow]:
     """Yields the rows of a trace: CSV with a heading, or one JSON object a line; other columns are ignored.
 
-    Raises InvalidSpec, which names the line, with `name` for the file.
+    Raises InvalidSpec, which names the file as `name`, and the line.
     """
     numbered = ((number, line) for number, line in enumerate(lines, 1) if line.strip())
     first = next(numbered, None)
@@ -118,25 +118,25 @@ def _number(given: object) -> float:
 
 # Computing times of a running cluster, from consecutive statuses of its chief.
 #
-# The chief doesn't know when a worker computes. But it counts each worker's contributions, and says when the open step was opened: the
-# workers that had given theirs began then. So a time runs from there to the status that first counts the contribution, and has reading and
-# pushing in it. What is not certain is left out.
+# The chief does not know when a worker computes. But it counts each worker's contributions, and reports when the open step was opened: that
+# is when the workers that had contributed to the previous step began. So a time runs from there to the status that first counts the
+# contribution, and includes reading and pushing. Uncertain times are left out.
 
 
 @light_dataclass(slots=True, kw_only=True)
 class _Seen:
-    """One incarnation of a worker: its counts, and since when it computes from the variables of `step` (None: unknown, or it waits)."""
+    """The last status of one incarnation of a worker: its counts, and when it began to compute for `step` (None: unknown, or it waits)."""
 
     incarnation: int
     num_contributions: int
     num_stale: int
     began_at: float | None = None
     step: int = 0
-    waits_in: int | None = None  # step that it has contributed to
+    waits_in: int | None = None  # the step that it has contributed to
 
 
 class TraceRecorder:
-    """Derives computing times from statuses in order of time. Only under the policy sync with strict tokens."""
+    """Derives computing times from statuses, given in order of time. Only under the policy sync with strict tokens."""
 
     def __init__(self) -> None:
         self._workers: dict[int, _Seen] = {}
@@ -144,9 +144,9 @@ class TraceRecorder:
         self._last_step = 0
 
     def observe(self, status: ClusterStatus, *, at: float) -> list[TraceRow]:
-        """Returns the computations that have ended since the status before; `at` is any clock, in seconds.
+        """Returns the computations that have ended since the previous status; `at`: the time of the status by any clock, in seconds.
 
-        Raises InvalidSpec where workers don't begin when a step is opened.
+        Raises InvalidSpec if workers do not begin when a step is opened.
         """
         _check_strict(status)
         rows = []
@@ -157,16 +157,16 @@ class TraceRecorder:
             if seen is None or seen.incarnation != one.incarnation:
                 self._workers[one.index] = _first_seen(one, status)
                 continue
-            if (row := self._see(seen, one, status, at)) is not None:
+            if (row := self._row_of_change(seen, one, status, at)) is not None:
                 rows.append(row)
             if seen.waits_in is not None and status.global_step > seen.waits_in:
-                # It was let go when the step after its own was opened: the time is known if that is still the open one.
+                # It was released when the step after its own was opened: that time is known if that step is still open.
                 seen.began_at = at - status.step_age_s if status.global_step == seen.waits_in + 1 else None
                 seen.step, seen.waits_in = status.global_step, None
         self._last_at, self._last_step = at, status.global_step
         return rows
 
-    def _see(self, seen: _Seen, one: ParticipantStatus, status: ClusterStatus, at: float) -> TraceRow | None:
+    def _row_of_change(self, seen: _Seen, one: ParticipantStatus, status: ClusterStatus, at: float) -> TraceRow | None:
         is_stale, num_new = one.num_stale > seen.num_stale, _count(one) - seen.num_contributions
         if not num_new:
             return None

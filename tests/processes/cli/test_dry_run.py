@@ -47,7 +47,7 @@ def test_the_one_worker_of_a_dry_run_gets_all_of_the_data_that_it_divides(tmp_pa
         (f"{BEGIN}    {MODEL}\n    session.read()", "it made no step: call session.step()"),
         (
             f"{BEGIN}    {MODEL}\n    while True: session.step({{'w': np.ones(4)}})",
-            "it went on after the last step: look at session.is_finished",
+            "it continued after the last step: check session.is_finished",
         ),
         (
             f"{BEGIN}    {MODEL}\n    session.step({{'w': np.full(4, np.nan)}})",

@@ -145,7 +145,7 @@ def test_servers_that_disagree_on_a_step_are_found(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("outcome", "applied_step", "words"),
-    [("ACCEPTED", 3, "accepted for step 3, and is in step 2"), ("STALE", None, "said to be STALE, and is in step 2")],
+    [("ACCEPTED", 3, "accepted for step 3, and is in step 2"), ("STALE", None, "reported as STALE, and is in step 2")],
 )
 def test_answer_that_was_not_kept_is_found(tmp_path: Path, outcome: str, applied_step: int | None, words: str) -> None:
     history = _trained(tmp_path)
