@@ -1,7 +1,7 @@
-"""The subcommands of `lockstep`: their arguments, and what they print. Everything about terminals is here; nothing is decided.
+"""The subcommands of `lockstep`: their arguments and their output. Knows terminals; decides nothing.
 
 Must not know how training works: they ask a chief, or a launcher. `clusters` starts, changes and ends clusters; `watch` shows what a
-cluster does; `files` works on what a cluster has written or needs; `advice` says what to do before a training. All share `access` (how a
-command finds the chief, and fails), `formatting` (how values are written) and `progress` (of long work). Only the module of the wanted
-subcommand is imported: see `lockstep/__main__.py`.
+cluster does; `files` works on what a cluster has written or needs; `advice` says what to do before a training. All share `access` (finding
+the chief, and errors), `formatting` (values as text and JSON) and `progress` (of long work). Only the module of the requested subcommand is
+imported: see `lockstep/__main__.py`.
 """

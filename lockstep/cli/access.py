@@ -1,4 +1,4 @@
-"""How a command reaches a chief that may not be there, and how a command fails. Knows the chief's client; renders nothing."""
+"""Connects a command to the chief, and defines how a command fails. Knows the chief's client; renders nothing."""
 
 import argparse
 import os
@@ -14,7 +14,7 @@ from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.permissions import CallerRole
 
-# A person waits for the answer: an absent chief must be reported within two seconds.
+# A user waits for the answer, so an absent chief must be reported within two seconds.
 CONNECT_TIMEOUT_S = 1.5
 
 
@@ -27,11 +27,11 @@ class CommandFailed(Exception):
 
 
 class ChiefAbsent(CommandFailed):
-    """There is no chief to talk to; the text says what to do."""
+    """No chief answers; the text says what to do."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments that say which chief is meant."""
+    """Adds the arguments that name the chief."""
     options.add_options(parser, options.options_of(options.CALLER))
 
 
@@ -49,7 +49,7 @@ def _only_local() -> LocalEntry:
 
 
 def _without_chief(address: str) -> str:
-    """Says what it means that no chief answers at an address."""
+    """Returns a likely reason why no chief answers at an address, and what to do."""
     parsed = parse_address(address)
     launched = next((one for one in local_clusters() if one.chief == address), None)
     if launched is not None:
@@ -71,7 +71,7 @@ def chief_of(arguments: argparse.Namespace) -> Iterator[GrpcChief]:
 
 @contextmanager
 def chief_and_access_of(arguments: argparse.Namespace) -> Iterator[tuple[GrpcChief, Access]]:
-    """As `chief_of`, and how its parameter servers are called."""
+    """Connects as `chief_of` does; also yields the access options for its parameter servers."""
     given = Given(vars(arguments), os.environ)
     address = given[options.CHIEF_ADDRESS] or _only_local().chief
     try:

@@ -1,4 +1,4 @@
-"""How values are written for a person or as JSON: tables, sizes, durations, text from the network. Pure: knows no terminal, no status."""
+"""Formats values as text or JSON: tables, sizes, durations, text from the network. Pure: knows no terminal and no status."""
 
 import dataclasses
 import enum
@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 
 def table(rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> str:
-    """Lays out rows, the first of them the heading; columns are aligned right but for those in `left`."""
+    """Returns a table as text. The first row is the heading; columns are right-aligned, except those in `left`."""
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]))]
     lines = (
         "  ".join(
@@ -18,7 +18,7 @@ def table(rows: Sequence[Sequence[str]], *, left: Sequence[int] = ()) -> str:
 
 
 def bytes_text(count: int) -> str:
-    """Says a number of bytes in the unit that suits it."""
+    """Returns a number of bytes in the unit that suits it."""
     size, units = float(count), ["B", "KiB", "MiB", "GiB", "TiB"]
     while size >= 1024 and len(units) > 1:
         size, units = size / 1024, units[1:]
@@ -26,7 +26,7 @@ def bytes_text(count: int) -> str:
 
 
 def duration_text(seconds: float) -> str:
-    """Says a duration in the unit that suits it."""
+    """Returns a duration in the unit that suits it."""
     if seconds < 0.9995:
         return f"{seconds * 1000:.{1 if seconds < 0.01 else 0}f} ms"
     if seconds < 120:
@@ -35,17 +35,17 @@ def duration_text(seconds: float) -> str:
 
 
 def printable(text: str) -> str:
-    """Returns text that came over the network without what could move a terminal's cursor."""
+    """Returns text that came over the network without characters that could move a terminal's cursor."""
     return "".join(character if character.isprintable() else repr(character)[1:-1] for character in text)
 
 
 def printable_lines(lines: list[str]) -> str:
-    """Returns the lines without what could move a terminal's cursor."""
+    """Returns the lines without characters that could move a terminal's cursor."""
     return "\n".join(printable(line) for line in lines)
 
 
 def plain(value: object) -> object:
-    """Returns a value for JSON: a dataclass or a named tuple by its fields, enums in lower case."""
+    """Returns a value for JSON: a dataclass or a named tuple as a dict of its fields, enums in lower case."""
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         value = dataclasses.asdict(value)
     if isinstance(value, enum.Enum):

@@ -9,7 +9,7 @@ from typing import TextIO
 
 from lockstep.cli.formatting import bytes_text, duration_text
 
-# Nothing is said of what is over sooner.
+# Work that ends sooner shows no progress.
 _QUIET_S = 2.0
 _BAR_EVERY_S, _LINE_EVERY_S = 0.1, 5.0
 _PULSE_S = 0.5
@@ -18,9 +18,9 @@ _ERASE = "\r\x1b[K"
 
 
 class Progress:
-    """Says how far something is, on a stream that is not the command's output. Thread-safe.
+    """Shows the progress of some work on a stream other than the command's output. Thread-safe.
 
-    `what`: for example "verifying step-000000400". `words`: how a number is said.
+    `what`: the work, for example "verifying step-000000400". `words`: formats a number.
     """
 
     def __init__(
@@ -36,36 +36,36 @@ class Progress:
         self._is_terminal = self._stream.isatty()
         self._lock = threading.Lock()
         self._began, self._done, self._total = clock(), 0, 0
-        self._say_at = self._began + _QUIET_S
+        self._show_at = self._began + _QUIET_S
         self._has_bar = False
 
     def advance(self, number: int, *, total: int) -> None:
-        """So much more of `total` is done (0: it is not known how much there is)."""
+        """Notes that `number` more of `total` is done (0: the total is unknown)."""
         with self._lock:
             self._done += number
             self._total = total
-            self._say()
+            self._show()
 
-    def say_again(self) -> None:
-        """Says how far it is, if it is time to, though nothing more is done."""
+    def show_again(self) -> None:
+        """Shows the progress again if a new line or bar is due, although no more work is done."""
         with self._lock:
-            self._say()
+            self._show()
 
-    def _say(self) -> None:
+    def _show(self) -> None:
         now = self._clock()
-        if now < self._say_at:
+        if now < self._show_at:
             return
         text = self._text(now, self._total)
         if self._is_terminal:
-            self._say_at, self._has_bar = now + _BAR_EVERY_S, True
+            self._show_at, self._has_bar = now + _BAR_EVERY_S, True
             self._stream.write(f"{_ERASE}{text}")
         else:
-            self._say_at = now + _LINE_EVERY_S
+            self._show_at = now + _LINE_EVERY_S
             self._stream.write(f"{text}\n")
         self._stream.flush()
 
     def close(self) -> None:
-        """Takes the bar away; what the command says then stands in its place."""
+        """Removes the bar, so that the command's output takes its place."""
         if self._has_bar:
             self._stream.write(_ERASE)
             self._stream.flush()
@@ -77,21 +77,21 @@ class Progress:
             return f"{self._what}: {done}{duration_text(passed_s)}"
         part = min(1.0, self._done / total)
         left = f", about {duration_text(passed_s * (1.0 - part) / part)} left" if part > 0.0 else ""
-        far = f"{self._words(self._done)} of {self._words(total)} ({100 * part:.0f} %){left}"
+        progress = f"{self._words(self._done)} of {self._words(total)} ({100 * part:.0f} %){left}"
         if not self._is_terminal:
-            return f"{self._what}: {far}"
+            return f"{self._what}: {progress}"
         full = round(part * _BAR_WIDTH)
-        return f"{self._what} [{'█' * full}{'░' * (_BAR_WIDTH - full)}] {far}"
+        return f"{self._what} [{'█' * full}{'░' * (_BAR_WIDTH - full)}] {progress}"
 
 
 @contextmanager
 def pulsing(what: str, *, stream: TextIO | None = None) -> Iterator[Progress]:
-    """Shows within the block that something goes on, and how far it is, also while a single part of it takes long."""
+    """Shows the progress of some work within the block, also while a single part of it takes long."""
     progress, is_over = Progress(what, words="{:,}".format, stream=stream), threading.Event()
 
     def pulse() -> None:
         while not is_over.wait(_PULSE_S):
-            progress.say_again()
+            progress.show_again()
 
     thread = threading.Thread(target=pulse, name="progress", daemon=True)
     thread.start()
@@ -105,7 +105,7 @@ def pulsing(what: str, *, stream: TextIO | None = None) -> Iterator[Progress]:
 
 @contextmanager
 def shown(what: str, *, is_bytes: bool = False) -> Iterator[Progress]:
-    """Shows how far something is within the block."""
+    """Shows the progress of some work within the block."""
     progress = Progress(what, words=bytes_text if is_bytes else "{:,}".format)
     try:
         yield progress

@@ -1,4 +1,4 @@
-"""The handwritten digits of scikit-learn, a small network in plain NumPy that learns them, optimizers that suit it. Knows no cluster."""
+"""The handwritten digits of scikit-learn, a small network in plain NumPy that learns them, and suitable optimizers. Knows no cluster."""
 
 import importlib.util
 from collections.abc import Callable, Mapping
@@ -12,7 +12,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
 
-# The handwritten digits that come with scikit-learn: the split, each worker's part, each step's batch.
+# The data: the split into training and test examples, each worker's part, each step's batch.
 
 
 _NUM_TEST = 360
@@ -24,7 +24,7 @@ MISSING = "the handwritten digits come with scikit-learn, which is not installed
 
 
 class ExamplesMissing(Exception):
-    """scikit-learn is not there; the text says how to get it."""
+    """scikit-learn is not installed; the text says how to install it."""
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Examples:
         return type(self)(images=self.images[index::num_parts], labels=self.labels[index::num_parts])
 
     def batch(self, size: int, *, worker: int, step: int) -> Self:
-        """Draws a batch; the same worker and step always get the same one, so that a worker that is replaced goes on alike."""
+        """Draws a batch. The same worker and step always get the same one, so that a replacement continues as its predecessor would."""
         chosen = np.random.default_rng((worker, step)).integers(len(self.labels), size=size)
         return type(self)(images=self.images[chosen], labels=self.labels[chosen])
 
@@ -47,7 +47,7 @@ class Examples:
 def load_digits() -> Array:
     """Returns scikit-learn's digits as bytes, one example a row: 64 pixels from 0 to 16, then the digit. Raises ExamplesMissing.
 
-    Reads the file that lies in the package and leaves the package alone: it takes a second to import.
+    Reads the file in scikit-learn's directory without importing scikit-learn, which takes a second.
     """
     found = importlib.util.find_spec("sklearn")
     for place in (found.submodule_search_locations or ()) if found is not None else ():
@@ -58,7 +58,7 @@ def load_digits() -> Array:
 
 
 def split(rows: Array) -> tuple[Examples, Examples]:
-    """Returns examples to train on and examples to test with; the split is always the same."""
+    """Returns the training examples and the test examples; the split is always the same."""
     order = np.random.default_rng(_SPLIT_SEED).permutation(len(rows))
     train, test = (
         Examples(images=part[:, :_NUM_PIXELS] / np.float32(_MAX_PIXEL), labels=part[:, _NUM_PIXELS].astype(np.int64))
@@ -67,7 +67,7 @@ def split(rows: Array) -> tuple[Examples, Examples]:
     return train, test
 
 
-# A small neural network: its variables, its loss, its gradients, worked out by hand.
+# A small neural network: its variables, its loss, and its gradients, derived by hand.
 
 
 Variables = Mapping[str, Array]
@@ -79,7 +79,7 @@ NUM_HIDDEN = 64
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Evaluation:
-    """How good a model is on some examples."""
+    """A model's loss and accuracy on some examples."""
 
     loss: float
     accuracy: float
@@ -133,10 +133,10 @@ def _he_normal(random: np.random.Generator, num_inputs: int, num_outputs: int) -
     return values.astype(np.float32)
 
 
-# Which optimizers the digits can be learned with, and a learning rate that suits each.
+# The optimizers to choose from, with a suitable learning rate for each.
 
 
-# Found by trying; a step is the mean of two batches of 32.
+# Found by experiment; a step is the mean of two batches of 32.
 _RATES = {
     "sgd": 0.4,
     "momentum": 0.05,
@@ -159,6 +159,6 @@ DEFAULT = "momentum"
 
 
 def optimizer_of(name: str, *, learning_rate: float | None = None) -> OptimizerSpec:
-    """Returns the optimizer with the given learning rate, or the one that suits it. Raises InvalidSpec for a rate that makes no sense."""
+    """Returns the optimizer with the given learning rate, or with a suitable one. Raises InvalidSpec for an invalid rate."""
     factory: Callable[[float], OptimizerSpec] = getattr(worker_client, name)
     return factory(_RATES.get(name, _USUAL_RATE) if learning_rate is None else learning_rate)

@@ -1,4 +1,4 @@
-"""What a demo shows while it runs, and the files that it leaves. Knows status and processes; changes neither."""
+"""Shows a running demo, and writes its files. Knows status and processes; changes neither."""
 
 import csv
 import json
@@ -15,25 +15,25 @@ from lockstep.launcher.supervisor import LaunchFailed, Process, make_directory
 from ps_protocol.model.variables import Array
 from ps_protocol.process.output import BoundedOutput
 
-# What a demo shows while it runs: a live table on a terminal, plain lines elsewhere.
+# The display of a running demo: a live table on a terminal, plain lines elsewhere.
 
 
 _PLAIN_PERIOD_S = 1.0
 
 
 class Display(Protocol):
-    """Where a demo shows itself."""
+    """Shows a demo to its user."""
 
     def say(self, text: str) -> None:
-        """Shows words that stay."""
+        """Shows a message that is not overwritten."""
 
     def show(self, status: DemoStatus | None, processes: Sequence[Process]) -> None:
-        """Shows the present status; may be called at any rate."""
+        """Shows the present status; may be called as often as one likes."""
 
 
 @contextmanager
 def open_display(output: BoundedOutput, *, num_steps: int, is_plain: bool) -> Iterator[Display]:
-    """Opens the display that suits the output: plain if asked for, without a terminal, or without rich."""
+    """Opens the display for the output: plain if requested, without a terminal, or without rich."""
     if is_plain or not output.isatty():
         yield PlainDisplay(output, num_steps=num_steps)
         return
@@ -48,7 +48,7 @@ def open_display(output: BoundedOutput, *, num_steps: int, is_plain: bool) -> It
 
 
 class PlainDisplay:
-    """One line a second."""
+    """Prints one line per second."""
 
     def __init__(self, output: BoundedOutput, *, num_steps: int) -> None:
         self._output = output
@@ -62,7 +62,7 @@ class PlainDisplay:
         self._output.write(f"{text}\n")
 
     def show(self, status: DemoStatus | None, processes: Sequence[Process]) -> None:
-        """Prints a line if the last one is a second old and there is something new."""
+        """Prints a line if the last one is a second old and the status has changed."""
         if not self._has_said_pids and len(processes) > 1:
             self._has_said_pids = True
             self.say("processes: " + ", ".join(f"{process.name} pid {process.pid}" for process in processes))
@@ -74,7 +74,7 @@ class PlainDisplay:
 
 
 def status_line(status: DemoStatus, *, num_steps: int) -> str:
-    """Returns the moment in one line."""
+    """Returns a status as one line."""
     accepted = " ".join(f"{worker.index}:{worker.num_accepted}" for worker in status.workers)
     line = (
         f"step {status.step:>4}/{num_steps}  loss {status.loss:.4f}  test accuracy {status.test_accuracy:.3f}"
@@ -85,14 +85,14 @@ def status_line(status: DemoStatus, *, num_steps: int) -> str:
     return f"{line}  waiting: {status.waiting_for}" if status.waiting_for else line
 
 
-# The files that a demo leaves: metrics.csv while it runs, then model.npz and summary.json.
+# The files of a demo: metrics.csv while it runs, then model.npz and summary.json.
 
 
 _NAMES = ("metrics.csv", "model.npz", "summary.json")
 
 
 class DemoFiles:
-    """One directory. Files of a former demo are replaced; anything else in it is left alone."""
+    """A demo's files in one directory. Replaces the files of an earlier demo, and touches no others."""
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
@@ -118,14 +118,14 @@ class DemoFiles:
             writer.writerow([*row, f"{status.steps_per_s:.2f}", status.num_stale, status.num_late, *counts.values()])
 
     def write_model(self, variables: Mapping[str, Array]) -> None:
-        """Writes the variables; `numpy.load` gives them back by name."""
+        """Writes the variables; `numpy.load` returns them by name."""
         arrays: dict[str, Any] = dict(variables)
         np.savez(self.directory / "model.npz", **arrays)
 
     def write_summary(
         self, status: DemoStatus, *, setting: Mapping[str, object], seconds: float, ended_on_the_way: Mapping[str, str]
     ) -> None:
-        """Writes the figures of the run for programs; `setting` is what was asked for."""
+        """Writes the figures of the run as JSON; `setting`: the demo's arguments."""
         summary = {
             "steps": status.step,
             **setting,
@@ -141,5 +141,5 @@ class DemoFiles:
         (self.directory / "summary.json").write_text(json.dumps(summary, indent=2) + "\n")
 
     def written(self) -> Sequence[Path]:
-        """Returns the files that are there."""
+        """Returns the files that exist."""
         return [path for path in (*(self.directory / name for name in _NAMES), *sorted(self.logs.glob("*.log"))) if path.exists()]

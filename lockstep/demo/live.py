@@ -1,4 +1,4 @@
-"""The live table of a demo, drawn by rich. Imported only where a terminal is there to draw on."""
+"""Draws the live table of a demo with rich. Imported only if there is a terminal."""
 
 from collections.abc import Sequence
 from types import TracebackType
@@ -16,12 +16,12 @@ from ps_protocol.process.output import BoundedOutput
 
 
 class LiveDisplay:
-    """A table that is drawn anew in place."""
+    """A table that is redrawn in place."""
 
     def __init__(self, output: BoundedOutput, *, num_steps: int) -> None:
         self._output = output
         self._num_steps = num_steps
-        console = Console(file=cast(IO[str], output))  # which writes whole frames to it, and asks whether it is a terminal
+        console = Console(file=cast(IO[str], output))  # rich writes whole frames to it, and asks whether it is a terminal
         # Drawn only in `show`, from the caller's thread.
         self._live = Live(console=console, auto_refresh=False, redirect_stdout=False, redirect_stderr=False)
 
@@ -33,11 +33,11 @@ class LiveDisplay:
         self._live.__exit__(kind, error, trace)
 
     def say(self, text: str) -> None:
-        """Prints the words above the table."""
+        """Prints a message above the table."""
         self._live.console.print(Text(text))
 
     def show(self, status: DemoStatus | None, processes: Sequence[Process]) -> None:
-        """Draws the table, unless the last one is still to be read: a frame that is dropped later would leave its lines behind."""
+        """Draws the table, unless the last frame is still unread: a frame that is dropped later would leave its lines on the screen."""
         if self._output.is_behind:
             return
         headline = self._headline(status) if status else Text("waiting for the first worker to give the model its first values …")

@@ -1,4 +1,4 @@
-"""Watches a demo's cluster from a thread of its own: reads the variables, evaluates them, asks for the status. Draws nothing."""
+"""Watches a demo's cluster from a thread of its own: reads and evaluates the variables, and reads the status. Draws nothing."""
 
 import threading
 import time
@@ -14,7 +14,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind
 
-# How far a demo has come, as data.
+# The state of a demo, as data.
 
 
 _RATE_WINDOW_S = 3.0
@@ -32,9 +32,9 @@ class WorkerCounts:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class DemoStatus:
-    """A moment of a demo. `loss` is that of all training examples; `waiting_for` is empty while nothing is waited for.
+    """The state of a demo at one moment. `loss` is over all training examples; `waiting_for` is empty while the cluster does not wait.
 
-    `max_staleness`: how many steps older than the newest the variables were that a contribution was computed from, at most so far.
+    `max_staleness`: the largest staleness of a contribution so far, in steps.
     """
 
     step: int
@@ -93,14 +93,14 @@ _CONNECT_TIMEOUT_S = 10.0
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The end of training: the final variables, and how good they are."""
+    """The end of training: the final variables, and their evaluation."""
 
     status: DemoStatus
     variables: dict[str, Array]
 
 
 class DemoObserver:
-    """Fills in its attributes from `start()` on. Any thread may read them."""
+    """Updates its attributes from `start()` on. Any thread may read them."""
 
     def __init__(self, *, num_workers: int, train: Examples, test: Examples) -> None:
         self.status: DemoStatus | None = None
@@ -112,12 +112,12 @@ class DemoObserver:
         self._thread: threading.Thread | None = None
 
     def start(self, chief_address: str, *, cluster: str, token_file: Path | None = None) -> None:
-        """Begins to watch a cluster."""
+        """Starts to watch a cluster."""
         self._thread = threading.Thread(target=self._run, args=(chief_address, cluster, token_file), name="observer", daemon=True)
         self._thread.start()
 
     def stop(self, *, timeout_s: float) -> None:
-        """Leaves the cluster; waits for that at most `timeout_s`."""
+        """Leaves the cluster; blocks for at most `timeout_s`."""
         self._has_to_stop.set()
         if self._thread is not None:
             self._thread.join(timeout_s)
@@ -136,7 +136,7 @@ class DemoObserver:
                 return
         start = time.monotonic()
         while not self._has_to_stop.wait(_PERIOD_S):
-            # Asked first: variables read after training has finished are final.
+            # The status comes first: variables read after training has finished are final.
             cluster = observer.status()
             variables = observer.read()
             status = self._meter.measure(

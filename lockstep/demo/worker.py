@@ -1,4 +1,4 @@
-"""A worker that learns handwritten digits: what `lockstep demo` and docker-compose.yml run. An ordinary user of worker_client."""
+"""A worker that learns handwritten digits; `lockstep demo` and docker-compose.yml run it. An ordinary user of worker_client."""
 
 import argparse
 import logging
@@ -36,7 +36,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         examples, test = split(load_digits())
         optimizer = optimizer_of(arguments.optimizer, learning_rate=arguments.learning_rate)
-        # Nothing travels in shared memory.
+        # An encoding needs gRPC: with shared memory, gradients are not sent.
         with worker_client.connect(transport="grpc" if arguments.wire else None, wire=arguments.wire) as session:
             part = examples.part(session.worker_index % arguments.parts, num_parts=arguments.parts)
             print(f"worker {session.worker_index} has {len(part.labels)} of {len(examples.labels)} examples", flush=True)

@@ -1,4 +1,4 @@
-"""Checks of certificates, keys and token files as a process would use them. Reads files; calls nobody, shows no secret."""
+"""Checks certificates, keys and token files as a process would use them. Reads files; makes no call, shows no secret."""
 
 import ssl
 import stat
@@ -19,11 +19,11 @@ _MAKE = "make new ones: lockstep certs create"
 
 
 def file_findings(security: Security, *, cluster: str) -> Iterator[Finding]:
-    """Yields what is to be said about the files that a process is given; nothing if it is given none."""
+    """Yields findings about the files that a process is given; none if it is given no files."""
     if security.token_file is not None:
         yield from _token_file(security.token_file)
     if security.tls_key is not None:
-        yield _rights("tls key", security.tls_key)
+        yield _permissions("tls key", security.tls_key)
     if security.tls_cert is not None and security.tls_key is not None:
         yield _fits(security.tls_cert, security.tls_key)
     paths = {"tls authority": security.tls_ca, "tls certificate": security.tls_cert}
@@ -32,13 +32,13 @@ def file_findings(security: Security, *, cluster: str) -> Iterator[Finding]:
 
 
 def role_to_call_as(security: Security) -> CallerRole:
-    """Returns the role in which to call others: every role may shake hands, and there may be a token of one only."""
+    """Returns the role in which to call others: any role may do a handshake, but the token file may have a token for one role only."""
     if security.token_file is None:
         return CallerRole.ADMIN
     try:
         tokens = parse_tokens(security.token_file.read_text(encoding="utf-8"), name=str(security.token_file))
     except (OSError, UnicodeDecodeError, InvalidSpec):
-        return CallerRole.ADMIN  # what is wrong with the file is said elsewhere
+        return CallerRole.ADMIN  # another check reports what is wrong with the file
     return next((role for role in _PREFERRED if role in tokens.values()), CallerRole.ADMIN)
 
 
@@ -48,8 +48,8 @@ def _token_file(path: Path) -> Iterator[Finding]:
     except (OSError, UnicodeDecodeError) as error:
         yield fail(
             "token file",
-            f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no text'}",
-            "give a file that there is, and that you may read",
+            f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not text'}",
+            "give an existing file that you may read",
         )
         return
     except InvalidSpec as error:
@@ -57,23 +57,23 @@ def _token_file(path: Path) -> Iterator[Finding]:
         return
     roles = sorted({role.value if role is not None else "any role" for role in tokens.values()})
     yield ok("token file", f"{path} has tokens for {', '.join(roles)}")
-    yield _rights("token file", path)
+    yield _permissions("token file", path)
 
 
-def _rights(check: str, path: Path) -> Finding:
+def _permissions(check: str, path: Path) -> Finding:
     try:
         mode = stat.S_IMODE(path.stat().st_mode)
     except OSError as error:
-        return fail(check, f"cannot read {path}: {error.strerror}", "give a file that there is, and that you may read")
+        return fail(check, f"cannot read {path}: {error.strerror}", "give an existing file that you may read")
     if mode & (stat.S_IRWXG | stat.S_IRWXO):
-        words = f"{path} has the rights {mode:04o}: others than its owner can use it"
+        words = f"{path} has the permissions {mode:04o}: others than its owner can use it"
         return (fail if mode & stat.S_IRWXO else warn)(check, words, f"chmod 600 {path}")
     return ok(check, f"{path}: only its owner can read it")
 
 
 def _fits(certificate: Path, key: Path) -> Finding:
     try:
-        # With a password OpenSSL does not wait at the terminal for that of a key that has one.
+        # Given any password, OpenSSL does not ask at the terminal for the password of an encrypted key.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(str(certificate), str(key), password="")
     except (OSError, ValueError) as error:
         return fail("tls key", f"{certificate} and {key} cannot be used together: {getattr(error, 'reason', None) or error}", _MAKE)
@@ -84,7 +84,7 @@ def _certificates(authority: Path | None, certificate: Path | None, *, cluster: 
     try:
         from cryptography import x509
     except ImportError:
-        yield warn("tls dates", "cannot be looked at without the package cryptography", "pip install 'lockstep-ps[certs]'")
+        yield warn("tls dates", "cannot be checked without the package cryptography", "pip install 'lockstep-ps[certs]'")
         return
     found: dict[str, list[Any]] = {}
     for check, path in (("tls authority", authority), ("tls certificate", certificate)):
@@ -93,7 +93,7 @@ def _certificates(authority: Path | None, certificate: Path | None, *, cluster: 
         try:
             found[check] = x509.load_pem_x509_certificates(path.read_bytes())
         except (OSError, ValueError) as error:
-            yield fail(check, f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is no certificate'}", _MAKE)
+            yield fail(check, f"cannot read {path}: {getattr(error, 'strerror', None) or 'it is not a certificate'}", _MAKE)
             continue
         yield from (_dates(check, path, one) for one in found[check])
     if "tls certificate" in found and certificate is not None:
@@ -109,7 +109,7 @@ def _dates(check: str, path: Path, certificate: Any) -> Finding:
         return fail(check, f"{text}: not yet", "set this machine's clock, or make new ones: lockstep certs create")
     if now > last:
         return fail(check, f"{text}: no more", _MAKE)
-    # One that lasts a day is renewed all the time.
+    # A certificate that lasts only a day is renewed often, so a fixed limit would always warn.
     if last - now < min(_SOON, (last - first) / 4):
         return warn(check, f"{text}: it ends soon", f"{_MAKE}; processes read changed files again by themselves")
     return ok(check, text)
@@ -121,11 +121,11 @@ def _holder(certificate: Any, path: Path, *, cluster: str) -> Iterator[Finding]:
     try:
         names = certificate.extensions.get_extension_for_class(x509.SubjectAlternativeName).value
     except x509.ExtensionNotFound:
-        yield fail("tls names", f"{path} names nobody: no subject alternative name", _MAKE)
+        yield fail("tls names", f"{path} has no subject alternative name", _MAKE)
         return
     hosts = [*names.get_values_for_type(x509.DNSName), *map(str, names.get_values_for_type(x509.IPAddress))]
     uris = [uri for uri in names.get_values_for_type(x509.UniformResourceIdentifier) if uri.startswith("lockstep://")]
-    yield ok("tls names", f"{path} is for {', '.join([*hosts, *uris]) or 'nobody'}")
+    yield ok("tls names", f"{path} is for {', '.join([*hosts, *uris]) or 'no host and no role'}")
     if cluster and uris and not any(uri.startswith(f"lockstep://{cluster}/") for uri in uris):
         yield fail(
             "tls names",
@@ -135,7 +135,7 @@ def _holder(certificate: Any, path: Path, *, cluster: str) -> Iterator[Finding]:
 
 
 def _chain(certificates: list[Any], authorities: list[Any], path: Path, authority: Path | None) -> Finding:
-    """The first certificate must lead to one of the authorities, by others of its file if need be."""
+    """Checks that the first certificate is issued by one of the authorities, directly or through other certificates of its file."""
     known, current = certificates[1:], certificates[0]
     for _ in range(len(certificates)):
         if any(_is_issued_by(current, one) for one in authorities):
@@ -150,6 +150,6 @@ def _chain(certificates: list[Any], authorities: list[Any], path: Path, authorit
 def _is_issued_by(certificate: Any, issuer: Any) -> bool:
     try:
         certificate.verify_directly_issued_by(issuer)
-    except Exception:  # of several packages: wrong name, wrong signature, a kind of key that it does not know
+    except Exception:  # from several packages: a wrong name, a wrong signature, an unknown kind of key
         return False
     return True

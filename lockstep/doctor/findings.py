@@ -1,4 +1,4 @@
-"""What the checks have found: values, in words for a terminal and as JSON. Checks nothing itself."""
+"""Findings of checks: as values, as lines for a terminal and as JSON. Checks nothing itself."""
 
 import enum
 from collections.abc import Iterator, Sequence
@@ -7,7 +7,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 
 
 class Verdict(enum.Enum):
-    """How a check ended: in order; training works but something is worth a look; training will not work like this."""
+    """The result of a check: OK; WARN: training works, but something deserves attention; FAIL: training will not work like this."""
 
     OK = "ok"
     WARN = "warn"
@@ -16,7 +16,7 @@ class Verdict(enum.Enum):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """One line of the report. `advice`: what to do; empty for what is in order."""
+    """One line of the report. `advice`: what to do; empty if all is well."""
 
     check: str
     verdict: Verdict
@@ -25,17 +25,17 @@ class Finding:
 
 
 def ok(check: str, text: str) -> Finding:
-    """Returns what is in order."""
+    """Returns the finding that all is well."""
     return Finding(check=check, verdict=Verdict.OK, text=text)
 
 
 def warn(check: str, text: str, advice: str) -> Finding:
-    """Returns what is worth a look."""
+    """Returns a finding that deserves attention."""
     return Finding(check=check, verdict=Verdict.WARN, text=text, advice=advice)
 
 
 def fail(check: str, text: str, advice: str) -> Finding:
-    """Returns what keeps a cluster from working."""
+    """Returns a finding that keeps a cluster from working."""
     return Finding(check=check, verdict=Verdict.FAIL, text=text, advice=advice)
 
 
@@ -43,7 +43,7 @@ _COLOURS = {Verdict.OK: 32, Verdict.WARN: 33, Verdict.FAIL: 31}
 
 
 def lines(finding: Finding, *, has_colours: bool) -> Iterator[str]:
-    """Yields the lines of a finding for a terminal: what it is, and below it what to do."""
+    """Yields the lines of a finding for a terminal: the finding, and below it what to do."""
     word = f"{finding.verdict.value:4}"
     if has_colours:
         word = f"\x1b[{_COLOURS[finding.verdict]}m{word}\x1b[0m"

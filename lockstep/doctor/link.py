@@ -1,6 +1,7 @@
-"""Time and bandwidth between two hosts: a small server, and the caller that measures. Knows TCP; no gRPC, no role, no secret.
+"""Measures latency and bandwidth between two hosts: a small server, and the caller that measures. Knows TCP; no gRPC, no role, no secret.
 
-One caller at a time, for 30 s at most. The server sends zeros, and drops the bytes that it gets. Lines: `clock`, `ping`, `down N`, `up N`.
+Serves one caller at a time, for 30 s at most. The server sends zeros, and drops the bytes that it receives. The commands are lines:
+`clock`, `ping`, `down N`, `up N`.
 """
 
 import socket
@@ -33,7 +34,7 @@ class Measured:
 
 
 class NoDoctor(Exception):
-    """What listens at an address is not `lockstep doctor --serve`."""
+    """The server at an address is not `lockstep doctor --serve`."""
 
 
 def serve(address: Address, *, on_ready: Callable[[str], None], on_caller: Callable[[str], None]) -> None:
@@ -104,7 +105,7 @@ def measure(address: Address, *, timeout_s: float) -> Measured:
 
 
 def _clock_ahead(connection: socket.socket, stream: BinaryIO) -> float:
-    """By the question that was answered fastest: it says most exactly when it was answered."""
+    """Returns how far the other clock is ahead, in seconds, by the question with the shortest round trip, whose time is known best."""
     found = []
     for _ in range(8):
         before = time.time()

@@ -1,4 +1,4 @@
-"""Checks of this machine: Python, libraries, names, ports, clock, shared memory, limits, environment. Calls no other process."""
+"""Checks this machine: Python, libraries, names, ports, clock, shared memory, limits, environment. Calls no other process."""
 
 import ctypes
 import importlib.metadata
@@ -21,17 +21,17 @@ from ps_protocol.process import options
 from ps_protocol.process.listening import check_address_is_free, check_bind_address, num_descriptors
 from ps_protocol.roles.identity import MAX_UNIX_PATH_BYTES, PROTOCOL_VERSION
 
-# As pyproject.toml has them, which a test compares.
+# The same as in pyproject.toml; a test compares them.
 LEAST_PYTHON = (3, 11)
 LEAST_VERSIONS = {"grpcio": "1.76", "protobuf": "6.31.1", "numpy": "1.26"}
-# A server has one for each connection and file, and takes three quarters of them for connections: a worker has about three.
+# A server needs one for each connection and file, and uses three quarters of them for connections, of which a worker has about three.
 _FEW_DESCRIPTORS = 4_096
 _LITTLE_MEMORY = 1 << 30
-# What a launcher adds to the directory of temporary files: a directory of its own, and the name of a socket.
+# The characters that a launcher adds to the directory of temporary files: a directory of its own, and the name of a socket.
 _SOCKET_CHARACTERS = len("/lockstep-xxxxxxxx/standby100.sock")
-# STA_UNSYNC of adjtimex(2), and where the status is in what it fills in.
+# STA_UNSYNC of adjtimex(2), the offset of the status in its structure, and a buffer size that holds the structure.
 _UNSYNCHRONISED, _STATUS_AT, _TIMEX_BYTES = 0x0040, 40, 512
-# Variables that are no options: of a launcher's children, and of places that read one by themselves.
+# Variables that are not options: those of a launcher's children, and those read outside the table of options.
 _OTHER_VARIABLES = {
     "LOCKSTEP_NUM_WORKERS",
     "LOCKSTEP_OWN_POLLING",
@@ -42,7 +42,7 @@ _OTHER_VARIABLES = {
 
 
 def machine_findings(environment: Mapping[str, str], *, addresses: tuple[str, ...] = ()) -> Iterator[Finding]:
-    """Yields all that there is to say about this machine. `addresses`: where a role is to listen."""
+    """Yields all findings about this machine. `addresses`: where a role is to listen."""
     yield _python()
     yield from _libraries()
     yield from _names()
@@ -80,7 +80,7 @@ def _libraries() -> Iterator[Finding]:
             yield ok(name, version)
     try:
         from ps_protocol.v1 import chief_service_pb2  # noqa: F401
-    except Exception as error:  # whatever a broken installation raises
+    except Exception as error:  # a broken installation may raise anything
         yield fail("messages", f"the generated messages cannot be used: {error}", "pip install --force-reinstall protobuf lockstep-ps")
 
 

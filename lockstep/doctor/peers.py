@@ -1,4 +1,4 @@
-"""Checks of running roles from here: whether they answer, their versions, how long a call takes. Calls handshakes and status only."""
+"""Checks running roles from this machine: whether they answer, their versions, how long a call takes. Calls handshakes and status only."""
 
 import statistics
 import time
@@ -22,14 +22,14 @@ _START = "start it, check the address, and whether a firewall lets this port thr
 
 
 def peer_findings(address: str, *, cluster: str, access: Access) -> Iterator[Finding]:
-    """Yields what is to be said about what listens at an address: another doctor, or a role and all that it leads to."""
+    """Yields findings about the server at an address: another doctor, or a role and, from the chief on, all parameter servers."""
     parsed = parse_address(address)
     if not parsed.is_unix:
         try:
             yield from _link(address, measure(parsed, timeout_s=_TIMEOUT_S))
             return
         except NoDoctor:
-            pass  # then it is a role
+            pass  # not a doctor, so it is a role
         except OSError as error:
             yield fail("connection", f"{address}: {error.strerror or error}", _START)
             return
@@ -61,7 +61,7 @@ def _link(address: str, found: Measured) -> Iterator[Finding]:
 
 
 def _called(connection: Connection, *, cluster: str) -> tuple[HandshakeReply, float]:
-    """Returns who answers, and how long such a call takes."""
+    """Returns the handshake's answer, and how long such a call takes."""
     try:
         reply = connection.handshake(None, index=None, cluster=cluster, timeout_s=_TIMEOUT_S)
         times = []
@@ -85,7 +85,7 @@ def _role(address: str, reply: HandshakeReply, *, call_s: float) -> Iterator[Fin
     text = f"{identity.name} of cluster {identity.cluster!r} at {address}: protocol {reply.version}, a call takes {call_s * 1e3:.2f} ms"
     caution = reply.warning or check_versions(client=PROTOCOL_VERSION, server=reply.version)
     if reply.version != PROTOCOL_VERSION:
-        yield warn("role", text, f"here is protocol {PROTOCOL_VERSION}: install lockstep-ps {__version__} there too. {caution}".strip())
+        yield warn("role", text, f"protocol here: {PROTOCOL_VERSION}; install lockstep-ps {__version__} there too. {caution}".strip())
     elif call_s > _SLOW_CALL_S:
         yield warn("role", text, "a step takes at least two calls; is the host busy, or far away?")
     else:

@@ -1,7 +1,6 @@
-"""A cluster on this machine: its processes, from the first to the last. Must not know steps, tensors or the terminal.
+"""Runs the processes of a cluster on this machine. Must not know steps, tensors or the terminal.
 
-`spec` says what is asked for; `cluster` which processes that makes; `supervisor` starts and ends them, with `guardian` and `guarded_exec`
-for its own death, and `orphans` for what processes leave behind; `repeated` shows what
-all workers print once; `failures`
-judges what the end of one means; `watch` asks the chief, and alone imports NumPy and grpc.
+`spec`: the specification of a cluster. `cluster`: its processes. `supervisor` starts and ends them; `guardian` and `guarded_exec` end them
+if the supervisor is killed, and `orphans` ends processes that they leave behind. `repeated` shows once what all workers print. `failures`
+decides what the end of a process means. `watch` polls the chief, and alone imports NumPy and grpc.
 """

@@ -67,16 +67,16 @@ class LocalCluster:
 
     @property
     def page_address(self) -> str:
-        """What a browser is given to open the page: it lets its reader look on, and change nothing. Empty: there is no page.
+        """The page's address for a browser, with a token that may read and change nothing. Empty: there is no page.
 
-        The token is behind a #, which a browser sends to nobody.
+        The token follows a #, and browsers do not send that part to any server.
         """
         if not self.page_url or self.token_file is None:
             return self.page_url
         return f"{self.page_url}#token={token_of(self.token_file, CallerRole.OBSERVER)}"
 
     def listed(self, command: str) -> AbstractContextManager[None]:
-        """Has other commands of this user find the cluster within the block; `command`: what its workers run."""
+        """Lists the cluster for other commands of this user within the block; `command`: the workers' command."""
         return listed(entry(name=self.name, chief=self.chief_address, page=self.page_url, token_file=self.token_file, command=command))
 
     def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
@@ -104,7 +104,7 @@ class LocalCluster:
         else:
             self.roles.append(self._start_role("chief"))
         self.chief_address = self._addresses["chief"] = self._await_address(self.chief, "chief")
-        # The chief has written it before its address, unless there is none.
+        # The chief wrote the page's address before its own, if it serves a page.
         with suppress(FileNotFoundError):
             self.page_url = page_beside(self._announce("chief")).read_text().strip()
         if self.spec.tensorboard is not None:
@@ -112,7 +112,7 @@ class LocalCluster:
 
     @property
     def _own_security(self) -> dict[str, str | None]:
-        """The cluster's own tokens. The shell's settings for another cluster must not reach the children."""
+        """Security variables for the children: those given, or the cluster's own tokens. The shell's may be for another cluster."""
         given = {"LOCKSTEP_TOKEN_FILE": str(self.token_file)} if self._given_security is None else self._given_security
         return {**dict.fromkeys(options.SECURITY_VARIABLES), **given}
 
@@ -125,10 +125,10 @@ class LocalCluster:
             self.workers.append(self._start_worker(index))
 
     def may_restart(self, role: Process) -> bool:
-        """Whether training can continue with a new process in the place of this one, which has ended.
+        """Whether training can continue with a new process in place of this one, which has ended.
 
-        A parameter server's part of the model is lost with it, and only a checkpoint restores it. The servers also keep the chief's state.
-        A chief that ended by itself has said why, and would end for the same reason again.
+        A parameter server's part of the model is lost with it, and only a checkpoint or its standby restores it. The servers also keep the
+        chief's state. A chief that ended by itself has logged the reason, and would end for the same reason again.
         """
         has_chief = role is self.chief
         if role.returncode is None or (has_chief and role.returncode >= 0):
@@ -138,7 +138,7 @@ class LocalCluster:
         return self.spec.recovery.has_checkpoints or (has_chief and not self.spec.chief_in_ps)
 
     def replica_of(self, role: Process) -> Process | None:
-        """The other parameter server that holds the same, if standbys were asked for."""
+        """The other parameter server that holds the same shard; None: there are no standbys."""
         others = [other for other in self.roles if other is not role and other.name != "chief"]
         return next((other for other in others if other.name.partition(" ")[2] == role.name.partition(" ")[2]), None)
 
@@ -156,10 +156,10 @@ class LocalCluster:
         return self.workers[index]
 
     def end_with_checkpoint(self) -> None:
-        """Has a chief that is well save a last checkpoint, if it saves any, and end. The supervisor ends the rest."""
+        """Has a running chief save a last checkpoint, if it saves any, and end. The supervisor ends the rest."""
         if self.spec.recovery.has_checkpoints and self.chief_address and self.chief.is_running:
-            with suppress(OSError):  # the reader of our output may be gone
-                self._note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; once more Ctrl-C ends all at once")
+            with suppress(OSError):  # the reader of the output may be gone
+                self._note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; another Ctrl-C ends all at once")
             self._supervisor.end_in_order(self.chief, awaited=self.roles, grace_s=_LAST_CHECKPOINT_S)
 
     def _start_worker(self, index: int) -> Process:
@@ -173,7 +173,7 @@ class LocalCluster:
         return self._supervisor.start(ProcessSpec(name=f"worker {index}", command=self._worker_command, environment=full))
 
     def _start_recorder(self, directory: Path) -> None:
-        """Starts what writes event files. Training does not depend on it, and it ends by itself when training does."""
+        """Starts the process that writes event files. Training does not depend on it, and it ends by itself after training."""
         words = ["tensorboard", str(directory.absolute()), "--chief", self.chief_address, "--cluster", self.name]
         command = [sys.executable, "-P", "-m", "lockstep", *words]
         environment = {**_FOREIGN, **with_checkout(), **self._own_security}
@@ -186,7 +186,7 @@ class LocalCluster:
             module, flags = "ps_server", self._ps_flags(name)
             if name == "ps 0" and self.spec.chief_in_ps:
                 module, flags = "lockstep.combined", [*flags, "--with-chief", *self._chief_flags(is_again=is_again)]
-        # -P: a chief.py in the user's directory must not shadow ours.
+        # -P: a chief.py in the user's directory must not shadow Lockstep's.
         command = [sys.executable, "-P", "-m", self._program_of(module), *flags]
         return self._supervisor.start(ProcessSpec(name=name, command=command, environment=self._role_environment))
 
@@ -206,9 +206,9 @@ class LocalCluster:
         if spec.has_standbys:
             flags += ["--standbys", ",".join(self._addresses[f"standby {index}"] for index in range(spec.num_ps))]
         if spec.page:
-            # After a restart where it was, so that a browser that has it open finds it again.
+            # After a restart at the same address, so that an open browser finds it again.
             flags += [options.PAGE.flag, urlsplit(self.page_url).netloc or spec.page]
-        # The launcher knows that the earlier chief is dead, so the new one may take over at once.
+        # The launcher knows that the former chief has ended, so the new one may take over at once.
         return [*flags, *spec.words(options.CHIEF), *([options.TAKEOVER.flag] if is_again else [])]
 
     def _common_flags(self, name: str) -> list[str]:
@@ -228,7 +228,7 @@ class LocalCluster:
             waited_s = time.monotonic() - start
             if waited_s > START_TIMEOUT_S:
                 words = f"{process.name} (pid {process.pid}) did not begin to serve within {START_TIMEOUT_S:g} s"
-                raise LaunchFailed(f"{words}; its last lines:\n{process.tail()}" if process.last_lines else f"{words} and said nothing")
+                raise LaunchFailed(f"{words}; its last lines:\n{process.tail()}" if process.last_lines else f"{words} and printed nothing")
             if waited_s > _SAY_AFTER_S and not has_said:
                 self._note(f"waiting for {process.name} (pid {process.pid}) to begin to serve, up to {START_TIMEOUT_S:g} s …")
                 has_said = True
@@ -244,22 +244,23 @@ class LocalCluster:
 
 
 def last_lines(process: Process) -> str:
-    """Returns a sentence with the last lines of a process."""
-    return f"Its last lines:\n{process.tail()}" if process.last_lines else "It said nothing."
+    """Returns the last lines of a process, with an introduction, for a message."""
+    return f"Its last lines:\n{process.tail()}" if process.last_lines else "It printed nothing."
 
 
 def last_words(worker: Process) -> str:
-    """Returns a sentence with the last lines of a worker, whose output has been shown: of a traceback only the error."""
+    """Returns a worker's last lines for a message, without the body of a traceback: its output has been shown."""
     lines = without_traceback(worker.last_lines)
     return "Its last lines:\n" + "\n".join(f"    {line}" for line in lines) if lines else last_lines(worker)
 
 
 @contextmanager
 def kept_directories(recovery: Recovery) -> Iterator[None]:
-    """Makes the directories of checkpoints and history, where they are of this machine; LaunchFailed if they cannot be written to.
+    """Makes the directories of checkpoints and history if they are on this machine, and locks that of the checkpoints within the block.
 
-    Within the block no other cluster can have the same directory of checkpoints: clusters that a launcher starts have one name, so that the
-    next continues from the last one's checkpoints, and two at a time would take each other's for their own, and remove them.
+    Clusters that a launcher starts share one name, so that the next run continues from the last one's checkpoints. Without the lock, two
+    clusters at a time would take each other's checkpoints for their own, and remove them. Raises LaunchFailed if a directory cannot be
+    written to, or is locked.
     """
     if recovery.history is not None:
         make_directory(recovery.history, flag="--history")
@@ -268,7 +269,7 @@ def kept_directories(recovery: Recovery) -> Iterator[None]:
         yield
         return
     make_directory(place, flag="--checkpoint-dir")
-    # A lock of the directory itself: it needs no file, and is gone with this process, however that ends.
+    # Locks the directory itself: this needs no file, and the system releases it when the process ends.
     try:
         held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
@@ -287,4 +288,4 @@ def _lock(held: int, place: Path) -> None:
         words = f"--checkpoint-dir: another cluster on this machine is using {place}; end it first, or choose another directory"
         raise LaunchFailed(words, exit_code=2) from None
     except OSError:
-        pass  # a file system without locks: another cluster cannot be kept out
+        pass  # the file system has no locks, so it cannot keep another cluster out

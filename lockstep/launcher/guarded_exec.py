@@ -1,8 +1,8 @@
-"""Turns itself into another program once the guardian knows of it. Knows one pipe and one parent; a program of its own, stdlib only.
+"""Replaces itself by another program once the guardian knows of it. Knows one pipe and one parent; a program of its own, stdlib only.
 
 Run as `python -I -S guarded_exec.py PIPE PARENT COMMAND…` as the leader of a process group. The group registers itself, rather than being
-registered by the launcher, so that there is no moment at which the launcher could be killed and the group be unknown: the guardian's
-pipe stays open until this process has written its line and become COMMAND.
+registered by the launcher, so that the group is known to the guardian even if the launcher is killed at any moment: the guardian's pipe
+stays open until this process has written its line and become COMMAND.
 """
 
 import ctypes
@@ -12,7 +12,7 @@ import sys
 from contextlib import suppress
 
 _PR_SET_PDEATHSIG = 1
-EXIT_NOT_FOUND = 127  # as a shell says it
+EXIT_NOT_FOUND = 127  # as in a shell
 
 
 def main(pipe: int, parent: int, command: list[str]) -> None:
@@ -21,7 +21,7 @@ def main(pipe: int, parent: int, command: list[str]) -> None:
         # The second layer: the kernel itself kills this process when the launcher's main thread ends, should the guardian be dead.
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
-        sys.exit(1)  # the launcher was gone before that took hold
+        sys.exit(1)  # the launcher had ended before prctl took effect
     with suppress(BrokenPipeError):  # the guardian is dead; the kernel's death signal remains
         os.write(pipe, f"watch {os.getpid()}\n".encode())
     os.close(pipe)

@@ -1,9 +1,9 @@
-"""Outlives the launcher by a moment and leaves nothing behind. Knows process groups and one directory; a program of its own, stdlib only.
+"""Cleans up after the launcher, however it ends. Knows process groups and one directory; a program of its own, stdlib only.
 
 Run as `python -I -S guardian.py TOKEN`. Makes a private directory, prints its path, then reads lines from standard input until its end:
-`watch GROUP` and `forget GROUP`, `adopt PID` and `disown PID`. The end means that the launcher, and every process that could still
-register itself, is gone, whatever killed it: the guardian then kills all watched groups and adopted processes, on Linux also every process
-that carries TOKEN in its environment (one that made itself a session of its own), and removes the directory.
+`watch GROUP` and `forget GROUP`, `adopt PID` and `disown PID`. The end means that the launcher and every process that could still register
+itself have ended. The guardian then kills all watched groups and adopted processes, and on Linux also every process with TOKEN in its
+environment (one that started a session of its own), and removes the directory.
 """
 
 import os
@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 TOKEN_VARIABLE = "LOCKSTEP_RUN"
-# `unix:` addresses may have 107 bytes; what a caller puts into the directory must fit in the rest.
+# `unix:` addresses may have 107 bytes; the names that a caller puts into the directory must fit in the rest.
 MAX_DIRECTORY_BYTES = 80
 _SWEEP_S = 2.0
 
@@ -25,10 +25,10 @@ _SWEEP_S = 2.0
 def main(token: str) -> None:
     """Guards until standard input ends."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT):
-        signal.signal(number, signal.SIG_IGN)  # it must outlive the launcher whatever the terminal sends
+        signal.signal(number, signal.SIG_IGN)  # it must outlive the launcher, whatever signal the terminal sends
     directory = _make_directory()
     try:
-        with suppress(BrokenPipeError):  # then the launcher is gone already, and so is standard input
+        with suppress(BrokenPipeError):  # the launcher has ended already, so standard input has too
             os.write(1, f"{directory}\n".encode())
         os.close(1)
         groups, adopted = _watch()
@@ -50,7 +50,7 @@ def _make_directory() -> str:
 
 
 def children_of(pid: int) -> Iterator[int]:
-    """Yields the children of a process; none where the kernel does not say."""
+    """Yields the children of a process; none if the kernel does not list them."""
     for entry in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):  # gone
             yield from map(int, entry.read_bytes().split())
@@ -73,7 +73,7 @@ def _watch() -> tuple[set[int], set[int]]:
 
 
 def _kill_family(pid: int) -> None:
-    """Kills a process and then its descendants, which would have no parent to be found by once it is gone."""
+    """Kills a process and its descendants. Lists the descendants first: once their parent has ended, they cannot be found."""
     family = [pid]
     for member in family:
         family += children_of(member)
@@ -88,7 +88,7 @@ def _kill_group(group: int) -> None:
 
 
 def _sweep(token: str) -> None:
-    """Kills every process that carries the token, until none is left: one may be starting another just now."""
+    """Kills every process that carries the token, repeatedly until none is left: one may be starting another."""
     deadline = time.monotonic() + _SWEEP_S
     while time.monotonic() < deadline:
         carriers = list(_carriers(token))
@@ -97,7 +97,7 @@ def _sweep(token: str) -> None:
         for pid in carriers:
             with suppress(ProcessLookupError, PermissionError):  # gone
                 os.kill(pid, signal.SIGKILL)
-        time.sleep(0.01)  # nothing tells when processes of others have ended
+        time.sleep(0.01)  # polls: no call waits for the end of processes that are not children
 
 
 def _carriers(token: str) -> Iterator[int]:

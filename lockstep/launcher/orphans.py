@@ -1,7 +1,7 @@
-"""Processes whose parents have ended, and that are this process's children now: finds, reaps and ends them. Knows Linux's /proc only.
+"""Finds, reaps and ends orphans: processes whose parents have ended, and that are this process's children now. Knows Linux's /proc only.
 
-A process that is started in a new session with an empty environment is in no group and carries no token. But its parent's end makes it
-a child of the nearest ancestor that has asked for such: a child subreaper. Elsewhere than on Linux there are none, and nothing is found.
+A process that is started in a new session with an empty environment is in no watched group and carries no token. But when its parent ends,
+it becomes a child of its nearest ancestor that is a child subreaper. Only Linux has these; elsewhere no orphan is found.
 """
 
 import ctypes
@@ -24,7 +24,7 @@ _PAUSE_S = 0.005
 
 
 class Orphans:
-    """Has this process adopt them within a `with` block. `tell` lets the guardian know of each: it ends them if this process is killed."""
+    """Makes this process adopt orphans within a `with` block. `tell` sends a line to the guardian, which ends them if this process dies."""
 
     def __init__(self, *, tell: Callable[[str], None]) -> None:
         self._tell = tell
@@ -39,18 +39,18 @@ class Orphans:
         _adopt(is_wanted=False)
 
     def look(self, own: Collection[int]) -> None:
-        """Looks for new ones and reaps those that have ended, twice a second at most. `own`: the children that are none of them."""
+        """Finds new orphans and reaps those that have ended, twice a second at most. `own`: the children that are not orphans."""
         if time.monotonic() >= self._looked_at + _PERIOD_S:
             self._find(own)
 
     def end(self, own: Collection[int], *, until: float = math.inf) -> None:
-        """Kills all of them until there are no more: the end of one makes orphans of its children. Takes 2 s at most."""
+        """Kills all orphans, repeatedly until none is left: when one ends, its children become orphans. Takes 2 s at most."""
         deadline = min(until, time.monotonic() + _END_S)
         while self._find(own) and time.monotonic() < deadline:
             for pid in self._known:
                 with suppress(ProcessLookupError, PermissionError):  # gone, or another user's
                     os.kill(pid, signal.SIGKILL)
-            time.sleep(_PAUSE_S)  # nothing tells when a process that is no child has ended
+            time.sleep(_PAUSE_S)  # polls: no call waits for the end of a process that is not a child
 
     def _find(self, own: Collection[int]) -> set[int]:
         self._looked_at = time.monotonic()
@@ -73,4 +73,4 @@ class Orphans:
 
 def _adopt(*, is_wanted: bool) -> None:
     if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)  # a kernel without it says no: then there are none
+        ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, int(is_wanted), 0, 0, 0)  # an old kernel refuses this; then no orphan is found

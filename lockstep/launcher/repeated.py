@@ -1,4 +1,4 @@
-"""A traceback that several workers print is shown once: a mistake in the program is every worker's. Knows lines; no process."""
+"""Shows a traceback that several workers print only once: a mistake in the program occurs in every worker. Knows lines; no process."""
 
 from collections.abc import Iterable
 
@@ -7,12 +7,12 @@ _MAX_KEPT = 16
 
 
 class RepeatedTracebacks:
-    """Decides line by line what is shown of the workers' output."""
+    """Decides line by line which output of the workers is shown."""
 
     def __init__(self) -> None:
-        self._known: list[tuple[str, list[str]]] = []  # who began to print which traceback
-        self._own: dict[str, list[str]] = {}  # what each is printing, if it is shown
-        # Lines that are held back as long as they are those of a traceback that was shown, and of which.
+        self._known: list[tuple[str, list[str]]] = []  # shown tracebacks, each with the name of its process
+        self._own: dict[str, list[str]] = {}  # by process: the traceback that it is printing now and that is shown
+        # By process: lines held back while they equal the beginning of a shown traceback, and that traceback.
         self._held: dict[str, tuple[list[str], tuple[str, list[str]]]] = {}
 
     def shown(self, name: str, line: str) -> Iterable[str]:
@@ -64,7 +64,7 @@ def _is_last(line: str) -> bool:
 
 
 def without_traceback(lines: Iterable[str]) -> list[str]:
-    """Returns lines without the bodies of tracebacks, of which the errors are left; the first lines may be those of one."""
+    """Returns lines with tracebacks reduced to their errors. The first lines may be the rest of a traceback."""
     kept, body, is_inside = [], list[str](), True
     for line in lines:
         if line == _BEGIN:

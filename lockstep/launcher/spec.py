@@ -1,4 +1,4 @@
-"""The specification of a launched cluster, and the arguments that its roles get. Knows options; starts nothing, reads no checkpoint."""
+"""The specification of a launched cluster, and the arguments of its roles. Knows options; starts nothing, reads no checkpoint."""
 
 from collections.abc import Mapping
 from dataclasses import field
@@ -19,9 +19,9 @@ _USAGE = 2
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Recovery:
-    """Where checkpoints and history are kept, and what is restarted. `checkpoint_dir` is a path or a URL; empty: no checkpoints.
+    """The places of checkpoints and history, and the limits of restarts. `checkpoint_dir` is a path or a URL; empty: no checkpoints.
 
-    `max_restarts`: how often in a row a role is started again that ended soon after its start. `restart_workers`: how often each worker is.
+    `max_restarts`: how many times in quick succession a failed role is started again. `restart_workers`: how many times each worker is.
     """
 
     checkpoint_dir: str = ""
@@ -42,17 +42,17 @@ class Recovery:
 
     @property
     def directory(self) -> Path | None:
-        """The local directory of the checkpoints, as the roles understand its name; None: there is none."""
+        """The local directory of the checkpoints, as the roles interpret its name; None: they are not in a local directory."""
         if self.is_local:
             return Path(self.checkpoint_dir).expanduser()
         parts = urlsplit(self.checkpoint_dir)
-        # The roles report a URL that names another host.
+        # The roles refuse a URL that names another host.
         is_here = parts.scheme == "file" and parts.netloc in ("", "localhost") and bool(parts.path)
         return Path(unquote(parts.path)).expanduser() if is_here else None
 
     @property
     def environment(self) -> dict[str, str]:
-        """Variables for the roles: a URL may contain a password, and command lines are visible to every user of the machine."""
+        """Variables for the roles. A URL is passed here because it may contain a password, and every user can read command lines."""
         return {options.CHECKPOINT_DIR.variable: self.checkpoint_dir} if self.has_checkpoints and not self.is_local else {}
 
     def words(self, role: Program) -> list[str]:
@@ -67,12 +67,11 @@ NO_RECOVERY = Recovery()
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterSpec:
-    """What to start. A step needs `num_workers - num_backups` contributions; the slowest `num_backups` are not waited for.
+    """The processes to start. A step needs `num_workers - num_backups` contributions, and does not wait for the slowest `num_backups`.
 
-    `num_required` says instead how many contributions a step needs, which may be more than there are workers. Both are about sync only.
-    `chief_in_ps`: the chief runs in the process of ps 0. `has_standbys`: each parameter server has a second one that takes its place.
-    `tensorboard`: a directory for event files, written by a process of its own; None: none.
-    `page`: where the chief serves its page; empty: nowhere.
+    `num_required` sets the number of contributions directly; it may exceed the number of workers. Both apply to sync only. `chief_in_ps`:
+    the chief runs in the process of ps 0. `has_standbys`: each parameter server has a second one that takes its place. `tensorboard`: a
+    directory for event files, written by a process of its own; None: none. `page`: where the chief serves its page; empty: nowhere.
     `passed_on`: options that the launcher passes to the roles without interpreting them, with their values.
     """
 
@@ -101,7 +100,7 @@ class ClusterSpec:
             flag = "--backup-workers" if self.num_backups else "--replicas-to-aggregate"
             raise LaunchFailed(f"{flag}: only the policy sync has steps of several contributions, not {self.policy.text}", exit_code=2)
         if (least := self.recovery.min_replicas) is not None and not (self.is_sync and least <= self.replicas_to_aggregate):
-            want = f"1 to {self.replicas_to_aggregate}, which a step needs when nobody is gone" if self.is_sync else "the policy sync"
+            want = f"1 to {self.replicas_to_aggregate}, which a step needs when no worker is lost" if self.is_sync else "the policy sync"
             raise LaunchFailed(f"--min-replicas: got {least}, want {want}", exit_code=2)
         if self.has_standbys and self.chief_in_ps:
             raise LaunchFailed("--standbys: the chief has none, so it needs a process of its own; leave out --chief-in-ps", exit_code=2)
@@ -127,7 +126,7 @@ class ClusterSpec:
 
     @property
     def needs_text(self) -> str:
-        """What a step needs, in words."""
+        """The contributions that a step needs, in words."""
         if not self.is_sync:
             return f"policy {self.policy.text}: every contribution is a step"
         needs = self.replicas_to_aggregate
@@ -145,7 +144,7 @@ class ClusterSpec:
 
 
 def spec_of(given: Given, *, num_ps: int = 1, num_workers: int = 1, num_backups: int | None = None) -> ClusterSpec:
-    """Returns what the flags of a launcher ask for; the numbers stand for those that were not given. Raises LaunchFailed.
+    """Returns the specification for a launcher's flags; the arguments are defaults for flags that were not given. Raises LaunchFailed.
 
     `num_backups` None: with sync and several workers 1, else 0.
     """

@@ -1,7 +1,7 @@
-"""Starts processes, passes on their output, and ends all of them in every case. Does not know what they do.
+"""Starts processes, passes on their output, and ends all of them in every case. Must not know what they do.
 
-Every process leads a process group. A guardian (`guardian.py`) kills all groups when this process is gone, however it ended. One thread,
-one loop: `poll` must be called again and again, from the main thread.
+Every process leads a process group. A guardian (`guardian.py`) kills all groups when this process has ended, however it ended. There is one
+thread and one loop: call `poll` repeatedly, from the main thread.
 """
 
 import errno
@@ -30,37 +30,37 @@ from ps_protocol.model.light_dataclass import light_dataclass
 # The output of several processes, each line with the name of its process.
 
 
-# Cyan, green, magenta, yellow, blue and their bright forms: red is left for failures.
+# Cyan, green, magenta, yellow, blue and their bright forms: red is reserved for failures.
 _COLOURS = (36, 32, 35, 33, 34, 96, 92, 95, 93, 94)
 _RED = 31
 _MAX_LINE_BYTES = 1 << 16
-_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # the \n of a last \r may be still to come
+_LINE_END = re.compile(rb"\r\n|\n|\r(?!\Z)")  # after a \r at the end, a \n may still follow
 
 
 class LineSplitter:
-    """Cuts a stream of bytes into lines of text, at carriage returns too, so that a progress bar is seen while it moves."""
+    """Splits a stream of bytes into lines of text, also at carriage returns, so that a progress bar is shown while it moves."""
 
     def __init__(self) -> None:
         self._rest = b""
 
     def feed(self, data: bytes) -> Iterator[str]:
-        """Yields the lines that `data` completes, without their ends."""
+        """Yields the lines that `data` completes, without line ends."""
         *lines, self._rest = _LINE_END.split(self._rest + data)
-        if len(self._rest) > _MAX_LINE_BYTES:  # an endless line must not grow without limit
+        if len(self._rest) > _MAX_LINE_BYTES:  # limits the memory for an endless line
             lines.append(self._rest)
             self._rest = b""
         for line in lines:
             yield line.decode(errors="replace")
 
     def finish(self) -> Iterator[str]:
-        """Yields what came after the last end of a line."""
+        """Yields the text after the last line end."""
         if self._rest:
             yield self._rest.rstrip(b"\r").decode(errors="replace")
         self._rest = b""
 
 
 class LineStream(Protocol):
-    """The supervisor's output. A write returns at once, even if nobody reads: a blocked terminal must not stop the supervisor."""
+    """The supervisor's output. A write returns at once, even if the output is not read: a blocked terminal must not stop the supervisor."""
 
     def write(self, text: str, /) -> object:
         """Takes a line."""
@@ -70,11 +70,11 @@ class LineStream(Protocol):
 
     @property
     def has_dropped(self) -> bool:
-        """Whether lines were left out, since nobody read."""
+        """Whether lines were dropped because the output was not read."""
 
 
 class PrefixedOutput:
-    """Writes lines as `[worker 1] text`, in one colour a process if the stream is a terminal."""
+    """Writes lines as `[worker 1] text`, in one colour per process if the stream is a terminal."""
 
     def __init__(self, stream: LineStream) -> None:
         self._stream = stream
@@ -88,7 +88,7 @@ class PrefixedOutput:
         return not self._stream.has_dropped
 
     def line(self, name: str, text: str) -> None:
-        """Writes one line of a process; a traceback that another process has printed as well in one line."""
+        """Writes one line of a process. A traceback that another process has printed already becomes one line."""
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
         for line in self._tracebacks.shown(name, text):
             self._write(name, line, colour)
@@ -120,7 +120,7 @@ ShowLine = Callable[[str, str], None]
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """What to start, and under which name; `environment` is laid over this process's own, None removes a variable."""
+    """A process to start, and its name. `environment` is added to this process's own; None removes a variable."""
 
     name: str
     command: Sequence[str]
@@ -128,7 +128,7 @@ class ProcessSpec:
 
 
 class Process:
-    """A child that leads a process group. `returncode` is None until its end has been seen, and negative if a signal ended it.
+    """A child that leads a process group. `returncode` is None until its end has been noticed, and negative if a signal ended it.
 
     `keeps_log`: appends to the log instead of replacing it.
     """
@@ -152,7 +152,7 @@ class Process:
 
     @property
     def is_running(self) -> bool:
-        """Whether it has not been seen to end."""
+        """Whether its end has not been noticed yet."""
         return self.returncode is None
 
     def has_exited(self) -> bool:
@@ -160,20 +160,20 @@ class Process:
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def signal_group(self, number: signal.Signals) -> None:
-        """Sends a signal to the process and all that it started in its group."""
+        """Sends a signal to the process and to all processes in its group."""
         with suppress(ProcessLookupError, PermissionError):
             os.killpg(self.pid, number)
 
     def reap(self) -> None:
-        """Takes the exit status of a process that has exited, after the rest of its output."""
-        for _ in range(_MAX_DRAIN_READS):  # a grandchild in a session of its own may hold the pipe, and write for ever
+        """Reads the rest of the output of a process that has exited, and then its exit status."""
+        for _ in range(_MAX_DRAIN_READS):  # a grandchild in a session of its own may keep the pipe open and write for ever
             if self.pipe.closed or not self.pass_on():
                 break
         self.returncode = self._popen.wait()
         self._close()
 
     def pass_on(self) -> bool:
-        """Shows and logs what output there is; False if there was none. Closes the pipe at its end."""
+        """Shows and logs the available output; returns False if there was none. Closes the pipe at its end."""
         data = self.pipe.read(_READ_BYTES)
         if data:
             self._write_log(data)
@@ -209,7 +209,7 @@ class Process:
 
 
 def describe_end(returncode: int) -> str:
-    """Says how a process ended: `exit code 3`, `killed by SIGKILL`."""
+    """Returns how a process ended: `exit code 3`, `killed by SIGKILL`."""
     if returncode >= 0:
         return f"exit code {returncode}"
     try:
@@ -223,8 +223,8 @@ def shell_code(returncode: int) -> int:
     return returncode if returncode >= 0 else 128 - returncode
 
 
-# Ctrl-C must bring the prompt back in two seconds, on a machine where everything takes ten times as long, too. SIGKILL follows SIGTERM
-# after this long, and nothing is waited for beyond the second number: the guardian does the rest by itself.
+# After Ctrl-C the prompt must be back within two seconds, even on a machine that is ten times slower. SIGKILL follows SIGTERM after the
+# first time; the supervisor waits no longer than the second, and the guardian does the rest.
 STOP_GRACE_S = 0.6
 _END_S = 1.0
 _GUARDIAN_S = 5.0
@@ -233,7 +233,7 @@ _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class LaunchFailed(Exception):
-    """A process that is needed could not be started, or ended too early; the text is for the user."""
+    """A required process could not be started, or ended too early; the text is for the user."""
 
     def __init__(self, message: str, *, exit_code: int = 1) -> None:
         super().__init__(message)
@@ -251,8 +251,8 @@ class Interrupted(Exception):
 class Supervisor:
     """Owns processes within a `with` block, in the main thread; leaving the block ends them and removes `directory`.
 
-    `directory` is private (mode 0700), with a path short enough for Unix sockets. `show_line` must not block. `adopts_orphans`: what the
-    processes leave behind becomes children of this process and is ended, too. Only for a program that has no other children.
+    `directory` is private (mode 0700), with a path short enough for Unix sockets. `show_line` must not block. `adopts_orphans`: processes
+    that they leave behind become children of this process, which ends them too. Only for a program that has no other children.
     """
 
     def __init__(self, *, log_directory: Path, show_line: ShowLine, adopts_orphans: bool = False) -> None:
@@ -264,7 +264,7 @@ class Supervisor:
         self._stack = ExitStack()
         self._interrupts: list[signal.Signals] = []
         self._is_stopping = False
-        # Until when the end may wait for anything: without end unless it was asked for.
+        # The latest time to which ending the processes may take; no limit unless a signal asked for the end.
         self._end_by = math.inf
         self._orphans = Orphans(tell=self._tell_guardian) if adopts_orphans else None
 
@@ -284,7 +284,7 @@ class Supervisor:
         self._stack.close()
 
     def start(self, spec: ProcessSpec) -> Process:
-        """Starts a process; its output is shown line by line, and kept in the log directory: after that of one of the same name."""
+        """Starts a process. Shows its output line by line, and writes it to a log; a restarted process continues the log of its name."""
         environment = {**os.environ, **spec.environment, "PYTHONUNBUFFERED": "1", TOKEN_VARIABLE: self._carried_token()}
         shim = [sys.executable, "-I", "-S", str(_HERE / "guarded_exec.py"), str(self._guardian_pipe.fileno()), str(os.getpid())]
         popen = subprocess.Popen(
@@ -305,9 +305,9 @@ class Supervisor:
         return process
 
     def poll(self, *, timeout_s: float) -> list[Process]:
-        """Passes output on and returns the processes that have ended, waiting at most `timeout_s` for anything to happen.
+        """Passes output on and returns the processes that have ended. Waits at most `timeout_s` for an event.
 
-        Raises Interrupted after SIGINT, SIGTERM or SIGHUP, or when output can't be written any more.
+        Raises Interrupted after SIGINT, SIGTERM or SIGHUP, or when output cannot be written any more.
         """
         for key, _ in self._selector.select(timeout_s):
             if key.data is None:
@@ -326,9 +326,9 @@ class Supervisor:
         return ended
 
     def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
-        """Ends all processes: SIGTERM, after `grace_s` (or a second Ctrl-C) SIGKILL.
+        """Ends all processes: sends SIGTERM, and after `grace_s` (or a second Ctrl-C) SIGKILL.
 
-        If a signal asked for the end, it returns within 1 s, also if the system has not ended a killed process yet.
+        If a signal asked for the end, returns within 1 s, even if the system has not ended a killed process yet.
         """
         self._is_stopping = True
         self._end_by = time.monotonic() + _END_S if self._interrupts else math.inf
@@ -341,7 +341,7 @@ class Supervisor:
             self._orphans.end(self._own_children(), until=self._end_by)
 
     def end_in_order(self, first: Process, *, awaited: Sequence[Process], grace_s: float) -> None:
-        """SIGTERM to `first` alone, then waits until all `awaited` have ended by themselves, or for `grace_s`, or a further Ctrl-C."""
+        """Sends SIGTERM to `first` alone. Waits until all `awaited` have ended by themselves, for `grace_s`, or until another Ctrl-C."""
         self._is_stopping = True
         if first.is_running:
             first.signal_group(signal.SIGTERM)
@@ -382,31 +382,31 @@ class Supervisor:
     def _show(self, name: str, line: str) -> None:
         try:
             self._show_line(name, line)
-        except OSError:  # `lockstep up … | head`: the reader is gone
+        except OSError:  # `lockstep up … | head`: the reader has ended
             self._show_line = _show_nothing
             self._interrupts.append(signal.SIGPIPE)
 
     def _start_guardian(self, stack: ExitStack) -> None:
         command = [sys.executable, "-I", "-S", str(_HERE / "guardian.py"), self.token]
-        # Without the token of an outer launcher, which would kill it before it has cleaned up.
+        # Without the token of an outer launcher, whose guardian would kill this one before it has cleaned up.
         environment = {key: value for key, value in os.environ.items() if key != TOKEN_VARIABLE}
         pipe = subprocess.PIPE
         guardian = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, cwd="/", start_new_session=True, bufsize=0)
         assert guardian.stdin is not None and guardian.stdout is not None
         self._guardian_pipe, self._guardian_pid = guardian.stdin, guardian.pid
         stack.callback(self._await_guardian, guardian)
-        stack.callback(guardian.stdin.close)  # the sign to clean up
+        stack.callback(guardian.stdin.close)  # the signal to clean up
         with guardian.stdout as answer:
             self.directory = Path(os.fsdecode(answer.readline().rstrip(b"\n")))
         if not self.directory.is_absolute():
-            raise LaunchFailed("the guardian process, which cleans up after a crash, did not start; its words are above")
+            raise LaunchFailed("the guardian process, which cleans up after a crash, did not start; its output is above")
 
     def _await_guardian(self, guardian: "subprocess.Popen[bytes]") -> None:
         left_s = max(0.1, self._end_by - time.monotonic())
         try:
             guardian.wait(min(_GUARDIAN_S, left_s))
         except subprocess.TimeoutExpired:
-            guardian.returncode = 0  # in a session of its own, it goes on; the destructor is not to wait for it either
+            guardian.returncode = 0  # it keeps running in a session of its own; the destructor must not wait for it either
 
     def _catch_signals(self, stack: ExitStack) -> None:
         reader, writer = socket.socketpair()
@@ -417,7 +417,7 @@ class Supervisor:
         self._selector.register(reader, selectors.EVENT_READ, None)
         stack.callback(signal.set_wakeup_fd, signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False))
         for number in (*_ENDING, signal.SIGCHLD):
-            if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:  # nohup stays nohup
+            if number == signal.SIGCHLD or signal.getsignal(number) != signal.SIG_IGN:  # keeps nohup in effect
                 stack.callback(signal.signal, number, signal.signal(number, _do_nothing))
 
     def _read_signals(self) -> None:
@@ -426,7 +426,7 @@ class Supervisor:
 
 
 def with_checkout() -> dict[str, str]:
-    """Returns the PYTHONPATH by which child processes find the packages of a source tree that is not installed."""
+    """Returns the PYTHONPATH with which child processes find the packages of a source tree that is not installed."""
     root = _HERE.resolve().parents[1]
     if root.name in ("site-packages", "dist-packages"):
         return {}
@@ -435,7 +435,7 @@ def with_checkout() -> dict[str, str]:
 
 
 def make_directory(path: Path, *, flag: str) -> None:
-    """Makes a directory with its parents, unless it is there; LaunchFailed if it cannot be written to. `flag` is what chose it."""
+    """Makes a directory with its parents if it is missing. Raises LaunchFailed, which names `flag`, if it cannot be written to."""
     try:
         path.mkdir(parents=True, exist_ok=True)
         if not os.access(path, os.W_OK | os.X_OK):
@@ -445,8 +445,8 @@ def make_directory(path: Path, *, flag: str) -> None:
 
 
 def _show_nothing(name: str, line: str) -> None:
-    """Stands in for an output that is gone."""
+    """Replaces an output whose reader has ended."""
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Stands in for the default action; the number comes through the wakeup socket."""
+    """Replaces the default action of a signal; its number comes through the wakeup socket."""

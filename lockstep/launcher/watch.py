@@ -1,6 +1,6 @@
-"""Asks the chief of a launched cluster what a step needs, and ends training when too few workers are left. Knows reports; starts nothing.
+"""Polls the chief of a launched cluster, and ends training when too few workers are left for a step. Knows reports; starts nothing.
 
-Imported late: NumPy and grpc take long to import, and if one is broken, the roles report it.
+Imported late: NumPy and grpc are slow to import, and if one is broken, the roles report it.
 """
 
 import threading
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from ps_protocol.rpc.chief import GrpcChief
 
 
-# How a launcher reaches the chief of its own cluster, regardless of the shell's settings for others.
+# The client of the launched cluster's own chief, regardless of the shell's settings for other clusters.
 
 
 def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcChief":
@@ -33,16 +33,16 @@ def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcCh
     return GrpcChief(address, cluster=cluster, access=Access(Security(token_file=token_file), role=CallerRole.ADMIN))
 
 
-# What a step needs from the workers, as the chief has it now: programs may change the policy.
+# The contributions that a step needs at present: programs may change the policy.
 
 
 _PERIOD_S = 0.1
-# A program sets its policy before it creates the model. After this long the policy is taken as it is.
+# A program sets its policy before it creates the model. After this long, the chief's present policy counts.
 _LONGEST_DOUBT_S = 3.0
 _TRAINING_PERIOD_S = 1.0
-# Once a worker has ended before the others.
+# The period of polling once a worker has ended before the others.
 _CLOSE_PERIOD_S = 0.5
-# A chief that saves a last checkpoint answers all the while; one that has been silent for so long is not waited for.
+# A chief that saves a last checkpoint keeps answering. The launcher stops waiting for one that has been silent for this long.
 _SILENT_S = 10.0
 _BEFORE = (ClusterState.CONNECTING, ClusterState.WAITING_FOR_MODEL)
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
@@ -57,7 +57,7 @@ class StepNeeds:
 
 
 def needs_of(status: ClusterStatus | None, *, spec: ClusterSpec) -> StepNeeds:
-    """Returns the needs by the chief's report, or without one by what the cluster was started with."""
+    """Returns the needs by the chief's report or, without one, by the cluster's specification."""
     if status is None:
         return StepNeeds(num_workers=spec.num_workers_needed, text=spec.needs_text)
     needs = f"a step needs {status.replicas_to_aggregate}"
@@ -72,9 +72,9 @@ def needs_of(status: ClusterStatus | None, *, spec: ClusterSpec) -> StepNeeds:
 
 
 class ChiefPoller:
-    """Polls the chief in the launcher's one thread for that, and asks it to finish training when requested.
+    """Polls the chief in a thread of its own, and has it finish training when requested.
 
-    It polls all the time because after training the chief is gone and cannot be asked.
+    It polls all the time, because the chief has ended when training has.
     """
 
     def __init__(self, cluster: LocalCluster) -> None:
@@ -91,27 +91,27 @@ class ChiefPoller:
 
     @property
     def status(self) -> ClusterStatus | None:
-        """The latest answer; None: there was none."""
+        """The latest status; None: there was none."""
         return self._status
 
     @property
     def asked_at(self) -> float:
-        """When the latest answer was asked for."""
+        """The time at which the latest status was requested."""
         return self._asked_at
 
     @property
     def finished_at(self) -> int | None:
-        """The step at which the chief finished training at our request; None: it has not, or was not asked."""
+        """The step at which the chief finished training at this poller's request; None: it has not, or was not asked to."""
         return self._finished_at
 
     @property
     def is_finishing(self) -> bool:
-        """Whether the chief has yet to be asked to finish, or to say what it does since it has."""
+        """Whether the request to finish, or the first status after it, is still outstanding."""
         return bool(self._reason) and not self._is_over and (not self._has_finished or self._finished_at is not None)
 
     @property
     def saving(self) -> str:
-        """What the chief saves after training; empty: nothing, or it has said no more for a while."""
+        """The checkpoint that the chief saves after training; empty: none, or the chief has been silent for a while."""
         status = self._status
         if status is None or status.checkpoint is None or not self._is_over or time.monotonic() - self._asked_at > _SILENT_S:
             return ""
@@ -123,19 +123,19 @@ class ChiefPoller:
         return self._status is None or self._has_begun
 
     def knows(self, *, since: float, max_wait_s: float) -> bool:
-        """Whether an answer about what a step needs, asked for after `since`, is there, or there is nothing more to wait for."""
+        """Waits at most `max_wait_s` for a status of a model that was requested after `since`. True also if waiting has become useless."""
         self._wanted.set()
         with self._changed:
             self._changed.wait_for(lambda: self._is_known(since), timeout=max_wait_s)
             return self._is_known(since)
 
     def watch_closely(self) -> None:
-        """Asks more often from now on."""
+        """Polls more often from now on."""
         self._period_s = _CLOSE_PERIOD_S
         self._wanted.set()
 
     def finish(self, reason: str, *, interrupts: bool = False) -> None:
-        """Has the chief finish training if it still can, as planned or before its time; does not wait for that."""
+        """Has the chief finish training if it still can, as planned or (`interrupts`) before its end. Does not wait for it."""
         self._reason, self._interrupts = reason, interrupts
         self._wanted.set()
 
@@ -165,24 +165,24 @@ class ChiefPoller:
         with self._changed:
             self._status, self._asked_at = status, asked_at
             self._is_over = self._is_over or status.state in _OVER
-            # At our request, a training ends that has not begun, too.
+            # At this poller's request, a training that has not begun ends too.
             self._has_begun = self._has_begun or (status.state not in _BEFORE and not self._has_finished)
             self._changed.notify_all()
         if self._reason and not self._has_finished and not self._is_over:
             try:
                 self._finished_at = chief.finish(reason=self._reason, interrupts=self._interrupts)
             finally:
-                self._has_finished = True  # once: a chief that refuses will refuse again
+                self._has_finished = True  # asks once only: a chief that refuses will refuse again
             self.watch_closely()
 
 
-# Whether a cluster that was to have checkpoints has one of its end.
+# Whether a cluster with checkpoints has saved its end.
 
 
 def what_is_not_saved(cluster: LocalCluster, status: ClusterStatus | None) -> str:
-    """Returns what of a training that is over is in no whole checkpoint, and why, in words; empty: nothing, or there was to be none.
+    """Returns which part of a finished training is in no complete checkpoint, and why; empty: all is saved, or nothing was to be saved.
 
-    `status`: the last that the chief has said, perhaps a second before the end.
+    `status`: the chief's last status, perhaps from a second before the end.
     """
     if not cluster.spec.recovery.has_checkpoints:
         return ""
@@ -195,7 +195,7 @@ def what_is_not_saved(cluster: LocalCluster, status: ClusterStatus | None) -> st
     except (PsError, OSError) as error:
         return f"its checkpoints cannot be read: {error}"
     last = status.checkpoint if status is not None else None
-    # Of a training that was over within a second nothing had been asked.
+    # There may be no status of a training that was over within a second.
     why = last.failure if last is not None and last.failure else f"{cluster.chief.log_path} says why"
     if not whole:
         return f"no checkpoint could be written to {storage.place}: {why}; what it has learnt is lost"
@@ -206,7 +206,7 @@ def what_is_not_saved(cluster: LocalCluster, status: ClusterStatus | None) -> st
 
 
 def newest_checkpoint(cluster: LocalCluster) -> str:
-    """Returns the name of the newest whole checkpoint; empty: there is none, or it cannot be read."""
+    """Returns the name of the newest complete checkpoint; empty: there is none, or the checkpoints cannot be read."""
     from ps_protocol.checkpoint.catalog import list_checkpoints, open_storage
 
     try:
@@ -219,19 +219,19 @@ def newest_checkpoint(cluster: LocalCluster) -> str:
 # Decides whether the remaining workers can make another step.
 
 
-# Some workers may be about to exit, or to join: nothing is concluded for this long.
+# Some workers may be about to exit or to join, so a standstill counts only after this long.
 GRACE_S = 5.0
 
 
 class Standstill:
-    """Decides that from consecutive reports."""
+    """Decides from consecutive reports whether another step is possible."""
 
     def __init__(self) -> None:
         self._step = -1
         self._since: float | None = None
 
     def see(self, status: ClusterStatus, *, now: float, gone_s: Mapping[int, float]) -> bool:
-        """Whether no step has been possible for `GRACE_S`. `gone_s`: how long ago the processes of workers ended, by index."""
+        """Returns whether no step has been possible for `GRACE_S`. `gone_s`: by worker index, how many seconds ago the process ended."""
         if not cannot_step(status, gone_s=gone_s):
             self._since = None
             return False
@@ -257,14 +257,14 @@ def cannot_step(status: ClusterStatus, *, gone_s: Mapping[int, float]) -> bool:
 # Ends training when workers have exited with 0 and too few are left for a step.
 
 
-# Workers that end within this of each other ended together: that is not reported.
+# Workers that end within this time of each other ended together, which is not reported.
 _TOGETHER_S = 2.0
 # How long released workers may take to exit after training was ended.
 _LEAVE_S = 10.0
 
 
 class LastWorkers:
-    """Call `see()` after every poll. Polls the chief more often once a worker has ended before the others."""
+    """Ends training early if no worker can make another step. Call `see()` after every poll."""
 
     def __init__(self, cluster: LocalCluster, *, poller: ChiefPoller, say: Callable[[str], None]) -> None:
         self._cluster = cluster
@@ -279,17 +279,17 @@ class LastWorkers:
 
     @property
     def failure(self) -> str:
-        """Why training was ended early; empty if it was not."""
+        """The reason why training was ended early; empty if it was not."""
         step = self._poller.finished_at
         return f"training ended early at step {step}: {self._words}" if self._words and step is not None else ""
 
     @property
     def is_time_up(self) -> bool:
-        """Whether the time is up in which workers may exit by themselves after training was ended."""
+        """Whether the time for workers to exit by themselves, after training was ended, is over."""
         return self._leave_until is not None and time.monotonic() > self._leave_until
 
     def see(self) -> None:
-        """Notes workers that have ended, and reports what that means."""
+        """Notes workers that have ended, and reports what that means for training."""
         now, workers = time.monotonic(), self._cluster.workers
         self._ended_at |= {index: now for index, one in enumerate(workers) if not one.is_running and index not in self._ended_at}
         early = [index for index, one in enumerate(workers) if one.returncode == 0]
@@ -306,7 +306,7 @@ class LastWorkers:
             self._say(f"{self._words}; ended training at step {step}, waiting up to {_LEAVE_S:g} s for the workers to end")
 
     def _judge(self) -> None:
-        """Looks at a new report, and ends training if no worker can make another step."""
+        """Reads a new report, and ends training if no worker can make another step."""
         status, asked_at = self._poller.status, self._poller.asked_at
         if status is None or status is self._seen or self._words:
             return

@@ -1,4 +1,4 @@
 """Commands for the time before a training: `plan` (how many backup workers pay off) and `doctor` (whether this machine is fit).
 
-Must not know how to find that out: `lockstep/planning` and `lockstep/doctor` do.
+Must not know the methods: they belong to `lockstep/planning` and `lockstep/doctor`.
 """

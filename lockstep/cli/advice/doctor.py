@@ -1,4 +1,4 @@
-"""`lockstep doctor`: runs the checks and prints what they find, line by line as it is found. Knows the terminal; checks nothing itself."""
+"""`lockstep doctor`: runs the checks and prints each finding at once. Knows the terminal; checks nothing itself."""
 
 import argparse
 import itertools
@@ -62,7 +62,7 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
 
     found = itertools.chain(found, file_findings(security, cluster=cluster))
     if peer:
-        from lockstep.doctor.peers import peer_findings  # imports grpc, which the checks before may have found broken
+        from lockstep.doctor.peers import peer_findings  # imports grpc, which the earlier checks may have found broken
         from ps_protocol.rpc.channel import Access
 
         found = itertools.chain(found, peer_findings(peer, cluster=cluster, access=Access(security, role=role_to_call_as(security))))

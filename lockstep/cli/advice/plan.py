@@ -1,4 +1,4 @@
-"""`lockstep plan`: how many backup workers pay off, from a trace or a distribution; and records traces. Knows terminal, files and chief."""
+"""`lockstep plan`: shows how many backup workers pay off, and records traces. Knows terminal, files and chief; simulates nothing."""
 
 import argparse
 import json
@@ -20,11 +20,11 @@ from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import Chief, ClusterState
 
-# What `lockstep plan` found, for a person: tables and a recommendation.
+# The result of `lockstep plan` as text: tables and a recommendation.
 
 
 def plan_text(plan: Plan) -> str:
-    """Returns tables and the recommendation, for a person."""
+    """Returns tables and the recommendation as text."""
     question = plan.question
     head = f"{question.size_text}; computing: {question.latency.text}{_costs_words(question.costs)}"
     steps = f"{plan.rows[0].num_steps} simulated steps each, seed {question.seed}"
@@ -74,8 +74,8 @@ def _time_text(seconds: float) -> str:
 
 
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
-# Times that are shorter than so many looks at the chief are known too badly to plan with.
-_LEAST_LOOKS = 10
+# Times shorter than this many polls of the chief are too inaccurate to plan with.
+_LEAST_POLLS = 10
 
 
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
@@ -192,7 +192,7 @@ def _record(arguments: argparse.Namespace) -> int:
         try:
             with path.open("x", encoding="utf-8") as file:
                 try:
-                    _watch(chief, file, rows, every_s=arguments.every, duration_s=arguments.duration)
+                    _poll_chief(chief, file, rows, every_s=arguments.every, duration_s=arguments.duration)
                 finally:
                     if not rows:
                         path.unlink()
@@ -200,11 +200,11 @@ def _record(arguments: argparse.Namespace) -> int:
             raise InvalidSpec(f"{path}: it exists; name another file") from error
         except OSError as error:
             raise InvalidSpec(f"{path}: {error.strerror}; name a file that can be written") from error
-    return _tell(rows, path=path, every_s=arguments.every)
+    return _report_recording(rows, path=path, every_s=arguments.every)
 
 
-def _watch(chief: Chief, file: TextIO, rows: list[TraceRow], *, every_s: float, duration_s: float | None) -> None:
-    """Looks at the chief until the time is up, Ctrl-C, training's end or the chief's; each row is written as soon as it is known."""
+def _poll_chief(chief: Chief, file: TextIO, rows: list[TraceRow], *, every_s: float, duration_s: float | None) -> None:
+    """Polls the chief until the time is up, Ctrl-C, or the end of training or of the chief; writes each row as soon as it is known."""
     recorder, begun_at, pause = TraceRecorder(), time.monotonic(), threading.Event()
     print(HEADER, file=file, flush=True)
     try:
@@ -225,14 +225,14 @@ def _watch(chief: Chief, file: TextIO, rows: list[TraceRow], *, every_s: float, 
         print(f"lockstep plan: the recording ends here: {error.message}", file=sys.stderr)
 
 
-def _tell(rows: list[TraceRow], *, path: Path, every_s: float) -> int:
+def _report_recording(rows: list[TraceRow], *, path: Path, every_s: float) -> int:
     if not rows:
         why = "no computation was seen from its beginning to its end; record for longer"
         print(f"lockstep plan: {path} is not written: {why}", file=sys.stderr)
         return 1
     median_s, num_workers = statistics.median(row.seconds for row in rows), len({row.worker for row in rows})
     print(f"{path}: {len(rows)} times of {num_workers} workers, median {duration_text(median_s)}, each exact to {duration_text(every_s)}")
-    if median_s < _LEAST_LOOKS * every_s:
-        advice = "look more often (--every), or have the program write them itself"
-        print(f"lockstep plan: these are too short to be seen from outside: {advice}", file=sys.stderr)
+    if median_s < _LEAST_POLLS * every_s:
+        advice = "poll more often (--every), or have the program write them itself"
+        print(f"lockstep plan: these are too short to be measured from outside: {advice}", file=sys.stderr)
     return 0

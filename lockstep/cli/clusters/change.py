@@ -20,8 +20,8 @@ from ps_protocol.process.options import BACKUP_WORKERS, CHANGE, CONTRIBUTIONS, G
 from ps_protocol.roles.chief import Chief, HyperparameterChange, SettingsReply
 
 _POLICIES = tuple(name.name.lower() for name in PolicyName)
-# For a person, and as JSON.
-_Said: TypeAlias = tuple[str, dict[str, object]]
+# The answer as text, and as fields for JSON.
+_Answer: TypeAlias = tuple[str, dict[str, object]]
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -52,7 +52,7 @@ def run_policy(arguments: argparse.Namespace) -> int:
     """Shows or changes the policy and returns the exit code."""
     given = Given(vars(arguments), {})
 
-    def change(chief: Chief) -> _Said:
+    def change(chief: Chief) -> _Answer:
         if arguments.policy is None:
             _check_nothing_given(given)
             status = chief.status()
@@ -69,7 +69,7 @@ def run_policy(arguments: argparse.Namespace) -> int:
 def run_set(arguments: argparse.Namespace) -> int:
     """Changes numbers of an optimizer and returns the exit code."""
 
-    def change(chief: Chief) -> _Said:
+    def change(chief: Chief) -> _Answer:
         numbers = change_of(arguments.changes, variable=arguments.variable)
         reply = _await(
             chief, lambda call, wait_s: chief.set_hyperparameters(numbers, request_id=call, max_wait_s=wait_s), timeout_s=arguments.timeout
@@ -84,7 +84,7 @@ def run_finish(arguments: argparse.Namespace) -> int:
     """Ends training and returns the exit code."""
     with chief_of(arguments) as chief:
         cluster = chief.status().cluster
-        # The chief's log has the reason: it shall say which process asked.
+        # The chief's log shows the reason, so that it names the process that asked.
         step = chief.finish(reason=f"{arguments.reason} (`lockstep finish` on {socket.gethostname()} pid {os.getpid()})")
     words = f"cluster {cluster!r} at {chief.address}: training is finished at step {step}; the processes end as their workers leave"
     fields = {"step": step, "reason": arguments.reason, "cluster": cluster, "chief": chief.address}
@@ -93,7 +93,7 @@ def run_finish(arguments: argparse.Namespace) -> int:
 
 
 def change_of(words: Sequence[str], *, variable: str = "") -> HyperparameterChange:
-    """Returns the change that words like "learning_rate=0.01" ask for. Raises InvalidSpec."""
+    """Returns the change for arguments such as "learning_rate=0.01". Raises InvalidSpec."""
     numbers: dict[str, float] = {}
     for word in words:
         name, equals, text = word.partition("=")
@@ -145,7 +145,7 @@ def _check_nothing_given(given: Given) -> None:
 
 
 def _await(chief: Chief, ask: Callable[[int, float], SettingsReply | None], *, timeout_s: float) -> SettingsReply:
-    """Asks, under one request id, until the change has been made."""
+    """Requests the change, with one request id, until it has been made. Raises DeadlineExceeded."""
     request_id, deadline = secrets.randbits(63), time.monotonic() + timeout_s
     while True:
         reply = ask(request_id, max(0.0, deadline - time.monotonic()))
@@ -156,7 +156,7 @@ def _await(chief: Chief, ask: Callable[[int, float], SettingsReply | None], *, t
             raise DeadlineExceeded(f"not within {timeout_s:g} s: {why}; the change will be made all the same")
 
 
-def _run(arguments: argparse.Namespace, change: Callable[[Chief], _Said]) -> int:
+def _run(arguments: argparse.Namespace, change: Callable[[Chief], _Answer]) -> int:
     if not arguments.timeout > 0:
         raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
     with chief_of(arguments) as chief:

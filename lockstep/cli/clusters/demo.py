@@ -1,4 +1,4 @@
-"""`lockstep demo`: trains a cluster on handwritten digits and shows it. Puts the pieces together; decides when training is over."""
+"""`lockstep demo`: trains a cluster on handwritten digits and shows it. Connects the parts of the demo; decides when training is over."""
 
 import argparse
 import sys
@@ -24,9 +24,9 @@ from worker_client.model.wire_format import wire_format
 WANTED_ACCURACY = 0.95
 _POLL_S = 0.1
 _LEASE_S = 5.0
-# The last reading of the variables and the end of the last worker may come in either order, this far apart.
+# The last reading of the variables and the end of the last worker come in either order, at most this far apart.
 _LAST_LOOK_S = 2.0
-# Seven processes share the machine's processors; NumPy's threads for matrix products would only wait for each other.
+# Seven processes share the machine's processors, so NumPy's threads for matrix products would only wait for each other.
 _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
 
 
@@ -92,7 +92,7 @@ def _show_demo(setting: "_Setting", *, files: DemoFiles, output: BoundedOutput, 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Setting:
-    """What the arguments ask for: a cluster, and what its workers do."""
+    """The cluster and the workers' arguments, from the command's arguments."""
 
     spec: ClusterSpec
     num_steps: int
@@ -151,7 +151,7 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
         display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
         if spec.num_workers > spec.num_workers_needed:
             whose = "any process but this one" if spec.recovery.has_checkpoints else "the process of a worker"
-            display.say(f"try it: kill -9 {whose}, from another terminal; training goes on")
+            display.say(f"try it: kill -9 {whose}, from another terminal; training continues")
         cluster = LocalCluster(spec, supervisor=supervisor, note=display.say)
         watch = ClusterWatch(cluster, say=display.say)
         observer = DemoObserver(num_workers=spec.num_workers, train=train, test=test)
@@ -193,7 +193,8 @@ def _watch(*, supervisor: Supervisor, observer: DemoObserver, watch: ClusterWatc
         if observer.trained is not None and not watch.has_running_workers:
             return observer.trained
         _check(observer, files=files)
-        # One half of the end has come, so the other is due. A worker that started after training was over finds no chief to ask.
+        # Either the final variables or the end of all workers has come, so the other is due. A worker that starts after training finds no
+        # chief.
         if observer.trained is not None or not watch.has_running_workers:
             last_look_ends_at = last_look_ends_at or time.monotonic() + _LAST_LOOK_S
             if time.monotonic() > last_look_ends_at:
@@ -220,7 +221,7 @@ def _summary(status: DemoStatus, *, spec: ClusterSpec, seconds: float, failed: M
         lines.append(f"a contribution was computed from variables at most {status.max_staleness} steps old")
     if failed:
         ends = ", ".join(f"{name} ({end})" for name, end in failed.items())
-        lines.append(f"lost on the way: {ends}; the others went on")
+        lines.append(f"lost during training: {ends}; the others continued")
     return "\n".join(lines)
 
 

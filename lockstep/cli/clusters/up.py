@@ -1,4 +1,4 @@
-"""`lockstep up`: a whole cluster on this machine, around any command as its worker. Knows processes; no step and no tensor."""
+"""`lockstep up`: runs a whole cluster on this machine, with any command as its workers. Knows processes; no step and no tensor."""
 
 import argparse
 import os
@@ -83,12 +83,12 @@ def _run(spec: ClusterSpec, command: list[str], *, stream: BoundedOutput, log_di
                 return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
             except (Interrupted, TooFewWorkers):
                 cluster.end_with_checkpoint()
-                with suppress(OSError):  # the reader of our output may be gone
-                    _tell_saved(cluster, output)
+                with suppress(OSError):  # the reader of the output may be gone
+                    _report_saved(cluster, output)
                 raise
     except Interrupted as interrupted:
         stream.hurry()
-        with suppress(OSError):  # the reader may be what has ended
+        with suppress(OSError):  # the end of the reader may be the cause
             output.failure(f"{interrupted}: all processes have been ended")
         return interrupted.exit_code
     except LaunchFailed as error:
@@ -116,7 +116,7 @@ def _command(words: list[str]) -> list[str]:
             f"unknown option {command[0]}; see lockstep up --help; the workers' command comes after --", exit_code=_EXIT_USAGE
         )
     if command[0] in ("python", "python3"):
-        # The one that surely has worker_client: PATH may well lead to another, when this command's environment is not activated.
+        # This Python has worker_client; PATH may lead to another one if this command's environment is not activated.
         command[0] = sys.executable
     if shutil.which(command[0]) is None:
         why = f"there is no program {command[0]!r} (looked in PATH)"
@@ -144,7 +144,7 @@ def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor,
     cluster.start_workers(command)
     output.note(f"process ids: {_pids([*cluster.roles, *cluster.workers])}")
     watch = ClusterWatch(cluster, say=output.failure, is_all_shown=lambda: output.is_all_shown)
-    from lockstep.launcher.watch import (  # NumPy takes its time to import, and a broken one is the roles' to tell of
+    from lockstep.launcher.watch import (  # NumPy is slow to import, and if it is broken, the roles report it
         LastWorkers,
         what_is_not_saved,
     )
@@ -162,7 +162,7 @@ def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor,
     end = "training finished" if has_trained else "all workers ended without any having joined a training"
     where = ", within the backups" if cluster.spec.num_backups else ""
     output.note(end + (f"; failed on the way{where}: {failed}" if failed else ""))
-    _tell_saved(cluster, output)
+    _report_saved(cluster, output)
     return 0
 
 
@@ -172,8 +172,8 @@ def _pids(processes: Sequence[Process]) -> str:
     return ", ".join(words) + (f" and {rest} more, which `lockstep status` names" if rest else "")
 
 
-def _tell_saved(cluster: LocalCluster, output: PrefixedOutput) -> None:
-    """Says which checkpoint is the newest, if the cluster has made any on this machine. Lists no other storage: it may take long."""
+def _report_saved(cluster: LocalCluster, output: PrefixedOutput) -> None:
+    """Reports the newest checkpoint in a directory of this machine, if there is one. Lists no other storage, because that may take long."""
     if not cluster.chief_address or cluster.spec.recovery.directory is None:
         return
     from lockstep.launcher.watch import newest_checkpoint
@@ -181,4 +181,4 @@ def _tell_saved(cluster: LocalCluster, output: PrefixedOutput) -> None:
     tag = newest_checkpoint(cluster)
     if tag:
         place = cluster.spec.recovery.directory
-        output.note(f"saved: {tag} in {place}; to go on from there, run the same command again (--max-steps counts from the first step)")
+        output.note(f"saved: {tag} in {place}; to continue from there, run the same command again (--max-steps counts from the first step)")

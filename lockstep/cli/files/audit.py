@@ -41,7 +41,7 @@ def _fields(facts: Facts, books: Books, values: Recomputed, problems: list[str])
 
 
 def _read(directory: str) -> Facts:
-    """Returns what the history says. How much there is to read is not known before."""
+    """Reads the history, and shows the progress without a total, because the number of records is not known before."""
 
     def counted(progress: Progress) -> Iterator[Chronicle]:
         for chronicle in read_history(directory):
@@ -59,7 +59,7 @@ def _recompute(facts: Facts) -> Recomputed:
 
 
 def run_audit(arguments: argparse.Namespace) -> int:
-    """Returns 0 if all promises were kept, 1 if not, 2 if no history can be read."""
+    """Prints the result of the audit. Returns 0 if all promises were kept, 1 if not, 2 if no history can be read."""
     started = time.monotonic()
     try:
         facts = _read(arguments.directory)

@@ -1,4 +1,4 @@
-"""`lockstep checkpoint`: have a cluster save one, and list, verify, export or import them. Knows the terminal, the chief and storages."""
+"""`lockstep checkpoint`: has a cluster save one; lists, verifies, exports and imports them. Knows terminal, chief and storages."""
 
 import argparse
 import dataclasses
@@ -59,7 +59,7 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_checkpoint(arguments: argparse.Namespace) -> int:
-    """Does what was asked for and returns the exit code: 0, 1 if it could not be done or something is damaged, 2 if asked wrongly."""
+    """Runs the action and returns the exit code: 0, 1 for a failure or damaged checkpoints, 2 for wrong arguments."""
     action: Callable[[argparse.Namespace], int] = arguments.action
     try:
         return action(arguments)
@@ -70,7 +70,7 @@ def run_checkpoint(arguments: argparse.Namespace) -> int:
 
 
 def _add_place(parser: argparse.ArgumentParser) -> None:
-    # SUPPRESS: a subparser's default would overwrite what was given before the action.
+    # SUPPRESS: a subparser's default would overwrite a value given before the action.
     parser.add_argument(CHECKPOINT_DIR.flag, default=argparse.SUPPRESS, metavar="PLACE", help=CHECKPOINT_DIR.help_text(has_variable=True))
     parser.add_argument(
         CALLED_CLUSTER.flag, default=argparse.SUPPRESS, metavar="NAME", help="only those of this cluster [LOCKSTEP_CLUSTER]"
@@ -91,7 +91,7 @@ def _save(arguments: argparse.Namespace) -> int:
 
 
 def _await_save(chief: Chief, *, timeout_s: float) -> tuple[str, int]:
-    """Asks, under one request id, until the checkpoint is whole; says what is waited for."""
+    """Requests the checkpoint, with one request id, until it is complete, and shows the progress. Raises DeadlineExceeded."""
     request_id, deadline, said = secrets.randbits(63), time.monotonic() + timeout_s, ""
     while True:
         saved = chief.save_checkpoint(request_id=request_id, max_wait_s=max(0.0, min(1.0, deadline - time.monotonic())))

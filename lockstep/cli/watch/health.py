@@ -1,4 +1,4 @@
-"""`lockstep health`: one grpc.health.v1 check, for health checks of containers. Imports as little as it can: it runs every two seconds."""
+"""`lockstep health`: one grpc.health.v1 check, for containers. Imports as little as possible, because it runs every two seconds."""
 
 import argparse
 import os
@@ -21,7 +21,7 @@ def add_health_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_health(arguments: argparse.Namespace) -> int:
-    """Returns 0 if the process answers that it serves, else 1 with the reason."""
+    """Returns 0 if the process answers that it serves; otherwise prints the reason and returns 1."""
     if not arguments.address:
         print("lockstep health: which process? give --address ADDRESS or set LOCKSTEP_ADDRESS", file=sys.stderr)
         return 2
@@ -42,7 +42,7 @@ def run_health(arguments: argparse.Namespace) -> int:
                 reply = stub.Check(health_pb2.HealthCheckRequest(service=service), timeout=_TIMEOUT_S)
             except grpc.RpcError as error:
                 if error.code() is grpc.StatusCode.NOT_FOUND and service == _ROLES[0]:
-                    continue  # then it is the other role
+                    continue  # the process has the other role
                 print(f"{arguments.address} does not answer ({error.code().name}: {error.details()})", file=sys.stderr)
                 return 1
             word = answers.ServingStatus.Name(reply.status)

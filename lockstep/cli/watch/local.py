@@ -1,4 +1,4 @@
-"""`lockstep ls` and `page`: which clusters launchers run on this machine, and where their pages are. Asks no chief."""
+"""`lockstep ls` and `page`: list the clusters that launchers run on this machine, and the addresses of their pages. Call no chief."""
 
 import argparse
 import dataclasses
@@ -56,7 +56,7 @@ def listing(clusters: list[LocalEntry]) -> str:
     rows: list[tuple[str, ...]] = [("pid", "since", "cluster", "chief", "page", "command")]
     now = time.time()
     for one in clusters:
-        # Of paths the last part: that is what its user calls the program.
+        # Shortens each path to its last part, by which its user knows the program.
         words = " ".join(word.rpartition("/")[2] for word in one.command.split())
         command = words if len(words) <= 60 else f"{words[:59]}…"
         age = f"{duration_text(max(0.0, now - one.started_at))} ago"

@@ -1,4 +1,4 @@
-"""`lockstep trace` and `tensorboard`: look at a running cluster again and again, and write what they see to files. No file format."""
+"""`lockstep trace` and `tensorboard`: poll a running cluster and write what they see to files. Know no file format."""
 
 import argparse
 import json
@@ -17,7 +17,7 @@ from ps_protocol.process import options
 from ps_protocol.process.options import Given
 from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus
 
-# As many entries as a chief keeps, and how often `trace` asks: before they are half gone.
+# The number of ledger entries that a chief keeps, and the limits of the pause between two polls of `trace`.
 _NUM_ENTRIES = 256
 _LONGEST_S, _SHORTEST_S = 0.5, 0.02
 _MOST_S = 600.0
@@ -37,13 +37,13 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_trace(arguments: argparse.Namespace) -> int:
-    """Writes the trace and returns the exit code: 1 if no step was made meanwhile."""
+    """Writes the trace and returns the exit code: 1 if no step was made in that time."""
     if not 0 < arguments.seconds <= _MOST_S:
         raise InvalidSpec(f"--seconds: got {arguments.seconds:g}, want more than 0 and at most {_MOST_S:g}")
     arguments.chief = arguments.address or arguments.chief
     timeline = Timeline()
     with chief_of(arguments) as chief, _opened(arguments.output) as file:
-        status = _look(chief, timeline, seconds=arguments.seconds, is_quiet=arguments.json)
+        status = _poll(chief, timeline, seconds=arguments.seconds, is_quiet=arguments.json)
         json.dump(timeline.trace(cluster=status.cluster), file, separators=(",", ":"))
     if arguments.json:
         print(json.dumps({"file": str(arguments.output), "num_steps": timeline.num_steps, "num_missed": timeline.num_missed}))
@@ -62,20 +62,20 @@ def _opened(path: Path) -> TextIO:
         raise CommandFailed(f"cannot write {path}: {error.strerror}; choose another -o FILE", exit_code=2) from error
 
 
-def _look(chief: Chief, timeline: Timeline, *, seconds: float, is_quiet: bool) -> ClusterStatus:
+def _poll(chief: Chief, timeline: Timeline, *, seconds: float, is_quiet: bool) -> ClusterStatus:
     end = time.monotonic() + seconds
     if not is_quiet:
-        print(f"looking for {seconds:g} s …", flush=True)
+        print(f"recording for {seconds:g} s …", flush=True)
     while True:
         asked_at = time.monotonic()
         status = chief.status(max_ledger_entries=_NUM_ENTRIES)
-        # The report is of some moment in between.
+        # The chief made the report at some moment in between.
         timeline.add(status, at_s=(asked_at + time.monotonic()) / 2)
         left_s = end - time.monotonic()
         if left_s <= 0:
             return status
         step_s = sum(entry.duration_s for entry in status.ledger) / len(status.ledger) if status.ledger else _LONGEST_S
-        # The chief does not wait for news before it answers, so the pace is here: it asks before half of the ledger has been replaced.
+        # The chief answers at once, so this loop sets the pace: it polls again before half of the ledger has been replaced.
         time.sleep(min(left_s, max(_SHORTEST_S, min(_LONGEST_S, step_s * _NUM_ENTRIES / 2))))
 
 
@@ -88,7 +88,7 @@ def add_tensorboard_arguments(parser: argparse.ArgumentParser) -> None:
 def run_tensorboard(arguments: argparse.Namespace) -> int:
     """Writes until training ends and returns the exit code."""
     with chief_and_access_of(arguments) as (chief, access):
-        address, security = chief.address, access.security  # a chief that is not there is reported at once, an observer waits for it
+        address, security = chief.address, access.security  # reports an absent chief at once; an observer would wait for it
     cluster = Given(vars(arguments), os.environ)[options.CALLED_CLUSTER]
     try:
         writer = TensorBoardWriter(arguments.directory)
@@ -101,12 +101,12 @@ def run_tensorboard(arguments: argparse.Namespace) -> int:
 
 
 def _record(observer: worker_client.Observer, writer: TensorBoardWriter) -> None:
-    """Has the writer record every second from the creation of the model on, and once more when training has ended."""
+    """Records once a second from the creation of the model on, and once more when training has ended."""
     has_model = False
     while True:
         state = (writer.record(observer) if has_model else observer.status()).state
         if state is ClusterState.FAILED or (has_model and state is ClusterState.FINISHED):
             return
         if has_model or state in _BEFORE:
-            time.sleep(_TENSORBOARD_PERIOD_S)  # the resolution of event files; the chief answers a status at once, so the pace is here
+            time.sleep(_TENSORBOARD_PERIOD_S)  # the resolution of event files; the chief answers at once, so this loop sets the pace
         has_model = has_model or state not in _BEFORE

@@ -1,4 +1,4 @@
-"""What `lockstep top` shows: a cluster as lines of a terminal of some size. Pure: knows no terminal and no clock."""
+"""Formats a cluster as the lines of `lockstep top`, for a given size of the terminal. Pure: knows no terminal and no clock."""
 
 import itertools
 import textwrap
@@ -11,7 +11,7 @@ Point = tuple[float, int, float | None]
 
 _BARS = "▁▂▃▄▅▆▇█"
 _BOLD, _RED, _YELLOW, _GREEN, _PLAIN = "\x1b[1m", "\x1b[31m", "\x1b[33m", "\x1b[32m", "\x1b[0m"
-# Steps that one that was held up must not flatten.
+# The scale of a curve ends at this quantile, so that one slow step does not flatten the others.
 _MOST = 0.97
 _MAX_METRICS = 8
 _LABEL = 14
@@ -27,8 +27,9 @@ def frame(
     has_colours: bool = False,
     gone_since: str = "",
 ) -> list[str]:
-    """Returns at most `height` lines of at most `width` characters. `seen`: what the page's feed says. `gone_since`: since when
-    the chief has not answered; empty: it does.
+    """Returns at most `height` lines of at most `width` characters.
+
+    `seen`: the content of the page's feed. `gone_since`: since when the chief has not answered; empty: it does answer.
     """
     paint = _Paint(has_colours)
     width = max(20, width - 1)
@@ -134,7 +135,7 @@ def _steps(seen: Mapping[str, Any], width: int) -> list[str]:
 def _workers(seen: Mapping[str, Any], *, most: int) -> list[str]:
     columns = seen["workers"]["columns"]
     people = [dict(zip(columns, row, strict=True)) for row in seen["workers"]["rows"]]
-    # Those that somebody should look at come first where not all have room.
+    # Workers with problems come first where there is not room for all.
     if len(people) > most:
         people = sorted(people, key=lambda one: (one["state"] == "live", -(one["share_last"] or 0.0)))
     rows = [("worker", "doing", "contr/s", "last in", "counted", "stale", "late", "heard of", "CPU", "by", "where")]
@@ -182,7 +183,7 @@ def _servers(seen: Mapping[str, Any]) -> list[str]:
 
 
 def sparkline(values: Sequence[float], *, low: float | None = None, high: float | None = None) -> str:
-    """Returns a character for each value, the higher the taller."""
+    """Returns one character for each value; a larger value has a taller bar."""
     low = min(values) if low is None else low
     high = max(values) if high is None else high
     span = (high - low) or 1.0
@@ -190,7 +191,7 @@ def sparkline(values: Sequence[float], *, low: float | None = None, high: float 
 
 
 def _squeezed(values: Sequence[float], room: int) -> list[float]:
-    """Means of neighbours, so many as there is room for."""
+    """Returns at most `room` values: the means of neighbouring ones."""
     if len(values) <= room:
         return list(values)
     edges = [index * len(values) // room for index in range(room + 1)]

@@ -32,7 +32,7 @@ def run_status(arguments: argparse.Namespace) -> int:
     try:
         with chief_of(arguments) as chief:
             while True:
-                # Agreed on once, but not before there is a model.
+                # The placement never changes once there is a model.
                 placement = placement or (chief.get_model(max_wait_s=0.0).placement if arguments.placement else None)
                 _show(chief.status(max_ledger_entries=arguments.ledger), placement, arguments)
                 has_shown = True

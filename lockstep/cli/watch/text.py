@@ -1,4 +1,4 @@
-"""A chief's status in words: tables and JSON, checkpoints and recovery, why a cluster waits. Pure: knows no terminal."""
+"""Formats a chief's status as text and JSON: tables, checkpoints and recovery, why a cluster waits. Pure: knows no terminal."""
 
 import dataclasses
 import json
@@ -19,7 +19,7 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import ShardReport
 
-# Checkpoints, rollbacks and training data, in words.
+# Checkpoints, rollbacks and training data as text.
 
 
 _CLAIMS = {
@@ -30,7 +30,7 @@ _CLAIMS = {
 
 
 def recovery_lines(status: ClusterStatus) -> Iterator[str]:
-    """Yields a line for each thing there is: checkpoints, rollbacks, the chief's successors, training data."""
+    """Yields a line each about checkpoints, rollbacks, the chief's successors and training data, where there are any."""
     if status.checkpoint is not None and status.checkpoint.durability:
         yield checkpoint_text(status.checkpoint)
     if status.num_rollbacks:
@@ -44,7 +44,7 @@ def recovery_lines(status: ClusterStatus) -> Iterator[str]:
 
 
 def checkpoint_text(checkpoint: CheckpointStatus) -> str:
-    """Says when checkpoints are made, and which is the latest."""
+    """Returns when checkpoints are made, and which is the latest."""
     parts = [f"checkpoints: {_CLAIMS.get(checkpoint.durability, checkpoint.durability)}"]
     parts.append(
         f"latest {checkpoint.tag} (step {checkpoint.step}, {checkpoint.age_s:.0f} s ago)"
@@ -59,12 +59,12 @@ def checkpoint_text(checkpoint: CheckpointStatus) -> str:
 
 
 def data_text(data: DataStatus) -> str:
-    """Says how far the training data is."""
+    """Returns the progress through the training data."""
     return f"data {data.name!r}: pass {data.epoch + 1}, {data.num_done} of {data.num_ranges} ranges done, {data.num_leased} leased"
 
 
 def loss_text(status: ClusterStatus) -> str:
-    """Says what the loss of a parameter server would cost now; empty where there is no model that could be lost."""
+    """Returns what the loss of a parameter server would cost now; empty if there is no model to lose."""
     if status.state not in (ClusterState.TRAINING, ClusterState.RECOVERING):
         return ""
     if status.shards and all(link.standby for link in status.shards):
@@ -93,7 +93,7 @@ _STATES = {
 
 
 def as_json(status: ClusterStatus, *, placement: Placement | None = None) -> str:
-    """Returns every field by its own name; enums in lower case, durations in seconds. With a placement also that, slice by slice."""
+    """Returns every field by its own name; enums in lower case, durations in seconds; the placement, if given, slice by slice."""
     fields = dataclasses.asdict(status)
     if placement is not None:
         fields["placement"] = [_slice_fields(placed) for placed in placement]
@@ -101,7 +101,7 @@ def as_json(status: ClusterStatus, *, placement: Placement | None = None) -> str
 
 
 def as_text(status: ClusterStatus, *, placement: Placement | None = None) -> str:
-    """Returns tables for a person, and in words what the cluster waits for; with a placement also where each variable lies."""
+    """Returns tables, and what the cluster waits for; with a placement, also where each variable lies."""
     parts = ["\n".join(_headline(status)), _participants(status.participants), _shards(status.shards), _reports(status.shards)]
     parts.append(f"contributions since the start: {status.num_accepted} accepted, {status.num_stale} stale, {status.num_late} late")
     if placement is not None:
@@ -112,7 +112,7 @@ def as_text(status: ClusterStatus, *, placement: Placement | None = None) -> str
 
 
 def policy_text(status: ClusterStatus) -> str:
-    """Says how the cluster's workers are coordinated, with the numbers."""
+    """Returns how the cluster's workers are coordinated, with the numbers."""
     expected = f"{status.total_num_replicas} workers expected" if status.total_num_replicas else "any number of workers"
     needs = f"a step needs {status.replicas_to_aggregate} contribution{'s' * (status.replicas_to_aggregate != 1)}"
     if status.min_replicas and status.min_replicas < status.replicas_to_aggregate:
@@ -147,7 +147,7 @@ def _cpu_text(status: ClusterStatus) -> str:
 
 def _participants(participants: Sequence[ParticipantStatus]) -> str:
     if not participants:
-        return "no worker has come yet"
+        return "no worker has joined yet"
     rows = [("worker", "state", "last seen", "accepted", "stale", "late", "cpu", "process")]
     failures = []
     for one in participants:
@@ -172,7 +172,7 @@ def _shards(shards: Sequence[ServerStatus]) -> str:
 
 
 def _reports(shards: Sequence[ServerStatus]) -> str:
-    """What each parameter server says of itself, as the chief has heard it last: all of it, whatever it is."""
+    """Returns a table of all fields of each parameter server's latest report to the chief."""
     names = [field.name for field in dataclasses.fields(ShardReport)]
     rows = [("ps", *(_heading(name) for name in names))]
     rows += [
@@ -225,7 +225,7 @@ def _ledger(entries: Sequence[LedgerEntry]) -> str:
     return table(rows, left=(6,))
 
 
-# Why a cluster stands where it stands, for a person: the step, what is missing, who was seen when, what happens next.
+# Why a cluster waits: the step, what is missing, when each worker was last seen, what happens next.
 
 
 _DOING = {
@@ -236,9 +236,9 @@ _DOING = {
     ClusterState.FAILED: "training has FAILED",
 }
 _NEXT = {
-    ClusterState.CONNECTING: "training begins, or goes on, once all parameter servers answer",
+    ClusterState.CONNECTING: "training begins, or continues, once all parameter servers answer",
     ClusterState.WAITING_FOR_MODEL: "training begins as soon as one worker has initialised the model",
-    ClusterState.RECOVERING: "once all parameter servers hold the checkpoint, the workers go on by themselves at its step",
+    ClusterState.RECOVERING: "once all parameter servers hold the checkpoint, the workers continue by themselves at its step",
     ClusterState.FINISHED: "the processes end once the last worker has left, or its lease has ended",
     ClusterState.FAILED: "the workers raise the error, and the processes end; fix what is named above and start the cluster again",
 }
@@ -271,7 +271,7 @@ def _wait(status: ClusterStatus) -> Iterator[str]:
 
 
 def _workers(status: ClusterStatus) -> Iterator[str]:
-    """The most silent first: it is most likely the one that is waited for."""
+    """Yields a line for each worker, the longest silent first: it is most likely the one that the cluster waits for."""
     workers = [one for one in status.participants if one.kind is ParticipantKind.WORKER]
     for one in sorted(workers, key=lambda one: -one.seen_ago_s):
         yield f"  worker {one.index}: {_state_text(one, status)}, last seen {duration_text(one.seen_ago_s)} ago ({one.host} pid {one.pid})"
@@ -317,10 +317,10 @@ def _next(status: ClusterStatus) -> str:
     if any(not link.is_reachable for link in status.shards):
         if status.checkpoint is not None and status.checkpoint.tag:
             back = f"the cluster goes back to {status.checkpoint.tag}"
-            return f"if the parameter server comes back with its model the step goes on; if it was started anew, {back}"
-        return "if the parameter server comes back with its model the step goes on; if its model is lost, so is the training"
+            return f"if the parameter server comes back with its model the step continues; if it was started anew, {back}"
+        return "if the parameter server comes back with its model the step continues; if its model is lost, so is the training"
     if not status.waiting_for:
-        return "the step is applied when its contributions have arrived, and every waiting worker goes on at once"
+        return "the step is applied when its contributions have arrived, and every waiting worker continues at once"
     if status.policy.has_common_steps and status.min_replicas:
         return f"when a lease ends, the step needs a contribution less, {status.min_replicas} at least"
-    return "as soon as what is missing has come, the step is applied and every waiting worker goes on"
+    return "as soon as what is missing has come, the step is applied and every waiting worker continues"

@@ -1,4 +1,4 @@
-"""`lockstep top`: the cluster live in a terminal, until q, Ctrl-C or the chief's end. Knows the terminal and the chief; decides nothing."""
+"""`lockstep top`: shows the cluster live in a terminal, until q, Ctrl-C or the chief's end. Knows terminal and chief; decides nothing."""
 
 import argparse
 import os
@@ -36,7 +36,7 @@ def add_top_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run_top(arguments: argparse.Namespace) -> int:
-    """Shows the cluster until the reader has enough, and returns the exit code."""
+    """Shows the cluster until the user leaves or the chief ends, and returns the exit code."""
     with chief_and_access_of(arguments) as (chief, access):
         metrics = MetricsReader(access, cluster="")
         recorder = Recorder(_Asked(chief), read_metrics=metrics.read)
@@ -50,23 +50,23 @@ def run_top(arguments: argparse.Namespace) -> int:
 
 
 class _Asked:
-    """The cluster by its status; `top` asks for nothing else."""
+    """The recorder's source: the chief's status, which is all that `top` needs."""
 
     def __init__(self, chief: GrpcChief) -> None:
         self.status: Callable[..., ClusterStatus] = chief.status
 
     def begin(self, request: Any, answer: Callable[[Any], None]) -> int:
-        """Is not for those who only look."""
+        """Never called: `top` changes nothing."""
         raise PermissionError(request)
 
     def cancel(self, number: int) -> None:
-        """There is nothing to cancel."""
+        """Does nothing: there is nothing to cancel."""
 
 
 def _print_once(recorder: Recorder) -> int:
-    for _ in range(2):  # a curve is that of two readings
+    for _ in range(2):  # a curve needs two readings
         recorder.look()
-        with suppress(PsError):  # the rest is worth showing without
+        with suppress(PsError):  # the rest is still worth showing
             recorder.read_metrics_now()
         threading.Event().wait(_PERIOD_S / 2)
     size = shutil.get_terminal_size((100, 50))
@@ -93,7 +93,7 @@ def _show(recorder: Recorder) -> int:
             sys.stdout.flush()
             if wants_to_leave(_PERIOD_S) or has_ended:
                 break
-    # What was seen last stays in the terminal.
+    # The last frame stays in the terminal.
     print("\n".join(_frame(recorder, last, width=size.columns, height=size.lines, has_colours=has_colours, gone_since=gone_since)))
     return 0
 
@@ -113,7 +113,10 @@ def _frame(recorder: Recorder, look: Look, *, width: int, height: int, has_colou
 
 @contextmanager
 def _screen() -> Iterator[Callable[[float], bool]]:
-    """Has the terminal show another screen within the block. Yields what waits, and says whether a key to leave was pressed meanwhile."""
+    """Shows the terminal's alternate screen within the block.
+
+    Yields a function that waits for some seconds and returns whether a key to leave was pressed.
+    """
     keys = sys.stdin.fileno()
     before = termios.tcgetattr(keys)
 
@@ -131,7 +134,7 @@ def _screen() -> Iterator[Callable[[float], bool]]:
                 return True
         return False
 
-    # A terminal that is left as it was set here would be of no use.
+    # Restores the terminal also after SIGTERM: with these settings it would be unusable.
     old = signal.signal(signal.SIGTERM, end)
     try:
         tty.setcbreak(keys)

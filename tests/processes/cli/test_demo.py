@@ -255,8 +255,8 @@ def test_a_worker_that_is_killed_does_not_keep_the_demo_from_its_end(tmp_path: P
         stdout, stderr = process.communicate(timeout=50)
     assert (process.returncode, stderr) == (0, ""), stdout
     assert re.search(r"worker 1 \(pid \d+\) failed: killed by SIGKILL", stdout)
-    assert "training goes on: 2 of 3 workers left, a step needs 2" in stdout
-    assert "lost on the way: worker 1 (killed by SIGKILL)" in stdout
+    assert "training continues: 2 of 3 workers left, a step needs 2" in stdout
+    assert "lost during training: worker 1 (killed by SIGKILL)" in stdout
     assert json.loads((tmp_path / "summary.json").read_text())["workers_that_failed"] == {"worker 1": "killed by SIGKILL"}
 
 

@@ -70,7 +70,7 @@ def test_a_running_cluster_is_shown_as_text_and_as_json(running: GrpcTestCluster
     text = lockstep_here("status")
     assert text.returncode == 0, text.stderr
     assert "waiting for a model, step 0 of 7" in text.stdout
-    assert "no worker has come yet" in text.stdout
+    assert "no worker has joined yet" in text.stdout
     plain = json.loads(lockstep_here("status", "--json").stdout)
     assert plain["replicas_to_aggregate"] == 2
     assert [shard["is_reachable"] for shard in plain["shards"]] == [True, True]

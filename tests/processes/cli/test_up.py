@@ -108,7 +108,7 @@ def test_where_it_ends_it_says_what_is_saved_and_where_it_begins_which_processes
         assert len(pids) == 3 and pids <= {one.pid for one in descendants(process)}, said
         process.terminate()
         out, _ = process.communicate(timeout=50)
-    assert re.search(rf"\[lockstep\] saved: step-\d+ in {place}; to go on from there, run the same command again", out), out
+    assert re.search(rf"\[lockstep\] saved: step-\d+ in {place}; to continue from there, run the same command again", out), out
 
 
 def test_a_program_can_tell_that_its_training_was_interrupted(tmp_path: Path) -> None:
@@ -179,7 +179,7 @@ def test_a_worker_that_is_killed_and_missed_costs_no_step_where_there_are_checkp
         out, _ = process.communicate(timeout=50)
     assert process.returncode == 137, [*lines, out]
     ended = re.search(r"training is finished at step (\d+): the chief got SIGTERM", out)
-    saved = re.search(rf"\[lockstep\] saved: step-0*(\d+) in {place}; to go on from there, run the same command again", out)
+    saved = re.search(rf"\[lockstep\] saved: step-0*(\d+) in {place}; to continue from there, run the same command again", out)
     assert ended and saved and saved[1] == ended[1] != "0", out
     assert "ending all: 1 of 2 workers left, a step needs 2" in out
     assert "start with --restart-workers N, --backup-workers B or --min-replicas M" in out
@@ -195,7 +195,7 @@ def test_a_worker_killed_in_the_middle_of_training_is_survived_if_others_will_do
     assert process.returncode == 0, [*lines, out]
     assert re.search(r"worker 1 \(pid \d+\) failed: killed by SIGKILL", out)
     if "--backup-workers" in flags:
-        assert "training goes on: 2 of 3 workers left, a step needs 2" in out
+        assert "training continues: 2 of 3 workers left, a step needs 2" in out
         assert "training finished; failed on the way, within the backups: worker 1 (killed by SIGKILL)" in out
     assert "training finished" in out
 
@@ -218,7 +218,7 @@ def test_a_parameter_server_that_is_killed_ends_everything_with_words(tmp_path: 
         next(one for one in everybody if module in one.cmdline()).kill()
         out, _ = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGKILL
-    assert re.search(r"ps \d \(pid \d+\) failed: killed by SIGKILL\. What it said is above, and in \S+ps-\d\.log\n", out), out
+    assert re.search(r"ps \d \(pid \d+\) failed: killed by SIGKILL\. Its output is above, and in \S+ps-\d\.log\n", out), out
     assert "Its last lines" not in out
     assert "its part of the model is lost with it: there are no checkpoints to go back to" in out
     assert are_gone(everybody)
@@ -302,7 +302,7 @@ def test_neither_a_python_file_of_the_user_nor_another_python_in_the_path_is_tak
 def test_a_server_whose_other_half_came_back_empty_is_not_said_to_be_replaceable(tmp_path: Path) -> None:
     with up("--standbys", worker=TRAIN, run_dir=tmp_path / "run") as process:
         read_until(process, "[worker 0] step")
-        for flag, words in (("ps0", "standby 0 has the same, and training goes on"), ("standby0", "the model is lost")):
+        for flag, words in (("ps0", "standby 0 has the same, and training continues"), ("standby0", "the model is lost")):
             victim = next(one for one in descendants(process) if any(f"/{flag}.sock" in word for word in one.cmdline()[:6]))
             victim.kill()
             read_until(process, words)

@@ -48,7 +48,7 @@ def test_a_worker_that_fails_is_judged_by_the_policy_that_the_program_has_set(tm
     worker = failing("sync_policy(replicas_to_aggregate=2)")
     code, out = run_up("--workers", "3", IN_PS, "--max-steps", "300", worker=worker, run_dir=tmp_path / "run")
     assert code == 0, out
-    assert "RuntimeError: boom" in out and "training goes on: 2 of 3 workers left" in out
+    assert "RuntimeError: boom" in out and "training continues: 2 of 3 workers left" in out
     assert "training finished; failed on the way" in out
 
 

@@ -61,7 +61,7 @@ def test_a_part_that_takes_long_is_told_of_again() -> None:
     progress = Progress("measuring", stream=stream, clock=lambda: now)
     progress.advance(3, total=21)
     now = 30.0
-    progress.say_again()
+    progress.show_again()
     assert stream.getvalue() == "measuring: 3 of 21 (14 %), about 3 min left\n"
 
 

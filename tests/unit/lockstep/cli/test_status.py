@@ -104,7 +104,7 @@ def test_the_text_of_a_cluster_without_workers_says_so() -> None:
     empty = dataclasses.replace(
         STATUS, state=ClusterState.WAITING_FOR_MODEL, participants=(), ledger=(), max_steps=None, total_num_replicas=0
     )
-    assert "no worker has come yet" in as_text(empty)
+    assert "no worker has joined yet" in as_text(empty)
     assert "any number of workers" in as_text(empty)
     assert "step 41\n" in as_text(empty)
 
