@@ -1,12 +1,12 @@
-"""The training data of a cluster as one worker goes through it: ranges leased from the chief, a few ahead. Knows ranges; no sample.
+"""One worker's ranges of the training data: leases them from the chief, a few ahead. Knows ranges; no sample.
 
-A range that the worker took counts as done when a contribution made from it is applied: the worker's next contribution names it. The chief
-leases the range again if that contribution is dropped, or if its worker is lost or rolled back.
+A worker's next contribution names the ranges that it was made from, and they count as done when it is applied. The chief leases a range
+again if that contribution is dropped, or if its worker is lost or rolled back.
 
 In strict sync, no step waits for a worker that is out of ranges. Such a worker only follows the steps, so that it is at the open step when
-it gets ranges again. Under ssp and with fifo tokens, it would hold up the workers that still have ranges, and they the end of the data. So
-while it waits, and another worker waits for it, or a step needs its last contributions, it makes contributions without gradients, which
-count in no mean.
+it gets ranges again. Under ssp and with fifo tokens, it would block the workers that still have ranges, and the data would never end. So it
+makes contributions without gradients, which count in no mean, while it waits for ranges and another worker waits for it, or a step needs
+its last contributions.
 """
 
 from collections import deque
@@ -18,7 +18,7 @@ from worker_client.core.place import LOST
 from worker_client.core.requests import Asking, Deadline, Lease, LeaseAhead, Skipping, Status
 from worker_client.core.worker import Worker
 
-# Enough that asking is not felt, and so few that a lost worker's are soon done by others.
+# Enough to hide the time of a request, and few enough that others soon compute those of a lost worker.
 NUM_AHEAD = 4
 
 
@@ -27,21 +27,22 @@ class WorkerData:
 
     def __init__(self, spec: DataSpec, worker: Worker, *, begin_wait: Callable[[str, float | None], Deadline]) -> None:
         self._spec = spec
-        # The number of the next request, of those for this data set: the cluster refuses those for another one.
+        # The number of the next request for this data set.
         self._request_id = 1
-        self._is_granted = False  # the cluster shares out this data, no other
+        self._is_granted = False  # whether the cluster has granted ranges of this data set, which means that it has no other
         self._worker = worker
         self._begin_wait = begin_wait
-        # Not that of its place, which may be another one by now: coming back to the model there, the worker forgets the ranges that it has.
+        # The participant that holds the ranges. That of the place may be a new one; when the worker comes back to the model as that, it
+        # drops its ranges.
         self._participant = worker.participant
         self._ahead: deque[DataRange] = deque()
 
     def next(self, *, timeout_s: float | None) -> Asking[DataRange | None]:
         """Returns the next range to compute gradients from; None once all are done, or training is finished. Raises DeadlineExceeded."""
         worker, ahead = self._worker, self._ahead
-        yield from self._notice_move()
+        yield from self._come_back_if_moved()
         if self._is_granted:
-            # Ranges handed to the program since the worker took its present place, for a contribution that was not sent after all.
+            # Ranges that the program got since the worker took its present place, and whose contribution was not sent.
             ahead.extendleft(reversed(worker.take_back()))
         if not ahead:
             yield from self._await_ranges(timeout_s)
@@ -53,8 +54,8 @@ class WorkerData:
             yield LeaseAhead(self._participant, self._spec, self._request_id, worker.place.commits.held)
         return given
 
-    def _notice_move(self) -> Asking[None]:
-        """Leases the ranges of a former identity anew."""
+    def _come_back_if_moved(self) -> Asking[None]:
+        """If the worker has become another participant, comes back to the model and drops the former one's ranges."""
         if self._worker.place.participant is not self._participant:
             yield from self._worker.check_place()
             self._participant = self._worker.participant
@@ -73,7 +74,7 @@ class WorkerData:
             except LOST:
                 if place.participant is participant:
                     raise
-                yield from self._notice_move()
+                yield from self._come_back_if_moved()
                 continue
             self._request_id += 1
             self._is_granted = True
@@ -85,16 +86,16 @@ class WorkerData:
             if has_waited:
                 yield from self._keep_up(wait)
                 if not worker.state.is_finished:
-                    # The answer may be that of an epoch that has ended meanwhile.
-                    yield from self._notice_move()
+                    # The answer may be from an epoch that has ended in the meantime.
+                    yield from self._come_back_if_moved()
             if self._ahead or (reply.result is LeaseResult.EXHAUSTED and self._participant is participant):
                 return
 
     def _keep_up(self, wait: Deadline) -> Asking[None]:
-        """Others have gone on while this worker had nothing to do."""
+        """Keeps up with the other workers while this one has no ranges: contributes without gradients, or follows the steps."""
         worker = self._worker
         if worker.num_unnamed:
-            # The worker would wait for itself; or two workers for one another.
+            # Otherwise the worker would wait for itself, or two workers for each other.
             yield Skipping(self._spec, worker.num_unnamed)
             yield from worker.skip(timeout_s=wait.left_s())
             return
@@ -107,7 +108,7 @@ class WorkerData:
 
     def _is_waited_for(self, status: ClusterStatus) -> bool:
         if status.policy.has_common_steps and status.num_contributions:
-            # With an old token of the queue even those who gave them wait for ranges: of the step that would be applied with one more.
+            # The open step lacks contributions. With old tokens in the queue, even its contributors may be waiting for ranges.
             return True
         workers = [other for other in status.participants if other.kind is ParticipantKind.WORKER]
         return any(other.is_waiting and other.index != self._participant.index for other in workers)

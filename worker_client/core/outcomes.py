@@ -13,9 +13,10 @@ class Push:
 
     ACCEPTED: it is part of the step `applied_step`: the variables of the step after that have it. `staleness`: how many steps had been
     applied between its variables and it; 0 under the policy sync. `weight`: what its gradients count, less than 1 if it was too stale.
-    STALE: too old, and dropped. LATE: its step takes no more from this worker, because others came first or it has given its share.
-    DUPLICATE: it was counted before, and its outcome is no longer known. ROLLED_BACK: the cluster has gone back to a checkpoint without it,
-    or had given this worker up before it said that the contribution counts; the session has come back, to its `local_step`.
+    STALE: too old, and dropped. LATE: its step takes no more from this worker, because other contributions came first or it has contributed
+    its share. DUPLICATE: it was counted before, and its outcome is no longer known. ROLLED_BACK: the cluster has rolled back to a
+    checkpoint without it, or the chief ended this worker's lease before it confirmed that the contribution counts; the session has
+    registered again and continues at its `local_step`.
 
     `is_finished`: whether training is finished, as far as the session knew at that time.
     """
@@ -59,7 +60,7 @@ class MetricReport:
 
 
 def push_of(result: CommitResult, *, step: int, is_finished: bool) -> Push:
-    """Returns the outcome for the user: a commit that had to be sent twice has the outcome that it had the first time."""
+    """Returns the outcome for the user: a commit that was sent twice has the outcome of the first time."""
     return Push(
         outcome=result.original_outcome,
         step=step,

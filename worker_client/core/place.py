@@ -9,34 +9,34 @@ from ps_protocol.roles.chief import End, Participant, Registration
 from worker_client.core.requests import Agree, Asking, AwaitRenewal, Beat, Count, Deadline, Pause, Register, Renew
 from worker_client.core.state import OpenCommits
 
-# Errors of a call whose caller has lost its place: at the chief, and at servers that have begun again. Superseded: by
-# another process, or by this very one, whose other thread has come back as another incarnation.
+# Errors of a call whose caller has lost its place, at the chief or at servers that were restarted or restored. Superseded: another process
+# has taken the place, or another thread of this process has registered again with a new incarnation.
 LOST = (EpochMismatch, LeaseExpired, NotInitialized, Cancelled, Superseded)
 _ENDED = "its lease had ended, and it has registered again since"
-_LOOK_AGAIN_S = 0.1
+_RETRY_S = 0.1
 # The most chiefs that may take over, one after the other, during one request.
 _MAX_RENEWALS = 3
 
 
 class Place:
-    """The participant as it is registered at present, and what it has to tell another chief.
+    """The participant as it is registered at present, with the model and the open commits, which a new chief has to learn.
 
-    Its own thread and that of its heartbeat ask as this participant, and either takes the place again; their caller lets only one at a
-    time into `take_again`. `generation` grows with each time.
+    The worker's thread and its heartbeat's make requests as this participant, and either may take the place again; the runner lets only one
+    at a time into `take_again`. `generation` grows each time.
     """
 
     def __init__(self, registration: Registration) -> None:
         self.registration = registration
         self.commits = OpenCommits(registration.participant)
-        # The model of a participant that has joined one: another chief may have to learn it.
+        # The model, once the participant has joined one.
         self.model: ModelSpec | None = None
         self.generation = 0
-        self.end = End.NOT_YET  # of training, as a heartbeat has heard
-        self.has_failed = False  # training, as the chief has said
+        self.end = End.NOT_YET  # how training has ended, by the answers to heartbeats
+        self.has_failed = False  # whether training has failed, by the chief's answers
 
     @property
     def is_finished(self) -> bool:
-        """Whether an answer to a heartbeat has said that training has ended."""
+        """Whether training has ended, by the answers to heartbeats."""
         return bool(self.end)
 
     @property
@@ -45,10 +45,10 @@ class Place:
         return self.registration.participant
 
     def ask(self, request: Any, participant: Participant) -> Asking[Any]:
-        """Asks the chief something as this participant; where another chief has taken over, takes the place again and asks that one.
+        """Makes a request to the chief as this participant. If another chief has taken over, takes the place again and asks that one.
 
-        Raises EpochMismatch or LeaseExpired if the holder has become another participant by that; or if it stays the same one, and the
-        chief that gives it its place refuses it again and again.
+        Raises EpochMismatch or LeaseExpired if the worker has thereby become another participant, or if the chief registers it as the same
+        one but keeps refusing its requests.
         """
         num_renewals = 0
         while True:
@@ -70,7 +70,7 @@ class Place:
                 raise LeaseExpired(_ENDED) from None
 
     def beat(self) -> Asking[None]:
-        """Renews the lease, or takes the place again, as the heartbeat does: the holder may compute for long."""
+        """Renews the lease, or takes the place again. Called by the heartbeat, because the worker may compute for a long time."""
         generation, participant = self.generation, self.participant
         try:
             end: End = yield Beat(participant)
@@ -86,9 +86,10 @@ class Place:
                 raise
 
     def take_again(self, cause: PsError, *, is_question: bool = False) -> Asking[bool]:
-        """Registers again; returns whether this place has another participant now. If not, tells another chief its open contributions.
+        """Registers again; returns whether this place has another participant now. If not, repeats model and open commits to the chief.
 
-        `is_question`: only asks which servers hold the shards. Raises Superseded if another process has taken the place.
+        `is_question`: only asks which servers hold the shards, and repeats nothing unless the chief is a new one. Raises Superseded if
+        another process has taken the place.
         """
         former, chief_incarnation = self.participant, self.registration.chief_incarnation
         try:
@@ -101,24 +102,24 @@ class Place:
         # The same object, which shows that nothing else has changed.
         self.registration = replace(registration, participant=former)
         if not is_question or registration.chief_incarnation != chief_incarnation:
-            yield from self._tell_again(former)
+            yield from self._repeat_commits(former)
         return False
 
-    def _tell_again(self, participant: Participant) -> Asking[None]:
-        """Tells another chief the model, and the contributions that its predecessor had counted and not applied."""
+    def _repeat_commits(self, participant: Participant) -> Asking[None]:
+        """Repeats to a new chief the model, and the commits that its predecessor may have counted and had not applied."""
         try:
             if self.model is not None:
                 yield Agree(participant, self.model, None, may_create=False)
-            # Contributions of an earlier epoch count in no other. They wait for the worker's thread, which asks for their outcomes.
+            # Contributions of an earlier epoch count in no later one; the worker's thread asks for their outcomes.
             for commit in self.commits.all() if self.commits.owner is participant else ():
                 yield Count(participant, commit)
         except (EpochMismatch, LeaseExpired, NotInitialized, Superseded):
             return  # the next request ends with the same error, and its caller handles it
 
     def await_other(self, participant: Participant, cause: PsError, wait: Deadline) -> Asking[PsError]:
-        """Returns once the place has another participant: a server has begun again, and the chief will soon know it.
+        """Waits until the place has another participant: a server has been restarted or restored, and the chief will soon notice.
 
-        Returns the chief's answer about that, if there is one. Raises the cause if the chief knows nothing of it by the end of
+        Returns the chief's error about that if there is one, else the cause. Raises the cause if the chief has not noticed by the end of
         the wait.
         """
         if self.participant is not participant:
@@ -133,5 +134,5 @@ class Place:
             if isinstance(cause, Superseded) or wait.left_s() == 0:
                 raise cause
             wait.explain(f"the chief has not heard of it yet: {cause.message}")
-            yield Pause(wait, _LOOK_AGAIN_S)
+            yield Pause(wait, _RETRY_S)
         return cause

@@ -1,6 +1,6 @@
 """A worker's requests to its runner: values that its generators yield, and that the runner answers. Knows values; makes no call.
 
-A generator is run by `run`, or by a loop of one's own: an answer is sent to it, an error thrown into it.
+`run` runs a generator, or a loop of the runner's own: it sends each answer into the generator, or throws an error into it.
 """
 
 from collections.abc import Callable, Generator, Mapping
@@ -13,12 +13,12 @@ from ps_protocol.roles.chief import ModelReply, Participant, PushCommit
 from ps_protocol.roles.contribution import PushId
 
 Result = TypeVar("Result")
-# Yields requests and gets their answers; returns the result.
+# A generator that yields requests, receives their answers, and returns a result.
 Asking = Generator[Any, Any, Result]
 
 
 class Deadline(Protocol):
-    """One wait: it logs its reason at intervals, and gives up at its deadline."""
+    """One wait: logs its reason at intervals, and ends at its deadline."""
 
     def left_s(self) -> float | None:
         """Returns the seconds to the deadline; None if there is none."""
@@ -31,14 +31,14 @@ class Deadline(Protocol):
 
 
 class Register(NamedTuple):
-    """Take this participant in again, with the ranges of the training data that it has; answered with a Registration."""
+    """Register this participant again, with the ranges of the training data that it holds; answered with a Registration."""
 
     former: Participant
     held: tuple[int, ...]
 
 
 class Agree(NamedTuple):
-    """Present the model; answered with a ModelReply. Without `wait` at once; `may_create`: the answer may be INITIALIZE."""
+    """Present the model; answered with a ModelReply, at once if `wait` is None. `may_create`: the answer may be INITIALIZE."""
 
     participant: Participant
     model: ModelSpec
@@ -47,7 +47,7 @@ class Agree(NamedTuple):
 
 
 class Complete(NamedTuple):
-    """Tell that the first values stand. Raises NotInitializer."""
+    """Report that the first values have been written. Raises NotInitializer."""
 
     participant: Participant
     attempt: int
@@ -72,9 +72,9 @@ class AwaitToken(NamedTuple):
 
 
 class Lease(NamedTuple):
-    """Lease ranges of the training data; answered with a LeaseReply. `held`: those that the worker has.
+    """Lease ranges of the training data; answered with a LeaseReply. `held`: the ranges that the worker holds.
 
-    `is_brief`: the caller has to look soon whether others wait for it.
+    `is_brief`: the caller must soon check whether other workers wait for it.
     """
 
     participant: Participant
@@ -86,7 +86,7 @@ class Lease(NamedTuple):
 
 
 class LeaseAhead(NamedTuple):
-    """The worker is going to request the `Lease` with this number: the runner may begin it already."""
+    """Announce the `Lease` with this number: the runner may already begin it."""
 
     participant: Participant
     spec: DataSpec
@@ -95,7 +95,7 @@ class LeaseAhead(NamedTuple):
 
 
 class Beat(NamedTuple):
-    """Renew the lease; answered with whether training is finished."""
+    """Renew the lease; answered with an `End`: whether and how training has ended."""
 
     participant: Participant
 
@@ -128,7 +128,7 @@ class Create(NamedTuple):
 
 
 class Open(NamedTuple):
-    """The model stands: have connections and memory for it."""
+    """Open connections and memory for the model, which is agreed on."""
 
     model: ModelSpec
     reply: ModelReply
@@ -136,14 +136,17 @@ class Open(NamedTuple):
 
 
 class Arrived(NamedTuple):
-    """The worker has its place in the training. `former`: the state that ended, for this reason; None: it had no place before."""
+    """Note that the worker takes part in training.
+
+    `former`: the participant that it was before, with the `cause` of the change; None: this is the first time.
+    """
 
     former: Participant | None
     cause: PsError | None
 
 
 class Stage(NamedTuple):
-    """Make a contribution ready; answered with something for `PushParts`. `content` None: it has no gradient for any variable."""
+    """Stage a contribution; answered with a value for `PushParts`. `content` None: it has no gradient for any variable."""
 
     content: Any
     step: int
@@ -151,7 +154,7 @@ class Stage(NamedTuple):
 
 
 class PushParts(NamedTuple):
-    """Give all shards their parts of a contribution; answered with a PushResult of each."""
+    """Send all shards their parts of a contribution; answered with a PushResult for each."""
 
     staged: Any
     push_id: PushId
@@ -160,31 +163,31 @@ class PushParts(NamedTuple):
 
 
 class Expect(NamedTuple):
-    """The variables of this step will be read."""
+    """Announce that the variables of this step will be read."""
 
     step: int
 
 
 class HearShards(NamedTuple):
-    """Ask which servers hold the shards, unless the answer for this version is known."""
+    """Learn which servers hold the shards, unless this version is known."""
 
     version: int
 
 
 class StateUnreadable(NamedTuple):
-    """The state of the program that the cluster has of this worker is none: the worker goes on with an empty one, and says so."""
+    """Log that the user state which the cluster has for this worker cannot be read: the worker continues with an empty one."""
 
     cause: PsError
 
 
 class FreeGradients(NamedTuple):
-    """There is a token: the user may write again into memory that was sent from, once that is over."""
+    """The worker has a token: let the user write into gradient buffers again, once the contribution sent from them is over."""
 
     timeout_s: float | None
 
 
 class ProtectGradients(NamedTuple):
-    """The user gets word before there is a token: he must not write into memory that is being sent from."""
+    """The call ends without a token: keep the user from writing into gradient buffers that are still being sent from."""
 
 
 class Fetch(NamedTuple):
@@ -201,17 +204,17 @@ class FetchNewest(NamedTuple):
 
 
 class Give(NamedTuple):
-    """Give the held variables to the user; `is_copied`: in arrays of his own. Raises StepGone; then nothing is held."""
+    """Give the held variables to the user; `is_copied`: as copies. Raises StepGone; then nothing is held."""
 
     is_copied: bool
 
 
 class Held(NamedTuple):
-    """Answered with the step of the variables that are held, None if it is not one step, and whether the model has dense ones."""
+    """Answered with the step of the held variables (None: they are not of one step), and whether the model has dense variables."""
 
 
 class ReadRows(NamedTuple):
-    """Read rows of a table, of a step, or (None) the newest; answered with `Rows`. Raises StepGone."""
+    """Read rows of a table, of one step or (None) the newest; answered with `Rows`. Raises StepGone."""
 
     name: str
     indices: Any
@@ -220,7 +223,7 @@ class ReadRows(NamedTuple):
 
 
 class Do(NamedTuple):
-    """Do this at the place that the worker has in the training."""
+    """Call `act` with the runner's object for the worker's present place; answered with its result."""
 
     act: Callable[[Any], Any]
 
@@ -229,14 +232,14 @@ class Do(NamedTuple):
 
 
 class Pause(NamedTuple):
-    """Let time pass, at most to the deadline of a wait."""
+    """Sleep, at most until the deadline of a wait."""
 
     wait: Any
     seconds: float
 
 
 class Skipping(NamedTuple):
-    """So many ranges of the training data count as done, and no contribution was made from them."""
+    """Log that this many ranges of the training data count as done although no contribution was made from them."""
 
     spec: DataSpec
     num_ranges: int
@@ -254,6 +257,6 @@ def run(steps: Asking[Result], acts: Mapping[type, Callable[[Any], Any]]) -> Res
             else:
                 request = steps.send(answer)
     except StopIteration as end:
-        request = None  # it may have an error that came through this frame: they would hold each other
+        request = None  # it may hold an error whose traceback has this frame: a reference cycle
         result: Result = end.value
         return result

@@ -1,6 +1,6 @@
-"""One worker's knowledge of its training, and the effect of each answer. Pure: no call, no thread, no clock and no log.
+"""One worker's state in the training, and the effect of each answer on it. Pure: no call, no thread, no clock and no log.
 
-A session's loop makes the calls and hands over the answers; a simulated worker does the same with calls of its own.
+A session or a simulated worker makes the calls and passes the answers on.
 """
 
 from collections.abc import Collection, Iterable
@@ -23,27 +23,27 @@ from worker_client.core.outcomes import Push, push_of
 
 
 class OpenCommits:
-    """Commits of this participant that another chief would need again. A few at most. One thread writes; any may take a copy."""
+    """Commits of this participant that a new chief would need again; few at a time. One thread writes; any may take a copy."""
 
     def __init__(self, owner: Participant) -> None:
         self.owner = owner
         self._commits: dict[int, PushCommit] = {}
         self._applied_steps: dict[int, int] = {}
-        # The contribution that was accepted last, and the chief's answer about it.
+        # The last accepted contribution, and the chief's answer.
         self._latest: tuple[PushId, CommitResult] | None = None
         self._leased: dict[int, None] = {}
 
     def lease(self, ranges: Iterable[int]) -> None:
-        """These ranges of the training data are the participant's, until a contribution that was made from them is answered."""
+        """Notes that the participant holds these ranges of the training data, until a contribution made from them is answered."""
         self._leased.update(dict.fromkeys(ranges))
 
     @property
     def held(self) -> tuple[int, ...]:
-        """The ranges that it has, also those of a contribution that is not answered."""
+        """The ranges that the participant holds, including those of unanswered contributions."""
         return tuple(self._leased)
 
     def sent(self, commit: PushCommit) -> None:
-        """It may have been counted from now on."""
+        """Notes a commit that is being sent: from now on the chief may have counted it."""
         self._commits[commit.push_id.sequence] = commit
 
     def answered(self, commit: PushCommit, result: CommitResult, *, global_step: int) -> None:
@@ -69,7 +69,7 @@ class OpenCommits:
             del self._applied_steps[sequence]
 
     def accepted(self, commit: PushCommit) -> CommitResult | None:
-        """Returns the chief's answer about the latest commit, if that is this one and it counts, applied or not."""
+        """Returns the chief's answer about this commit if it is the last accepted one, applied or not."""
         return self._latest[1] if self._latest is not None and self._latest[0] == commit.push_id else None
 
     def unanswered(self) -> PushCommit | None:
@@ -77,11 +77,11 @@ class OpenCommits:
         return next((commit for sequence, commit in reversed(self._commits.items()) if sequence not in self._applied_steps), None)
 
     def all(self) -> tuple[PushCommit, ...]:
-        """Returns them, oldest first."""
+        """Returns all open commits, oldest first."""
         return tuple(self._commits.values())
 
     def begin(self, owner: Participant) -> None:
-        """Forgets the commits of an epoch or incarnation that is over; the next ones are of this participant."""
+        """Drops the commits of an earlier epoch or incarnation; `owner` makes the next ones."""
         self._commits.clear()
         self._applied_steps.clear()
         self._latest = None
@@ -90,11 +90,11 @@ class OpenCommits:
 
 
 class WorkerState:
-    """Where one participant stands. When the worker becomes another participant, it gets another state, made from this one. For one thread.
+    """The counters and flags of one participant. For one thread. A worker that becomes another participant gets a new one, made from this.
 
-    `local_step`: the step of its variables and of its next contribution. `global_step`: the newest step that it has heard of.
-    `has_newest`: of the variables that were read as the newest, nothing has happened since. `refused`: sequences of contributions that may
-    lie on shards and that nobody will apply; the next push tells the shards.
+    `local_step`: the step of its variables and of its next contribution. `global_step`: the newest step that it has heard of. `has_newest`:
+    the newest variables were read, and no call has been made since. `refused`: sequence numbers of contributions that may lie on shards and
+    will never be applied; the next push names them to the shards.
     """
 
     def __init__(
@@ -114,7 +114,7 @@ class WorkerState:
         self.is_finished, self.end = False, End.NOT_YET
         self.has_newest = False
         self.refused: list[int] = []
-        # A sequence is used once, whatever the outcome of its contribution.
+        # A sequence number is used once, whatever the outcome of its contribution.
         self.num_pushes: int = 0 if former is None else former.num_pushes
         self.request_id: int = 1 if former is None else former.request_id + 1
         self._settings_version = 0
@@ -126,13 +126,13 @@ class WorkerState:
 
     @policy.setter
     def policy(self, policy: PolicySpec) -> None:
-        # Asked for several times a step.
+        # Copies the properties that are read several times per step.
         self._policy, self.reads_latest, self.applies_on_arrival = policy, policy.reads_latest, policy.applies_on_arrival
-        # Whether gradients belong to the step that was read, whatever the token: where each contribution is a step by itself.
+        # Whether gradients belong to the step that was read and not to the token's: where each contribution is a step by itself.
         self.follows_reads = policy.accepts_stale and not policy.applies_on_arrival
 
     def join(self, *, policy: PolicySpec, global_step: int, may_contribute: bool) -> bool:
-        """Notes the agreed model; returns whether a token must come first: the open step takes nothing from this worker."""
+        """Notes the agreed model; returns whether the worker must first wait for a token, since the open step takes nothing from it."""
         self.policy = policy
         if self.reads_latest:
             self.local_step = max(self.local_step, global_step)
@@ -140,14 +140,14 @@ class WorkerState:
         return not may_contribute or global_step > self.local_step
 
     def hear_policy(self, policy: PolicySpec, *, global_step: int) -> None:
-        """Learns a policy that another client may have set."""
+        """Notes the cluster's policy, which another client may have set."""
         had_steps = not self.reads_latest
         self.policy, self.global_step = policy, max(self.global_step, global_step)
         if self.reads_latest and had_steps:
             self.local_step = max(self.local_step, global_step)
 
     def finish(self, last_step: int) -> None:
-        """Training has been ended at this worker's wish."""
+        """Notes that training has ended at this worker's request."""
         self.has_newest = False
         if not self.is_finished:
             self.local_step, self.is_finished, self.end = last_step, True, End.FINISHED
@@ -155,7 +155,7 @@ class WorkerState:
     # -- contributions
 
     def number_push(self) -> PushId:
-        """Returns the next contribution's number: a new one even if the last push failed, since the rest of that one counts in no step."""
+        """Returns the next push id: a new one even after a push that failed, since shards may hold parts of that one."""
         self.num_pushes += 1
         return PushId(worker=self.participant.index, incarnation=self.participant.incarnation, sequence=self.num_pushes)
 
@@ -187,7 +187,7 @@ class WorkerState:
         self.note_refusal(commit, result)
 
     def note_refusal(self, commit: PushCommit, result: CommitResult) -> None:
-        """Remembers a contribution that no step takes, for the shards."""
+        """Remembers a contribution that no step takes, so that shards drop it."""
         if result.original_outcome in (PushOutcome.STALE, PushOutcome.LATE):
             self.refused.append(commit.push_id.sequence)
 
@@ -203,8 +203,8 @@ class WorkerState:
     # -- tokens
 
     def granted(self, reply: TokenReply) -> bool:
-        """A wish is over: by a token, or the end. Returns whether the policy is another one, which is to be asked for before `move_on`."""
-        self.request_id += 1  # one that timed out keeps its number, so that none is granted twice
+        """Notes a token, or the end. Returns whether the policy has changed, so that the caller must learn it before `move_on`."""
+        self.request_id += 1  # a request that timed out keeps its number, so that no token is granted twice
         self.is_finished, self.end = reply.result is TokenResult.FINISHED, reply.end
         self.global_step = max(self.global_step, reply.step, reply.global_step)
         self.commits.advance(max(reply.step, reply.global_step))
@@ -220,12 +220,12 @@ class WorkerState:
     # -- variables that were read
 
     def read_newest(self, step: int | None) -> None:
-        """Notes that the newest variables were read: of this step on all shards; None: no shard has any."""
+        """Notes that the newest variables were read, of this step on all shards; None: the model has none to read."""
         self.has_newest = True
         if self.is_finished:
             return
         if self.applies_on_arrival or step is None:
-            # Shards count arrivals, each its own; the chief's count is the step.
+            # Each shard counts its own arrivals; the chief's count is the step.
             self.local_step = max(self.local_step, self.global_step)
         elif self.follows_reads:
             self.local_step = step
@@ -235,25 +235,26 @@ class WorkerState:
     def outcome_at_move(
         self, commit: PushCommit | None, *, step: int, giver: Participant, accepted: CommitResult | None
     ) -> Push | PushCommit:
-        """Returns the outcome of a contribution whose worker has lost its place, or the request whose answer gives it, for `outcome_of`.
+        """Returns the outcome of a contribution whose worker has lost its place, or a commit to ask the chief about, for `outcome_of`.
 
         `accepted`: the chief's answer, if it said that the contribution counts.
         """
         if commit is not None and commit.staged:
             if giver.shares_era(self.participant) and accepted is not None:
-                # No epoch has risen since, nor has the cluster begun anew.
+                # Neither epoch nor life has changed since.
                 return push_of(accepted, step=step, is_finished=self.is_finished)
             is_mine = (commit.push_id.worker, commit.push_id.incarnation) == (self.participant.index, self.participant.incarnation)
             if is_mine and step < self.local_step and not self.reads_latest:
-                # The checkpoint may be of a step that has this contribution, whose answer was on its way. An unknown one does not count.
+                # The checkpoint may be of a step with this contribution, whose answer was lost. If the chief does not know the
+                # contribution, it does not count.
                 return replace(commit, staged=False, is_applied=False, ranges=(), attached=NO_ATTACHMENTS)
         return self.rolled_back(step)
 
     def outcome_of(self, result: CommitResult, *, step: int) -> Push:
-        """Returns the outcome by the chief's answer to that question."""
+        """Returns the outcome by the chief's answer about the commit."""
         push = push_of(result, step=step, is_finished=self.is_finished)
         return push if push.is_accepted else self.rolled_back(step)
 
     def rolled_back(self, step: int) -> Push:
-        """Returns the outcome of a contribution that is in no step any more."""
+        """Returns the outcome of a contribution that was rolled back."""
         return Push(outcome=PushOutcome.ROLLED_BACK, step=step, global_step=self.global_step, is_finished=self.is_finished)

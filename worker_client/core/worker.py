@@ -1,7 +1,7 @@
-"""A worker's way through the training: joining, reading, contributing, waiting, the end. Pure: yields requests.
+"""One worker's part in the training: joining, reading, contributing, waiting, the end. Pure: yields requests.
 
-A place belongs to one participant. When the epoch rises (the cluster was brought back to a checkpoint), or the chief has given the worker
-up, the worker takes its place again and goes on at the step that is open then. Its earlier pushes are rolled back.
+A place belongs to one participant. When the epoch rises (the cluster has rolled back to a checkpoint), or the chief has ended the worker's
+lease, the worker takes its place again and continues at the step that is open then. Its earlier pushes are rolled back.
 """
 
 from collections.abc import Callable
@@ -73,18 +73,19 @@ from worker_client.model.user_state import UserState
 Result = TypeVar("Result")
 
 _TRY_AGAIN_S = 0.1
-# How often one push tells shards which contributions they may drop to make room for it: each shard may have other ones.
+# How often one push is repeated to name contributions that shards may drop to make room: each shard may hold other ones.
 _MAX_DROPS = 16
-# Further errors of a worker's own reads: it has a token for its step, so a server at an earlier step has begun anew.
+# StepNotReady: the worker has a token for its step, so a server at an earlier step has been restored.
 _LOST_OR_BEHIND = (*LOST, StepNotReady)
 
 
 class Worker:
-    """The calls of one worker, one after the other. For one thread. `state`: where it stands, at its present place.
+    """The calls of one worker, one after the other. For one thread. `state`: its state at its present place.
 
-    `begin_wait` begins a wait with these words and seconds (None: no limit). `timeout_s`: how long a server that does not answer is waited
-    for. `num_rollbacks`: how often it has begun again in another epoch, or another life of the cluster. `recovery_timeout_s`: how long it
-    waits on its way back to the model (None: no limit), where a call has no limit of its own or a longer one.
+    `begin_wait` begins a wait with a description and a limit in seconds (None: no limit). `timeout_s`: how long to wait for a server that
+    does not answer. `num_rollbacks`: how often the worker has come back in another epoch, or another life of the cluster.
+    `recovery_timeout_s`: how long a call waits until the worker has its model again (None: no limit); a shorter limit of the call counts
+    instead.
     """
 
     def __init__(self, place: Place, *, begin_wait: Callable[[str, float | None], Deadline], timeout_s: float) -> None:
@@ -92,18 +93,18 @@ class Worker:
         self.who = f"worker {place.participant.index}"
         self.state = WorkerState(place.participant, step=place.registration.global_step, commits=place.commits)
         self.num_rollbacks = 0
-        # The model that it takes part in, from the agreement on: before its first token its place does not have it.
+        # The agreed model. `place.model` is set later, after the first token.
         self._agreed: ModelSpec | None = None
-        # The program's state. When the worker takes another place, it is the cluster's copy.
+        # The program's state. When the worker takes another place, it is replaced by the cluster's copy.
         self.user_state = UserState()
         self.recovery_timeout_s: float | None = None
         self._begin_wait, self._timeout_s = begin_wait, timeout_s
-        # Where its variables are from; another than `state` if coming back failed half-way, and None before there is a model.
+        # The state that the variables belong to; differs from `state` if coming back failed half-way; None before there is a model.
         self._present: WorkerState | None = None
-        # It has come back, or nothing was sent: it may compute for the step that it has, and no other token would come before that.
+        # After coming back, or if nothing was sent: the worker may compute for its present step, and gets no other token before it has.
         self._may_compute = False
-        # Of the training data: what the next contribution is made from, whether some of it has gone back to the chief, and what the worker
-        # still has of a contribution that was not sent for that.
+        # Ranges of the training data: those that the next contribution is made from; whether some of these have gone back to the chief; and
+        # those that the worker still holds of a contribution that was not sent for this reason.
         self._ranges: tuple[DataRange, ...] = ()
         self._has_lost_ranges = False
         self._unused: tuple[DataRange, ...] = ()
@@ -115,7 +116,7 @@ class Worker:
 
     @property
     def participant(self) -> Participant:
-        """The participant that its variables are from: a former one, while it has another place and has not come back to the model."""
+        """The participant that the variables belong to: a former one until the worker has come back to the model at a new place."""
         assert self._present is not None
         return self._present.participant
 
@@ -124,8 +125,8 @@ class Worker:
     def join(self, model: ModelSpec, *, may_create: bool, timeout_s: float | None) -> Asking[bool]:
         """Creates or joins the model; returns whether it created it.
 
-        Blocks while another worker creates it, and takes over if that one is lost; without `may_create` never does so. Raises
-        ModelMismatch, DeadlineExceeded.
+        Blocks while another worker creates it; takes over if that worker is lost, unless `may_create` is False. Raises ModelMismatch,
+        DeadlineExceeded.
         """
         place, wait = self.place, self._begin_wait(f"{self.who} joins the model", timeout_s)
         while True:
@@ -140,7 +141,10 @@ class Worker:
         return has_created
 
     def _come_back(self, cause: PsError, *, timeout_s: float | None) -> Asking[None]:
-        """Takes the training up at the worker's new place; raises the cause if it has none. May be called again after an error."""
+        """Joins the model again at the worker's new place; raises the cause if there is no new place.
+
+        May be called again after an error.
+        """
         place, present = self.place, self._present
         assert present is not None and place.model is not None
         former = present.participant
@@ -159,7 +163,7 @@ class Worker:
         if not registration.participant.shares_era(former):
             self.num_rollbacks += 1
         yield Arrived(former, cause)
-        # It holds the frames that it came through, and so this one: if that held it too, the variables of servers that are gone would stay.
+        # The error's traceback holds this frame: unless it is deleted, the cycle keeps the variables of lost servers in memory.
         del cause
 
     def _await_other(self, participant: Participant, cause: PsError) -> Asking[PsError]:
@@ -167,20 +171,20 @@ class Worker:
         return (yield from self.place.await_other(participant, cause, wait))
 
     def _await_other_turn(self, participant: Participant, cause: PsError, wait: Deadline) -> Asking[None]:
-        """Waits until the next attempt, within the wait; not if the worker has another place already."""
+        """Waits before the next attempt, within `wait`; returns at once if the worker already has another place."""
         yield from self._await_other(participant, cause)
         wait.explain(cause.message)
         if self.place.participant is participant:
-            # A chief that gives this place, and then refuses its holder.
+            # The chief has registered the worker and then refused it, so another attempt must not follow at once.
             yield Pause(wait, _TRY_AGAIN_S)
 
     def _take_part(self, model: ModelSpec, registration: Registration, wait: Deadline, *, may_create: bool) -> Asking[bool]:
-        """Agrees on the model and comes to the first step; in strict sync waits for one that takes something from this worker."""
+        """Agrees on the model, opens it, and in strict sync waits for a step that takes something from this worker."""
         reply, has_created = yield from self._agree(model, registration.participant, wait, may_create=may_create)
         self._agreed = model
         commits, participant = self.place.commits, registration.participant
         commits.begin(participant)
-        # Registered before the servers were brought back, it may have been given the step that was open then.
+        # A registration from before a rollback may have the step that was open then.
         step = min(registration.global_step, reply.global_step)
         self.state = WorkerState(participant, step=step, global_step=reply.global_step, commits=commits, former=self.state)
         yield Open(model, reply, has_created)
@@ -192,17 +196,20 @@ class Worker:
         try:
             self.user_state.restore(text)
         except MalformedMessage as error:
-            # No program of this SDK gives such a state, but another holder of a worker's token may have: it would lock this index out.
+            # This SDK sends no such state, but another holder of a worker's token may have; raising would lock this index out.
             self.user_state.clear_unreadable(text)
             yield StateUnreadable(error)
 
     def _agree(self, model: ModelSpec, participant: Participant, wait: Deadline, *, may_create: bool) -> Asking[tuple[ModelReply, bool]]:
-        """Returns once the variables stand, and whether this worker gave their first values."""
+        """Waits until the variables have first values, and writes them if asked to.
+
+        Returns the reply, and whether this worker wrote them.
+        """
         has_created, num_attempts = False, 0
         while True:
             reply: ModelReply = yield from self.place.ask(Agree(participant, model, wait, may_create), participant)
             if reply.state in (ModelState.READY, ModelState.INITIALIZE) and reply.shards_version != self.place.registration.shards_version:
-                # Other processes hold the shards than when the worker registered: while they are brought back, they may change.
+                # Other processes hold the shards than when the worker registered; they may change during recovery.
                 yield HearShards(reply.shards_version)
                 if self.place.participant is not participant:
                     raise EpochMismatch(f"{self.who} has registered again since it agreed on the model")
@@ -219,7 +226,7 @@ class Worker:
                     yield from self.place.ask(Complete(participant, reply.attempt), participant)
                     has_created = True
                 except NotInitializer:
-                    has_created = False  # they came too late, another worker gives them
+                    has_created = False  # the values came too late: another worker writes them
                 continue
             if reply.state is ModelState.ABSENT and self._present is not None:
                 status: ClusterStatus = yield Status()
@@ -230,7 +237,7 @@ class Worker:
             wait.explain(reply.waiting_for)
 
     def _check_present(self) -> None:
-        """Raises one of LOST if the worker's variables are not those of the place that it has."""
+        """Raises one of LOST if the worker's variables do not belong to its present place."""
         state = self.state
         if self._present is not state:
             raise Superseded(f"{self.who} left its place and has no variables of its new one yet, at step {state.local_step}")
@@ -242,22 +249,22 @@ class Worker:
     # -- reading
 
     def do(self, act: Callable[[Any], Result], *, timeout_s: float | None = None) -> Asking[Result]:
-        """Returns the result of `act` at the worker's place; repeats it if the worker has taken another place."""
-        return self._redo(lambda: self._ask(Do(act)), timeout_s)
+        """Returns the result of `act`; repeats it if the worker has taken another place."""
+        return self._repeat_if_moved(lambda: self._ask(Do(act)), timeout_s)
 
     def read(self, *, is_copied: bool, timeout_s: float | None = None) -> Asking[dict[str, Array]]:
-        """Returns the dense variables of the worker's step, or the newest: where they are, or in arrays of the caller's own."""
-        return self._redo(lambda: self._read(is_copied=is_copied), timeout_s)
+        """Returns the dense variables of the worker's step, or the newest; `is_copied`: as copies, else as views."""
+        return self._repeat_if_moved(lambda: self._read(is_copied=is_copied), timeout_s)
 
     def read_rows(self, name: str, indices: object, *, timeout_s: float | None = None) -> Asking[Array]:
         """Returns rows of a table, of the worker's step, or the newest."""
-        return self._redo(lambda: self._read_rows(name, indices), timeout_s)
+        return self._repeat_if_moved(lambda: self._read_rows(name, indices), timeout_s)
 
     def check_place(self) -> Asking[None]:
         """Comes back, if the worker has become another participant."""
-        return self._redo(self._checked, None)
+        return self._repeat_if_moved(self._checked, None)
 
-    def _redo(self, begin: Callable[[], Asking[Result]], timeout_s: float | None) -> Asking[Result]:
+    def _repeat_if_moved(self, begin: Callable[[], Asking[Result]], timeout_s: float | None) -> Asking[Result]:
         while True:
             try:
                 self._check_present()
@@ -274,9 +281,9 @@ class Worker:
 
     def _read(self, *, is_copied: bool) -> Asking[dict[str, Array]]:
         if self.place.is_finished and not self.state.is_finished:
-            yield from self._hear_of_end()
+            yield from self._learn_end()
         yield from self._fetch()
-        self.state.has_newest = False  # the next asks anew
+        self.state.has_newest = False  # the next read fetches anew
         wait: Deadline | None = None
         while True:
             try:
@@ -290,14 +297,14 @@ class Worker:
 
     def _read_rows(self, name: str, indices: object) -> Asking[Array]:
         if self.place.is_finished and not self.state.is_finished:
-            yield from self._hear_of_end()
+            yield from self._learn_end()
         state, wait = self.state, self._begin_wait(f"{self.who} reads rows of {name!r}", self._timeout_s)
         while not state.reads_latest:
             try:
                 found = yield ReadRows(name, indices, state.local_step, is_aligned=True)
             except StepGone as error:
                 if (yield Held())[0] == state.local_step:
-                    # The cluster is two steps past the variables that were read; gradients computed from them will be dropped anyway.
+                    # The cluster is two steps past the variables that were read, so gradients computed from them will be dropped anyway.
                     break
                 yield from self._move_on(wait, error)
             else:
@@ -309,8 +316,8 @@ class Worker:
         rows = found.values
         return rows
 
-    def _look(self) -> Asking[None]:
-        """Holds the variables of the worker's step, as a step leaves them; nothing once training is finished."""
+    def _fetch_unless_finished(self) -> Asking[None]:
+        """Fetches the variables of the worker's step, as `contribute` does; nothing once training is finished."""
         if not self.state.is_finished:
             yield from self._fetch()
 
@@ -319,7 +326,7 @@ class Worker:
         wait: Deadline | None = None
         while not state.reads_latest:
             try:
-                # Nothing is written there later, but the servers go away.
+                # After the end, the variables do not change any more, but the servers end.
                 yield Fetch(state.local_step, not state.is_finished)
                 return
             except StepGone as error:
@@ -329,14 +336,14 @@ class Worker:
             state.read_newest((yield FetchNewest(not state.policy.applies_on_arrival)))
 
     def _move_on(self, wait: Deadline, error: StepGone) -> Asking[None]:
-        """The worker's step is no longer kept: others went on without it, or the policy is no longer that of steps."""
+        """Moves to a newer step after StepGone: others continued without this worker, or the policy has no common steps now."""
         wait.explain(error.message)
-        yield from self._hear_policy()
+        yield from self._learn_policy()
         if not self.state.reads_latest:
             yield from self._take_token(None, self._timeout_s)  # answered at once: the step has moved on
 
-    def _hear_of_end(self) -> Asking[None]:
-        """Reads the last step, after a heartbeat's answer that training is finished."""
+    def _learn_end(self) -> Asking[None]:
+        """Learns the last step, after a heartbeat's answer that training is finished."""
         yield from self._take_token(None, self._timeout_s)  # answered at once
 
     # -- giving
@@ -350,16 +357,16 @@ class Worker:
         skipped: tuple[DataRange, ...] = (),
         attached: Attachments = NO_ATTACHMENTS,
     ) -> Asking[Outcome]:
-        """Gives one contribution and has it counted; if it is waited for, waits for a token and reads.
+        """Pushes one contribution and has it counted; if `is_waited_for`, waits for a token and reads the variables.
 
-        `content` None: one that has no gradient for any variable, and so counts in no mean, and has these ranges `skipped`.
-        `attached`: the program's attachments; the state of the program is added.
+        `content` None: a contribution without a gradient for any variable, which counts in no mean; with it, the ranges `skipped` count as
+        done. `attached`: the program's attachments, to which its user state is added.
         """
         state, present = self.state, self._present
         assert present is not None
         step = state.local_step
         if content is not None and self._has_lost_ranges:
-            # Made from samples that others may get now: it would count them twice.
+            # It is made from samples that others may get now, and would count them twice.
             self._has_lost_ranges, self._unused, self._ranges, self._may_compute = False, self._ranges, (), True
             return state.rolled_back(step)
         commit: PushCommit | None = None
@@ -384,28 +391,28 @@ class Worker:
         except _LOST_OR_BEHIND as error:
             accepted = state.commits.accepted(commit) if commit is not None else None
             if content is not None:
-                self._ranges = ()  # they share the outcome of this contribution
+                self._ranges = ()  # the ranges share the outcome of this contribution
             yield from self._come_back(error, timeout_s=timeout_s)
             outcome = yield from self._outcome_at_move(commit, step=step, giver=present.participant, accepted=accepted)
         while is_waited_for:
-            told = self.state.participant
-            yield from self._redo(self._look, timeout_s)
-            if self.state.participant.shares_era(told):
+            before = self.state.participant
+            yield from self._repeat_if_moved(self._fetch_unless_finished, timeout_s)
+            if self.state.participant.shares_era(before):
                 return replace(outcome, is_finished=self.state.is_finished)
-            # The cluster has gone back once more, perhaps to a step before the accepted contribution.
-            outcome = yield from self._outcome_at_move(commit, step=step, giver=told, accepted=None)
+            # The cluster has rolled back once more, perhaps to a step before the accepted contribution.
+            outcome = yield from self._outcome_at_move(commit, step=step, giver=before, accepted=None)
         return outcome
 
     def wait(self, *, timeout_s: float | None) -> Asking[bool]:
-        """Waits for a token, or the end; after a rollback there is one for the step that stands. Returns whether training goes on."""
+        """Waits for a token, or the end; after a rollback there is a token for the present step. Returns whether training continues."""
         if self._may_compute:
             self._check_present()
-            self._may_compute = False  # once: a worker that skips that step waits for the next one
+            self._may_compute = False  # once only: a worker that skips that step waits for the next one
             return not self.state.is_finished
         return (yield from self.follow(timeout_s=timeout_s))
 
     def follow(self, *, timeout_s: float | None) -> Asking[bool]:
-        """Waits for a token, or the end, also if this worker may compute where it is. Returns whether training goes on."""
+        """Waits for a token, or the end, even if this worker may compute for its present step. Returns whether training continues."""
         try:
             self._check_present()
             if not self.state.is_finished:
@@ -416,7 +423,7 @@ class Worker:
         return not self.state.is_finished
 
     def _push(self, content: Any, *, is_waited_for: bool, ranges: tuple[int, ...], attached: Attachments) -> Asking[PushCommit]:
-        """Gives all shards their parts of a contribution; it counts with the commit that is returned."""
+        """Sends all shards their parts of a contribution, and returns the commit that makes it count."""
         state = self.state
         step = state.local_step
         staged = yield Stage(content, step, is_waited_for)
@@ -437,7 +444,7 @@ class Worker:
         return state.pushed(push_id, results, step=step, ranges=ranges, attached=attached)
 
     def _push_once(self, staged: Any, push_id: PushId, step: int) -> Asking[list[PushResult]]:
-        """Gives all shards their parts; a shard that is full of uncommitted contributions drops those first. Raises TooManyPushes."""
+        """Sends all shards their parts; a shard full of uncommitted contributions is told to drop them first. Raises TooManyPushes."""
         state, num_tries = self.state, 0
         while True:
             try:
@@ -451,7 +458,10 @@ class Worker:
                 return results
 
     def _push_when_there_is_room(self, staged: Any, push_id: PushId, step: int, why: str) -> Asking[list[PushResult]]:
-        """Without a policy that waits, earlier contributions may not be applied yet: a token comes when they are."""
+        """Repeats a push until the shards have room for it.
+
+        Under policies that do not wait, earlier contributions may not be applied yet; a token comes when they are.
+        """
         state, wait = self.state, self._begin_wait(f"{self.who} pushes to step {step}", self._timeout_s)
         while True:
             wait.explain(why)
@@ -480,9 +490,9 @@ class Worker:
             self.user_state.counted(commit.attached.user_state)
 
     def _take_token(self, commit: PushCommit | None, timeout_s: float | None) -> Asking[CommitResult | None]:
-        """Has the contribution counted, waits for a token, or the end, and moves on to it. Raises DeadlineExceeded.
+        """Has the contribution counted, waits for a token or the end, and moves on to its step. Raises DeadlineExceeded.
 
-        Without a contribution, it commits the one of a call that ended before the chief had answered, if there is one.
+        `commit` None: commits the contribution of an earlier call that ended before the chief had answered, if there is one.
         """
         state, place = self.state, self.place
         state.has_newest = False
@@ -506,7 +516,7 @@ class Worker:
             if reply.shards_version != place.registration.shards_version:
                 yield HearShards(reply.shards_version)
             if has_other_policy:
-                yield from self._hear_policy()
+                yield from self._learn_policy()
             state.move_on(reply)
         except GeneratorExit:
             raise
@@ -516,8 +526,8 @@ class Worker:
         yield FreeGradients(timeout_s)
         return result
 
-    def _hear_policy(self) -> Asking[None]:
-        """Learns the policy, which another client may have set, from the answer on the agreed model. Asks for no token."""
+    def _learn_policy(self) -> Asking[None]:
+        """Learns the policy, which another client may have set, by presenting the agreed model again. Requests no token."""
         state, model = self.state, self._agreed
         assert model is not None
         reply: ModelReply = yield from self.place.ask(Agree(state.participant, model, None, may_create=False), state.participant)
@@ -540,20 +550,20 @@ class Worker:
     # -- the training data
 
     def use(self, given: DataRange) -> None:
-        """The next contribution is made from this range as well."""
+        """Notes that the next contribution is made from this range as well."""
         self._ranges += (given,)
 
     def take_back(self) -> tuple[DataRange, ...]:
-        """Returns the ranges that no contribution is going to be made from, though this worker has them still; forgets them."""
+        """Returns and forgets the ranges that this worker still holds and whose contribution was not sent."""
         unused, self._unused = self._unused, ()
         return unused
 
     @property
     def num_unnamed(self) -> int:
-        """How many ranges have no contribution made from them yet."""
+        """The number of ranges that no contribution has been made from yet."""
         return len(self._ranges)
 
     def skip(self, *, timeout_s: float | None) -> Asking[Outcome]:
-        """Has the ranges count as done that no contribution was made from: with one that has no gradient for any variable."""
+        """Makes the unused ranges count as done, with a contribution that has no gradient for any variable."""
         ranges, self._ranges = self._ranges, ()
         return (yield from self.contribute(None, is_waited_for=True, timeout_s=timeout_s, skipped=ranges))

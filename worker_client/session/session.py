@@ -1,4 +1,4 @@
-"""A worker's part in the training, from joining the model to leaving. Knows the seams to chief and shards; no transport."""
+"""A worker's session, from joining the model to leaving. Knows the interfaces of chief and shards; no transport."""
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
@@ -35,7 +35,7 @@ if TYPE_CHECKING:
 
 
 class DataBatches:
-    """The iterator over a worker's ranges of the training data; made by `Session.batches()`. For one thread."""
+    """Iterates over a worker's ranges of the training data; made by `Session.batches()`. For one thread."""
 
     def __init__(self, spec: DataSpec, *, calls: WorkerCalls, member: Membership) -> None:
         self.timeout_s: float | None = None
@@ -56,12 +56,12 @@ class DataBatches:
 class Session:
     """A worker in a cluster; made by `connect()` or `local()`, used as a context manager.
 
-    Belongs to one thread; several sessions, each in its own thread, may live in one process. It does not survive a fork: the child must
-    connect anew, and leaves the parent's session alone. A heartbeat in a thread of its own keeps the worker's lease meanwhile.
+    Belongs to one thread; a process may have several sessions, each in its own thread. It does not survive a fork: the child must connect
+    anew, which does not affect the parent's session. A heartbeat in a thread of its own renews the worker's lease.
 
-    When the chief is another, or the cluster goes back to a checkpoint, the session registers again and goes on by itself.
-    docs/reference/api.md has the details. Where a call waits, `timeout_s` (None: no limit) bounds that; in calls that read, the wait for
-    servers that are brought back.
+    When another chief takes over, or the cluster rolls back to a checkpoint, the session registers again and continues by itself.
+    docs/reference/api.md has the details. `timeout_s` (None: no limit) bounds a call's wait; in calls that read, it bounds the wait for
+    servers during recovery.
 
     Every method may raise Unavailable (a server did not answer within the session's `timeout_s`), Superseded (another process has taken its
     index) and TrainingFailed; all of them are PsError.
@@ -76,7 +76,7 @@ class Session:
         self._worker, self._acts = self._calls.worker, self._calls.acts
         self._batches: dict[DataSpec, DataBatches] = {}
         self._numbers: StepNumbers | None = None
-        self._num_workers: tuple[PolicySpec, int] | None = None  # and the policy under which it is so many
+        self._num_workers: tuple[PolicySpec, int] | None = None  # the policy at that time, and the number
         self._metrics = metrics
         if metrics is not None:
             metrics.start(self._families, worker=self.worker_index)
@@ -92,7 +92,7 @@ class Session:
 
     @property
     def membership(self) -> Membership:
-        """The participant's place in the cluster, for what is built on it."""
+        """The participant's place in the cluster, for interfaces built on a session."""
         return self._member
 
     @property
@@ -107,17 +107,17 @@ class Session:
 
     @property
     def local_step(self) -> int:
-        """The step of the variables that `read()` gives and that the next gradients are for; with fifo tokens, that of the token."""
+        """The step of the variables that `read()` returns and that the next gradients are for; with fifo tokens, the token's step."""
         return self._worker.state.local_step
 
     @property
     def epoch(self) -> int:
-        """The cluster's epoch as this session has heard of it; it grows whenever the cluster is brought back to a checkpoint."""
+        """The cluster's epoch, as far as this session has heard; it grows with each rollback to a checkpoint."""
         return self._worker.state.participant.era.epoch
 
     @property
     def num_rollbacks(self) -> int:
-        """How often this session has been taken back to an earlier step with the cluster."""
+        """How often this session has been rolled back with the cluster."""
         return self._worker.num_rollbacks
 
     @property
@@ -132,10 +132,11 @@ class Session:
 
     @property
     def end_reason(self) -> str | None:
-        """How training has ended, as far as this session has heard: "finished", "interrupted" or "failed"; None: it goes on. Makes no call.
+        """How training has ended, as far as this session has heard: "finished", "interrupted" or "failed"; None: it has not. Makes no call.
 
-        "finished": its last step was reached, somebody finished it, or all workers had left. "interrupted": the cluster was stopped before
-        that, by Ctrl-C or SIGTERM, or because too few workers were left. "failed": it could not go on, and TrainingFailed said why.
+        "finished": its last step was reached, `finish()` or `lockstep finish` was called, or all workers had left. "interrupted": the
+        cluster was stopped before that, by Ctrl-C or SIGTERM, or because too few workers were left. "failed": it could not continue, and a
+        call raised TrainingFailed with the reason.
         """
         if self._member.place.has_failed:
             return "failed"
@@ -144,11 +145,11 @@ class Session:
 
     @property
     def user_state(self) -> UserState:
-        """State of this program's own, by name: it is saved in checkpoints with the step, and goes back with it. Makes no call.
+        """The program's own state, by name: saved in checkpoints with the step, and rolled back with it. Makes no call.
 
-        What is set here belongs to the step of the next contribution that counts. Each worker index has a state of its own. A process that
-        joins finds what the last contribution of its index that counts had brought. After a rollback the mapping has the state of the
-        step that training goes on from, and what was set since is gone.
+        A value set here belongs to the step of the next contribution that counts. Each worker index has a state of its own. A process that
+        joins gets the state of its index's last contribution that counts. After a rollback, the mapping has the state of the step that
+        training continues from; values set since are lost.
 
         Values are None, bools, finite numbers, strings, bytes, NumPy arrays of numbers, and lists and dicts of these, together at most
         64 KiB as JSON. Reading a value gives a copy: set the name again to change it. Raises NotInitialized before `create_or_join()`;
@@ -163,7 +164,7 @@ class Session:
 
     @property
     def num_workers(self) -> int:
-        """How many workers the cluster is for (0: any number); asks the chief the first time, and again after the policy has changed."""
+        """The cluster's number of workers (0: any number); calls the chief the first time, and again after a change of policy."""
         policy, known = self._worker.state.policy, self._num_workers
         if known is None or known[0] is not policy:
             known = self._num_workers = policy, self.status().total_num_replicas
@@ -171,22 +172,23 @@ class Session:
 
     @property
     def transport(self) -> tuple[str, ...]:
-        """How dense gradients and variables reach each parameter server, by index: "shared_memory", "sockets", "grpc" or "local".
+        """The transport of dense gradients and variables to each parameter server, by index: "shared_memory", "sockets", "grpc" or "local".
 
-        Known once the session has its model; "grpc" until then. What cannot lie in shared memory, like rows of tables, goes over gRPC.
+        Known once the session has its model; "grpc" until then. Data that cannot lie in shared memory, such as rows of tables, goes over
+        gRPC.
         """
         return self._member.transports
 
     @property
     def policy(self) -> PolicySpec:
-        """How the workers are coordinated, as far as this session has heard: when it joined, or since. Makes no call."""
+        """The cluster's policy, as far as this session has heard: when it joined, or later. Makes no call."""
         return self._worker.state.policy
 
     @property
     def recovery_timeout_s(self) -> float | None:
-        """How long calls wait, after the cluster has gone back to a checkpoint, until this worker has its model again; None: no limit.
+        """How long calls wait after a rollback until this worker has its model again; None: no limit.
 
-        A call with a shorter `timeout_s` waits for that long. Then DeadlineExceeded; the next call goes on waiting.
+        A shorter `timeout_s` of a call counts instead. A call whose time is up raises DeadlineExceeded; the next call continues to wait.
         """
         return self._worker.recovery_timeout_s
 
@@ -209,7 +211,7 @@ class Session:
         on_optimizer_change: str = "refuse",
         timeout_s: float | None = None,
     ) -> bool:
-        """Creates the model with these values if this worker is the first, else joins it as it is. Returns whether it created the model.
+        """Creates the model with these values if this worker is the first, else joins it. Returns whether it created the model.
 
         `initial_values`: name to array, `Variable`, `EmbeddingTable` or `Buffer`; float arrays of any shape keep their type, Python floats
         and lists of them become float64, integers are refused. All workers give the same names, types, shapes and options in the same
@@ -219,12 +221,12 @@ class Session:
         The mean gradient is limited to `clip_value` in each element, then `clip_norm` in each variable, then `clip_global_norm` in all.
 
         `on_optimizer_change`: what to do where the cluster trains, or resumes from a checkpoint, with other numbers of the optimizers
-        (learning rate, schedule, decays, …) than these. "refuse" raises ModelMismatch; "keep" goes on with the cluster's; "adopt" has the
-        cluster go on with these, from its next step.
+        (learning rate, schedule, decays, …) than these. "refuse" raises ModelMismatch; "keep" continues with the cluster's numbers; "adopt"
+        makes the cluster use these from its next step on.
 
         Blocks while another worker creates the model (without `create`, until one has), or while the open step takes nothing from this
-        worker, and says so after 2 s; `timeout_s` (None: no limit) bounds that. Once only. Raises ModelMismatch with the differences,
-        InvalidSpec, DeadlineExceeded.
+        worker; logs the reason after 2 s. `timeout_s` (None: no limit) bounds the wait. Call it once only. Raises ModelMismatch with the
+        differences, InvalidSpec, DeadlineExceeded.
         """
         self._member.check_open()
         if self._worker.has_model:
@@ -246,43 +248,45 @@ class Session:
         return has_created
 
     def read(self, *, timeout_s: float | None = None) -> dict[str, Array]:
-        """Returns the dense variables, whole and of one step over all shards, by name: those of `local_step`, or the newest there are.
+        """Returns the dense variables by name, whole and of one step over all shards: those of `local_step`, or the newest.
 
-        The newest: under the policies ssp and async, and with fifo tokens. Under async, shards may be a step apart, and without locking any
-        number. The arrays are the caller's own: writable, and they stay as they are. `views()` spares the copy.
+        Reads the newest under the policies ssp and async, and with fifo tokens. Under async, shards may be one step apart, and without
+        locking any number of steps. The arrays are copies: writable, and never changed by the session. `views()` spares the copy.
 
-        Sends nothing if they are held already, or `step()` has just read them. If this worker was so slow that its step is no longer kept
-        anywhere, takes a newer token first, and `local_step` grows. After the end of training: the final variables.
+        Sends nothing if the session holds them already, for example after `step()`. If this worker was so slow that no server keeps its
+        step any more, takes a newer token first, and `local_step` grows. After the end of training, returns the final variables.
         """
         return run(self._at_work().read(is_copied=True, timeout_s=timeout_s), self._acts)
 
     def views(self, *, timeout_s: float | None = None) -> dict[str, Array]:
-        """Returns what `read()` does without a copy: read-only arrays, valid until the next token.
+        """Returns the same variables as `read()` without a copy: read-only arrays, valid until the next token.
 
-        They are memory of the session or, in sync, of parameter servers that it shares memory with. Where the newest are read, they are
-        valid until the next `read()`, `views()` or `step()`. A backup worker that others have overtaken by a whole step may see that in
-        them; its contribution is then dropped as stale. Other libraries may take the memory as theirs and write to it, which ends the
-        process: give them what `read()` returns.
+        They lie in memory of the session or, in sync, in memory shared with parameter servers. Where the newest are read, they are valid
+        until the next `read()`, `views()` or `step()`. If the others are a whole step ahead of a backup worker, its views may change; its
+        contribution is then dropped as stale. Give other libraries what `read()` returns: some write to memory that they are given, which
+        ends the process.
         """
         return run(self._at_work().read(is_copied=False, timeout_s=timeout_s), self._acts)
 
     def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
-        """Returns rows of one table in the order asked for, an array of the shape of `indices` (None: all rows) and then of a row.
+        """Returns rows of one table (None: all), in the order of `indices`, as an array of the shape of `indices` and then of a row.
 
-        All are of one step (but under async without locking): in sync that of `read()`, else the newest. Reads these rows only. The array
-        is the caller's. Raises VariableNotFound, DtypeMismatch and IndexOutOfRange for indices that are no row numbers, InvalidSpec for a
-        variable that is no table, DeadlineExceeded if steps pass faster than the rows can be read, for as long as `timeout_s` of connect().
+        All are of one step (except under async without locking): in sync that of `read()`, else the newest. Transfers these rows only. The
+        array is a copy. Raises VariableNotFound, DtypeMismatch and IndexOutOfRange for indices that are not row numbers, InvalidSpec for a
+        variable that is not a table, DeadlineExceeded if steps pass faster than the rows can be read, for as long as `timeout_s` of
+        connect().
         """
         return run(self._at_work().read_rows(name, indices, timeout_s=timeout_s), self._acts)
 
     def gradient_buffers(self) -> dict[str, Array]:
         """Returns writable arrays by name for all dense variables that take gradients: the memory that gradients are sent from.
 
-        They are zero at first; later they have what an earlier contribution left. Ask for each contribution, or once and keep them. Under
-        strict sync, filling them and passing them to `step()` spares a copy. `push()`, and every other policy, copies them: they can be
-        written at once. Only where `step()` ends while its contribution is still under way in memory that a server shares (an error like
-        DeadlineExceeded, or the first time that a step wants more from this worker) are they read-only until `wait()` or a later call finds
-        it over; views made of them are not, and must be left alone meanwhile. Asked for then, the arrays are others, and writable.
+        They are zero at first; later they hold the values of an earlier contribution. Call this for each contribution, or once and keep the
+        arrays. Under strict sync, filling them and passing them to `step()` spares a copy. `push()`, and every other policy, copies them,
+        so they can be written again at once. If `step()` ends while its contribution is still under way in memory shared with a server (an
+        error such as DeadlineExceeded, or the first time that a step takes several contributions from this worker), they are read-only
+        until `wait()` or a later call finds that contribution over. Views that the program made of them stay writable, and must not be
+        written in that time. A call in that time returns other arrays, which are writable.
         """
         return run(self._at_work().do(Training.gradient_buffers), self._acts)
 
@@ -294,17 +298,18 @@ class Session:
         metrics: Metrics | None = None,
         hyperparameters: Hyperparameters | None = None,
     ) -> Push:
-        """Sends one contribution to `local_step`, to all shards at once, has it counted, and returns what became of it.
+        """Sends one contribution to `local_step`, to all shards at once, has it counted, and returns its outcome.
 
-        `gradients`: for every variable that takes some, an array of its shape and type (for tables, `IndexedSlices` of rows as well), or
-        None: no gradient; what no contribution has one for does not change. Nothing is cast or broadcast. `updates`: name to array, for
-        variables declared as `Buffer`. `metrics`: name to a number, or to (number, weight). All of it counts together or not at all.
-        `hyperparameters`: what the optimizer uses in the step that the contribution becomes a part of, in place of the settings, and in no
-        other: a name ("learning_rate", or that of a hyper-parameter) to a number, for the model's optimizer; for the optimizer of a group
-        (`sgd(0.1).in_group("head")`) the group to such a dict. Where workers differ, the step uses what the lowest one gives.
+        `gradients`: for every variable that takes gradients, an array of its shape and type (for tables also `IndexedSlices` of rows), or
+        None: no gradient. A variable without a gradient in any contribution does not change. Nothing is cast or broadcast. `updates`: name
+        to array, for variables declared as `Buffer`. `metrics`: name to a number, or to (number, weight). All of it counts together or not
+        at all. `hyperparameters`: numbers that replace the optimizer's settings in the one step that the contribution becomes a part of: a
+        name ("learning_rate", or that of a hyper-parameter) to a number, for the model's optimizer; for the optimizer of a group
+        (`sgd(0.1).in_group("head")`), the group to such a dict. If workers give different numbers, the step uses those of the lowest worker
+        index.
 
-        Does not wait for other workers. A call that fails half-way has no effect on any step (but under async without locking); what is
-        repeated on the way is counted once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
+        Does not wait for other workers. A call that fails half-way has no effect on any step (except under async without locking), and a
+        repeated message counts once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
         IncompletePush, ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec before anything is sent.
         """
         worker = self._at_work()
@@ -315,11 +320,11 @@ class Session:
         return run(worker.contribute(content, is_waited_for=False, attached=attached), self._acts)
 
     def wait(self, timeout_s: float | None = None) -> bool:
-        """Blocks until there is a token, that is, leave to compute the next gradients. False: training is finished.
+        """Blocks until there is a token, the permission to compute the next gradients. Returns False if training is finished.
 
-        Under sync `local_step` is then the token's step, mostly the next one (with T < R sometimes the same: one more contribution is
-        wanted). After 2 s, and then every 10 s, logs a WARNING that says what is waited for. Raises DeadlineExceeded with the same words
-        after `timeout_s` seconds (None: never); waiting can then be taken up again.
+        Under sync, `local_step` is then the token's step, usually the next one (with T < R sometimes the same, which needs one more
+        contribution). After 2 s, and then every 10 s, logs a WARNING with the reason for the wait. Raises DeadlineExceeded with that reason
+        after `timeout_s` seconds (None: never); call it again to continue waiting.
         """
         return run(self._at_work().wait(timeout_s=timeout_s), self._acts)
 
@@ -332,9 +337,9 @@ class Session:
         hyperparameters: Hyperparameters | None = None,
         timeout_s: float | None = None,
     ) -> Push:
-        """Does `push()`, `wait()` and `read()` in the fewest calls, and returns what became of the contribution.
+        """Does `push()`, `wait()` and `read()` in the fewest calls, and returns the contribution's outcome.
 
-        Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: go on with `wait()`.
+        Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: continue with `wait()`.
         """
         worker = self._at_work()
         if gradients is None:
@@ -344,10 +349,10 @@ class Session:
         return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached), self._acts)
 
     def skip(self, *, timeout_s: float | None = None) -> Push:
-        """Takes part in a step without a gradient for any variable, so that nobody waits for this worker; else as `step()`.
+        """Takes part in a step without a gradient for any variable, so that no worker waits for this one; otherwise like `step()`.
 
-        The mean is over the others; where all skip, no variable and no slot changes, and the step counts. Ranges of the training data that
-        were given out since the last contribution are done with it.
+        The mean is over the other contributions; if all skip, no variable and no slot changes, and the step counts. Ranges of the training
+        data that `batches()` yielded since the last contribution count as done with it.
         """
         return run(self._at_work().skip(timeout_s=timeout_s), self._acts)
 
@@ -361,14 +366,16 @@ class Session:
         shuffle_seed: int | None = None,
         timeout_s: float | None = None,
     ) -> Iterator[DataRange]:
-        """Yields ranges of the training data for this worker to compute gradients from, each `start` to `stop` - 1 of the samples.
+        """Yields ranges of the training data for this worker to compute gradients from, each with the samples `start` to `stop` - 1.
 
-        All workers together get each range of each pass once: a range counts as done when a contribution made from it is applied, and the
-        next `push()` or `step()` names those yielded since the last. What is dropped, rolled back, or held by a worker that is lost, is
-        yielded again, here or elsewhere. All give the same arguments; `num_epochs` 0: without end. `shuffle_seed` gives each pass another
-        order of the ranges (None: ascending). Ends when all passes are done, or training is finished; until then blocks while the rest is
-        with others (`timeout_s`, None: no limit), and says so; in that time it gives contributions without gradients if others wait for
-        it. Asked again with the same data, goes on. Raises InvalidSpec, DataMismatch, DeadlineExceeded. See docs/how-to/data.md.
+        All workers together get each range of each pass once: `push()` or `step()` names the ranges yielded since the last one, and they
+        count as done when that contribution is applied. Ranges whose contribution is dropped or rolled back, or that a lost worker holds,
+        are yielded again, to this worker or to another. All workers give the same arguments; `num_epochs` 0: without end. `shuffle_seed`
+        gives each pass another order of the ranges (None: ascending).
+
+        Ends when all passes are done, or training is finished. Blocks while other workers hold the remaining ranges (`timeout_s`, None: no
+        limit), and logs the reason; in that time it makes contributions without gradients if others wait for this worker. A new iterator
+        over the same data continues where the last one ended. Raises InvalidSpec, DataMismatch, DeadlineExceeded. See docs/how-to/data.md.
         """
         spec = DataSpec(name=name, num_samples=num_samples, range_size=batch_size, num_epochs=num_epochs, shuffle_seed=shuffle_seed)
         self._at_work()
@@ -379,14 +386,14 @@ class Session:
         return batches
 
     def read_averages(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
-        """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.
+        """Returns copies of the newest step's moving averages by name: of the variables in `names`, or of all that have one.
 
-        Raises SlotNotFound if there is none, VariableNotFound.
+        Raises SlotNotFound if one of `names` has no average or the model keeps none, VariableNotFound.
         """
         return run(self._at_work().do(lambda training: training.reader.averages(names), timeout_s=timeout_s), self._acts)
 
     def read_metrics(self, *, timeout_s: float | None = None) -> dict[str, MetricReport]:
-        """Returns, by name, what workers have reported as `metrics` in contributions that count, since the model was created."""
+        """Returns by name the `metrics` that workers have reported in contributions that count, since the model was created."""
         return run(self._at_work().do(lambda training: training.reader.metrics(), timeout_s=timeout_s), self._acts)
 
     def get_slot_names(self, *, timeout_s: float | None = None) -> list[str]:
@@ -396,17 +403,18 @@ class Session:
     def get_slot(self, variable: str, slot: str, *, timeout_s: float | None = None) -> Array:
         """Returns a copy of one variable's slot (optimizer state) of the newest step, in the variable's shape and type.
 
-        Transfers the slot of all variables that share shards with this one, or a whole table's: not for every step. What changes
-        while it is copied is read again. Raises VariableNotFound, SlotNotFound; DeadlineExceeded after `timeout_s` of connect().
+        Transfers the slot of all variables that share shards with this one, or a whole table's, so do not call it in every step. Reads
+        again if the slot changes while it is copied. Raises VariableNotFound, SlotNotFound; DeadlineExceeded after `timeout_s` of
+        connect().
         """
         return run(self._at_work().do(lambda training: training.reader.slot(variable, slot), timeout_s=timeout_s), self._acts)
 
     def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
-        """Has the whole cluster coordinated by `policy`, from the next moment when no step is being applied; returns the step of that.
+        """Sets the policy of the whole cluster, at the next moment when no step is being applied; returns the step from which it holds.
 
-        Contributions that are counted and not applied go over to it. `policy`: what `sync_policy()`, `ssp_policy()` or `async_policy()`
-        returns. May come before the model. `timeout_s` (None: no limit) bounds the wait. Raises InvalidSpec; DeadlineExceeded, with what
-        is waited for, but the change is made all the same, as soon as it can be.
+        Contributions that are counted and not applied remain valid under it. `policy`: what `sync_policy()`, `ssp_policy()` or
+        `async_policy()` returns. May be called before the model is created. `timeout_s` (None: no limit) bounds the wait. Raises
+        InvalidSpec; DeadlineExceeded, with the reason for the wait, in which case the chief still makes the change as soon as it can.
         """
         self._member.check_open()
         step = changes.set_policy(self._member.link, policy, who=self._who, timeout_s=timeout_s)
@@ -421,10 +429,10 @@ class Session:
         timeout_s: float | None = None,
         **hyperparameters: float,
     ) -> int:
-        """Gives an optimizer new numbers, at the next moment when no step is being applied; returns the version of the settings.
+        """Sets numbers of an optimizer, at the next moment when no step is being applied; returns the version of the settings.
 
-        It is the model's optimizer, or that of `variable`, if that has its own. What is not named stays as it is. `timeout_s` (None: no
-        limit) bounds the wait. Raises InvalidSpec, VariableNotFound; DeadlineExceeded, but the change is made all the same.
+        Changes the model's optimizer, or that of `variable` if it has its own. Numbers that are not named stay unchanged. `timeout_s`
+        (None: no limit) bounds the wait. Raises InvalidSpec, VariableNotFound; DeadlineExceeded, in which case the change is still made.
         """
         self._member.check_open()
         link, numbers = self._member.link, dict(hyperparameters)
@@ -433,22 +441,22 @@ class Session:
         )
 
     def save_checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
-        """Has the cluster save a checkpoint, and returns its `tag` and `step` once it is whole; training goes on meanwhile.
+        """Has the cluster save a checkpoint, and returns its `tag` and `step` once it is complete. Training continues meanwhile.
 
-        `timeout_s` (None: no limit) bounds the wait. Raises DeadlineExceeded, with what is waited for, but it is saved all the same;
-        InvalidSpec where the cluster was started without a place for checkpoints.
+        `timeout_s` (None: no limit) bounds the wait. Raises DeadlineExceeded, with the reason for the wait, in which case the checkpoint is
+        still saved; InvalidSpec if the cluster was started without a place for checkpoints.
         """
         self._member.check_open()
         return changes.save_checkpoint(self._member.link, who=self._who, timeout_s=timeout_s)
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Returns the chief's report of the cluster, with the newest entries of the ledger if some are asked for."""
+        """Returns the chief's report of the cluster, with at most `max_ledger_entries` of the ledger's newest entries."""
         return self._member.status(max_ledger_entries=max_ledger_entries)
 
     def finish(self, reason: str = "", timeout_s: float | None = None) -> int:
         """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent.
 
-        `timeout_s` (None: that of `connect()`) bounds the wait for a chief that does not answer; then DeadlineExceeded.
+        `timeout_s` (None: that of `connect()`) bounds the wait for a chief that does not answer. Raises DeadlineExceeded.
         """
         self._member.check_open()
         why = reason or f"{self._who} finished it"
@@ -457,7 +465,7 @@ class Session:
         return last_step
 
     def close(self) -> None:
-        """Leaves the cluster of the worker's own accord, in at most 2 s. Idempotent."""
+        """Leaves the cluster. Blocks for at most 2 s. Idempotent."""
         self._leave("")
 
     def _attached(self, hyperparameters: Hyperparameters) -> Attachments:
@@ -466,7 +474,7 @@ class Session:
         if self._numbers is None:
             self._numbers = StepNumbers(model)
         given = step_hyperparameters(hyperparameters)
-        # What was given last is not checked again.
+        # The same numbers as last time are not checked again.
         self._numbers.check(given, applies_on_arrival=self._worker.state.policy.applies_on_arrival)
         return Attachments(hyperparameters=given)
 
