@@ -35,7 +35,7 @@ Batch = tuple[Array, Array]
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Examples:
-    """Features as (examples, features), what the network's head takes for each, and how many of them make a batch."""
+    """Features as (examples, features), the target of each example for the network's head, and the examples per batch."""
 
     features: Array
     targets: Array
@@ -47,9 +47,9 @@ class Examples:
         return -(-len(self.targets) // self.batch_size)
 
     def batches(self, *, seed: int, worker: int, passes: range) -> Iterator[Batch]:
-        """Yields features and targets of one batch after the other, in an order that is new in each pass.
+        """Yields the features and targets of each batch, in a new order in each pass.
 
-        The same seed, worker and pass always give the same batches; two workers with the same examples go through them in different orders.
+        The same seed, worker and pass always give the same batches; two workers with the same examples use different orders.
         """
         for index in passes:
             order = np.random.default_rng((seed, worker, index)).permutation(len(self.targets))
@@ -60,7 +60,7 @@ class Examples:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """The final variables by name, the mean loss of each pass that was begun, and the last step of the training."""
+    """The final variables by name, the mean loss of each pass that was begun, and the last step of training."""
 
     variables: dict[str, Array]
     losses: list[float]
@@ -80,22 +80,22 @@ def train(
 ) -> Trained:
     """Joins the model, creating it with the values of `first` if this is the first worker, and contributes one batch after the other.
 
-    `optimizer` and `master` are those of a monitored session. Ends before if a hook asks for it, or if the cluster's training is finished.
-    The first worker to finish ends training for the whole cluster, so that all workers get the same final variables. Blocks; raises
-    what the session and the hooks raise.
+    `optimizer` and `master` are those of a monitored session. Ends early if a hook requests it, or if the cluster's training is finished.
+    The first worker to finish ends training for the whole cluster, so that all workers get the same final variables. Blocks. Raises the
+    errors of the session and the hooks.
     """
     with Graph().as_default():
         for name, value in first.items():
             get_variable(name, value)
         train_op = optimizer.minimize(_Loss(network), global_step=get_or_create_global_step())
-        # A chief worker creates the model; without a hook that names it, the first worker to come does.
+        # The chief worker creates the model; if no hook names a chief worker, the first worker does.
         is_chief = all(getattr(hook, "is_chief", True) for hook in hooks)
         losses: list[float] = []
         with MonitoredTrainingSession(master, is_chief=is_chief, hooks=hooks, log_step_count_steps=None) as session:
             for batch in examples.batches(seed=seed, worker=session.session.worker_index, passes=passes):
                 if session.should_stop():
                     break
-                # None if the session was lost and a new one took its place: what became of that contribution is not known.
+                # None if the session was lost and a new one took its place: the outcome of that contribution is unknown.
                 if (loss := session.run(train_op, feed_dict=batch).loss) is not None:
                     losses.append(loss)
             session.finish(f"the estimator of worker {session.session.worker_index} is done with its examples")
@@ -104,7 +104,7 @@ def train(
 
 
 class _Loss:
-    """The loss of a batch and its gradients, as a training op asks for them; the gradients' memory is used again and again."""
+    """A loss function for a training op: returns the loss of a batch and its gradients, in memory that is reused."""
 
     def __init__(self, network: Network) -> None:
         self._network = network
@@ -122,7 +122,7 @@ def pass_losses(losses: Sequence[float], *, num_batches: int) -> list[float]:
     return [float(np.mean(losses[start : start + num_batches])) for start in range(0, len(losses), num_batches)]
 
 
-# The estimators. What they have in common is `_train`, which knows no class of theirs.
+# The estimators. Both call `_train`, which knows neither class.
 
 
 try:
@@ -138,18 +138,18 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A feed-forward network that ends in a softmax over the classes, trained by the cross-entropy of batches.
 
     `hidden_units`: units of each hidden layer (none at all: logistic regression). `activation`: "relu", "tanh", "logistic" or "identity".
-    `optimizer`: a name ("adam", "sgd", …), which trains with `learning_rate`, or what an optimizer function of worker_client returns, which
-    has its own; both leave the cluster's policy as it is. Or a `SyncReplicasOptimizer` or another optimizer of that kind, which says how
-    workers are coordinated as well. `batch_size` in examples; `max_iter` passes over the examples. `random_state`: first weights and order.
-    `warm_start`: `fit` begins with the variables that the last training ended with.
+    `optimizer`: a name ("adam", "sgd", …), which trains with `learning_rate`, or the result of an optimizer function of worker_client,
+    which has its own rate; both keep the cluster's policy. Or a `SyncReplicasOptimizer` or another optimizer of that package, which also
+    sets the policy. `batch_size` in examples; `max_iter`: passes over the examples. `random_state`: seed of the first weights and the
+    order. `warm_start`: `fit` begins with the variables that the last training ended with.
 
-    `target` is the chief's address of a running cluster, None a cluster of one worker inside this process; the latter gives, for the same
-    data and an int as `random_state`, the same weights every time. In a cluster each worker calls `fit` with its own examples and with
-    the same parameters; the first worker to go through its examples ends the training, and every worker has the same final network.
+    `target` is the address of a running cluster's chief; None: a cluster of one worker inside this process, which gives the same weights
+    every time for the same data and an int as `random_state`. In a cluster, each worker calls `fit` with its own examples and with the same
+    parameters; the first worker to finish its passes ends the training, and every worker gets the same final network.
 
     After `fit`: `classes_`, `n_features_in_` (and `feature_names_in_`), `variables_` (weights and biases by name), `loss_curve_` (mean loss
-    of each of this worker's passes), `n_iter_` (passes that were begun), `global_step_` (steps of the cluster); with `warm_start` and
-    `partial_fit` of all trainings so far.
+    of each of this worker's passes), `n_iter_` (passes that were begun), `global_step_` (steps of the cluster). With `warm_start` and
+    `partial_fit`, the last three count all trainings so far.
     """
 
     def __init__(
@@ -180,30 +180,29 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     ) -> Self:
         """Trains on `X`, (examples, features) of finite numbers, and `y`, a label for each; returns this estimator.
 
-        `hooks`: those of the `MonitoredTrainingSession` that this trains through; one that asks for a stop ends the training, and the hook
-        of a `SyncReplicasOptimizer` must be among them if that is the optimizer. `classes`: all labels there are, where this worker's
-        examples may lack some; all workers must give the same. Blocks until the training is finished. float32 features train in
-        float32, others in float64. Raises ValueError for data or parameters that cannot be trained with, what hooks raise, and in a
-        cluster what its session raises, a PsError.
+        `hooks`: hooks of the `MonitoredTrainingSession` that runs the training; one that requests a stop ends the training, and with a
+        `SyncReplicasOptimizer` its hook must be among them. `classes`: all labels, if this worker's examples may lack some; all workers
+        must give the same. Blocks until the training is finished. float32 features train in float32, others in float64. Raises ValueError
+        for invalid data or parameters, the errors of hooks, and in a cluster the session's errors, each a PsError.
         """
         features, known, labels = self._examples(X, y, classes=classes, is_first=True)
-        goes_on = self.warm_start and hasattr(self, "variables_")
-        if goes_on and not np.array_equal(known, self.classes_):
+        continues = self.warm_start and hasattr(self, "variables_")
+        if continues and not np.array_equal(known, self.classes_):
             raise ValueError(
                 f"warm_start: the network has the classes {self.classes_[:10].tolist()}, the examples {known[:10].tolist()}; "
                 "give all of them as classes=, or train a new estimator"
             )
         self.classes_: Array = known
         self._network = _train(
-            self, features, labels, num_outputs=len(known), head="classes", hooks=hooks, goes_on=goes_on, num_passes=self.max_iter
+            self, features, labels, num_outputs=len(known), head="classes", hooks=hooks, continues=continues, num_passes=self.max_iter
         )
         return self
 
     def partial_fit(self, X: npt.ArrayLike, y: npt.ArrayLike, classes: npt.ArrayLike | None = None) -> Self:
-        """Goes through these examples once, from the variables that the last call ended with; returns this estimator.
+        """Trains for one pass over these examples, beginning with the variables that the last call ended with; returns this estimator.
 
-        `classes`: all labels there will ever be; must be given the first time. In a cluster inside this process only: the training of
-        a running cluster is one `fit`. The optimizer's slots (momentum, moments) begin anew in each call. Raises ValueError.
+        `classes`: all labels of all calls; required in the first call. Only for a cluster inside this process: the training of a running
+        cluster is one `fit`. The optimizer's slots (momentum, moments) begin anew in each call. Raises ValueError.
         """
         is_first = not hasattr(self, "variables_")
         if is_first and classes is None:
@@ -213,17 +212,19 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             raise ValueError(f"classes: got {np.unique(np.asarray(classes))[:10].tolist()}, at first they were {known[:10].tolist()}")
         self.classes_ = known
         _refuse_target(self.target)
-        self._network = _train(self, features, labels, num_outputs=len(known), head="classes", hooks=(), goes_on=not is_first, num_passes=1)
+        self._network = _train(
+            self, features, labels, num_outputs=len(known), head="classes", hooks=(), continues=not is_first, num_passes=1
+        )
         return self
 
     def predict(self, X: npt.ArrayLike) -> Array:
-        """Returns the most probable class of each example. Asks no cluster. Raises NotFittedError before `fit`."""
+        """Returns the most probable class of each example. Makes no call. Raises NotFittedError before `fit`."""
         check_is_fitted(self, "variables_")
         predicted: Array = self.classes_[self.predict_proba(X).argmax(axis=1)]
         return predicted
 
     def predict_proba(self, X: npt.ArrayLike) -> Array:
-        """Returns the probability of each class, in the order of `classes_`, for each example, as (examples, classes). Asks no cluster."""
+        """Returns the probability of each class, in the order of `classes_`, for each example, as (examples, classes). Makes no call."""
         check_is_fitted(self, "variables_")
         features = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
         return self._network.predictions(self.variables_, features)
@@ -244,8 +245,8 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
 class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
     """A feed-forward network that predicts numbers, one for each example or several, trained by the squared error of batches.
 
-    Parameters, a cluster as the `target` and what there is after `fit` are those of `DNNClassifier`, without classes. Targets are learned
-    as they are given: scale them where they are far from 1.
+    Parameters, a cluster as the `target` and the attributes after `fit` are those of `DNNClassifier`, without classes. Targets are not
+    scaled: scale them yourself if they are far from 1.
     """
 
     def __init__(
@@ -276,17 +277,17 @@ class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
         `hooks`, the types and the errors are those of `DNNClassifier.fit`.
         """
-        goes_on = self.warm_start and hasattr(self, "variables_")
-        return self._fit(X, y, hooks=hooks, goes_on=goes_on, is_first=True, num_passes=self.max_iter)
+        continues = self.warm_start and hasattr(self, "variables_")
+        return self._fit(X, y, hooks=hooks, continues=continues, is_first=True, num_passes=self.max_iter)
 
     def partial_fit(self, X: npt.ArrayLike, y: npt.ArrayLike) -> Self:
-        """Goes through these examples once, from the variables that the last call ended with; see `DNNClassifier.partial_fit`."""
+        """Trains for one pass over these examples; see `DNNClassifier.partial_fit`."""
         is_first = not hasattr(self, "variables_")
         _refuse_target(self.target)
-        return self._fit(X, y, hooks=(), goes_on=not is_first, is_first=is_first, num_passes=1)
+        return self._fit(X, y, hooks=(), continues=not is_first, is_first=is_first, num_passes=1)
 
     def predict(self, X: npt.ArrayLike) -> Array:
-        """Returns the number of each example, or (examples, outputs). Asks no cluster. Raises NotFittedError before `fit`."""
+        """Returns the number of each example, or (examples, outputs). Makes no call. Raises NotFittedError before `fit`."""
         check_is_fitted(self, "variables_")
         features = validate_data(self, X, dtype=(np.float64, np.float32), reset=False)
         predicted = self._network.predictions(self.variables_, features)
@@ -298,12 +299,12 @@ class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         return tags
 
     def _fit(
-        self, X: npt.ArrayLike, y: npt.ArrayLike, *, hooks: Iterable[SessionRunHook], goes_on: bool, is_first: bool, num_passes: int
+        self, X: npt.ArrayLike, y: npt.ArrayLike, *, hooks: Iterable[SessionRunHook], continues: bool, is_first: bool, num_passes: int
     ) -> Self:
         features, given = validate_data(self, X, y, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True, reset=is_first)
         targets = given.reshape(len(given), -1).astype(features.dtype)
         self._network = _train(
-            self, features, targets, num_outputs=targets.shape[1], head="numbers", hooks=hooks, goes_on=goes_on, num_passes=num_passes
+            self, features, targets, num_outputs=targets.shape[1], head="numbers", hooks=hooks, continues=continues, num_passes=num_passes
         )
         self._is_single = given.ndim == 1
         return self
@@ -311,26 +312,26 @@ class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Former:
-    """What earlier trainings of an estimator have left: its network, and what `Trained` says of all of them."""
+    """The result of an estimator's earlier trainings: its network, and one `Trained` over all of them."""
 
     network: Network
     trained: Trained
 
 
-def _former(estimator: Any, goes_on: bool) -> _Former | None:
-    if not goes_on:
+def _former(estimator: Any, continues: bool) -> _Former | None:
+    if not continues:
         return None
     so_far = Trained(variables=estimator.variables_, losses=estimator.loss_curve_, global_step=estimator.global_step_)
     return _Former(network=estimator._network, trained=so_far)
 
 
 def _keep(estimator: Any, trained: Trained, former: _Former | None) -> None:
-    """Writes what scikit-learn's users read."""
+    """Sets the attributes that scikit-learn's users read."""
     losses = [*former.trained.losses, *trained.losses] if former is not None else trained.losses
     estimator.variables_, estimator.loss_curve_ = trained.variables, losses
     # A running cluster counts its own steps.
     estimator.global_step_ = trained.global_step + (former.trained.global_step if former is not None and estimator.target is None else 0)
-    # A worker that came when all was over has begun none, and has the final network all the same.
+    # A worker that joins after the end has begun no pass, and still has the final network.
     estimator.n_iter_ = len(losses)
 
 
@@ -375,18 +376,21 @@ def _train(
     num_outputs: int,
     head: str,
     hooks: Iterable[SessionRunHook],
-    goes_on: bool,
+    continues: bool,
     num_passes: int,
 ) -> Network:
-    """Trains an estimator's network and returns it; `goes_on`: from what former trainings left. ValueError: that is another network."""
-    parameters, former = _Parameters.of(estimator), _former(estimator, goes_on)
+    """Trains an estimator's network and returns it.
+
+    `continues`: begins with the result of earlier trainings, and raises ValueError if their network differs.
+    """
+    parameters, former = _Parameters.of(estimator), _former(estimator, continues)
     dtype = features.dtype if former is None else np.dtype(former.network.dtype)
     network = Network(
         sizes=(features.shape[1], *parameters.hidden_units, num_outputs), activation=parameters.activation, dtype=dtype, head=head
     )
     if former is not None and network != former.network:
         raise ValueError(
-            f"the network to go on with has layers of {former.network.sizes} units and {former.network.activation!r}, wanted are "
+            f"the network to continue with has layers of {former.network.sizes} units and {former.network.activation!r}, wanted are "
             f"{network.sizes} and {network.activation!r}; train a new estimator"
         )
     begun = 0 if former is None else len(former.trained.losses)

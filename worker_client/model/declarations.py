@@ -1,4 +1,4 @@
-"""What a program declares of its model, and the specification made from that. Knows values and options; no chief and no server.
+"""A program's declarations of its model, and the specification made from them. Knows values and options; no chief and no server.
 
 Variables, embedding tables, buffers and rows of gradients; placement; names, types and first values, checked.
 """
@@ -31,10 +31,10 @@ from ps_protocol.model.variables import (
 )
 from worker_client.model.optimizers import plain_number
 
-# What a program says about its variables: plain ones, tables, state, rows of gradients.
+# Declarations: variables, tables, buffers and their updates, rows of gradients.
 
 
-# Arrays have no single truth value, so none of these can be compared as a whole.
+# None of these classes has equality: arrays have no single truth value.
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -56,11 +56,11 @@ class Variable:
 class EmbeddingTable:
     """A variable whose gradients come as rows (`IndexedSlices`) and that is read by rows: `session.read_rows()`, not `session.read()`.
 
-    `value_or_shape`: the first values as an array, or a shape, of at least one axis, whose values the servers make by `initializer` (None:
-    zeros), so that nothing travels; `dtype` goes with a shape, an array has its own. `optimizer`: its own; None: the model's.
-    `sparse_mean`: a row of a step's mean is divided by the contributions that have it ("per_index", as in the original), or by all
-    ("per_replica"). `partitioner` may cut it along axis 0 only; None: by its size. Rows that no gradient touches cost nothing, unless by
-    Adam without `lazy`.
+    `value_or_shape`: the first values as an array, or a shape of at least one axis, whose values the servers make with `initializer` (None:
+    zeros), so that no values are sent; `dtype` goes with a shape, an array has its own. `optimizer`: its own; None: the model's.
+    `sparse_mean`: a row of a step's mean is divided by the number of contributions that have it ("per_index", as in the original), or by
+    that of all contributions ("per_replica"). `partitioner` may split it along axis 0 only; None: by its size. Rows without a gradient cost
+    nothing, except with Adam without `lazy`.
     """
 
     value_or_shape: npt.ArrayLike
@@ -74,7 +74,7 @@ class EmbeddingTable:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Buffer:
-    """A variable without gradients, that plain updates change: statistics, counters. They ride in a contribution and count only with it.
+    """A variable without gradients, changed by updates that travel with a contribution and count only with it: statistics, counters.
 
     `update`: "mean" (it becomes the mean of the step's updates), "add" (their sum is added), or "moving_average" (it becomes
     `decay * itself + (1 - decay) * mean`). A step without an update leaves it unchanged.
@@ -86,13 +86,13 @@ class Buffer:
 
 
 class UpdateFormula:
-    """An update of a `Buffer` that its parameter server computes: a formula, in which the variable is `v`, and what its other names are.
+    """An update of a `Buffer` that its parameter server computes: a formula, in which the variable is `v`, and values for its other names.
 
-    `UpdateFormula("s = s + g * g; v = v - rate * g / sqrt(s)", s="slot", g=gradient, rate=0.1)`: an array or a number is given; a text is
-    the name of another Buffer, which the formula reads and may assign to. It is computed once, when the step is applied, after the step's
+    `UpdateFormula("s = s + g * g; v = v - rate * g / sqrt(s)", s="slot", g=gradient, rate=0.1)`: a value is an array, a number, or the name
+    of another Buffer, which the formula reads and may assign to. The server computes it once, when the step is applied, after the step's
     plain updates and in the order of the contributions. All its variables lie whole on one server and have one shape and type, float32 or
-    float64, and so have its arrays, of which there are at most as many as variables that it assigns to. Raises InvalidSpec with line,
-    column and reason.
+    float64. Its arrays have the same shape and type, and there are at most as many as variables that it assigns to. Raises InvalidSpec with
+    line, column and reason.
     """
 
     def __init__(self, text: str, /, **values: Any) -> None:
@@ -108,7 +108,7 @@ class UpdateFormula:
                 raise InvalidSpec(f"formula: {name!r} is the variable itself; give the value another name")
             check_own_name(name)
         self.formula = parsed(text, (VARIABLE, *sorted(self.variables)), tuple(sorted(others)))
-        # Those that it needs; what it is not to read is not sent.
+        # Only values that the formula reads are sent.
         reads = self.formula.reads
         self.arrays, self.numbers = ({name: given[name] for name in sorted(reads & given.keys())} for given in (self.arrays, self.numbers))
         others_needed = {name: self.variables[name] for name in sorted(reads & self.variables.keys())}
@@ -133,24 +133,27 @@ def non_negative() -> Constraint:
 
 
 def clip_to(low: float, high: float) -> Constraint:
-    """Returns the constraint that keeps every element within `low` and `high`. Raises InvalidSpec if they are the wrong way round."""
+    """Returns the constraint that keeps every element between `low` and `high`. Raises InvalidSpec if `low` is above `high`."""
     return Constraint(kind=ConstraintKind.CLIP, low=plain_number(low), high=plain_number(high))
 
 
 def max_norm(limit: float) -> Constraint:
-    """Returns the constraint that scales down what has a Euclidean norm over axis 0 above `limit` (> 0). Such a variable is not cut."""
+    """Returns the constraint that scales vectors along axis 0 with a Euclidean norm above `limit` (> 0) down to it.
+
+    The variable is not split.
+    """
     return Constraint(kind=ConstraintKind.MAX_NORM, high=plain_number(limit))
 
 
 def unit_norm() -> Constraint:
-    """Returns the constraint that scales to a Euclidean norm over axis 0 of 1. Such a variable is not cut."""
+    """Returns the constraint that scales vectors along axis 0 to a Euclidean norm of 1. The variable is not split."""
     return Constraint(kind=ConstraintKind.UNIT_NORM)
 
 
 def custom_constraint(formula: str) -> Constraint:
-    """Returns the constraint that makes of a variable what a formula says, in which it is `v`: for example "v / max(norm(v), 1)".
+    """Returns the constraint that replaces a variable `v` by the value of a formula, for example "v / max(norm(v), 1)".
 
-    `sum` and `norm` are over all elements; with one of them the variable is not cut. Raises InvalidSpec with line, column and reason.
+    `sum` and `norm` are over all elements; a variable with one of them is not split. Raises InvalidSpec with line, column and reason.
     """
     return Constraint(kind=ConstraintKind.FORMULA, formula=formula)
 
@@ -166,12 +169,12 @@ def constant_initializer(value: float) -> Initializer:
 
 
 def uniform_initializer(low: float, high: float, seed: int = 0) -> Initializer:
-    """Returns the initializer of values evenly spread from `low` to `high`; the same `seed` gives the same, however the table is cut."""
+    """Returns the initializer of values uniform from `low` to `high`; the same `seed` gives the same values, however the table is split."""
     return Initializer(kind=InitializerKind.UNIFORM, low=plain_number(low), high=plain_number(high), seed=_seed(seed))
 
 
 def normal_initializer(mean: float, stddev: float, seed: int = 0) -> Initializer:
-    """Returns the initializer of normally distributed values; the same `seed` gives the same, however the table is cut."""
+    """Returns the initializer of normally distributed values; the same `seed` gives the same values, however the table is split."""
     return Initializer(kind=InitializerKind.NORMAL, low=plain_number(mean), high=plain_number(stddev), seed=_seed(seed))
 
 
@@ -179,7 +182,7 @@ def _seed(seed: int) -> int:
     return seed.item() if isinstance(seed, np.integer) else seed
 
 
-# Placement, as a program asks for it: strategies, pins and loads. `ps_protocol.model.spec` decides.
+# A program's wishes for the placement: strategy, pins and loads. `ps_protocol.model.spec` decides.
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +202,7 @@ class Placement:
     split_bytes: int = DEFAULT_SPLIT_BYTES
 
     def policy_for(self, variables: Iterable[VariableSpec]) -> PlacementPolicy:
-        """Returns the policy that all participants agree on: the loads are numbers by then."""
+        """Returns the policy that all participants agree on, with the loads as numbers."""
         if self.load is not None and not callable(self.load):
             raise InvalidSpec(f"placement: load = {self.load!r}, want a function of a variable's specification, or None for its bytes")
         if not isinstance(self.pins, Mapping):
@@ -211,7 +214,7 @@ class Placement:
 
 def _load(load: float) -> float:
     load = plain_number(load)
-    return float(load) if type(load) is int else load  # anything else is checked with its variable's name
+    return float(load) if type(load) is int else load  # later checks refuse any other type, with the variable's name
 
 
 def placement_of(placement: "str | Placement", *, split_bytes: int | None) -> Placement:
@@ -223,7 +226,7 @@ def placement_of(placement: "str | Placement", *, split_bytes: int | None) -> Pl
     return Placement(placement, split_bytes=DEFAULT_SPLIT_BYTES if split_bytes is None else split_bytes)
 
 
-# From what a program says about its variables to the model's specification and first values.
+# Makes the model's specification and first values of the declarations.
 
 
 Choice = TypeVar("Choice")
@@ -234,7 +237,7 @@ _SPARSE_MEANS = {"per_index": SparseMean.PER_INDEX, "per_replica": SparseMean.PE
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Declared:
-    """A model's specification, and the first values by name, but of those tables that servers make themselves."""
+    """A model's specification, and the first values by name, except of tables whose values servers make."""
 
     model: ModelSpec
     values: Mapping[str, Array]
@@ -243,7 +246,10 @@ class Declared:
 def declare(
     variables: Mapping[str, Any], *, optimizer: OptimizerSpec, placement: Placement, averages: AverageSpec | None, clip: ClipSpec
 ) -> Declared:
-    """Returns what all workers must agree on. Raises InvalidSpec, LimitExceeded, for whatever no cluster could take."""
+    """Returns the specification that all workers must agree on, and the first values.
+
+    Raises InvalidSpec, LimitExceeded for a model that no cluster could take.
+    """
     if not isinstance(variables, Mapping):
         raise InvalidSpec(f"initial_values: got a {type(variables).__name__}, want a dict from variable name to array")
     _check_optimizer("optimizer", optimizer)
@@ -293,7 +299,7 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
         data_type, initializer = _data_type(name, table.dtype), initializer or zeros_initializer()
     if initializer is not None and not isinstance(initializer, Initializer):
         raise InvalidSpec(f"variable {name!r}: initializer: got {initializer!r}, want what zeros_initializer() or another returns")
-    sparse_mean = _chosen(name, "sparse_mean", table.sparse_mean, _SPARSE_MEANS)
+    sparse_mean = _choice(name, "sparse_mean", table.sparse_mean, _SPARSE_MEANS)
     if table.optimizer is not None:
         _check_optimizer(f"variable {name!r}: optimizer", table.optimizer)
     return VariableSpec(
@@ -309,12 +315,12 @@ def _table(name: str, table: EmbeddingTable, values: dict[str, Array]) -> Variab
 
 
 def _update_rule(name: str, state: Buffer) -> OptimizerSpec:
-    rule = _chosen(name, "update", state.update, _UPDATES)
+    rule = _choice(name, "update", state.update, _UPDATES)
     numbers = {"decay": state.decay} if "decay" in OPTIMIZERS[rule].hyperparameters else {}
     return OptimizerSpec(name=rule, learning_rate=constant(1.0), hyperparameters=numbers)
 
 
-def _chosen(name: str, option: str, value: str, known: Mapping[str, Choice]) -> Choice:
+def _choice(name: str, option: str, value: str, known: Mapping[str, Choice]) -> Choice:
     if not isinstance(value, str) or value not in known:
         raise InvalidSpec(f"variable {name!r}: {option} = {value!r}, want one of {', '.join(known)}")
     return known[value]
@@ -329,7 +335,7 @@ def _is_number(value: object) -> bool:
 
 
 def _shape(value: object) -> tuple[int, ...] | None:
-    """A tuple or list of plain integers is a shape: values of integers are no variables."""
+    """Returns a tuple or list of plain integers as a shape, and None for anything else: integers are not valid as values."""
     if isinstance(value, (tuple, list)) and value and all(isinstance(extent, (int, np.integer)) for extent in value):
         return tuple(int(extent) for extent in value)
     return None
@@ -352,7 +358,7 @@ def _check_optimizer(what: str, optimizer: object) -> None:
 
 
 def as_array(name: object, value: object) -> Array:
-    """Returns a first value as an array, an array as it is. Raises InvalidSpec for what is no array of floats."""
+    """Returns a first value as an array; an array is not copied. Raises InvalidSpec for anything but floats."""
     if value is None:
         raise InvalidSpec(f"variable {name!r}: its initial value is None; give an array of float32 or float64")
     try:

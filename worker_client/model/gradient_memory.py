@@ -1,8 +1,8 @@
-"""The memory that the next gradients are written into: lent by shards, or the worker's own. Knows arenas and arrays; no calls.
+"""Chooses the memory for the next gradients: lent by shards, or the worker's own. Knows arenas and arrays; makes no calls.
 
-The user may have two sets of arrays. Arrays of the worker's own memory are copied with each push, and no server sees them. Arrays on
-memory that shards lend are sent without a copy, and only where the user gets no answer before the contribution is over. All other
-gradients are copied into another buffer. So a write through any view of these arrays changes nothing that is being sent.
+The user may have two sets of arrays. Arrays in the worker's own memory are copied with each push, and no server sees them. Arrays in memory
+that shards lend are sent without a copy, but only by calls that return after the contribution is over. All other gradients are copied into
+another buffer. So a write through any view of these arrays changes nothing that is being sent.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,18 +13,18 @@ from ps_protocol.model.variables import Array
 from worker_client.model.gradients import Gradients, Staging
 from worker_client.model.memory import ModelMemory
 
-# Each shard's arena to write into, None from one that copies; nothing at all if none gives any. Raises TooManyPushes.
+# Returns each shard's arena to write into (None: the shard copies); empty if no shard lends any. Raises TooManyPushes.
 Giving = Callable[[], Sequence[Array | None]]
 
 _MAX_KEPT = 64
 
 
 class GradientMemory:
-    """Stagings, one for each combination of the shards' buffers, made once. For one thread.
+    """Keeps one staging for each combination of the shards' buffers. For one thread.
 
-    `own` is memory that no server sees; all of them share its variables that are split over shards. `give`: memory for one contribution.
-    `give_kept`: memory that is the same each time and that `give` never gives; it raises TooManyPushes while what was sent from it is
-    under way.
+    `own`: memory that no server sees; all stagings share its arrays of variables that are split over shards. `give` returns memory for one
+    contribution. `give_kept` returns the same memory each time, which `give` never returns, and raises TooManyPushes while a contribution
+    sent from it is under way.
     """
 
     def __init__(self, model: ModelSpec, own: ModelMemory, *, give: Giving, give_kept: Giving) -> None:
@@ -34,10 +34,10 @@ class GradientMemory:
         self._give_kept = give_kept
         self._kept: dict[tuple[int, ...], Staging] = {}
         self._lent: Staging | None = None
-        self._is_under_way = False  # what was sent from `_lent`, for all that is known
+        self._is_under_way = False  # whether a contribution sent from `_lent` may be under way
 
     def ask(self, *, may_overlap: bool) -> Staging:
-        """Returns where the user may write the next contribution. It is zero the first time, and has what an earlier one left later on.
+        """Returns the staging for the user to write the next contribution into. It is zero the first time; later it holds an earlier one.
 
         `may_overlap`: a contribution may still be under way when the next one is computed.
         """
@@ -49,9 +49,9 @@ class GradientMemory:
         return staging
 
     def staging_for(self, gradients: Gradients, *, may_lend: bool) -> Staging:
-        """Returns where a contribution is staged.
+        """Returns the staging for a contribution.
 
-        `may_lend`: the user does not write before it is over, so what lies in the memory lent to him can be sent from there.
+        `may_lend`: the call returns only after the contribution is over, so gradients in the lent memory can be sent from there.
         """
         lent = self._lent
         if may_lend and lent is not None and (lent.is_own(gradients) or lent.has_some_of(gradients)) and self._on(self._give_kept) is lent:
@@ -59,13 +59,13 @@ class GradientMemory:
         return self._own if self._own.is_own(gradients) else self._on(self._give)
 
     def note_push(self, staging: Staging) -> bool:
-        """The contribution that was staged there may be under way; returns whether the user has that memory."""
+        """Notes that a contribution staged there may be under way; returns whether the user has that memory."""
         is_lent = staging is self._lent
         self._is_under_way = self._is_under_way or is_lent
         return is_lent
 
     def unlock(self, *, is_over: bool) -> bool:
-        """Lets the user write into what is lent, if what was sent from there is over: it is said to be, or the shards say so."""
+        """Makes the lent memory writable if the contribution sent from it is over, by `is_over` or by the shards. Returns whether it is."""
         if self._is_under_way and (is_over or self._is_given_back()):
             self._is_under_way = False
             if self._lent is not None:
@@ -73,7 +73,7 @@ class GradientMemory:
         return not self._is_under_way
 
     def protect(self) -> None:
-        """The user gets word: his own arrays are read-only while what was sent from them is under way."""
+        """Makes the user's arrays in lent memory read-only while a contribution sent from them is under way."""
         if self._is_under_way and self._lent is not None:
             self._lent.memory.lock()
 
@@ -88,9 +88,9 @@ class GradientMemory:
         try:
             arenas = give()
         except TooManyPushes:
-            # The shards say the same to a push, and who pushes knows what to wait for.
+            # A push would get the same error from the shards, and its caller knows how to wait.
             return self._own
-        # The memory holds its arenas, so their ids stay theirs.
+        # The kept stagings hold their arenas, so that no other array gets the id of one.
         key = tuple(map(id, arenas))
         staging = self._kept.get(key)
         if staging is None:

@@ -1,4 +1,4 @@
-"""From what a user pushes to each shard's part: checked, brought into memory, cut, encoded. Knows names and layouts; no transport."""
+"""Turns a user's gradients into each shard's part: checks, stages, cuts and encodes them. Knows names and layouts; no transport."""
 
 import contextlib
 import math
@@ -24,14 +24,14 @@ from worker_client.model.memory import ModelMemory
 from worker_client.model.optimizers import plain_number
 from worker_client.model.wire_format import WireFormat
 
-# A table's gradient as its server wants it: rows by ascending index.
+# A table's gradient in the form that its server takes: rows by ascending index.
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class RowGradient:
     """Rows of a table's gradient: int64 `indices`, ascending, and their `values`, contiguous, one row each.
 
-    An index occurs once, but for half-precision types: their sums must not be rounded, so the server makes them.
+    An index occurs once, except with half-precision types: the server sums their rows, so that the sums are not rounded.
     """
 
     indices: Array
@@ -39,9 +39,9 @@ class RowGradient:
 
 
 def row_gradient(gradient: IndexedSlices, variable: VariableSpec) -> RowGradient:
-    """Returns the gradient sorted by index, the rows of one index summed in the order given (half-precision ones: side by side in it).
+    """Returns the gradient sorted by index. Sums the rows of one index in the given order; half-precision rows stay side by side.
 
-    Shares the caller's arrays where there is nothing to do. Raises ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec.
+    Shares the caller's arrays if they are sorted already. Raises ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec.
     """
     what = f"gradient for {variable.name!r}"
     _check_dense_shape(what, gradient.dense_shape, variable)
@@ -55,12 +55,12 @@ def row_gradient(gradient: IndexedSlices, variable: VariableSpec) -> RowGradient
 
 
 def all_rows(gradient: Array) -> RowGradient:
-    """Returns the gradient of a whole table as that of all its rows; its shape and type have been checked."""
+    """Returns a table's dense gradient as rows of all indices; its shape and type must have been checked."""
     return RowGradient(np.arange(len(gradient), dtype=np.int64), np.ascontiguousarray(gradient))
 
 
 def checked_indices(what: str, indices: Any, *, num_rows: int) -> Array:
-    """Returns row numbers as int64, of the shape given. Raises DtypeMismatch, InvalidSpec, IndexOutOfRange with the first that is wrong."""
+    """Returns row numbers as int64, in the same shape. Raises DtypeMismatch, InvalidSpec, IndexOutOfRange with the first wrong index."""
     try:
         array = np.asarray(indices)
     except (TypeError, ValueError, RuntimeError) as error:
@@ -76,7 +76,7 @@ def checked_indices(what: str, indices: Any, *, num_rows: int) -> Array:
 
 
 def type_words(dtype: "np.dtype[Any]") -> str:
-    """Returns how a program writes an element type."""
+    """Returns an element type as Python code."""
     return f"{'ml_dtypes' if dtype.name == DataType.BFLOAT16.value else 'np'}.{dtype.name}"
 
 
@@ -107,26 +107,26 @@ def _merged(indices: Array, values: Array, variable: VariableSpec) -> RowGradien
     return RowGradient(ordered, rows)
 
 
-# Checks what a user pushes and brings it into the staging memory.
+# Checks a user's gradients and updates, and copies them into the staging memory.
 
 
 MAX_NAMES_SHOWN = 10
 
 
-# Values are NumPy arrays or scalars, or other frameworks' tensors that can be read as one, and for gradients also IndexedSlices or None. A
-# dict of several of these has no better type than Any for its values: that of a mapping's values would have to be exactly the union.
+# Values are NumPy arrays or scalars, or other frameworks' tensors that can be read as arrays; gradients may also be IndexedSlices or None.
+# The type is Any, because a dict of only some of these types would not match a union.
 Gradients = Mapping[str, Any] | Iterable[tuple[str, Any]]
 Updates = Mapping[str, Any] | Iterable[tuple[str, Any]]
-# What shards compute of a contribution, by their indices.
+# The formulas of a contribution that shards compute, by shard index.
 _Formulas = Mapping[int, tuple[FormulaUpdate, ...]]
 _NO_UPDATES: tuple[Collection[str], _Formulas] = (), {}
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class Staged:
-    """What a contribution has: rows by table, and the names of the dense variables that it has nothing for, in the model's order.
+    """A staged contribution: rows by table, and the names of the dense variables that it has nothing for, in the model's order.
 
-    `formulas`: what shards compute, by their indices. `memory` has the rest.
+    `formulas`: those that shards compute, by shard index. `memory` has the rest.
     """
 
     memory: ModelMemory
@@ -136,7 +136,7 @@ class Staged:
 
 
 class Staging:
-    """Where a worker's gradients and updates are gathered. Not thread-safe.
+    """Memory into which a worker's gradients and updates are gathered. Not thread-safe.
 
     `views`: the memory itself, for the dense variables that take gradients, so that a user may fill it in place.
     """
@@ -152,7 +152,7 @@ class Staging:
         self._own = tuple(self.views), tuple(self.views.values())
 
     def stage(self, gradients: Gradients, *, step: int, updates: Updates | None = None) -> Staged:
-        """Copies gradients and updates into the memory; what is that very memory already is left where it is.
+        """Copies gradients and updates into the memory; gradients that are the memory's own views are not copied.
 
         Every variable that takes gradients must be named; None: no gradient. Everything is checked before anything is copied. Raises
         VariableNotFound, IncompletePush, ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec.
@@ -173,14 +173,14 @@ class Staging:
         return Staged(self.memory, tuple(self.memory.views), {})
 
     def is_own(self, gradients: Gradients) -> bool:
-        """Whether they are the views themselves, for every variable, as most loops have it: then nothing is to be looked at one by one."""
+        """Whether the gradients are exactly the views of all variables, as in most loops; then they need no checks one by one."""
         names, views = self._own
         if type(gradients) is not dict or self._tables or tuple(gradients) != names:
             return False
         return all(map(operator.is_, gradients.values(), views))
 
     def has_some_of(self, gradients: Gradients) -> bool:
-        """Whether some of them are the views themselves, each under its own name."""
+        """Whether some of the gradients are views of this memory, each under its own name."""
         return isinstance(gradients, Mapping) and any(gradients.get(name) is view for name, view in self.views.items())
 
     def _sort_out(self, gradients: Gradients, step: int, foreign: dict[str, Array], rows: dict[str, RowGradient], absent: set[str]) -> None:
@@ -225,7 +225,7 @@ class Staging:
             rows[name] = all_rows(_checked(name, gradient, table.data_type.dtype, table.shape))
 
     def _check_updates(self, updates: Updates, foreign: dict[str, Array], step: int) -> tuple[Collection[str], _Formulas]:
-        """Returns the names of those that the memory has something for, and the formulas."""
+        """Checks updates; returns the names of the buffers that the memory gets values for, and the formulas."""
         formulas = _FormulaUpdates(self.memory.layouts)
         updated, written = set[str](), set[str]()
         for name, update in _pairs(updates, "updates"):
@@ -247,7 +247,7 @@ class Staging:
         return updated, formulas.checked()
 
     def _state(self, name: object) -> Array:
-        """Returns where updates of a variable are gathered. Raises InvalidSpec, VariableNotFound if it takes none."""
+        """Returns the memory for updates of a variable. Raises InvalidSpec, VariableNotFound if it takes none."""
         target = self._states.get(name) if isinstance(name, str) else None
         if target is not None:
             return target
@@ -261,21 +261,21 @@ class Staging:
             return array
         if array.ctypes.data == target.ctypes.data and array.strides == target.strides:
             return target
-        # Part of the staging memory under another name would be overwritten before its turn to be copied.
+        # A part of the staging memory under another name could be overwritten before it is copied.
         return array.copy()
 
 
 class _FormulaUpdates:
-    """The updates by formulas in one contribution, as their shards get them."""
+    """The formula updates of one contribution, by shard."""
 
     def __init__(self, layouts: Sequence[Layout]) -> None:
         self._layouts = layouts
         self._by_shard: dict[int, list[FormulaUpdate]] = {}
 
     def add(self, name: str, update: UpdateFormula, writes: Sequence[str]) -> dict[str, object]:
-        """Takes up an update of the variable `name`, which assigns to the variables `writes`. Raises InvalidSpec.
+        """Adds an update of the variable `name`, which assigns to the variables `writes`. Raises InvalidSpec.
 
-        Returns its arrays by the variable in whose place each goes.
+        Returns its arrays, by the name of the variable in whose place each is sent.
         """
         places: dict[str, str] = {}
         free = list(writes)
@@ -300,7 +300,7 @@ class _FormulaUpdates:
         return {place: update.arrays[array] for array, place in places.items()}
 
     def checked(self) -> _Formulas:
-        """Returns all of them by shard. Raises InvalidSpec, LimitExceeded where they do not fit their shards."""
+        """Returns all formula updates by shard. Raises InvalidSpec, LimitExceeded if they do not fit their shards."""
         for shard, updates in self._by_shard.items():
             check_fits(updates, self._layouts[shard], ())
         return {shard: tuple(updates) for shard, updates in self._by_shard.items()}
@@ -315,12 +315,12 @@ class _FormulaUpdates:
 
 
 def no_gradients() -> InvalidSpec:
-    """Returns the error for None in place of all gradients: mostly of a function that forgot to return them."""
+    """Returns the error for None in place of all gradients, usually from a function without a return statement."""
     return InvalidSpec("gradients: got None, want a dict from variable name to array, or to None where there is no gradient")
 
 
 def unknown_variable(name: object, known: Collection[str]) -> VariableNotFound:
-    """Returns the error for a name that the model does not have, with the nearest one that it does."""
+    """Returns the error for a name that the model does not have; it suggests the most similar name."""
     if not isinstance(name, str):
         return VariableNotFound(f"variable {name!r} not found: a name is a str, this is {_kind(name)}")
     if meant := did_you_mean(name, known):
@@ -356,7 +356,7 @@ def _as_array(name: str, gradient: object, dtype: "np.dtype[np.generic]", what: 
         raise InvalidSpec(f"{what} for {name!r}: {name!r} takes dense gradients; declare it as an EmbeddingTable to push IndexedSlices")
     if gradient is None:
         raise InvalidSpec(f"{what} for {name!r} is None; leave it out")
-    # Tensors of other frameworks offer themselves as arrays, mostly without a copy.
+    # Tensors of other frameworks convert themselves to arrays, mostly without a copy.
     if not hasattr(gradient, "__array__"):
         raise DtypeMismatch(f"{what} for {name!r} is {_kind(gradient)}, want an array; use np.asarray(…, {type_words(dtype)})")
     try:
@@ -389,11 +389,11 @@ def _kind(value: object) -> str:
     return "None" if value is None else f"a {type(value).__name__}"
 
 
-# Refuses gradients that are not finite before they are sent.
+# Refuses gradients that are not finite, before they are sent.
 
 
 class FiniteGradients:
-    """Looks at contributions of one model; what most of them have in common is made once for each memory. For one thread."""
+    """Checks the contributions of one model; prepares the common parts once for each memory. For one thread."""
 
     def __init__(self, model: ModelSpec) -> None:
         self._states = frozenset(spec.name for spec in model.variables if spec.is_state)
@@ -416,22 +416,22 @@ class FiniteGradients:
 
 
 def _elements(memory: ModelMemory) -> Iterator[Array]:
-    """Yields what has gradients, in as few pieces as can be: flat arrays that share the memory."""
+    """Yields the elements with gradients, in as few flat arrays as possible; they share the memory."""
     for layout, segments in zip(memory.layouts, memory.segments, strict=True):
         ranges = gradient_ranges(layout)
         start = 0
         for piece in segments.pieces:
             for arena in ranges:
-                # Pieces end where variables do.
+                # The pieces end at boundaries of variables.
                 first, last = max(arena.start - start, 0), min(arena.stop - start, piece.nbytes)
                 if first < last:
                     yield piece[first:last].view(arena.data_type.dtype)
             start += piece.nbytes
 
 
-# What each shard is sent of a contribution: its arena, or none, and its rows of tables.
+# Each shard's part of a contribution: its arena, or none, and its rows of tables.
 #
-# Where a wire format asks for it, the arena is encoded into memory of its own, once: a part that has to be sent again is the same bytes.
+# With an encoding, the arena is encoded once, into memory of its own: a part that is sent again has the same bytes.
 
 
 Metrics = Mapping[str, float | tuple[float, float]]
@@ -439,7 +439,7 @@ Metrics = Mapping[str, float | tuple[float, float]]
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class ShardPart:
-    """One shard's part of a contribution: its bytes, and the header's words on them."""
+    """One shard's part of a contribution: its bytes, and the header fields that describe them."""
 
     segments: Segments
     sparse: tuple[SparsePart, ...] = ()
@@ -450,10 +450,10 @@ class ShardPart:
 
 
 class ShardParts:
-    """Cuts contributions into the shards' parts, without copying. What most steps have in common is made once for each memory.
+    """Cuts contributions into the shards' parts, without copying. Prepares the common parts once for each memory.
 
-    `wire`: how arenas travel that lie in the worker's own memory; those in a shard's do not travel. `travels`
-    says of each shard whether it is sent its arena at all. For one thread.
+    `wire`: the encoding of arenas in the worker's own memory; arenas in a shard's memory are not sent. `travels`: for each shard, whether
+    its arena is sent at all. For one thread.
     """
 
     def __init__(
@@ -466,18 +466,18 @@ class ShardParts:
         self._arenas: Sequence[ShardPart] = ()
         self._wire = wire or WireFormat()
         self._travels = travels
-        # By shard, made when first needed: a shard that shares memory needs none.
+        # By shard, made on first use: a shard that shares memory needs none.
         self._encoders: dict[int, GradientEncoder] = {}
 
     @property
     def layout_hashes(self) -> Sequence[str]:
-        """The names of the shards' layouts."""
+        """The hashes of the shards' layouts."""
         return self._hashes
 
     def parts(self, staged: Staged, *, is_last_counted: bool = True) -> Sequence[ShardPart]:
         """Returns one part for each shard; they share the staging memory and the rows' arrays, and are valid until the next call.
 
-        `is_last_counted`: whether the contribution before counts, as far as is known; for what encoding it made is owed.
+        `is_last_counted`: whether the previous contribution counts, as far as is known; error feedback ignores one that does not.
         """
         staged.memory.pack()
         for encoder in self._encoders.values():
@@ -511,7 +511,7 @@ class ShardParts:
 
 
 def as_metrics(metrics: Metrics) -> dict[str, Metric]:
-    """Returns numbers, and numbers with weights, as they travel. Raises InvalidSpec."""
+    """Returns numbers, and numbers with weights, as they are sent. Raises InvalidSpec."""
     if not isinstance(metrics, Mapping):
         raise InvalidSpec(f"metrics: got a {type(metrics).__name__}, want a dict from name to number")
     return {name: _metric(name, report) for name, report in metrics.items()}
@@ -527,10 +527,10 @@ def _metric(name: str, report: object) -> Metric:
 
 
 def _number(name: str, value: object) -> float:
-    # An array of one element, also another library's, as a loss is.
+    # Reads an array of one element, also of another library, such as a loss.
     to_python = getattr(value, "item", None)
     if callable(to_python):
-        with contextlib.suppress(Exception):  # more than one element: what is said below names it
+        with contextlib.suppress(Exception):  # with more than one element, the error below shows the value
             value = to_python()
     plain = plain_number(value)  # type: ignore[arg-type]
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
@@ -551,7 +551,7 @@ def _with_rows(part: ShardPart, layout: Layout, rows: Mapping[str, RowGradient])
     for position, piece in enumerate(layout.tables):
         gradient = rows.get(piece.variable.name)
         if gradient is not None:
-            # Named also if none of its rows lie here: the table has a gradient, and some optimizers move all rows then.
+            # Named even if none of its rows lie here: the table has a gradient, and some optimizers then change all rows.
             indices, values = _rows_of(piece, gradient)
             sparse.append(SparsePart(table=position, num_rows=len(indices)))
             pieces += [_bytes(indices), _bytes(values)]

@@ -1,11 +1,11 @@
-"""A worker's memory for the dense variables, arranged as the shards' arenas are. Knows offsets and bytes; no steps and no transport.
+"""A worker's memory for the dense variables, laid out like the shards' arenas. Knows offsets and bytes; no steps and no transport.
 
-Each shard's whole variables lie in one run of bytes, as they do on the shard. A variable that is cut along axis 0 lies in an array of its
-own, and the shards reach their rows of it through segments, so the user always gets one array and nothing is joined or copied. One that is
-cut along another axis has an array of its own too, but its slices are no runs of bytes: they are copied, by `pack` and `unpack`.
+Each shard's whole variables lie in one run of bytes, as on the shard. A variable that is split along axis 0 lies in an array of its own,
+and segments refer to each shard's rows of it, so the user gets one array without joining or copying. A variable that is split along another
+axis has an array of its own too, but its slices are not contiguous, so `pack` and `unpack` copy them.
 
-Where a shard gives an arena of its own (`on`), its whole variables are views of that. Variables that are cut still have arrays of their
-own, which all memories for the same model share, and every slice of them is copied, by `pack` and `unpack`.
+Where a shard gives an arena (`on`), its whole variables are views of that arena. Split variables still have arrays of their own, which all
+memories for the same model share, and `pack` and `unpack` copy every slice of them.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -22,7 +22,7 @@ _Packed = tuple[Array, Array]
 
 
 def arranged(model: ModelSpec, placement: Placement, *, num_shards: int) -> tuple[Layout, ...]:
-    """Returns the layout of each shard as the chief has placed the model. Raises MalformedMessage unless all of the model is placed."""
+    """Returns each shard's layout for the chief's placement of the model. Raises MalformedMessage unless the whole model is placed."""
     try:
         check_placement(placement, model, num_shards=num_shards)
     except InvalidSpec as error:
@@ -31,10 +31,10 @@ def arranged(model: ModelSpec, placement: Placement, *, num_shards: int) -> tupl
 
 
 class ModelMemory:
-    """One array for each dense variable, and for each shard the segments that together are its arena. Allocates only when it is made."""
+    """One array for each dense variable, and for each shard the segments that form its arena. Allocates only in the constructor."""
 
     def __init__(self, model: ModelSpec, *, layouts: Sequence[Layout], is_writable: bool) -> None:
-        # What lies between two slices of a shard is zero there and means nothing here; all such gaps share these bytes.
+        # Gaps between two slices of a shard have no meaning; all of them share these zero bytes.
         self._padding = np.zeros(ALIGNMENT, np.uint8)
         self._memories: list[Array] = [self._padding]
         self._is_writable = is_writable
@@ -50,9 +50,9 @@ class ModelMemory:
         self._finish()
 
     def on(self, arenas: Sequence[Array | None]) -> "ModelMemory":
-        """Returns memory on arenas that shards give, uint8 arrays as long as their layouts; None: that shard's part is the one of this.
+        """Returns memory on the shards' own arenas, uint8 arrays of their layouts' lengths; None: the shard's part is that of this memory.
 
-        Variables that are cut lie in the same arrays as here. The views are writable where the arenas and this memory are.
+        Split variables lie in the same arrays as here. The views are writable where the arenas and this memory are.
         """
         memory = ModelMemory.__new__(ModelMemory)
         memory._padding, memory._is_writable, memory._names = self._padding, self._is_writable, self._names
@@ -73,7 +73,7 @@ class ModelMemory:
         self.arrays = {name: self._arrays[name] for name in self._names}
         self.views = {name: _view(array, is_writable=self._is_writable and array.flags.writeable) for name, array in self.arrays.items()}
         self._owners = frozenset(id(owner) for memory in self._memories for owner in (memory, _owner(memory)))
-        # Those whose bytes may still be read elsewhere after a push.
+        # Variables whose bytes a server may still read after a push.
         lent = {
             piece.variable.name
             for index, layout in enumerate(self.layouts)
@@ -90,7 +90,7 @@ class ModelMemory:
         return bool(self._packed)
 
     def is_lent(self, index: int) -> bool:
-        """Whether a shard's part lies in an arena that was given."""
+        """Whether a shard's part lies in an arena given to `on`."""
         return self.arenas[index] is not None
 
     def shares(self, array: Array) -> bool:
@@ -98,17 +98,17 @@ class ModelMemory:
         return id(_owner(array)) in self._owners
 
     def pack(self) -> None:
-        """Brings the arrays into the segments; to be called before those are sent."""
+        """Copies arrays into the segments; call it before the segments are sent."""
         for packed, part in self._packed:
             np.copyto(packed, part)
 
     def unpack(self) -> None:
-        """Brings the segments into the arrays; to be called after those have been filled."""
+        """Copies segments into the arrays; call it after the segments have been filled."""
         for packed, part in self._packed:
             np.copyto(part, packed)
 
     def lock(self, is_locked: bool = True) -> None:
-        """Makes the views on arenas that were given read-only, or writable again; those of this memory's own stay writable."""
+        """Makes the views of arenas given to `on` read-only, or writable again; other views stay writable."""
         if is_locked is not self.is_locked:
             _set_writable(self._lent_views, is_writable=not is_locked)
             self.is_locked = is_locked
@@ -136,7 +136,7 @@ class ModelMemory:
         ordered = [layout.slices[index] for index in layout.order]
         run = self._allocate(sum(_aligned(piece.nbytes) for piece in ordered if _lies_in_run(piece)))
         pieces: list[Array] = []
-        start = end = 0  # of the part of the run that no segment has yet
+        start = end = 0  # of the part of the run that is not in a segment yet
         for piece in ordered:
             if _lies_in_run(piece):
                 self._place(piece, run[end : end + piece.nbytes], packed)

@@ -1,4 +1,4 @@
-"""Optimizers, schedules and hyper-parameters of one step, as values for the servers. Knows names and numbers; no formula."""
+"""Optimizers, schedules and the hyper-parameters of one step, as values for the servers. Knows names and numbers; no formula."""
 
 import functools
 import inspect
@@ -16,7 +16,7 @@ Spec = TypeVar("Spec")
 
 
 def _naming_arguments(factory: Callable[Arguments, Spec]) -> Callable[Arguments, Spec]:
-    """Has a factory refuse an argument that it does not have with InvalidSpec and the names of those that it has."""
+    """Wraps a factory so that an unknown argument raises InvalidSpec with the names of the known ones."""
 
     @functools.wraps(factory)
     def made(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Spec:
@@ -32,7 +32,7 @@ def _naming_arguments(factory: Callable[Arguments, Spec]) -> Callable[Arguments,
     return made
 
 
-# Learning-rate schedules as values that servers understand.
+# Learning-rate schedules.
 
 
 @_naming_arguments
@@ -97,15 +97,15 @@ def _schedule(name: str, **arguments: float) -> Schedule:
     return Schedule(name=name, arguments={key: plain_number(value) for key, value in arguments.items()})
 
 
-# Optimizers as values that servers understand.
+# Optimizers.
 
 
 Rate = float | Schedule
 
-# Every factory writes all its hyper-parameters out, so that two workers agree whether or not they spell out a default.
-# What they have in common: the rate is a number or a schedule of the step; with `weight_decay` the variable also shrinks by
-# `learning_rate * weight_decay * variable` in each step (decoupled); with `l2` the gradient is `gradient + l2 * variable`, which is what
-# torch.optim calls weight_decay, except in AdamW; InvalidSpec for a number that no server would take.
+# Every factory sets all its hyper-parameters, so that two workers agree whether or not they name a default. All factories have in common:
+# the rate is a number or a schedule of the step; with `weight_decay` the variable also shrinks by `learning_rate * weight_decay * variable`
+# in each step (decoupled); with `l2` the gradient is `gradient + l2 * variable`, which torch.optim calls weight_decay, except in AdamW.
+# They raise InvalidSpec for a number that no server would take.
 
 
 @_naming_arguments
@@ -178,8 +178,8 @@ def adam(
 
     `rate_t = learning_rate * sqrt(1 - beta2 ** t) / (1 - beta1 ** t)` at the t-th step. There `epsilon` is the paper's "epsilon hat", as in
     TensorFlow and Keras; `epsilon_mode="torch"` returns `adamw` with this `weight_decay`, whose epsilon is that of PyTorch and optax. With
-    `lazy`, rows of a table that no gradient touches stay as they are; without, all of the table moves in each step, as in the original.
-    Slots: "m" and "v", from 0.
+    `lazy`, rows of a table without a gradient do not change; without it, each step changes the whole table, as in the original. Slots: "m"
+    and "v", from 0.
     """
     if epsilon_mode not in _EPSILON_MODES:
         raise InvalidSpec(f"epsilon_mode: got {epsilon_mode!r}, want one of {', '.join(map(repr, _EPSILON_MODES))}")
@@ -362,12 +362,12 @@ def proximal_adagrad(
 def custom_optimizer(
     formula: str, learning_rate: Rate, *, slots: Mapping[str, float] | None = None, **hyperparameters: float
 ) -> OptimizerSpec:
-    """Returns the optimizer whose update is a formula, which the servers check and interpret; nothing of it runs as code.
+    """Returns the optimizer whose update is a formula, which the servers check and interpret; they run no code of the program.
 
     The formula is lines of the form `name = expression`, or one expression, which is the variable's new value. `v` is the variable, `g` the
-    gradient, `lr` the learning rate of the step, `t` the step after the update (1 for the first); `slots` has the names of the slots and
-    what each starts with; `hyperparameters` are numbers by name, and `name ** t` is one to the power of the step. Other names that are
-    assigned to last for the update. For example Lion:
+    gradient, `lr` the learning rate of the step, `t` the step after the update (1 for the first); `slots`: the names of the slots, with
+    their first values; `hyperparameters`: numbers by name, and `name ** t` is such a number to the power of the step. Other assigned names
+    are local to the update. For example Lion:
 
         custom_optimizer(
             "v = v - lr * (sign(b1 * m + (1 - b1) * g) + decay * v); m = b2 * m + (1 - b2) * g",
@@ -407,12 +407,12 @@ def _flag(value: bool) -> float:
     return float(value) if isinstance(value, bool) else value
 
 
-# From a name to a number, for the model's optimizer; from a group to such a mapping, for the optimizer of that group.
+# Maps names to numbers for the model's optimizer, and groups to such mappings for the optimizers of those groups.
 Hyperparameters = Mapping[str, float | Mapping[str, float]]
 
 
 def step_hyperparameters(given: Hyperparameters) -> tuple[StepHyperparameter, ...]:
-    """Returns a program's hyper-parameters for one step, as they are sent. Raises InvalidSpec.
+    """Returns a program's hyper-parameters for one step, in the form that is sent. Raises InvalidSpec.
 
     `StepNumbers` checks that the model has such groups and names.
     """

@@ -1,4 +1,4 @@
-"""How the workers of a cluster are coordinated, as values to ask a cluster for. Knows names and numbers; the chief has the rules."""
+"""Policies and moving averages, as values that a program chooses. Knows names and numbers; the chief has the rules."""
 
 from typing import TypeVar
 
@@ -21,9 +21,9 @@ def sync_policy(
 ) -> PolicySpec:
     """Returns the policy whose steps are means of `replicas_to_aggregate` contributions computed from the step's own variables.
 
-    `tokens`: "strict" (a worker goes on when its step is applied) or "fifo" (exactly the token queue of SyncReplicasOptimizer, with
-    `num_tokens` initial tokens; -1: as many as `replicas_to_aggregate`; each one that the first step does not need gives a gradient that
-    is dropped). None leaves what the chief was started with. Raises InvalidSpec.
+    `tokens`: "strict" (a worker continues when its step is applied) or "fifo" (exactly the token queue of SyncReplicasOptimizer, with
+    `num_tokens` initial tokens; -1: as many as `replicas_to_aggregate`; each token that the first step does not need leads to a gradient
+    that is dropped). None keeps the chief's own value. Raises InvalidSpec.
     """
     return PolicySpec(
         name=PolicyName.SYNC,
@@ -37,8 +37,8 @@ def sync_policy(
 def ssp_policy(staleness: int, *, max_staleness: int | None = None, too_stale: str = "drop") -> PolicySpec:
     """Returns the policy under which a worker waits only while it is more than `staleness` contributions ahead of the slowest live one.
 
-    Each contribution is a step by itself. What is staler than `max_staleness` steps (None: any) is dropped (`too_stale="drop"`), or applied
-    with the weight 1 / (1 + staleness - max_staleness) ("scale"). Raises InvalidSpec.
+    Each contribution is a step by itself. A contribution staler than `max_staleness` steps (None: no limit) is dropped
+    (`too_stale="drop"`), or applied with the weight 1 / (1 + staleness - max_staleness) ("scale"). Raises InvalidSpec.
     """
     return PolicySpec(
         name=PolicyName.SSP,
@@ -51,8 +51,8 @@ def ssp_policy(staleness: int, *, max_staleness: int | None = None, too_stale: s
 def async_policy(*, use_locking: bool = True, max_staleness: int | None = None, too_stale: str = "drop") -> PolicySpec:
     """Returns the policy without waiting: each contribution is applied at once, as a step of its own.
 
-    With `use_locking` one after the other; without, parameter servers apply on arrival and concurrent updates may be lost.
-    `max_staleness` and `too_stale` (with locking only) are those of `ssp_policy`. Raises InvalidSpec.
+    With `use_locking`, contributions are applied one after the other; without it, parameter servers apply them on arrival, and concurrent
+    updates may be lost. `max_staleness` and `too_stale` (with locking only) are those of `ssp_policy`. Raises InvalidSpec.
     """
     if not isinstance(use_locking, (bool, np.bool_)):
         raise InvalidSpec(f"use_locking: got {use_locking!r}, want True or False")

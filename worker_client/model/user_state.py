@@ -1,7 +1,6 @@
-"""State of a program's own that travels with its contributions: a mapping of plain values, and as JSON. Knows no step and no call.
+"""The program's own state that travels with its contributions: a mapping of plain values, sent as JSON. Knows no step and no call.
 
-Each value is encoded when it is set. So a value that cannot be kept is refused at the line that sets it, and a step spends nothing on
-values that have not changed.
+Each value is encoded when it is set. So the line that sets a wrong value raises the error, and a step spends no time on unchanged values.
 """
 
 import base64
@@ -17,23 +16,23 @@ from ps_protocol.roles.contribution import MAX_USER_STATE_BYTES
 
 _MAX_DEPTH = 32
 _MAX_KEY = 256
-# What JSON has no type for is an object of one entry with such a name.
+# A value that JSON has no type for becomes an object of one entry with such a name.
 _BYTES, _ARRAY = "$bytes", "$array"
 _ARRAY_KINDS = "biuf"
 
 
 class UserState(MutableMapping[str, Any]):
-    """What a worker's program keeps with the training: names to values of JSON, bytes and arrays, at most 64 KiB as JSON.
+    """The state that a worker's program keeps with the training: names to values of JSON, bytes and arrays, at most 64 KiB as JSON.
 
     Setting a value copies it, and reading one makes a new copy: to change a list or dict, set it again. Tuples come back as lists. Raises
-    InvalidSpec or LimitExceeded with the name of the value that cannot be kept; nothing has changed then.
+    InvalidSpec or LimitExceeded with the name of the wrong value; nothing has changed then.
     """
 
     def __init__(self) -> None:
         self._texts: dict[str, str] = {}
-        # Of the JSON text: a brace, and for each value what follows it, a comma or the other brace.
+        # The length of the JSON text: the opening brace, and each entry with the comma or brace after it.
         self._num_bytes = 1
-        # As the chief has it, as far as is known; and whether it may be another.
+        # The state that the chief has, as far as is known; and whether this one may differ.
         self._known = "{}"
         self._has_changed = False
 
@@ -77,11 +76,14 @@ class UserState(MutableMapping[str, Any]):
         return text
 
     def counted(self, text: str) -> None:
-        """A contribution with this state counts."""
+        """Notes that a contribution with this state counts, so that the chief has it."""
         self._known, self._has_changed = text, text != self._json()
 
     def restore(self, text: str) -> None:
-        """Takes the state that the cluster has of this worker; empty: none. Raises MalformedMessage if it is none."""
+        """Replaces all values by the state that the cluster has for this worker (empty: none).
+
+        Raises MalformedMessage if it cannot be read.
+        """
         try:
             values = json.loads(text or "{}")
             texts = {name: _text(value) for name, value in values.items()}
@@ -94,7 +96,7 @@ class UserState(MutableMapping[str, Any]):
         self._known, self._has_changed = self._json(), False
 
     def clear_unreadable(self, text: str) -> None:
-        """Begins with no values in place of a state that `restore` refused; the next contribution that counts replaces it."""
+        """Removes all values, after `restore` refused the cluster's state; the next contribution that counts replaces that state."""
         self._texts, self._num_bytes = {}, 1
         self._known, self._has_changed = text, True
 
@@ -117,12 +119,12 @@ def _encode(value: Any, *, where: str) -> str:
     plain = _plain(value, where, 0)
     try:
         return _text(plain)
-    except ValueError as error:  # an integer of thousands of digits
+    except ValueError as error:  # Python refuses to write an integer of thousands of digits
         raise InvalidSpec(f"{where}: {error}") from None
 
 
 def _plain(value: Any, where: str, depth: int) -> Any:
-    """Returns a value as JSON has it. Raises InvalidSpec with the place in it that JSON has nothing for."""
+    """Returns a value in types that JSON has. Raises InvalidSpec with the place of a part that cannot be encoded."""
     if depth > _MAX_DEPTH:
         raise InvalidSpec(f"{where}: more than {_MAX_DEPTH} lists and dicts within each other")
     if isinstance(value, np.generic):
@@ -146,7 +148,7 @@ def _plain(value: Any, where: str, depth: int) -> Any:
         little = value.astype(value.dtype.newbyteorder("<"), order="C", copy=False)
         return {_ARRAY: [little.dtype.str, list(value.shape), base64.b64encode(little.tobytes()).decode()]}
     if getattr(value, "ndim", None) == 0 and callable(item := getattr(value, "item", None)):
-        return _plain(item(), where, depth + 1)  # another library's number, as a loss is
+        return _plain(item(), where, depth + 1)  # a number of another library, such as a loss
     raise InvalidSpec(
         f"{where}: got a {type(value).__name__}, want None, a bool, number, str, bytes, NumPy array of numbers,"
         " or a list or dict of these; give a tensor's .numpy()"

@@ -1,4 +1,4 @@
-"""How gradients and variables travel, in the user's words. Knows names and numbers; encodes nothing."""
+"""The user's choice of encodings for gradients and variables. Knows names and numbers; encodes nothing."""
 
 import math
 from dataclasses import dataclass
@@ -8,7 +8,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 
 _VARIABLES = {one.name: one.encoding for one in FORMATS.values() if one.is_for_variables}
-# Those that need no number beside their name.
+# The formats that need no number beside their name.
 _GRADIENTS = {one.name: one.encoding for one in FORMATS.values() if not isinstance(one.coding, Packed)}
 _TOP_K = "top_k:"
 _FEEDBACK = {"": None, "feedback": True, "no_feedback": False}
@@ -16,7 +16,7 @@ _FEEDBACK = {"": None, "feedback": True, "no_feedback": False}
 
 @light_dataclass(frozen=True, slots=True)
 class TopK:
-    """Only the elements of largest magnitude: the share `fraction` of them, in each of a shard's ranges of one optimizer. See `top_k`."""
+    """Sends only the share `fraction` of elements, those of largest magnitude in each range of a shard with one optimizer. See `top_k`."""
 
     fraction: float
 
@@ -36,11 +36,12 @@ def top_k(fraction: float) -> TopK:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireFormat:
-    """How the float32 elements of gradients and of variables travel; other types, tables' rows and updates of states travel as they are.
+    """The encoding of float32 elements of gradients and variables; other types, rows of tables and updates of buffers are not encoded.
 
-    `gradients`: the name of a format, such as "float32" (as they are), "bfloat16" or "int8", or `top_k(fraction)`. `variables`: one that is
-    not for gradients only. `error_feedback`: whether what encoding lost of a gradient is added to the next; None: as the format has it,
-    which is on for int8 and top_k, and off for the halves; it takes two arrays of the model's size at the worker. Raises InvalidSpec.
+    `gradients`: the name of a format, such as "float32" (not encoded), "bfloat16" or "int8", or `top_k(fraction)`. `variables`: a format
+    that is not for gradients only. `error_feedback`: whether the part of a gradient that encoding lost is added to the next one; None: the
+    format's default, which is True for int8 and top_k, and False for the halves. It takes two arrays of the model's size at the worker.
+    Raises InvalidSpec.
     """
 
     gradients: str | TopK = "float32"
@@ -71,22 +72,22 @@ class WireFormat:
 
     @property
     def fraction(self) -> float:
-        """The share of elements that is sent; 0 unless it is the top k."""
+        """The share of elements that is sent; 0 unless `gradients` is a TopK."""
         return self.gradients.fraction if isinstance(self.gradients, TopK) else 0.0
 
     @property
     def feeds_errors_back(self) -> bool:
-        """Whether what encoding lost of a gradient is added to the next."""
+        """Whether the part of a gradient that encoding lost is added to the next one."""
         if self.error_feedback is None:
             return FORMATS[self.gradient_encoding].feeds_errors_back
         return self.error_feedback
 
 
 def wire_format(wire: "str | WireFormat | None") -> WireFormat:
-    """Returns the format that a user means; raises InvalidSpec.
+    """Returns a user's choice as a `WireFormat`; raises InvalidSpec.
 
-    None: everything as it is. A str, also from LOCKSTEP_WIRE: the name of a format, for example "top_k:0.01". It holds in both directions
-    or, if it is for gradients only, for them, and variables travel as they are; "+feedback" or "+no_feedback" may follow.
+    None: no encoding. A str, also from LOCKSTEP_WIRE: the name of a format, for example "top_k:0.01". It applies to both directions; a
+    format for gradients only applies to gradients, and variables are not encoded. "+feedback" or "+no_feedback" may follow.
     """
     if isinstance(wire, WireFormat):
         return wire

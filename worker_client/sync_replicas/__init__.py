@@ -1,8 +1,8 @@
 """The API of tf.compat.v1.train, on top of a session: graph, optimizers, SyncReplicasOptimizer, monitored sessions, hooks.
 
-Knows sessions as their users do; no server and no transport. `graph`: what is declared and run. `gradients`: handles of gradients, and the
-op that pushes them. `optimizers`: the ten. `replicas_optimizer`: SyncReplicasOptimizer. `session`: MonitoredTrainingSession. `hooks` and
-`saving`: the ready-made hooks. `averages`: ExponentialMovingAverage.
+Knows the public interface of sessions; no server and no transport. `graph`: declarations, and evaluating a run. `gradients`: handles of
+gradients, and the op that pushes them. `optimizers`: the ten optimizers. `replicas_optimizer`: SyncReplicasOptimizer. `session`:
+MonitoredTrainingSession. `hooks` and `saving`: the ready-made hooks. `averages`: ExponentialMovingAverage.
 """
 
 from worker_client.sync_replicas.averages import ExponentialMovingAverage, restored_values

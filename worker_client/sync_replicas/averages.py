@@ -1,4 +1,4 @@
-"""Moving averages of variables as tf.compat.v1.train has them. Knows names and graphs; servers keep the averages, within the step."""
+"""Moving averages with the API of tf.compat.v1.train. Knows names and graphs; servers keep the averages, within the step."""
 
 from collections.abc import Iterable, Mapping
 from dataclasses import field
@@ -38,7 +38,7 @@ class AverageVariable:
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class AveragesOp:
-    """What `ExponentialMovingAverage.apply()` returns. Running it does nothing: servers update the averages with every step."""
+    """The op that `ExponentialMovingAverage.apply()` returns. Running it does nothing: servers update the averages with every step."""
 
     spec: AverageSpec
     phase: int = field(default=3)
@@ -48,11 +48,11 @@ class AveragesOp:
 
 
 class ExponentialMovingAverage:
-    """Averages that follow variables: `average -= (1 - decay) * (average - variable)` after each applied step, from the first value on.
+    """Moving averages of variables: `average -= (1 - decay) * (average - variable)` after each applied step, starting at the first value.
 
-    `num_updates`: a number n makes the decay min(decay, (1 + n) / (10 + n)); the global step makes n the step after the update, so that
-    averages move faster at the beginning. `zero_debias`: the averages start from 0 and are corrected for it; the original does so for
-    tensors only, here it is for variables. `name` names the averages. Raises ValueError for a decay outside 0 to 1.
+    `num_updates`: with a number n, the decay is min(decay, (1 + n) / (10 + n)); with the global step, n is the step after the update, so
+    that averages move faster at the beginning. `zero_debias`: the averages start from 0 and are corrected for it; the original does this
+    for tensors only, this class for variables. `name` names the averages. Raises ValueError for a decay outside 0 to 1.
     """
 
     def __init__(self, decay: float, num_updates: Any = None, zero_debias: bool = False, name: str = AVERAGE_SLOT) -> None:
@@ -71,10 +71,10 @@ class ExponentialMovingAverage:
         return self._name
 
     def apply(self, var_list: Iterable[ModelVariable] | None = None) -> AveragesOp:
-        """Has the servers of the model keep averages of these variables (None: all trainable ones), and returns an op that does nothing.
+        """Declares that servers keep averages of these variables (None: all trainable ones), and returns an op that does nothing.
 
-        Call it before the session is made; later calls add variables. Raises TypeError for a variable that is no float, ValueError for a
-        table or a `Buffer`, and if averages of another kind were asked for in this graph.
+        Call it before the session is made; later calls add variables. Raises TypeError for a variable that is not of floats, ValueError for
+        a table or a `Buffer`, and if this graph already has averages of another kind.
         """
         variables = [variable for variable in trainable_variables() if not variable.is_table] if var_list is None else list(var_list)
         for variable in variables:
@@ -97,7 +97,7 @@ class ExponentialMovingAverage:
         return f"{var.name}/{self._name}"
 
     def variables_to_restore(self, moving_avg_variables: Iterable[ModelVariable] | None = None) -> dict[str, Any]:
-        """Returns, for an evaluation with averaged values, what to restore each variable from: name to variable.
+        """Returns a map from the name to restore from to the variable, for an evaluation with averaged values.
 
         The name is the average's for `moving_avg_variables` (None: trainable ones, and those with an average) and the variable's own
         for all others. `restored_values()` reads the values of such a map from a cluster or from a checkpoint's arrays.
@@ -112,7 +112,7 @@ class ExponentialMovingAverage:
 
 
 class AverageReader(Protocol):
-    """A session or observer, of which variables and averages can be read."""
+    """A session or observer, from which variables and averages can be read."""
 
     def read(self) -> dict[str, Array]:
         """Returns the variables by name."""
@@ -125,8 +125,8 @@ def restored_values(source: AverageReader | Mapping[str, Array], names: Mapping[
     """Returns the values for the variables of `names` (see `variables_to_restore`), by the variables' own names.
 
     `source`: a session or observer of the training cluster, or the arrays of a checkpoint (`load_checkpoint`). The global step and tables
-    are left out. A variable of which no average is kept, while there are averages of others, has its own value. Raises KeyError for what a
-    checkpoint does not have; a session raises what it raises.
+    are left out. If there are averages but none of a variable, the variable gets its own value. Raises KeyError for a value that a
+    checkpoint lacks, and the errors of the session.
     """
     wanted = {name: variable for name, variable in names.items() if isinstance(variable, ModelVariable) and not variable.is_table}
     if isinstance(source, Mapping):

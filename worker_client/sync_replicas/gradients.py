@@ -1,4 +1,4 @@
-"""Gradients as handles, and the op that pushes them: one contribution, then leave for the next. Knows graphs and runs; no optimizer."""
+"""Handles of gradients, and the op that pushes them as one contribution and waits for a token. Knows graphs and runs; no optimizer."""
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -23,7 +23,7 @@ GradientsAndVariables = Sequence[tuple[Any, ModelVariable]]
 
 
 class LossGradient:
-    """The gradient of a loss for one variable. `map(function)` gives a handle of the changed gradient."""
+    """The gradient of a loss for one variable. `map(function)` returns a handle of the changed gradient."""
 
     phase = 1
 
@@ -36,7 +36,7 @@ class LossGradient:
         return f"<{self._words}>"
 
     def compute(self, run: Run) -> Any:
-        """Returns the gradient in this run: an array, IndexedSlices, or None if the loss gives none."""
+        """Returns the gradient in this run: an array, IndexedSlices, or None if the loss function returns none."""
         return self._compute(run)
 
     def evaluate(self, run: Run) -> Any:
@@ -69,10 +69,10 @@ def loss_gradient(loss: Callable[..., Any], variable: ModelVariable) -> LossGrad
 
 
 def map_gradients(function: Callable[[list[Any]], Sequence[Any]], gradients: Sequence[Any]) -> list[Any]:
-    """Returns handles of what `function` makes of all gradients together, for example clipping this worker's by their global norm.
+    """Returns handles of the gradients that `function` makes of all gradients together, for example clipped by their global norm.
 
-    `function` takes the list of this run's gradients (None where there is none) and returns one as long; it is called once a gradient that
-    is used, so it must not have effects. What was None when this is called stays None.
+    `function` takes the list of this run's gradients (None where there is none) and returns a list of the same length. It is called once
+    for each handle that is used, so it must not have side effects. A gradient that is None in this call stays None.
     """
 
     def one(index: int) -> Any:
@@ -93,7 +93,7 @@ def computed_gradient(gradient: Any, run: Run) -> Any:
 
 
 def is_gradient(gradient: object) -> bool:
-    """Whether it is of a kind that can be applied: a handle, IndexedSlices, an array or what can be read as an array of floats."""
+    """Whether an object can be applied as a gradient: a handle, IndexedSlices, or an array of floats or what converts to one."""
     if hasattr(gradient, "compute") or isinstance(gradient, IndexedSlices):
         return True
     if isinstance(gradient, (str, bytes)) or callable(gradient):
@@ -106,10 +106,10 @@ def is_gradient(gradient: object) -> bool:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainResult:
-    """What `session.run(train_op)` gives: the loss, and what became of the contribution (see `Push`).
+    """The result of `session.run(train_op)`: the loss, and the contribution's outcome (see `Push`).
 
-    `loss` is None if the gradients come from no loss function. `outcome` is None if nothing is known of it: training was finished, or the
-    session was lost after the push had begun; such a push is not repeated. `global_step`: the newest step that this worker has heard of.
+    `loss` is None if the gradients come from no loss function. `outcome` is None if it is unknown: training was finished, or the session
+    was lost after the push had begun; such a push is not repeated. `global_step`: the newest step that this worker has heard of.
     """
 
     loss: float | None
@@ -127,9 +127,10 @@ class TrainResult:
 
 
 class TrainOp:
-    """One contribution: computes the gradients, pushes them, and waits until this worker may compute the next; `session.run()` runs it.
+    """Makes one contribution: computes the gradients, pushes them, and waits until this worker may compute the next ones.
 
-    Under asynchronous training it waits for nothing but the update itself. Raises ValueError in the run if no variable has a gradient.
+    `session.run()` runs it. Under asynchronous training it waits only for the update itself. The run raises ValueError if no variable has a
+    gradient.
     """
 
     phase = TRAINS
@@ -143,7 +144,7 @@ class TrainOp:
         return f"<training op {self.name!r}>"
 
     def evaluate(self, run: Run) -> TrainResult:
-        """Carries the op out; blocks until there is leave for the next contribution, or the end of training."""
+        """Runs the op; blocks until there is a token for the next contribution, or the end of training."""
         session = run.session
         if session.is_finished:
             return TrainResult(loss=None, outcome=None, step=session.local_step, global_step=session.global_step, is_finished=True)
@@ -176,7 +177,10 @@ class TrainOp:
 
 
 def check_pairs(grads_and_vars: Sequence[Any]) -> list[tuple[Any, ModelVariable]]:
-    """Returns the pairs as a list. Raises TypeError for what is no pair of gradient and variable, ValueError for a variable named twice."""
+    """Returns the pairs as a list.
+
+    Raises TypeError unless all are pairs of gradient and variable, ValueError for a variable named twice.
+    """
     seen: set[str] = set()
     pairs: list[tuple[Any, ModelVariable]] = []
     for pair in grads_and_vars:

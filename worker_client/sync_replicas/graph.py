@@ -1,7 +1,7 @@
-"""What a program declares before its session exists, and what one `run()` evaluates. Knows names, values and phases; no hook, no transport.
+"""A program's declarations before its session exists, and the evaluation of one `run()`. Knows names, values and phases; no hook.
 
-The programs of tf.compat.v1.train first build a graph and then run it. Here the graph holds declarations only: a model's variables, which
-optimizer trains which, and the policy of the workers; gradients come from the program's own functions.
+Programs of tf.compat.v1.train first build a graph and then run it. Here the graph holds declarations only: the model's variables, the
+optimizer of each, and the policy; gradients come from the program's own functions.
 
 Source: tf.compat.v1: variables, global step, Session.run.
 """
@@ -27,7 +27,7 @@ GLOBAL_STEP = "global_step"
 
 
 class ModelVariable:
-    """A variable of the model, by name: a handle, not the values. Made by `get_variable()`; `session.run(variable)` gives its value.
+    """A handle of a variable of the model. Made by `get_variable()`; `session.run(variable)` returns the variable's value.
 
     `initial` is its declaration: an array, or a `Variable`, `EmbeddingTable` or `Buffer`. Compared by identity.
     """
@@ -50,7 +50,7 @@ class ModelVariable:
 
     @property
     def is_table(self) -> bool:
-        """Whether its gradients come as rows, and it is read by rows."""
+        """Whether it is a table: its gradients come as rows, and it is read by rows."""
         return isinstance(self.initial, EmbeddingTable)
 
     @property
@@ -63,9 +63,9 @@ class ModelVariable:
         return np.asarray(initial.value if isinstance(initial, (Variable, Buffer)) else initial).dtype
 
     def value(self) -> Any:
-        """Returns the value that a loss is being computed from, read-only; of a table, all rows. For loss functions without arguments.
+        """Returns the value that the present loss is computed from, read-only; of a table, all rows. For loss functions without arguments.
 
-        Raises RuntimeError outside of a loss function.
+        Raises RuntimeError outside a loss function.
         """
         current = self._graph.current
         if current is None:
@@ -78,9 +78,9 @@ class ModelVariable:
 
 
 class GlobalStep:
-    """The number of steps that the cluster has applied; `session.run(step)` gives it as an int, after the run's training ops.
+    """The number of steps that the cluster has applied; `session.run(step)` returns it as an int, after the run's training ops.
 
-    The chief process counts it; no worker adds to it.
+    The chief process counts it; no worker changes it.
     """
 
     phase = 3
@@ -97,7 +97,7 @@ class GlobalStep:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ModelDeclaration:
-    """What a session's model is made of: first values by name, optimizer, averages; and the policy, None to leave the cluster's."""
+    """The declarations for a session's model: first values by name, optimizer, averages; and the policy (None: keep the cluster's)."""
 
     values: dict[str, Any]
     optimizer: OptimizerSpec
@@ -108,7 +108,7 @@ class ModelDeclaration:
 class Graph:
     """One training program's declarations. `with graph.as_default():` makes it the one that `get_variable()` and optimizers add to.
 
-    For one thread. A session finalizes it: the model of a living cluster cannot grow.
+    For one thread. A session finalizes it: the model of a running cluster cannot grow.
     """
 
     def __init__(self) -> None:
@@ -141,9 +141,9 @@ class Graph:
         self.variables[variable.name] = variable
 
     def add_training(self, variables: Iterable[ModelVariable], *, optimizer: OptimizerSpec, policy: PolicySpec | None) -> None:
-        """Records what trains these variables, and how workers are coordinated (None: as the cluster has it).
+        """Records the optimizer of these variables, and the policy (None: keep the cluster's).
 
-        Raises ValueError for what one cluster cannot do.
+        Raises ValueError for a combination that one cluster cannot have.
         """
         merged = _merged(self.policy, policy)
         for variable in variables:
@@ -157,7 +157,7 @@ class Graph:
         self.policy = merged
 
     def add_averages(self, averages: AverageSpec, *, name: str) -> None:
-        """Records which averages servers keep, under "<variable>/<name>"; those of a second call are kept beside the first.
+        """Records which averages servers keep, under "<variable>/<name>"; a second call adds averages.
 
         Raises ValueError if decays differ.
         """
@@ -182,7 +182,7 @@ class Graph:
         return ModelDeclaration(values=values, optimizer=first, averages=self.averages, policy=self.policy)
 
     def _declared(self, variable: ModelVariable, of_model: OptimizerSpec) -> Any:
-        """What a session is given of the variable: its declaration, with its optimizer if that is not the model's."""
+        """Returns the variable's declaration for a session, with its optimizer if that is not the model's."""
         optimizer, initial = self._optimizers.get(variable.name), variable.initial
         if optimizer is None or optimizer.key == of_model.key:
             return initial
@@ -223,7 +223,7 @@ def _graphs() -> list[Graph]:
 
 
 def default_graph() -> Graph:
-    """Returns the thread's default graph: that of the innermost `as_default()`, else one that the thread has from the start."""
+    """Returns the thread's default graph: the one of the innermost `as_default()`, else the thread's initial graph."""
     return _graphs()[-1]
 
 
@@ -279,7 +279,7 @@ def get_or_create_global_step() -> GlobalStep:
     return get_global_step() or create_global_step()
 
 
-# -- what one run evaluates, and in which order
+# -- one run: what is evaluated, in which order
 
 # The phase of training ops.
 TRAINS = 2
@@ -288,12 +288,12 @@ TRAINS = 2
 class Fetch(Protocol):
     """Something that `run()` can evaluate.
 
-    `phase`: 0 before everything, 1 reads what the gradients are computed from, 2 trains, 3 reads what there is after that.
+    `phase`: 0 comes before all others, 1 reads the values that gradients are computed from, 2 trains, 3 reads the values after training.
     """
 
     @property
     def phase(self) -> int:
-        """When in the run it is evaluated."""
+        """The phase of the run in which it is evaluated."""
 
     def evaluate(self, run: "Run") -> Any:
         """Returns its value in this run."""
@@ -322,10 +322,10 @@ class CurrentVariables(Mapping[str, Array]):
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class LossResult:
-    """What a loss function may return instead of the pair (value, gradients by name).
+    """A loss function's result with more than the pair (value, gradients by name).
 
-    `updates`: those of `Buffer` variables by name; `metrics`: name to a number, or to (value, weight). Both ride in the contribution and
-    count only if it does.
+    `updates`: updates of `Buffer` variables by name; `metrics`: name to a number, or to (value, weight). Both travel with the contribution
+    and count only if it does.
     """
 
     value: Any
@@ -335,7 +335,7 @@ class LossResult:
 
 
 class Run:
-    """One run: reads variables once, calls each loss once, carries out each training op once."""
+    """One run: reads the variables once, calls each loss once, and runs each training op once."""
 
     def __init__(self, session: Session, graph: Graph, *, feed: Any) -> None:
         self.session = session
@@ -346,14 +346,14 @@ class Run:
 
     @property
     def variables(self) -> CurrentVariables:
-        """The variables of the worker's step; read at the first use."""
+        """The variables of the worker's step; read on first use."""
         if self._variables is None:
             self._variables = CurrentVariables(self.session)
         return self._variables
 
     def loss(self, function: Callable[..., Any]) -> LossResult:
-        """Returns the loss at these variables; calls the function once. Raises TypeError for a result that is none."""
-        if function not in self._losses:  # by equality: each access of a method makes a new, equal object
+        """Returns the loss at these variables; calls the function once. Raises TypeError for an invalid result."""
+        if function not in self._losses:  # compared by equality: each access to a method makes a new, equal object
             arguments = self._arguments(function)
             self.graph.current = self.variables
             try:
@@ -363,7 +363,7 @@ class Run:
         return self._losses[function]
 
     def _arguments(self, function: Callable[..., Any]) -> tuple[Any, ...]:
-        """The variables, and what is fed; nothing for a function that takes nothing, which asks `variable.value()`."""
+        """Returns the arguments for a loss: the variables, and the feed if there is one; none for a function without parameters."""
         if _takes_nothing(function):
             if self._feed is not None:
                 raise TypeError(f"loss {function!r} takes no arguments, so it cannot be fed; write loss(variables, feed)")
@@ -371,13 +371,13 @@ class Run:
         return (self.variables,) if self._feed is None else (self.variables, self._feed)
 
     def renew(self) -> None:
-        """Forgets what was read: a training op has moved on. A second op of the same run computes from newer variables."""
+        """Drops the variables and losses after a training op: a second op of the same run computes from newer variables."""
         self._variables = None
         self._losses.clear()
 
 
 def loss_result(result: Any, *, of: Any) -> LossResult:
-    """Returns what a loss function has returned, in one form. Raises TypeError."""
+    """Returns a loss function's result as a LossResult. Raises TypeError."""
     if isinstance(result, LossResult):
         return result
     if not isinstance(result, tuple):
@@ -391,7 +391,7 @@ def loss_result(result: Any, *, of: Any) -> LossResult:
 def _takes_nothing(function: Callable[..., Any]) -> bool:
     try:
         parameters = inspect.signature(function).parameters.values()
-    except (TypeError, ValueError):  # some builtin functions do not say
+    except (TypeError, ValueError):  # some builtin functions have no signature
         return False
     return not any(parameter.kind not in (parameter.KEYWORD_ONLY, parameter.VAR_KEYWORD) for parameter in parameters)
 
@@ -411,7 +411,8 @@ class LossFetch:
 def evaluate(fetches: Any, run: Run) -> Any:
     """Returns the values of a nested structure (lists, tuples, dicts) of fetches, in the same structure.
 
-    A leaf is a fetch, a loss function, None (gives None), or a name: of a variable, "global_step", or "loss". Raises TypeError, ValueError.
+    A leaf is a fetch, a loss function, None (returned as None), or a name: of a variable, "global_step", or "loss". Raises TypeError,
+    ValueError.
     """
     leaves: dict[int, tuple[Any, Fetch | None]] = {}
     for leaf in _leaves(fetches):
@@ -423,7 +424,7 @@ def evaluate(fetches: Any, run: Run) -> Any:
 
 
 def check(fetches: Any, graph: Graph) -> bool:
-    """Returns whether something in the structure trains. Raises TypeError or ValueError unless everything in it can be evaluated."""
+    """Returns whether the structure has a training op. Raises TypeError or ValueError unless all its leaves can be evaluated."""
     found = [_fetch_of(leaf, graph) for leaf in _leaves(fetches)]
     return any(fetch is not None and fetch.phase == TRAINS for fetch in found)
 

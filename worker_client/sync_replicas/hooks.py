@@ -1,4 +1,4 @@
-"""A session's hooks: five moments and what they are given, and the ready-made ones that look and stop. Knows runs; no cluster."""
+"""The interface of hooks, and the ready-made hooks that observe and stop. Knows runs; no cluster."""
 
 import logging
 import math
@@ -14,16 +14,16 @@ import numpy as np
 from ps_protocol.process.event_file import EventFile
 from worker_client.sync_replicas.graph import GLOBAL_STEP, number_of
 
-# What a session's hooks are: five moments, and what they are given.
+# The interface of hooks: five calls, and their arguments.
 #
 # Source: tf.compat.v1.train.SessionRunHook.
 
 
 @dataclass(frozen=True, slots=True)
 class SessionRunArgs:
-    """What a hook wants from a run: `fetches` besides the caller's, and `feed_dict`, which is merged with the caller's.
+    """A hook's requests for a run: `fetches` in addition to the caller's, and `feed_dict`, which is merged with the caller's.
 
-    `options` is accepted and means nothing here.
+    `options` is accepted and has no effect.
     """
 
     fetches: Any
@@ -33,7 +33,7 @@ class SessionRunArgs:
 
 @dataclass(frozen=True, slots=True)
 class SessionRunValues:
-    """What a hook gets after a run: `results`, in the structure of its fetches (None if it had none). The rest is None."""
+    """A hook's results of a run: `results`, in the structure of its fetches (None if it had none). The other fields are None."""
 
     results: Any
     options: Any = None
@@ -50,21 +50,21 @@ class SessionRunContext:
 
     @property
     def original_args(self) -> SessionRunArgs:
-        """What the caller gave to `run()`."""
+        """The arguments that the caller gave to `run()`."""
         return self._original_args
 
     @property
     def session(self) -> Any:
-        """The session that runs, without hooks: its `run()` calls none, so that a hook may look at more."""
+        """The running session without hooks: its `run()` calls none, so that a hook may evaluate more."""
         return self._session
 
     @property
     def stop_requested(self) -> bool:
-        """Whether a hook has asked for the end of this worker's training in this run."""
+        """Whether a hook has requested the end of this worker's training in this run."""
         return self._stop_requested
 
     def request_stop(self) -> None:
-        """Has `should_stop()` of the session be true from now on."""
+        """Makes the session's `should_stop()` return True from now on."""
         self._stop_requested = True
 
 
@@ -79,12 +79,12 @@ class Coordinator:
         return self._stop.is_set()
 
     def request_stop(self, ex: BaseException | None = None) -> None:
-        """Asks for the end; `ex` is accepted, errors of a run are raised by it."""
+        """Requests the end. `ex` is accepted and ignored: a run raises its own errors."""
         del ex
         self._stop.set()
 
     def clear_stop(self) -> None:
-        """Takes the request back."""
+        """Withdraws the request."""
         self._stop.clear()
 
     def wait_for_stop(self, timeout: float | None = None) -> bool:
@@ -93,22 +93,22 @@ class Coordinator:
 
 
 class SessionRunHook:
-    """A base for hooks: does nothing at each moment. An error that a hook raises ends the session, as an error of the run does."""
+    """A base class for hooks: each method does nothing. An error that a hook raises ends the session, as an error of the run does."""
 
     def begin(self) -> None:
         """Called once, before there is a session: the last moment to declare variables."""
 
     def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        """Called once, when the session stands and its model has values."""
+        """Called once, when the session exists and its model has values."""
         del session, coord
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Called before each run; returns what to evaluate besides, or None."""
+        """Called before each run; returns additional fetches and feeds, or None."""
         del run_context
         return None
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Called after each run, with the results of what `before_run` asked for; not if the run raised."""
+        """Called after each run, with the results of the fetches of `before_run`; not if the run raised an error."""
         del run_context, run_values
 
     def end(self, session: Any) -> None:
@@ -116,7 +116,7 @@ class SessionRunHook:
         del session
 
 
-# The ready-made hooks that only look and stop: steps, logs, speed, NaN.
+# The ready-made hooks that only observe and stop: steps, logs, speed, NaN.
 #
 # Source: tf.compat.v1.train, basic_session_run_hooks.
 
@@ -125,7 +125,7 @@ log = logging.getLogger("lockstep.hooks")
 
 
 class SecondOrStepTimer:
-    """Says when something that recurs every so many seconds, or steps, is due. Raises ValueError unless exactly one is given."""
+    """Decides when an action is due that recurs every so many seconds, or steps. Raises ValueError unless exactly one is given."""
 
     def __init__(
         self, every_secs: float | None = None, every_steps: int | None = None, *, clock: Callable[[], float] = time.monotonic
@@ -140,12 +140,12 @@ class SecondOrStepTimer:
         self.reset()
 
     def reset(self) -> None:
-        """Forgets the last time: the next question is answered with yes."""
+        """Forgets the last time, so that the action is due at once."""
         self._last_step: int | None = None
         self._last_s: float | None = None
 
     def should_trigger_for_step(self, step: int) -> bool:
-        """Whether it is due at this step; never twice at the same one."""
+        """Whether the action is due at this step; never twice at the same step."""
         if self._last_step is None or self._last_s is None:
             return True
         if step == self._last_step:
@@ -155,7 +155,7 @@ class SecondOrStepTimer:
         return step >= self._last_step + (self._every_steps or 0)
 
     def update_last_triggered_step(self, step: int) -> tuple[float | None, int | None]:
-        """Notes an occurrence; returns the seconds and steps since the one before, None at the first."""
+        """Notes that the action is done; returns the seconds and steps since the last time, None at the first."""
         now = self._clock()
         if self._last_s is None or self._last_step is None:
             elapsed: tuple[float | None, int | None] = (None, None)
@@ -165,7 +165,7 @@ class SecondOrStepTimer:
         return elapsed
 
     def last_triggered_step(self) -> int | None:
-        """Returns the step at which it was done last."""
+        """Returns the step at which the action was last done."""
         return self._last_step
 
 
@@ -184,18 +184,18 @@ class StopAtStepHook(SessionRunHook):
         self._last_step = last_step
 
     def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        """Determines the last step, and stops at once if it was reached before, as when a worker comes back late."""
+        """Determines the last step, and stops at once if it is already reached, for example for a worker that returns late."""
         if self._last_step is None:
             self._last_step = session.run(GLOBAL_STEP) + (self._num_steps or 0)
         if session.run(GLOBAL_STEP) >= self._last_step:
             coord.request_stop()
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the global step."""
+        """Fetches the global step."""
         return SessionRunArgs(GLOBAL_STEP)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Asks for the end once the last step is reached."""
+        """Requests the end once the last step is reached."""
         if self._last_step is not None and run_values.results >= self._last_step:
             run_context.request_stop()
 
@@ -210,7 +210,7 @@ class NanLossDuringTrainingError(RuntimeError):
 class NanTensorHook(SessionRunHook):
     """Watches a loss: if it is NaN, raises NanLossDuringTrainingError, or, with `fail_on_nan_loss=False`, stops with a warning.
 
-    `loss_tensor`: the loss function, a training op (its loss), or anything else that a run evaluates to a number.
+    `loss_tensor`: the loss function, a training op (its loss), or any other fetch whose value is a number.
     """
 
     def __init__(self, loss_tensor: Any, fail_on_nan_loss: bool = True) -> None:
@@ -218,11 +218,11 @@ class NanTensorHook(SessionRunHook):
         self._fail_on_nan_loss = fail_on_nan_loss
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the loss."""
+        """Fetches the loss."""
         return SessionRunArgs(self._loss)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
-        """Looks at the loss."""
+        """Checks the loss."""
         if not np.isnan(np.asarray(run_values.results, dtype=np.float64)).any():
             return
         if self._fail_on_nan_loss:
@@ -235,8 +235,8 @@ class NanTensorHook(SessionRunHook):
 class LoggingTensorHook(SessionRunHook):
     """Logs values at INFO every so many runs or seconds, at the end, or both.
 
-    `tensors`: tag to what a run can evaluate, or a list of such (names of variables, "loss", "global_step", …). `formatter`: makes the line
-    from the dict of values. Raises ValueError unless exactly one of `every_n_iter` and `every_n_secs` is given, or `at_end` alone.
+    `tensors`: tag to fetch, or a list of fetches (names of variables, "loss", "global_step", …). `formatter`: makes the line from the dict
+    of values. Raises ValueError unless exactly one of `every_n_iter` and `every_n_secs` is given, or `at_end` alone.
     """
 
     def __init__(
@@ -262,13 +262,13 @@ class LoggingTensorHook(SessionRunHook):
         self._is_due = False
 
     def begin(self) -> None:
-        """Begins to count anew."""
+        """Restarts the counting of runs."""
         self._num_runs = 0
         if self._timer is not None:
             self._timer.reset()
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs | None:
-        """Asks for the values, if the log is due."""
+        """Fetches the values, if a line is due."""
         self._is_due = self._timer is not None and self._timer.should_trigger_for_step(self._num_runs)
         return SessionRunArgs(self._tensors) if self._is_due else None
 
@@ -280,15 +280,15 @@ class LoggingTensorHook(SessionRunHook):
         self._num_runs += 1
 
     def end(self, session: Any) -> None:
-        """Logs the values once more, if asked to."""
+        """Logs the values once more, if `at_end` is set."""
         if self._at_end:
             log.info("%s", self._formatter(session.run(self._tensors)))
 
 
 class StepCounterHook(SessionRunHook):
-    """Logs how many global steps a second the cluster makes, every so many steps or seconds; with `output_dir` also for TensorBoard.
+    """Logs the cluster's global steps per second, every so many steps or seconds; with `output_dir` also for TensorBoard.
 
-    The steps are all workers' together. Raises ValueError unless exactly one of the two intervals is given.
+    Counts the steps of all workers together. Raises ValueError unless exactly one of the two intervals is given.
     """
 
     def __init__(
@@ -307,12 +307,12 @@ class StepCounterHook(SessionRunHook):
         self._output_dir = output_dir
 
     def begin(self) -> None:
-        """Begins the event file, if there is to be one."""
+        """Opens the event file, if `output_dir` is set."""
         if self._writer is None and self._output_dir is not None:
             self._writer = EventFile.in_directory(self._output_dir)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the global step."""
+        """Fetches the global step."""
         return SessionRunArgs(GLOBAL_STEP)
 
     def after_run(self, run_context: SessionRunContext, run_values: SessionRunValues) -> None:
@@ -328,18 +328,18 @@ class StepCounterHook(SessionRunHook):
 
 
 class FeedFnHook(SessionRunHook):
-    """Feeds each run with what `feed_fn()` returns: the second argument of the loss functions."""
+    """Feeds each run with the result of `feed_fn()`: the second argument of the loss functions."""
 
     def __init__(self, feed_fn: Callable[[], Any]) -> None:
         self._feed_fn = feed_fn
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for nothing but to be fed."""
+        """Returns the feed, without fetches."""
         return SessionRunArgs(None, feed_dict=self._feed_fn())
 
 
 class FinalOpsHook(SessionRunHook):
-    """Evaluates something at the end of a training that did not fail; `final_ops_values` has the results."""
+    """Evaluates `final_ops` at the end of a training that did not fail; `final_ops_values` has the results."""
 
     def __init__(self, final_ops: Any, final_ops_feed_dict: Any = None) -> None:
         self._final_ops = final_ops

@@ -1,4 +1,4 @@
-"""The optimizers as tf.compat.v1.train has them. Knows graphs; servers know the formulas."""
+"""The optimizers, with the API of tf.compat.v1.train. Knows graphs; servers know the formulas."""
 
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -15,17 +15,17 @@ from worker_client.model.policies import async_policy
 from worker_client.sync_replicas.gradients import TrainOp, check_pairs, is_gradient, loss_gradient
 from worker_client.sync_replicas.graph import Graph, ModelVariable, Run, default_graph, trainable_variables
 
-# The optimizer as tf.compat.v1.train has it: compute, apply, minimize.
+# The base class with the API of tf.compat.v1.train: compute, apply, minimize.
 #
-# A plain optimizer trains asynchronously, as in the original: every worker's gradients are applied by themselves, and `use_locking` says
-# whether updates may race. `SyncReplicasOptimizer` wraps one to train synchronously.
+# A plain optimizer trains asynchronously, as in the original: each worker's gradients are applied by themselves, and without `use_locking`
+# updates may race. `SyncReplicasOptimizer` wraps one to train synchronously.
 
 
 Rate = float | Schedule | Callable[[], float]
 
 
 def checked(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
-    """Returns `make(...)`, with InvalidSpec as the ValueError that the original raises for the same argument."""
+    """Returns `make(...)`; raises ValueError in place of InvalidSpec, as the original does for the same argument."""
     try:
         return make(*arguments, **options)
     except InvalidSpec as error:
@@ -33,13 +33,13 @@ def checked(make: Callable[..., Any], *arguments: Any, **options: Any) -> Any:
 
 
 def plain(number: Any) -> Any:
-    """Returns what a hyper-parameter given as a function returns, and anything else as it is."""
+    """Calls a hyper-parameter that is given as a function, and returns any other unchanged."""
     return number() if callable(number) else number
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class SlotVariable:
-    """An optimizer's slot of one variable; `session.run(slot)` gives its newest value."""
+    """An optimizer's slot of one variable; `session.run(slot)` returns its newest value."""
 
     variable: ModelVariable
     slot: str
@@ -47,13 +47,16 @@ class SlotVariable:
     phase: int = 3
 
     def evaluate(self, run: Run) -> Array:
-        """Returns a copy of the slot, in the variable's shape. Transfers the slots of its shards: for inspection, not for every step."""
+        """Returns a copy of the slot, in the variable's shape.
+
+        Transfers the slots of whole shards, so use it for inspection, not in every step.
+        """
         return run.session.get_slot(self.variable.name, self.slot)
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)
 class PowerVariable:
-    """A power of one of Adam's decays, which changes with every update; `session.run()` gives decay ** (global step + 1)."""
+    """A power of one of Adam's decays, which changes with every update; `session.run()` returns decay ** (global step + 1)."""
 
     name: str
     decay: float
@@ -67,8 +70,8 @@ class PowerVariable:
 class Optimizer:
     """An optimizer that updates variables on the servers. Made by its subclasses, or by `as_optimizer()` from an `OptimizerSpec`.
 
-    `learning_rate` and other numbers may be functions without arguments; they are called once, when the optimizer is made. To change them
-    in a running training use a schedule, or `session.set_hyperparameters`. Raises ValueError for numbers that the original refuses.
+    `learning_rate` and other numbers may be functions without arguments, which are called once, when the optimizer is made. To change
+    numbers during training, use a schedule or `session.set_hyperparameters`. Raises ValueError for numbers that the original refuses.
     """
 
     GATE_NONE = 0
@@ -104,11 +107,11 @@ class Optimizer:
     ) -> TrainOp:
         """Returns the op that updates the variables by the gradients of `loss`: `compute_gradients()`, then `apply_gradients()`.
 
-        `loss(variables)` takes arrays by name and returns (value, gradients by name or variable) or a `LossResult`; `loss()` takes nothing
-        and asks `variable.value()`; run with a `feed_dict` it is called
-        as `loss(variables, feed_dict)`. `var_list`: None means all trainable variables of the graph. For `global_step` see
-        `apply_gradients`; `gate_gradients` is checked, and like `aggregation_method`, `colocate_gradients_with_ops` and `grad_loss` has no
-        further meaning where gradients come from a function. Raises ValueError, also if something in `var_list` is not a variable.
+        `loss(variables)` takes arrays by name and returns (value, gradients by name or variable) or a `LossResult`; `loss()` without
+        arguments uses `variable.value()`; in a run with a `feed_dict` it is called as `loss(variables, feed_dict)`. `var_list`: None means
+        all trainable variables of the graph. For `global_step` see `apply_gradients`; `gate_gradients` is checked, and like
+        `aggregation_method`, `colocate_gradients_with_ops` and `grad_loss` has no further meaning where gradients come from a function.
+        Raises ValueError, also if something in `var_list` is not a variable.
         """
         pairs = self.compute_gradients(
             loss,
@@ -131,8 +134,8 @@ class Optimizer:
     ) -> list[tuple[Any, ModelVariable]]:
         """Returns pairs of a gradient's handle and its variable; arguments and errors are those of `minimize()`.
 
-        A handle represents this worker's gradient in each run; `handle.map(function)` and `map_gradients()` change it, for example clip it.
-        A variable that the loss gives no gradient for, or None, does not change. Calls nothing yet.
+        A handle represents this worker's gradient in each run; `handle.map(function)` and `map_gradients()` return changed ones, for
+        example clipped. A variable for which the loss returns no gradient, or None, does not change. Does not call the loss.
         """
         del aggregation_method, colocate_gradients_with_ops, grad_loss
         if not callable(loss):
@@ -150,12 +153,12 @@ class Optimizer:
         return [(loss_gradient(loss, variable), variable) for variable in variables]
 
     def apply_gradients(self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None) -> TrainOp:
-        """Returns the op that pushes these gradients; the servers apply them at once, by themselves, whatever other workers do.
+        """Returns the op that pushes these gradients; the servers apply them at once, independently of other workers.
 
         `grads_and_vars`: pairs of a gradient (a handle, an array, IndexedSlices, or None: the variable does not change) and its variable.
-        `global_step` is accepted for the sake of the program; the cluster counts every applied contribution, with or without it.
-        Raises ValueError if there are no variables, all gradients are None, or a variable occurs twice; TypeError for another kind of
-        gradient; RuntimeError for IndexedSlices of a variable with a constraint.
+        `global_step` is accepted for compatibility; the cluster counts every applied contribution, with or without it. Raises ValueError if
+        there are no variables, all gradients are None, or a variable occurs twice; TypeError for another kind of gradient; RuntimeError for
+        IndexedSlices of a variable with a constraint.
         """
         del global_step
         pairs = check_pairs(tuple(grads_and_vars))
@@ -168,7 +171,7 @@ class Optimizer:
         return self.train(pairs, policy=policy, name=name or self._name)
 
     def get_slot(self, var: ModelVariable, name: str) -> SlotVariable | None:
-        """Returns the slot `name` of the variable, None if there is none; `session.run(slot)` gives its value.
+        """Returns the slot `name` of the variable, None if there is none; `session.run(slot)` returns its value.
 
         As in the original there are slots only once `apply_gradients()` was called, and only of the variables with a gradient.
         """
@@ -181,7 +184,7 @@ class Optimizer:
         return list(self.spec.slots) if self._trained else []
 
     def variables(self) -> list[Any]:
-        """Returns the optimizer's variables (slots, and Adam's two powers), sorted by name; `session.run()` gives their values."""
+        """Returns the optimizer's variables (slots, and Adam's two powers), sorted by name; `session.run()` returns their values."""
         slots: list[Any] = [self.get_slot(variable, slot) for variable in self._trained.values() for slot in self.get_slot_names()]
         return sorted([*slots, *self._powers()], key=lambda variable: variable.name)
 
@@ -202,7 +205,7 @@ class Optimizer:
         return op
 
     def _slot_variable_name(self, var: ModelVariable, slot: str) -> str:
-        """As the original calls it: the optimizer's name, numbered from the second slot on."""
+        """Returns the original's name for a slot: the optimizer's name, numbered from the second slot on."""
         index = list(self.spec.slots).index(slot)
         return f"{var.name}/{self._name}" + (f"_{index}" if index else "")
 
@@ -215,8 +218,8 @@ class Optimizer:
 def as_optimizer(opt: "Optimizer | OptimizerSpec", *, use_locking: bool = True, keeps_policy: bool = False) -> Optimizer:
     """Returns an optimizer of this module: `opt` itself, or one made from what `worker_client.adam()` and the like return.
 
-    One that is made so trains asynchronously, with `use_locking`; or, if it `keeps_policy`, by whatever policy the cluster has. Raises
-    TypeError for anything else.
+    A new optimizer trains asynchronously, with `use_locking`; or, if `keeps_policy` is set, under the cluster's policy. Raises TypeError
+    for another kind of `opt`.
     """
     if isinstance(opt, Optimizer):
         return opt
@@ -233,7 +236,7 @@ def _flat(variables: Any) -> Iterable[Any]:
         yield variables
 
 
-# The ten optimizers under their names of tf.compat.v1.train, with its arguments and defaults.
+# The ten optimizers with the names, arguments and defaults of tf.compat.v1.train.
 
 
 class GradientDescentOptimizer(Optimizer):
@@ -266,7 +269,7 @@ class AdagradOptimizer(Optimizer):
 class AdagradDAOptimizer(Optimizer):
     """Adagrad with dual averaging. Slots: "gradient_accumulator", "gradient_squared_accumulator".
 
-    `global_step` is accepted; the servers take their own step, which is the cluster's.
+    `global_step` is accepted; the servers use the cluster's own step.
     """
 
     def __init__(
@@ -291,7 +294,10 @@ class AdagradDAOptimizer(Optimizer):
 
 
 class AdamOptimizer(Optimizer):
-    """Adam. Slots: "m", "v". Tables decay as a whole, as in the original; `as_optimizer(worker_client.adam(lazy=True))` spares that."""
+    """Adam. Slots: "m", "v".
+
+    Each step changes whole tables, as in the original; `as_optimizer(worker_client.adam(lazy=True))` avoids that.
+    """
 
     def __init__(
         self,

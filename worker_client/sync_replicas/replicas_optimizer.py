@@ -1,8 +1,8 @@
-"""SyncReplicasOptimizer as tf.compat.v1.train has it. Knows graphs and policies; the queue and the accumulators are the cluster's own.
+"""SyncReplicasOptimizer with the API of tf.compat.v1.train. Knows graphs and policies; the cluster has the queue and the accumulators.
 
-In the original the chief worker runs a thread that takes means, applies them, and fills a queue of tokens. Here the chief process does that
-for all workers; the methods below return stand-ins, so that programs need no change. The rules are the original's: see
-docs/how-to/migrate.md for each, and for what was repaired.
+In the original, the chief worker runs a thread that takes means, applies them, and fills a queue of tokens. Here the chief process does
+that for all workers, and the methods for that thread return stand-ins, so that programs need no change. The rules are the original's;
+docs/how-to/migrate.md lists each, and the repaired defects.
 """
 
 from collections.abc import Callable, Iterable
@@ -25,9 +25,9 @@ class SyncReplicasOptimizer:
 
     `opt`: an optimizer of this package, or what `worker_client.adam()` and the like return. `total_num_replicas` (T): the number of
     workers, None means R. With T > R the first R contributions win; with T < R a worker contributes several a step. `variable_averages`, an
-    `ExponentialMovingAverage`, follows `variables_to_average` (None: all trainable ones) within the step. `use_locking` is accepted and
-    means nothing, as in the original: a synchronous step is whole anyway. `name` is what `get_name()` returns. Contributions are averaged,
-    not summed: scale the learning rate yourself. Raises ValueError for R or T < 1, TypeError for another kind of `opt`.
+    `ExponentialMovingAverage`, follows `variables_to_average` (None: all trainable ones) within the step. `use_locking` is accepted and has
+    no effect, as in the original: a synchronous step is atomic anyway. `name` is what `get_name()` returns. Contributions are averaged, not
+    summed: scale the learning rate yourself. Raises ValueError for R or T < 1, TypeError for another kind of `opt`.
     """
 
     GATE_NONE = 0
@@ -63,7 +63,7 @@ class SyncReplicasOptimizer:
 
     @property
     def spec(self) -> OptimizerSpec:
-        """The wrapped optimizer, as servers have it."""
+        """The wrapped optimizer's specification for the servers."""
         return self._opt.spec
 
     def minimize(
@@ -77,7 +77,7 @@ class SyncReplicasOptimizer:
         name: str | None = None,
         grad_loss: Any = None,
     ) -> TrainOp:
-        """Returns the op of one contribution: `compute_gradients(loss, …)`, then `apply_gradients()`.
+        """Returns the op that makes one contribution: `compute_gradients(loss, …)`, then `apply_gradients()`.
 
         Arguments and errors are those of `Optimizer.minimize` and of `apply_gradients` below: `global_step` is required.
         """
@@ -94,15 +94,15 @@ class SyncReplicasOptimizer:
     def compute_gradients(self, *args: Any, **kwargs: Any) -> list[tuple[Any, ModelVariable]]:
         """Returns pairs of a gradient's handle and its variable: `compute_gradients()` of the wrapped optimizer, with its arguments.
 
-        Change the handles (`map`, `map_gradients`) to clip each replica's own gradient. To limit the mean, servers can clip it.
+        Use `map` or `map_gradients` on the handles to clip each replica's own gradient; the servers can clip the mean.
         """
         return self._opt.compute_gradients(*args, **kwargs)
 
     def apply_gradients(self, grads_and_vars: Iterable[Any], global_step: Any = None, name: str | None = None) -> TrainOp:
         """Returns the op that every worker runs: push the gradients, then take a token, which is the step of the next variables.
 
-        A gradient that comes too late for its step is dropped, and `session.run(op)` says so (`TrainResult.outcome`). None gradients leave
-        their variable as it is. `name` names the op. Raises ValueError if there is no variable, no `global_step`, another kind of
+        A gradient that comes too late for its step is dropped, and `session.run(op)` reports it (`TrainResult.outcome`). A None gradient
+        leaves its variable unchanged. `name` names the op. Raises ValueError if there is no variable, no `global_step`, another kind of
         gradient, a variable twice, or no gradient at all.
         """
         del name  # ignored by the original as well
@@ -122,7 +122,7 @@ class SyncReplicasOptimizer:
         return op
 
     def get_chief_queue_runner(self) -> "ChiefQueueRunner":
-        """Returns a stand-in for the chief's thread. The chief process does its work, so starting it does nothing.
+        """Returns a stand-in for the chief's thread. Starting it does nothing: the chief process does the work.
 
         Raises ValueError before `apply_gradients()`.
         """
@@ -133,8 +133,8 @@ class SyncReplicasOptimizer:
     def get_init_tokens_op(self, num_tokens: int = -1) -> "InitTokensOp":
         """Returns the op that begins training with `num_tokens` tokens (-1: R), each with the global step of that moment.
 
-        The chief worker runs it once, instead of using the hook, which does it by itself. Raises ValueError before `apply_gradients()`,
-        and for fewer tokens than R - T, since the first step could then not be finished.
+        The chief worker runs it once, unless it uses the hook, which runs it by itself. Raises ValueError before `apply_gradients()`, and
+        for fewer tokens than R - T, because then the first step could not be finished.
         """
         if self._graph is None:
             raise ValueError("get_init_tokens_op() should be called after apply_gradients().")
@@ -146,8 +146,8 @@ class SyncReplicasOptimizer:
     def make_session_run_hook(self, is_chief: bool, num_tokens: int = -1) -> "SyncReplicasHook":
         """Returns the hook that a worker gives to its session; the chief's sets R, T and the initial tokens of the cluster.
 
-        `num_tokens`: see `get_init_tokens_op`; 0 with R = T gives one gradient a worker and step from the first step on. May be called
-        before `apply_gradients()`, but not be used before.
+        `num_tokens`: see `get_init_tokens_op`; with 0 and R = T, each worker contributes one gradient per step from the first step on. May
+        be called before `apply_gradients()`, but not used before.
         """
         return SyncReplicasHook(self, is_chief=is_chief, num_tokens=num_tokens)
 
@@ -164,7 +164,7 @@ class SyncReplicasOptimizer:
         return self._opt.variables()
 
     def begin(self, *, is_chief: bool, num_tokens: int) -> None:
-        """Decides how the graph's training begins; for the hook. Raises ValueError as `get_init_tokens_op` does."""
+        """Sets how the graph's training begins; called by the hook. Raises ValueError as `get_init_tokens_op` does."""
         if self._graph is None:
             raise ValueError("SyncReplicasOptimizer.apply_gradient should be called before using the hook.")
         if is_chief:
@@ -195,7 +195,7 @@ class SyncReplicasHook(SessionRunHook):
         self._optimizer.begin(is_chief=self.is_chief, num_tokens=self.num_tokens)
 
     def after_create_session(self, session: Any, coord: Coordinator) -> None:
-        """Raises RuntimeError if the cluster trains in another way, as when the chief worker runs without this hook's optimizer."""
+        """Raises RuntimeError if the cluster has another policy, for example if the chief worker runs without this hook's optimizer."""
         status = session.status()
         if status.state is ClusterState.TRAINING and not status.policy.has_common_steps:
             raise RuntimeError(
@@ -212,7 +212,7 @@ class InitTokensOp:
     phase: int = 0
 
     def evaluate(self, run: Run) -> None:
-        """Sets the policy, unless the cluster trains by it from its session's creation; so running it after the hook adds no tokens."""
+        """Sets the policy, unless the cluster has it since the session's creation; so running this op after the hook adds no tokens."""
         if run.graph.policy != self.policy:
             run.session.set_policy(self.policy)
             run.graph.policy = self.policy
@@ -220,7 +220,7 @@ class InitTokensOp:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ChiefQueueRunner:
-    """Stands for the thread of the original's chief; the chief process does its work from the start."""
+    """A stand-in for the thread of the original's chief; the chief process does its work from the start."""
 
     name: str
 

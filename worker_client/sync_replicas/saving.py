@@ -28,7 +28,7 @@ from worker_client.sync_replicas.hooks import (
 
 # A worker's checkpoint file: variables and averages by name, in the safetensors format.
 #
-# These are values only. Optimizer slots and the step of the servers are not in it.
+# It holds values only, no optimizer slots and no state of the servers.
 
 
 _TYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
@@ -68,7 +68,7 @@ def save_checkpoint(prefix: str | Path, values: Mapping[str, Array], *, global_s
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Returns the content of a checkpoint. Raises OSError, and MalformedMessage for a file that is damaged or is none."""
+    """Returns the content of a checkpoint. Raises OSError, and MalformedMessage for a file that is damaged or not a checkpoint."""
     content = Path(path).read_bytes()
     try:
         (size,) = struct.unpack_from("<Q", content)
@@ -83,7 +83,7 @@ def load_checkpoint(path: str | Path) -> Checkpoint:
 
 
 def checkpoints(checkpoint_dir: str | Path) -> list[Path]:
-    """Returns the paths of a directory's checkpoints, the one written last first: a training that began anew has lower steps."""
+    """Returns the paths of a directory's checkpoints, the last written first: the steps of a training that began anew are lower."""
     found = [path for path in Path(checkpoint_dir).glob("*.safetensors") if _FILE.search(path.name)]
     return sorted(found, key=lambda path: (path.stat().st_mtime_ns, path.name), reverse=True)
 
@@ -108,7 +108,7 @@ log = logging.getLogger("lockstep.worker")
 
 
 class CheckpointSaverListener:
-    """A base for those who want to know of checkpoints: does nothing at each moment."""
+    """A base class for listeners to checkpoints: each method does nothing."""
 
     def begin(self) -> None:
         """Called once, before there is a session."""
@@ -117,7 +117,7 @@ class CheckpointSaverListener:
         """Called before a checkpoint is written."""
 
     def after_save(self, session: Any, global_step_value: int) -> bool | None:
-        """Called after a checkpoint was written; True asks for the end of this worker's training."""
+        """Called after a checkpoint was written; returns True to end this worker's training."""
         del session, global_step_value
         return None
 
@@ -128,9 +128,9 @@ class CheckpointSaverListener:
 class CheckpointSaverHook(SessionRunHook):
     """Writes the variables and averages to `checkpoint_dir` at the start, every so many seconds or steps, and at the end.
 
-    Files are `<checkpoint_basename>-<step>.safetensors`, each whole or not there; the newest `max_to_keep` stay. They hold values:
-    optimizer slots and tables stay on the servers. Averages are under "<variable>/<their name>". `saver` and `scaffold` are
-    accepted and mean nothing here. Raises ValueError for both of them, and unless exactly one of the intervals is given.
+    Files are `<checkpoint_basename>-<step>.safetensors`, each written atomically; the newest `max_to_keep` are kept. They hold values only,
+    no optimizer slots and no tables. Averages have the names "<variable>/<their name>". `saver` and `scaffold` are accepted and have no
+    effect. Raises ValueError for both of them together, and unless exactly one of the intervals is given.
     """
 
     def __init__(
@@ -173,7 +173,7 @@ class CheckpointSaverHook(SessionRunHook):
             run_context.request_stop()
 
     def end(self, session: Any) -> None:
-        """Writes the last checkpoint, unless that step has one."""
+        """Writes the last checkpoint, unless there is one of that step."""
         step = session.run(GLOBAL_STEP)
         if step != self._timer.last_triggered_step():
             self._save(session, step)
@@ -181,7 +181,7 @@ class CheckpointSaverHook(SessionRunHook):
             listener.end(session, step)
 
     def _save(self, session: Any, step: int) -> bool:
-        """Returns whether a listener wants to stop."""
+        """Writes a checkpoint; returns whether a listener wants to end training."""
         for listener in self._listeners:
             listener.before_save(session, step)
         path = save_checkpoint(self._prefix, values_of(session), global_step=step)
@@ -198,7 +198,7 @@ class CheckpointSaverHook(SessionRunHook):
 
 
 def values_of(session: Any) -> dict[str, Array]:
-    """Returns what a checkpoint holds: dense variables by name, averages by theirs. `session` is a hook's session."""
+    """Returns the values for a checkpoint: dense variables and averages by name. `session` is a hook's session."""
     values: dict[str, Array] = dict(session.read())  # copies, of one step
     graph = session.graph
     if graph.averages is not None:
@@ -207,9 +207,9 @@ def values_of(session: Any) -> dict[str, Array]:
 
 
 class SummarySaverHook(SessionRunHook):
-    """Writes numbers for TensorBoard every so many seconds or steps, to `output_dir` or by `summary_writer`.
+    """Writes numbers for TensorBoard every so many seconds or steps, to `output_dir` or with `summary_writer`.
 
-    `summary_op`: tag to what a run evaluates to a number ({"loss": loss}), or one such thing. `scaffold` is accepted and stands for the
+    `summary_op`: tag to a fetch whose value is a number ({"loss": loss}), or one such fetch. `scaffold` is accepted and stands for the
     graph's loss. Raises ValueError unless exactly one of `summary_op` and `scaffold` is given, and exactly one of the intervals.
     """
 
@@ -235,14 +235,14 @@ class SummarySaverHook(SessionRunHook):
         self._next_step = 0
 
     def begin(self) -> None:
-        """Begins the event file. Raises ValueError if there is nowhere to write to."""
+        """Opens the event file. Raises ValueError without `output_dir` and `summary_writer`."""
         if self._writer is None:
             if self._output_dir is None:
                 raise ValueError("SummarySaverHook needs an output_dir or a summary_writer")
             self._writer = EventFile.in_directory(self._output_dir)
 
     def before_run(self, run_context: SessionRunContext) -> SessionRunArgs:
-        """Asks for the numbers, if they are due."""
+        """Fetches the numbers, if they are due."""
         self._is_due = self._timer.should_trigger_for_step(self._next_step)
         return SessionRunArgs({"step": GLOBAL_STEP, "values": self._fetches if self._is_due else {}})
 

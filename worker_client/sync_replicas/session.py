@@ -1,4 +1,4 @@
-"""The monitored session of tf.compat.v1.train: it opens, makes or joins the model, runs hooks. Knows no transport.
+"""The monitored session of tf.compat.v1.train: opens a session, creates or joins the model, runs hooks. Knows no transport.
 
 Source: tf.compat.v1.train.MonitoredTrainingSession.
 """
@@ -38,23 +38,23 @@ from worker_client.sync_replicas.hooks import (
 )
 from worker_client.sync_replicas.saving import Checkpoint, CheckpointSaverHook, SummarySaverHook, checkpoints, load_checkpoint
 
-# How a monitored session comes to its session: open, set the policy, create or join the model.
+# Creating the session of a monitored session: open it, set the policy, create or join the model.
 
 
 log = logging.getLogger("lockstep.worker")
 
-# A bound for those who set none: three years.
+# The bound if the program sets none: three years.
 NO_LIMIT_S = 1e8
 # How long the end of a session waits for a chief that does not answer.
 _FINISH_S = 10.0
 
 
-# Called with the worker's index (None: any).
+# Opens a session; called with the worker's index (None: any).
 Opener = Callable[[int | None], Session]
 
 
 def opener_of(master: Any, *, max_wait_s: float | None) -> Opener:
-    """Returns how to open the session at `master`, which `MonitoredTrainingSession` describes. Opens nothing yet."""
+    """Returns a function that opens the session at `master`, as `MonitoredTrainingSession` describes it. Opens nothing itself."""
     if callable(master):
         return master  # type: ignore[no-any-return]  # the caller's promise
     if hasattr(master, "chief") and hasattr(master, "shards"):
@@ -63,7 +63,7 @@ def opener_of(master: Any, *, max_wait_s: float | None) -> Opener:
         return lambda index: local(worker_index=index)
     if master and not isinstance(master, str):
         raise ValueError(f"master: got {master!r}, want 'host:port' or 'unix:/path' of the chief, '' or a cluster inside this process")
-    # How long the session waits for servers that are lost: it comes back by itself.
+    # How long the session waits for lost servers; it comes back by itself.
     timeout_s = NO_LIMIT_S if max_wait_s is None else max_wait_s
     return lambda index: connect(master or None, worker_index=index, timeout_s=timeout_s)
 
@@ -111,7 +111,7 @@ class SessionCreator:
         return session
 
     def end_training(self, session: Session) -> None:
-        """After synchronous training, the end of the chief worker ends all workers: in the original its token queue closes.
+        """After synchronous training, ends the training of all workers when the chief worker ends: in the original its token queue closes.
 
         Raises DeadlineExceeded if the chief does not answer within 10 s.
         """
@@ -121,7 +121,7 @@ class SessionCreator:
 
 
 def _have_policy(session: Session, policy: PolicySpec, *, timeout_s: float | None) -> None:
-    """Sets the policy, but not on a training that goes by it already: its tokens are out."""
+    """Sets the policy, unless the cluster already has it: setting it again would add tokens."""
     status = session.status()
     is_under_way = status.state is ClusterState.TRAINING
     counts = (policy.replicas_to_aggregate, policy.total_num_replicas)
@@ -135,7 +135,7 @@ def _have_policy(session: Session, policy: PolicySpec, *, timeout_s: float | Non
 
 
 def _restored(declaration: ModelDeclaration, directory: str | Path) -> ModelDeclaration:
-    """The declaration with the values of the newest whole checkpoint as first values; without one as it is."""
+    """Returns the declaration with the values of the newest complete checkpoint as first values; unchanged if there is none."""
     checkpoint = _newest_whole(directory)
     if checkpoint is None:
         return declaration
@@ -169,11 +169,11 @@ def _with_value(name: str, declared: Any, value: Array | None) -> Any:
     return replace(declared, value=value) if isinstance(declared, (Variable, Buffer)) else value
 
 
-# A session with hooks, as tf.compat.v1.train has it.
+# A session with hooks, with the API of tf.compat.v1.train.
 
 
 class PlainSession:
-    """A session without hooks: what hooks are given. `run()` evaluates and calls no hook."""
+    """A session without hooks, which hooks are given. `run()` calls no hook."""
 
     def __init__(self, session: Session, graph: Graph) -> None:
         self.session = session
@@ -184,7 +184,7 @@ class PlainSession:
         return evaluate(fetches, Run(self.session, self.graph, feed=feed_dict))
 
     def read(self) -> dict[str, Array]:
-        """Returns the dense variables by name, in arrays of the caller's own: hooks keep what they read."""
+        """Returns copies of the dense variables by name, because hooks may keep them."""
         return self.session.read()
 
     def status(self) -> Any:
@@ -195,9 +195,9 @@ class PlainSession:
 class MonitoredSession:
     """A training session with hooks; made by `MonitoredTrainingSession()`, used as a context manager. Belongs to one thread.
 
-    At its making: `begin` of all hooks, the session, the model, `after_create_session`. When the `with` block ends without an error (or
-    with StopIteration, which is swallowed): `end` of all hooks; after synchronous training the chief worker then finishes the cluster, so
-    that the other workers end too.
+    The constructor calls `begin` of all hooks, opens the session, creates or joins the model, and calls `after_create_session`. When the
+    `with` block ends without an error (or with StopIteration, which is suppressed), it calls `end` of all hooks; after synchronous
+    training, the chief worker then finishes the cluster's training, so that the other workers end too.
     """
 
     def __init__(self, creator: SessionCreator, *, hooks: Sequence[SessionRunHook], graph: Graph) -> None:
@@ -227,7 +227,7 @@ class MonitoredSession:
 
     @property
     def graph(self) -> Graph:
-        """What the program declared."""
+        """The program's declarations."""
         return self._graph
 
     @property
@@ -236,7 +236,7 @@ class MonitoredSession:
         return self._session.session
 
     def should_stop(self) -> bool:
-        """Whether this worker's training has to end: a hook asked for it, the cluster's training is finished, or this session is closed."""
+        """Whether this worker's training has to end: a hook requested it, the cluster's training is finished, or this session is closed."""
         return self._is_closed or self._coordinator.should_stop() or self._session.session.is_finished
 
     def run(self, fetches: Any, feed_dict: Any = None, options: Any = None, run_metadata: Any = None) -> Any:
@@ -244,13 +244,13 @@ class MonitoredSession:
 
         A fetch is a training op (its `TrainResult`), a variable, slot or average (a copy of its array), a loss function (its value), the
         global step, or a name ("w", "loss", "global_step"). Variables and losses are those that the gradients are computed from.
-        `feed_dict` is given to loss functions as their second argument; it may be anything, but must be a dict if a hook feeds as well.
-        `options` and `run_metadata` are accepted and mean nothing. Blocks as the training op does.
+        `feed_dict` is the second argument of loss functions; it may be of any type, but must be a dict if a hook feeds as well. `options`
+        and `run_metadata` are accepted and have no effect. Blocks as the training op does.
 
-        When servers are lost, the session comes back by itself, as `Session` describes: the outcome is then ROLLED_BACK. Raises Unavailable
-        if one does not answer within `max_wait_secs`, DeadlineExceeded if the model is not back by then, Superseded if another process has
-        this worker's index, RuntimeError for training after a stop was requested, and once this is closed, TypeError or ValueError for what
-        cannot be evaluated, and what hooks and losses raise.
+        After a loss of servers, the session comes back by itself, as `Session` describes, and the outcome is ROLLED_BACK. Raises
+        Unavailable if one does not answer within `max_wait_secs`, DeadlineExceeded if the model is not back by then, Superseded if another
+        process has this worker's index, RuntimeError for training after a stop was requested, and once this is closed, TypeError or
+        ValueError for what cannot be evaluated, and what hooks and losses raise.
         """
         del options, run_metadata
         if self._is_closed:
@@ -288,7 +288,7 @@ class MonitoredSession:
         self._coordinator.request_stop()
         session = self._session.session
         if error is not None:
-            session.__exit__(type(error), error, error.__traceback__)  # tells the chief why this worker leaves
+            session.__exit__(type(error), error, error.__traceback__)  # reports to the chief why this worker leaves
             return
         with session:
             for hook in self._hooks:
@@ -324,8 +324,8 @@ def MonitoredTrainingSession(
     `save_checkpoint_secs` (None: 600) or `save_checkpoint_steps`; 0 turns that off. With `summary_dir` (None: `checkpoint_dir`) it writes
     the loss every `save_summaries_steps` (None: 100) or `save_summaries_secs`, and the speed every `log_step_count_steps`, for TensorBoard.
     `max_wait_secs` (None: no limit) bounds the wait for the cluster, for the model, and for servers that are lost, each time until the
-    model is back; closing waits 10 s at most for the chief. `scaffold`, `config`,
-    `stop_grace_period_secs` and `save_graph_def` have no meaning without a graph of ops, and are accepted.
+    model is back; closing waits 10 s at most for the chief. `scaffold`, `config`, `stop_grace_period_secs` and `save_graph_def` are
+    accepted and have no effect, because there is no graph of ops.
 
     Blocks until there is a model. Raises what hooks raise, RuntimeError if no optimizer was applied, and what `create_or_join` raises.
     """
