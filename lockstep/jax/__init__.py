@@ -1,4 +1,4 @@
-"""Lockstep for JAX: any pytree of arrays is the model, optax optimizers run on the parameter servers. What a JAX program imports.
+"""Lockstep for JAX: the model is any pytree of arrays, and the parameter servers run optax optimizers. JAX programs import this module.
 
 import lockstep.jax as lj                          # pip install 'lockstep-ps[jax]'
 
@@ -7,8 +7,8 @@ while not session.is_finished:
     loss, gradients = loss_and_gradients(params, batch)     # your jitted function
     params = lj.step(session, gradients, metrics={"loss": loss})
 
-`training` has what a program calls, `trees` turns pytrees into named arrays and back, `recognition` turns an optax transformation into a
-formula for the servers, and `proof` compares the two before anything is trained with them.
+`training` has the functions for programs, `trees` turns pytrees into named arrays and back, `recognition` turns an optax transformation
+into a formula for the servers, and `proof` compares the two before training.
 """
 
 try:

@@ -1,6 +1,6 @@
-"""Compares what parameter servers would do for an optax transformation with the transformation itself. Trains nothing of the program's.
+"""Compares an optax transformation with the formula that parameter servers would run for it. Does not train the program's model.
 
-The servers are those of a cluster inside this process, so the comparison runs the same code as the training.
+It uses a cluster inside this process, so the comparison runs the same code as the training.
 """
 
 from typing import Any
@@ -15,22 +15,22 @@ from lockstep.jax.trees import Tree
 from ps_protocol.model.variables import Array
 
 NUM_STEPS = 4
-# Of the real variables, at most so many elements along an axis, if all together have more than this.
+# The most elements of a variable along an axis that are compared, if the whole model has more elements than the second number.
 MAX_EXTENT, MAX_ELEMENTS = 3, 100_000
-# Servers have hyper-parameters as float32: 1 - 0.9999 is then 2e-4 off.
+# Servers store hyper-parameters as float32, in which 1 - 0.9999 has an error of 2e-4.
 TOLERANCE = 5e-3
 
 
 def compare(transformation: Any, recognized: Recognized, tree: Tree, values: dict[str, Array]) -> None:
-    """Raises InvalidSpec, naming the leaf, if after a few steps with the same gradients the two have not changed a model in the same way.
+    """Raises InvalidSpec, naming the leaf, if the two change a model differently in a few steps with the same gradients.
 
-    The model has the structure of the program's and the extents of its arrays, or a few of each if it is large.
+    The model has the structure of the program's and the shapes of its arrays, with smaller extents if it is large.
     """
     is_large = sum(value.size for value in values.values()) > MAX_ELEMENTS
     shapes = {name: tuple(min(n, MAX_EXTENT) for n in value.shape) if is_large else value.shape for name, value in values.items()}
     random = np.random.default_rng(17)
     first = {name: np.asarray(random.normal(size=shape)) for name, shape in shapes.items()}
-    # Each element keeps its sign: what is left of updates that cancel each other would be their rounding.
+    # Each gradient element keeps its sign: if updates cancelled each other, only their rounding would be compared.
     signs = {name: random.choice([-1.0, 1.0], size=shape) for name, shape in shapes.items()}
     gradients = [
         {name: np.asarray(sign * 10 ** random.uniform(-6, 0.5, size=np.shape(sign))) for name, sign in signs.items()}
@@ -64,7 +64,7 @@ def _by_servers(recognized: Recognized, first: dict[str, Array], gradients: list
 
 
 def _by_optax(transformation: Any, tree: Tree, first: dict[str, Array], gradients: list[dict[str, Array]]) -> dict[str, Array]:
-    # float64 where the servers also have it, so that what is compared is the formula and not its rounding.
+    # float64 where the servers have it too, so that the formulas are compared and not their rounding.
     with jax.enable_x64(True), jax.default_device(jax.local_devices(backend="cpu")[0]):
         params = tree.unflatten({name: value.copy() for name, value in first.items()})
         state = transformation.init(params)

@@ -1,8 +1,8 @@
-"""From an optax transformation to formulas that parameter servers run, by the names of its parts. Never guesses; runs nothing.
+"""Translates an optax transformation to formulas for parameter servers, by the names of its parts. Never guesses; runs nothing.
 
-An optax transformation is a pair of closures. The parts that optax itself makes are known by module and name, and their numbers stand in
-the closures' cells. Each part becomes one or two lines of a formula, in which `u` is the update so far. What is not known is refused with
-its name. `proof` then compares what came out with the transformation itself.
+An optax transformation is a pair of closures. Optax's own parts are recognized by module and name, and their numbers are in the closures'
+cells. Each part becomes one or two lines of a formula, in which `u` is the update so far. An unknown part is refused by name. `proof` then
+compares the result with the transformation itself.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -17,15 +17,15 @@ from worker_client.model.declarations import Variable
 from worker_client.model.optimizers import custom_optimizer, sgd
 
 Cells = Mapping[str, Any]
-# A learning rate by the number of steps before.
+# Returns the learning rate for a number of previous steps.
 Rate = Callable[[int], float]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recognized:
-    """What the servers do for an optax transformation: an optimizer for each leaf, in order, and limits on the mean gradient.
+    """The servers' counterpart of an optax transformation: an optimizer for each leaf, in order, and limits on the mean gradient.
 
-    `rates`: for each leaf its learning rate as a function of the step, where that changes; its optimizer then has that of step 0.
+    `rates`: for each leaf, its learning rate as a function of the step, if it changes; its optimizer then has the rate of step 0.
     """
 
     optimizers: tuple[OptimizerSpec, ...]
@@ -42,7 +42,7 @@ class Recognized:
         }
 
     def numbers(self, step: int) -> dict[str, Any]:
-        """Returns the learning rates that a contribution to this step brings along; none where no rate changes."""
+        """Returns the changed learning rates that a contribution to this step carries; empty if no rate changes."""
         changing = {group: rate for group, rate in zip(self._groups, self.rates, strict=True) if rate is not None}
         found: dict[str, Any] = {}
         for group, rate in changing.items():
@@ -52,7 +52,7 @@ class Recognized:
 
     @property
     def _groups(self) -> list[str]:
-        """The name of each leaf's group; empty for those that have the model's optimizer, which is that of the first leaf."""
+        """Returns the name of each leaf's group; empty for leaves with the model's optimizer, which is that of the first leaf."""
         pairs = [(optimizer.key, id(rate)) for optimizer, rate in zip(self.optimizers, self.rates, strict=True)]
         numbers = {pair: number for number, pair in enumerate(dict.fromkeys(pairs))}
         return [f"group {numbers[pair]}" if numbers[pair] else "" for pair in pairs]
@@ -60,7 +60,7 @@ class Recognized:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Stage:
-    """One part of a transformation: the optax function that made it, the numbers it was given, and the leaves that it is for."""
+    """One part of a transformation: the optax function that made it, its arguments, and its leaves."""
 
     name: str
     cells: Cells
@@ -68,10 +68,10 @@ class _Stage:
 
 
 def recognize(transformation: Any, params: Any) -> Recognized:
-    """Returns what servers have to do for these parameters. Raises InvalidSpec, with the part, for what it does not know."""
+    """Returns the servers' counterpart for these parameters. Raises InvalidSpec, which names the part, for an unknown transformation."""
     num_leaves = len(jax.tree_util.tree_leaves(params))
     stages = _stages(transformation, frozenset(range(num_leaves)), params)
-    # Both limits are what servers do before any optimizer, in this order.
+    # Servers apply both limits before any optimizer, in this order.
     clip_value = clip_global_norm = None
     if [stage.name for stage in stages[:2]] == ["clip", "clip_by_global_norm"] and stages[0].leaves == stages[1].leaves:
         clip_value = float(stages[0].cells["max_delta"])
@@ -102,7 +102,7 @@ def _unknown(what: str) -> InvalidSpec:
     )
 
 
-# From closures to a list of parts.
+# Reading closures as a list of parts.
 
 
 def _stages(transformation: Any, leaves: frozenset[int], params: Any) -> list[_Stage]:
@@ -140,7 +140,7 @@ class _Pair:
 
 
 def _maker(function: Any) -> str:
-    """The optax function that made this closure; empty if it is not one of optax's."""
+    """Returns the optax function that made this closure; empty if it is not from optax."""
     if not str(getattr(function, "__module__", "")).startswith("optax."):
         return ""
     return str(getattr(function, "__qualname__", "")).partition(".<locals>")[0]
@@ -155,7 +155,7 @@ def _cells(function: Any) -> Cells:
 
 def _masked(mask: Any, params: Any) -> frozenset[int]:
     tree = mask(params) if callable(mask) else mask
-    # A mask may stop above the leaves; what is below is as it says.
+    # A mask may end above the leaves; it then applies to all leaves below.
     spread = jax.tree_util.tree_map(lambda says, below: jax.tree_util.tree_map(lambda _: bool(says), below), tree, params)
     return frozenset(index for index, says in enumerate(jax.tree_util.tree_leaves(spread)) if says)
 
@@ -166,34 +166,34 @@ def _labels(labels: Any, params: Any) -> list[Any]:
     return [*jax.tree_util.tree_leaves(spread)]
 
 
-# From parts to a formula.
+# Making a formula of the parts.
 
 
 @dataclass(slots=True)
 class _Formula:
-    """A formula in the making. `u` is the update so far, at first the gradient."""
+    """A formula under construction. `u` is the update so far, at first the gradient."""
 
     lines: list[str] = field(default_factory=lambda: ["u = g"])
     numbers: dict[str, float] = field(default_factory=dict)
     slots: dict[str, float] = field(default_factory=dict)
 
     def number(self, cells: Cells, name: str) -> str:
-        """Returns what the formula calls a number of a part."""
+        """Adds a number of a part, and returns its name in the formula."""
         value = cells[name]
         if callable(value):
             raise _unknown(f"{name} is not a number but changes with the step")
         return self._add(self.numbers, name, float(value))
 
     def all_numbers(self, cells: Cells, *names: str) -> list[str]:
-        """Returns what the formula calls these numbers of a part."""
+        """Adds numbers of a part, and returns their names in the formula."""
         return [self.number(cells, name) for name in names]
 
     def slot(self, name: str, first: float = 0.0) -> str:
-        """Returns what the formula calls a slot."""
+        """Adds a slot, and returns its name in the formula."""
         return self._add(self.slots, name, first)
 
     def average(self, name: str, decay: str, of: str = "u", *, first: float = 0.0) -> str:
-        """Adds a slot that is the moving average of a term, and returns what the formula calls it."""
+        """Adds a slot that is the moving average of a term, and returns its name in the formula."""
         slot = self.slot(name, first)
         self.do(f"{slot} = {decay} * {slot} + (1 - {decay}) * {of}")
         return slot
@@ -218,7 +218,7 @@ def _optimizer(stages: Sequence[_Stage]) -> tuple[OptimizerSpec, Rate | None]:
     of_number = [index for index, stage in enumerate(stages) if stage.name == "scale"]
     if len(of_schedule) > 1:
         raise _unknown("it has more than one schedule")
-    # Of several factors the last one is the learning rate: that is where optax puts it.
+    # Of several factors, the last one is the learning rate, by optax's convention.
     rate_at = of_schedule[0] if of_schedule else of_number[-1] if of_number else None
     formula = _Formula()
     rate = 1.0
@@ -241,12 +241,12 @@ def _optimizer(stages: Sequence[_Stage]) -> tuple[OptimizerSpec, Rate | None]:
 
 
 def _schedule(cells: Cells) -> tuple[Rate, str]:
-    """Returns the learning rate, which servers want from 0 on, and the sign that the formula has."""
+    """Returns the learning rate, which must not be negative on servers, and the sign for the formula."""
     step_size = cells["step_size_fn"]
     inner = _cells(step_size)
     if _maker(step_size) == "scale_by_learning_rate" and "learning_rate" in inner:
         return inner["learning_rate"], "-" if inner.get("m", -1) < 0 else ""
-    # A program's own, by `scale_by_schedule`. If its sign changes later, the step that brings the number along is refused.
+    # The program's own schedule, from `scale_by_schedule`. If its sign changes later, the step with the changed number is refused.
     first = next((factor for step in range(_MAX_STEPS_TO_SIGN) if (factor := float(step_size(step)))), 0.0)
     return (lambda step: -step_size(step), "-") if first < 0 else (step_size, "")
 
@@ -367,7 +367,7 @@ def _clip(formula: _Formula, cells: Cells) -> None:
 
 
 def _clip_by_global_norm(formula: _Formula, cells: Cells) -> None:
-    raise _unknown("it has clip_by_global_norm elsewhere than first, which limits what is no gradient any more")
+    raise _unknown("it has clip_by_global_norm elsewhere than first, where it does not limit the gradient")
 
 
 def _sign(formula: _Formula, cells: Cells) -> None:
@@ -378,9 +378,9 @@ def _set_to_zero(formula: _Formula, cells: Cells) -> None:
     formula.do("u = 0 * u")
 
 
-# Warm-ups may begin with 0.
+# The most steps to search for the sign: warm-ups may begin with 0.
 _MAX_STEPS_TO_SIGN = 10
-# By the optax function that makes the part. Factors are those among which the learning rate is.
+# Translations by the optax function that makes the part. The learning rate is one of the factors.
 _FACTORS = ("scale", "scale_by_schedule")
 _PARTS: Mapping[str, Callable[[_Formula, Cells], None]] = {
     "scale_by_adam": _adam,

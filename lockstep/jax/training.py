@@ -1,4 +1,4 @@
-"""What a JAX program calls: its model given to a session, a step, and the newest parameters. Knows sessions and pytrees; no formula."""
+"""The functions for JAX programs: create or join the model, make a step, read parameters. Knows sessions and pytrees; no formula."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -30,9 +30,9 @@ class LocalUpdates:
 def local_updates(transformation: Any) -> LocalUpdates:
     """Returns an optimizer for `create_or_join()` that runs in the workers: a step adds the mean of the updates that they computed.
 
-    For optax transformations that servers have no formula for. It is not what the transformation does with the mean gradient, unless it is
-    linear in it, as `sgd` and `momentum` are: each worker keeps its own moments, of its own gradients. They are kept only when the
-    contribution counts, are in no checkpoint, and begin anew in a worker that is started again and after a rollback.
+    For optax transformations that servers have no formula for. The result differs from that of the transformation on the mean gradient,
+    unless the transformation is linear, as `sgd` and `momentum` are: each worker keeps moments of its own gradients. Moments are updated
+    only if the contribution counts, are not in checkpoints, and begin anew in a restarted worker and after a rollback.
     """
     if not callable(getattr(transformation, "init", None)) or not callable(getattr(transformation, "update", None)):
         raise InvalidSpec(f"local_updates(): got {transformation!r}, want an optax transformation such as optax.adam(1e-3)")
@@ -40,7 +40,7 @@ def local_updates(transformation: Any) -> LocalUpdates:
 
 
 class _LocalOptimizer:
-    """A worker's own optimizer: makes of a gradient what a server subtracts from the variable, and keeps state for what counts."""
+    """A worker's own optimizer: computes the update that servers subtract from the variables, and keeps its state."""
 
     def __init__(self, transformation: Any, params: Any) -> None:
         self._init, self._update = transformation.init, jax.jit(transformation.update)
@@ -51,7 +51,7 @@ class _LocalOptimizer:
         return jax.tree_util.tree_map(lambda update: -update, updates)
 
     def settle(self, *, is_counted: bool) -> None:
-        """What was computed last counts, or not."""
+        """Keeps the state of the last update if it counts, else drops it."""
         if is_counted:
             self._state = self._next
         self._next = None
@@ -61,7 +61,7 @@ class _LocalOptimizer:
 
 
 class _Model:
-    """What a session trains: the structure of its parameters, those read last, and what became of the last contribution."""
+    """A session's model: the structure of its parameters, the last parameters read, and the last contribution's outcome."""
 
     def __init__(self, tree: Tree, params: Any, local: _LocalOptimizer | None, numbers: Callable[[int], dict[str, Any]] | None) -> None:
         self.tree, self.params, self.local = tree, params, local
@@ -69,23 +69,23 @@ class _Model:
         self.push: Push | None = None
 
     def numbers(self, step: int) -> dict[str, Any] | None:
-        """What a contribution to this step has it use: learning rates that change."""
+        """Returns the changed learning rates for a contribution to this step; None if none change."""
         return None if self._numbers is None else self._numbers(step)
 
     def has_values_of(self, session: Session) -> bool:
-        """Whether the session still has, or has again, the parameters read last."""
+        """Whether the session's present parameters are those read last."""
         own = self.tree.named(self.params, what="params")
         if any(leaf.is_deleted() for leaf in own.values()):
-            return False  # the program has donated them
+            return False  # the program has donated them to JAX
         return all(np.array_equal(value, np.asarray(own[name]), equal_nan=True) for name, value in session.read().items())
 
     def read(self, session: Session, *, timeout_s: float | None = None) -> Any:
-        # What `read()` returns is nobody else's, so JAX may use that memory in place. `views()` are not: they change with the next step.
+        # `read()` returns copies, whose memory JAX may use in place. `views()` change with the next step.
         self.params = self.tree.unflatten(session.read(timeout_s=timeout_s))
         return self.params
 
 
-# By session; a model lives as long as its session does.
+# By session; a model is kept as long as its session.
 _models: WeakKeyDictionary[Session, _Model] = WeakKeyDictionary()
 
 
@@ -95,11 +95,12 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
     `params`: any pytree of float arrays: dicts, lists, tuples, dataclasses and classes that are registered with JAX. Variables are named by
     their path, for example "layers/0/w". They have the types that JAX computes with (float32 for float64, unless x64 is enabled).
 
-    `optimizer`: an optax transformation, which the servers then run on the mean gradient: its formula is recognized by its parts, and
-    compared with optax in a few steps before it is used. Or what `lockstep.adam()` and the like return, or `local_updates(…)`.
+    `optimizer`: an optax transformation, which the servers then run on the mean gradient: it is recognized by its parts, and its formula is
+    compared with optax in a few steps before it is used. Or the result of `lockstep.adam()` or another optimizer function, or of
+    `local_updates(…)`.
 
     `options` are those of `Session.create_or_join`. Blocks while another worker creates the model. Raises InvalidSpec for a tree or an
-    optimizer that cannot be used, ModelMismatch if the model is another.
+    optimizer that cannot be used, ModelMismatch if the cluster has another model.
     """
     _check_session(session, "create_or_join()")
     tree, values = tree_of(params)
@@ -124,11 +125,11 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
 
 
 def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, timeout_s: float | None = None) -> Any:
-    """Gives one contribution, waits until its step is done, and returns the new parameters: a new tree of JAX arrays.
+    """Makes one contribution, waits until its step is applied, and returns the new parameters: a new tree of JAX arrays.
 
-    `gradients`: a tree like the parameters, as `jax.grad` returns it; None in place of an array means no gradient for it. `metrics`:
-    name to a number or a JAX scalar. `outcome(session)` says what became of it. Waits until JAX has computed what it is given. Call it
-    outside of jit. Raises what `Session.step` raises.
+    `gradients`: a tree like the parameters, as `jax.grad` returns it; None in place of an array means no gradient for it. `metrics`: name
+    to a number or a JAX scalar. `outcome(session)` returns its outcome. Waits until JAX has computed the gradients. Call it outside of jit.
+    Raises the errors of `Session.step`.
     """
     model = _model(session, "step()")
     refuse_trace("step()", gradients)
@@ -159,7 +160,7 @@ def read(session: Session, *, timeout_s: float | None = None) -> Any:
 
 
 def outcome(session: Session) -> Push | None:
-    """Returns what became of the last contribution that `step()` gave; None before the first, or if that ended in an error."""
+    """Returns the outcome of the last contribution of `step()`; None before the first, or if it ended in an error."""
     return _model(session, "outcome()").push
 
 

@@ -1,12 +1,14 @@
-"""Lockstep for Keras 3, with its backends torch, JAX and TensorFlow: the optimizer runs on parameter servers. What a Keras program imports.
+"""Lockstep for Keras 3, with its backends torch, JAX and TensorFlow: parameter servers run the optimizer.
+
+Keras programs import this module.
 
 import lockstep.keras                              # pip install 'lockstep-ps[keras]', and a backend
 
 model.compile(optimizer=lockstep.keras.Optimizer(session, keras.optimizers.Adam(1e-3)), loss=…, run_eagerly=True)
 model.fit(x, y, callbacks=[lockstep.keras.StopWhenFinished(session)])
 
-`optimizer` gives gradients to the servers, `formulas` has what servers compute for each of Keras' optimizers, `variables` turns variables
-into named arrays and back, and `callbacks` is for what cannot run eagerly: there each worker's own optimizer runs.
+`optimizer` sends gradients to the servers, `formulas` has the servers' formula for each of Keras' optimizers, `variables` turns variables
+into named arrays and back, and `callbacks` is for training steps that cannot run eagerly: with it, each worker runs its own optimizer.
 """
 
 try:

@@ -1,4 +1,4 @@
-"""Callbacks of `fit()`: one that ends it with the cluster's training, and one that trains where the step is compiled. Knows sessions."""
+"""Callbacks of `fit()`: one ends it with the cluster's training, and one trains beside a compiled step. Knows sessions."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -14,9 +14,9 @@ from worker_client.session.session import Session
 
 
 class StopWhenFinished(keras.callbacks.Callback):  # type: ignore[misc]
-    """Ends `fit()` when the cluster's training is finished: by `--max-steps`, or because someone has ended it.
+    """Ends `fit()` when the cluster's training is finished: by `--max-steps`, or by a request.
 
-    It also joins the model before the first batch; the TensorFlow backend would do that within it, and its gradients would be left out.
+    It also joins the model before the first batch; without it, the TensorFlow backend would join during that batch and lose its gradients.
     """
 
     def __init__(self, session: Session) -> None:
@@ -24,23 +24,24 @@ class StopWhenFinished(keras.callbacks.Callback):  # type: ignore[misc]
         self._session = session
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Builds the optimizer, if the model is built and it is not."""
+        """Builds the optimizer, if the model is built and the optimizer is not."""
         if self.model.built and not self.model.optimizer.built:
             self.model.optimizer.build(self.model.trainable_variables)
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Looks after each batch; makes no call."""
+        """Stops `fit()` if training is finished; makes no call."""
         if self._session.is_finished:
             self.model.stop_training = True
 
 
 class AverageUpdates(keras.callbacks.Callback):  # type: ignore[misc]
-    """Trains on a cluster beside a step that is compiled, with any backend and any optimizer, which each worker runs by itself.
+    """Trains on a cluster beside a compiled step, with any backend and any optimizer, which each worker runs by itself.
 
-    After each batch it gives what the batch has changed the trainable variables by; the servers add the mean of all workers' changes, and
-    the model goes on with the result. For plain SGD and momentum that is what one process does with the mean gradient. Others keep moments
-    of the worker's own gradients, which are in no checkpoint. Other variables of floats, such as the statistics of batch normalization,
-    become the mean of the workers'. `options` are those of `Session.create_or_join`. Ends `fit()` when the cluster's training is finished.
+    After each batch it contributes the change of the trainable variables; the servers add the mean of all workers' changes, and the model
+    continues with the result. For plain SGD and momentum, this equals training in one process with the mean gradient. Other optimizers keep
+    moments of the worker's own gradients, which are not in checkpoints. Other float variables, such as the statistics of batch
+    normalization, become the mean over the workers. `options` are those of `Session.create_or_join`. Ends `fit()` when the cluster's
+    training is finished.
     """
 
     def __init__(self, session: Session, **options: Any) -> None:
@@ -55,14 +56,14 @@ class AverageUpdates(keras.callbacks.Callback):  # type: ignore[misc]
         self._before: Mapping[str, Array] = {}
 
     def on_train_begin(self, logs: Any = None) -> None:
-        """Presents the model to the cluster, and gives the variables its values."""
+        """Creates or joins the model, and writes the cluster's values to the variables."""
         if not self._trained:
             self._join()
         self._write(self._session.read())
 
     def on_train_batch_end(self, batch: int, logs: Any = None) -> None:
-        """Gives what the batch has changed, and waits for the others."""
-        # Between batches the JAX backend has the values elsewhere.
+        """Contributes the batch's changes, and waits for the other workers."""
+        # Between batches, the JAX backend keeps the values outside the variables.
         if hasattr(self.model, "jax_state_sync"):
             self.model.jax_state_sync()
         if not self._session.is_finished:
@@ -95,5 +96,5 @@ class AverageUpdates(keras.callbacks.Callback):  # type: ignore[misc]
     def _write(self, values: dict[str, Array]) -> None:
         self._before = values
         for name, variable in {**self._trained, **self._averaged}.items():
-            # A copy: some backends use an array that they are given in place.
+            # A copy, because some backends use a given array in place.
             variable.assign(values[name].copy())

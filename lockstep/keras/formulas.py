@@ -1,4 +1,4 @@
-"""What servers compute for each optimizer of Keras, in its formulas and with its numbers. Knows optimizers and formulas; no session."""
+"""The servers' formula and numbers for each optimizer of Keras. Knows optimizers and formulas; no session."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -13,7 +13,7 @@ Config = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Text:
-    """An optimizer as a formula for servers: its lines, its numbers, and its slots with what each starts with."""
+    """An optimizer as a formula for servers: its lines, its numbers, and its slots with their first values."""
 
     lines: tuple[str, ...]
     numbers: Mapping[str, float]
@@ -21,12 +21,12 @@ class Text:
 
 
 def is_known(optimizer: Any) -> bool:
-    """Whether this is one of Keras' own optimizers that servers have a formula for; what a program derives from it is not."""
+    """Whether servers have a formula for this optimizer: one of Keras' own classes, not a subclass of it."""
     return type(optimizer).__module__.startswith("keras.src.") and type(optimizer).__name__ in _TEXTS
 
 
 def optimizer_of(optimizer: Any, *, learning_rate: float, decays: bool) -> OptimizerSpec:
-    """Returns what servers run for an optimizer of Keras. `decays`: whether its weight decay is for this variable. Raises InvalidSpec."""
+    """Returns the servers' optimizer for one of Keras. `decays`: whether its weight decay applies to this variable. Raises InvalidSpec."""
     config, name = optimizer.get_config(), type(optimizer).__name__
     if not is_known(optimizer):
         raise InvalidSpec(
@@ -52,10 +52,10 @@ def limits_of(optimizer: Any) -> dict[str, float]:
 
 def _refuse(config: Config) -> None:
     if config.get("use_ema"):
-        raise InvalidSpec("optimizer: use_ema is not done here; the servers keep averages: averages=lockstep.moving_average(…)")
+        raise InvalidSpec("optimizer: use_ema is not supported; the servers keep averages: averages=lockstep.moving_average(…)")
     if config.get("gradient_accumulation_steps"):
         raise InvalidSpec(
-            "optimizer: gradient_accumulation_steps is not done here; the servers do that: have a step take more contributions than "
+            "optimizer: gradient_accumulation_steps is not supported; the servers accumulate: have a step take more contributions than "
             "there are workers (replicas_to_aggregate)"
         )
 
@@ -164,7 +164,7 @@ def _adadelta(config: Config) -> Text:
     )
 
 
-# By the names of keras.optimizers.
+# By class name in keras.optimizers.
 _TEXTS: Mapping[str, Callable[[Config], Text]] = {
     "SGD": _sgd,
     "Adam": _adam,

@@ -1,4 +1,4 @@
-"""A Keras optimizer whose updates parameter servers make, from the mean gradient of all workers. Knows sessions; formulas are elsewhere."""
+"""A Keras optimizer whose updates parameter servers compute from the mean gradient of all workers. Knows sessions; no formulas."""
 
 import logging
 from collections.abc import Mapping, Sequence
@@ -16,12 +16,12 @@ from worker_client.session.session import Session
 
 log = logging.getLogger(__name__)
 
-# The group of the variables that are excluded from weight decay.
+# The group of variables without weight decay.
 NO_DECAY = "no decay"
 
 
 class _Training:
-    """A session's part: which variables of the cluster the model's are, their optimizers, and contributions."""
+    """The session's side of the optimizer: the cluster's variables for those of the model, their optimizers, and contributions."""
 
     def __init__(self, session: Session, optimizer: Any, options: Mapping[str, Any]) -> None:
         self.session, self.optimizer = session, optimizer
@@ -29,17 +29,20 @@ class _Training:
         self._variables: list[Any] = []
         self._names: dict[int, str] = {}
         self._values: Mapping[str, Array] = {}
-        # The learning rate that the servers know, and whether some variables do not decay.
+        # The learning rate that the servers have, and whether some variables have no weight decay.
         self._rate, self._has_groups = 0.0, False
         self._added, self._has_warned = AddedGradients(), False
 
     def join(self, variables: Sequence[Any], *, learning_rate: float) -> bool:
-        """Creates the model with these variables' values, or takes those of the cluster. Returns whether they stayed as they were."""
+        """Creates the model with these variables' values, or writes the cluster's values to them.
+
+        Returns whether the values are unchanged.
+        """
         names = names_of(variables)
         check_floats(names, variables)
         values = {name: value_of(variable) for name, variable in zip(names, variables, strict=True)}
         given: dict[str, Any] = {}
-        # Keras has no public way to ask which variables decay.
+        # Keras has no public function that tells which variables have weight decay.
         decays = getattr(self.optimizer, "_use_weight_decay", lambda variable: True)
         specs = {is_decayed: self._spec(learning_rate, is_decayed) for is_decayed in (True, False)}
         for name, variable in zip(names, variables, strict=True):
@@ -54,7 +57,7 @@ class _Training:
         return are_equal(values, self._values)
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any] | None, *, scale: float | None, learning_rate: float) -> None:
-        """Gives gradients, waits for the step, and writes the new values to the variables."""
+        """Contributes gradients, waits for the step, and writes the new values to the variables."""
         if self._added.are_in(next((one for one in gradients if one is not None), None)) and not self._has_warned:
             self._has_warned = True
             log.warning(AddedGradients.FORGOTTEN.format("model.zero_grad()"))
@@ -75,7 +78,7 @@ class _Training:
         return formulas.optimizer_of(self.optimizer, learning_rate=learning_rate, decays=is_decayed)
 
     def _numbers(self, learning_rate: float) -> dict[str, Any]:
-        """What a contribution has its step use, where a schedule or a callback has changed the learning rate."""
+        """Returns the hyper-parameters for a contribution: the learning rate, if a schedule or a callback has changed it."""
         rate: dict[str, Any] = {"learning_rate": learning_rate}
         return {**rate, NO_DECAY: rate} if self._has_groups else rate
 
@@ -91,17 +94,17 @@ class _Training:
 
 @keras.saving.register_keras_serializable(package="lockstep")
 class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
-    """What `compile()` takes for training on a cluster: Keras' own optimizer, run by the parameter servers on the mean gradient.
+    """An optimizer for `compile()`: the parameter servers run one of Keras' own optimizers on the mean gradient.
 
     `optimizer`: one of `keras.optimizers` (SGD, Adam, AdamW, Nadam, Adamax, Lamb, Lion, RMSprop, Adagrad, Adadelta), with its limits on the
-    gradient and its weight decay, or its name. Its learning rate may be a schedule, and callbacks may set it: each contribution brings it
-    along, and where workers differ, a step uses the lowest worker's. `options` are those of `Session.create_or_join`. When the model is
-    built, its variables get the cluster's values; each batch is one contribution, and waits for the others.
+    gradient and its weight decay, or its name. Its learning rate may be a schedule, and callbacks may set it: each contribution carries it,
+    and if workers differ, a step uses that of the lowest worker index. `options` are those of `Session.create_or_join`. When the model is
+    built, its variables get the cluster's values. Each batch is one contribution, and waits for the other workers.
 
     The training step must run eagerly: `compile(run_eagerly=True)` with TensorFlow and JAX; torch does so by itself. When the cluster's
-    training is finished, the variables keep the final values: `StopWhenFinished` ends `fit()` then. Raises InvalidSpec for what servers
-    cannot do, and what `Session.step` raises. A saved model has Keras' optimizer in its place, without its state, which the servers have;
-    without this package it loads with compile=False.
+    training is finished, the variables keep the final values: `StopWhenFinished` ends `fit()` then. Raises InvalidSpec for options that
+    servers cannot run, and the errors of `Session.step`. A saved model contains Keras' optimizer instead, without its state, which is on
+    the servers; without this package, load the model with compile=False.
     """
 
     def __init__(self, session: Session, optimizer: Any, **options: Any) -> None:
@@ -109,7 +112,7 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             raise InvalidSpec(f"Optimizer: got a {type(session).__name__}, want a session, which lockstep.connect() returns")
         inner = keras.optimizers.get(optimizer)
         config = inner.get_config()
-        formulas.optimizer_of(inner, learning_rate=0.0, decays=True)  # refuses it here, and not when the model is built
+        formulas.optimizer_of(inner, learning_rate=0.0, decays=True)  # raises errors here, not only when the model is built
         super().__init__(learning_rate=_rate(config["learning_rate"]), loss_scale_factor=config.get("loss_scale_factor"))
         self._training = _Training(session, inner, options)
 
@@ -121,20 +124,20 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
             self.iterations.assign(self._training.session.local_step)
 
     def apply(self, grads: Sequence[Any], trainable_variables: Sequence[Any] | None = None) -> None:
-        """Gives one contribution, waits until its step is done, and writes the new values to the variables."""
+        """Makes one contribution, waits until its step is applied, and writes the new values to the variables."""
         if not self.built:
             if trainable_variables is None:
                 raise InvalidSpec("apply() was given gradients and no variables before the optimizer was built; give both")
             self.build(list(trainable_variables))
             if not self._has_own_values:
-                log.warning("the first gradients are of values that the cluster has not, and are left out: build the model before training")
+                log.warning("the first gradients are for other values than the cluster's and are left out: build the model before training")
                 return
         rate = self._rate_now()
         self._training.step(list(grads), trainable_variables, scale=self.loss_scale_factor, learning_rate=rate)
         self.iterations.assign(self._training.session.local_step)
 
     def get_config(self) -> dict[str, Any]:
-        """Returns what a saved model has of it: the optimizer of Keras."""
+        """Returns the configuration for a saved model: that of Keras' own optimizer."""
         return {"optimizer": keras.optimizers.serialize(self._training.optimizer)}
 
     @classmethod

@@ -1,4 +1,4 @@
-"""Keras' variables as named arrays and back. Knows Keras; no session, no optimizer."""
+"""Converts Keras' variables to named arrays and back. Knows Keras; no session, no optimizer."""
 
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -11,7 +11,7 @@ from ps_protocol.model.variables import Array
 
 
 def names_of(variables: Sequence[Any]) -> tuple[str, ...]:
-    """Returns what the variables are called: their paths; where layers have the same path, with a number behind it."""
+    """Returns the variables' names: their paths, with a number appended if layers have the same path."""
     names: list[str] = []
     for variable in variables:
         path = str(variable.path)
@@ -20,22 +20,22 @@ def names_of(variables: Sequence[Any]) -> tuple[str, ...]:
 
 
 def value_of(variable: Any) -> Array:
-    """Returns a variable's value as an array of its own. Raises InvalidSpec where the backend compiles."""
+    """Returns a copy of a variable's value. Raises InvalidSpec if the backend compiles the training step."""
     return np.array(numbers_of(f"variable {variable.path!r}", variable))
 
 
 def gradient_of(name: str, gradient: Any, *, dtype: Any) -> Array:
-    """Returns a gradient as an array of its variable's type. Raises InvalidSpec where the backend compiles."""
+    """Returns a gradient as an array of its variable's type. Raises InvalidSpec if the backend compiles the training step."""
     array = numbers_of(f"gradient for {name!r}", gradient)
-    # With mixed precision gradients may have the type of the computation.
+    # With mixed precision, gradients may have the type of the computation.
     return array if array.dtype == dtype else array.astype(dtype)
 
 
 def numbers_of(what: str, tensor: Any) -> Array:
-    """Returns a tensor as an array. Raises InvalidSpec where the backend compiles the training step: there are no numbers yet."""
+    """Returns a tensor as an array. Raises InvalidSpec if the backend compiles the training step, so that there are no numbers yet."""
     try:
         return np.asarray(keras.ops.convert_to_numpy(tensor))
-    except Exception as error:  # each backend has its own, and none of them says what to do
+    except Exception as error:  # each backend raises its own error, without advice
         if getattr(getattr(tensor, "value", tensor), "is_meta", False):
             raise InvalidSpec(f"{what} has no values (device meta); build the model on a device that has memory") from error
         raise InvalidSpec(
@@ -45,7 +45,7 @@ def numbers_of(what: str, tensor: Any) -> Array:
 
 
 def are_equal(one: Mapping[str, Array], other: Mapping[str, Array]) -> bool:
-    """Whether both have the same values, bit for bit but for the kind of NaN."""
+    """Whether both have the same values, bit for bit except for the kind of NaN."""
     return all(np.array_equal(value, other[name], equal_nan=True) for name, value in one.items())
 
 

@@ -1,4 +1,6 @@
-"""Lockstep for PyTorch: the training loop stays, the optimizer runs on the parameter servers. What a PyTorch program imports.
+"""Lockstep for PyTorch: the parameter servers run the optimizer, and the training loop does not change.
+
+PyTorch programs import this module.
 
 import lockstep.torch as lt                     # pip install 'lockstep-ps[torch]'
 
@@ -8,9 +10,9 @@ for x, y in optimizer.batches(dataset, batch_size=32):
     loss_of(model(x), y).backward()
     optimizer.step()                            # averaged over the workers; the parameters are those of the next step
 
-`optimizer` is that class, `model` makes a module's parameters variables, `recognition` turns a torch optimizer into one for the servers,
-`tensors` copies between tensors and arrays,
-`embedding` has modules whose weights are tables on the servers, `data` shares a data set among workers, `saving` writes a state_dict.
+`optimizer` has that class, `model` makes variables of a module's parameters, `recognition` turns a torch optimizer into one for the
+servers, `tensors` copies between tensors and arrays, `embedding` has modules whose weights are tables on the servers, `data` distributes a
+data set over the workers, `saving` writes a state_dict.
 """
 
 try:

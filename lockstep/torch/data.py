@@ -1,4 +1,4 @@
-"""A data set shared by the workers: each sample of each pass to one of them, as ranges that the chief leases. Knows data sets; no model."""
+"""Distributes a data set over the workers: each gets ranges of samples that the chief leases. Knows data sets; no model."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -20,10 +20,11 @@ def batches(
     name: str = "train",
     timeout_s: float | None = None,
 ) -> Iterator[Any]:
-    """Yields batches of a map-style data set: all workers together get each sample of each pass once, also where some are lost.
+    """Yields batches of a map-style data set: all workers together get each sample of each pass once, even if some are lost.
 
-    What a worker was given and did not contribute to a step is given again. `shuffle_seed`: each pass has another order of the samples;
-    all workers give the same. `num_epochs` 0: without end. `collate_fn`: as a DataLoader's. Ends with the passes, or with training.
+    Samples that a worker got and that no applied contribution was made from are yielded again. `shuffle_seed`: gives each pass another
+    order of the samples; must be the same on all workers. `num_epochs` 0: without end. `collate_fn`: as for a DataLoader. Ends when all
+    passes are done, or with training.
     """
     collate = collate_fn or default_collate
     for indices in _ranges(session, dataset, batch_size, num_epochs, shuffle_seed, name, timeout_s):
@@ -34,8 +35,8 @@ def batches(
 class Sampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may not be installed where types are checked
     """A batch sampler over a data set: `DataLoader(dataset, batch_sampler=Sampler(optimizer, dataset, 32))`.
 
-    The indices of a batch count with the next step, so a loader must not fetch ahead: num_workers=0. `batches_per_step`: how many batches
-    one step is made from, where gradients are accumulated. The other options are those of `Optimizer.batches`.
+    The indices of a batch count as done with the next step, so a loader must not fetch ahead: num_workers=0. `batches_per_step`: the number
+    of batches in one step, if gradients are accumulated. The other options are those of `Optimizer.batches`.
     """
 
     def __init__(
@@ -54,7 +55,7 @@ class Sampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may no
         self._arguments = (dataset, batch_size, num_epochs, shuffle_seed, name, timeout_s)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields the indices of one batch after another. Raises RuntimeError if they are asked for ahead of the steps."""
+        """Yields the indices of each batch. Raises RuntimeError if a loader requests them ahead of the steps."""
         optimizer, num_since, at = self._optimizer, 0, self._optimizer.num_steps
         for indices in _ranges(optimizer.session, *self._arguments):
             if optimizer.num_steps != at:
@@ -69,7 +70,7 @@ class Sampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may no
             yield indices
 
     def __len__(self) -> int:
-        """About how many batches this worker gets of all passes."""
+        """The approximate number of batches that this worker gets in all passes."""
         dataset, batch_size, num_epochs = self._arguments[:3]
         num_batches: int = -(-len(dataset) * max(1, num_epochs) // (batch_size * max(1, self._optimizer.num_workers)))
         return num_batches

@@ -1,4 +1,4 @@
-"""torch.nn.Embedding and EmbeddingBag whose weights are a table on the parameter servers: rows are read, gradients are rows.
+"""torch.nn.Embedding and EmbeddingBag with a table on the parameter servers as weights: they read rows, and their gradients are rows.
 
 The modules have no parameters of their own. `Optimizer` finds them in the model and gives each its table.
 """
@@ -19,7 +19,7 @@ ReadRows = Callable[[Any], Any]
 
 
 class Table:
-    """The rows of one module: where they are read, and the gradients that the backward pass has made since the last step."""
+    """The table of one module: reads its rows, and collects the gradients of backward passes since the last step."""
 
     def __init__(
         self,
@@ -53,14 +53,14 @@ class Table:
         self.read_rows: ReadRows | None = None
         self._gradients: list[tuple[Any, Any]] = []
 
-    # What torch.compile() cannot look into; as torch's own optimizers say it, without loading the compiler.
+    # torch.compile() cannot trace this. Disabled as in torch's own optimizers, which does not load the compiler.
     @torch._disable_dynamo  # type: ignore[untyped-decorator]  # PyTorch may not be installed where types are checked
     def rows(self, unique: "torch.Tensor") -> "torch.Tensor":
-        """Returns these rows as a leaf of the graph; what the backward pass makes for it is a gradient of the table."""
+        """Returns these rows as a leaf of the graph, whose gradient becomes a gradient of the table."""
         if self.read_rows is None:
             raise RuntimeError("this embedding's rows are on the parameter servers: make lockstep.torch.Optimizer with the model first")
         indices = unique.detach().cpu().numpy()
-        # The array is the caller's own.
+        # `read_rows` returns a copy, so the tensor may use its memory.
         rows = tensor_of(self.read_rows(indices)).to(unique.device)
         if torch.is_grad_enabled():
             rows.requires_grad_()
@@ -69,11 +69,11 @@ class Table:
 
     def _add(self, indices: Any, leaf: "torch.Tensor") -> None:
         self._gradients.append((indices, leaf.grad.detach()))
-        leaf.grad = None  # a second backward pass through this graph would add to what was noted
+        leaf.grad = None  # else a second backward pass through this graph would add to the noted gradient
 
     @property
     def has_gradient(self) -> bool:
-        """Whether there is one."""
+        """Whether there is a gradient."""
         return bool(self._gradients)
 
     def take(self, scale: float) -> IndexedSlices | None:
@@ -85,12 +85,12 @@ class Table:
         return IndexedSlices(np.concatenate([indices for indices, _ in given]), np.concatenate(values))
 
     def forget(self) -> None:
-        """Drops gradients, as zero_grad() does."""
+        """Drops the gradients, as zero_grad() does."""
         self._gradients.clear()
 
 
 class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed where types are checked
-    """What both modules have."""
+    """The common part of both modules."""
 
     def __init__(
         self,
@@ -120,17 +120,17 @@ class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed wh
         )  # fmt: skip
 
     def _read(self, indices: "torch.Tensor") -> "tuple[torch.Tensor, torch.Tensor, int | None]":
-        """Returns the rows, where each index is among them, and where the row for padding is (None: it is not)."""
+        """Returns the rows, the position of each index among them, and that of the padding row (None: it is not among them)."""
         unique, positions = torch.unique(indices, return_inverse=True)
         if not unique.numel():
-            # torch wants a row, though it uses none.
+            # torch requires a row, although it uses none.
             return torch.zeros(1, self.embedding_dim, dtype=self.table.dtype, device=indices.device, requires_grad=True), positions, None
         rows = self.table.rows(unique)
         padding = (unique == self.padding_idx).nonzero() if self.padding_idx is not None else None
         return rows, positions, int(padding[0]) if padding is not None and padding.numel() else None
 
     def extra_repr(self) -> str:
-        """Says what the module is, in a print of the model."""
+        """Describes the module in a printed model."""
         padding = f", padding_idx={self.padding_idx}" if self.padding_idx is not None else ""
         return f"{self.num_embeddings}, {self.embedding_dim}{padding}, on parameter servers"
 
@@ -138,10 +138,10 @@ class _Rows(nn.Module):  # type: ignore[misc]  # PyTorch may not be installed wh
 class Embedding(_Rows):
     """torch.nn.Embedding on a table.
 
-    `initializer`: what lockstep.uniform_initializer(…) and others return (None: N(0, 1), as in torch, made by the servers); the row of
-    `padding_idx` begins with zeros. `_weight`: first values instead. `optimizer`: the table's own, None: that of the first parameter group.
-    `sparse_mean`: "per_replica" (the mean over the workers, as for dense gradients) or "per_index" (over those workers that have a row).
-    `device` means nothing: rows come to that of the indices.
+    `initializer`: the result of lockstep.uniform_initializer(…) or another initializer function (None: N(0, 1), as in torch, made by the
+    servers); the row of `padding_idx` begins with zeros. `_weight`: first values instead. `optimizer`: the table's own; None: that of the
+    first parameter group. `sparse_mean`: "per_replica" (the mean over the workers, as for dense gradients) or "per_index" (over those
+    workers that have a row). `device` has no effect: rows are copied to the device of the indices.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""A module's parameters, buffers and tables as the variables of a session, and back. Knows a module and its optimizer's groups; no step."""
+"""Converts a module's parameters, buffers and tables to a session's variables, and back. Knows a module and its groups; no step."""
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
@@ -16,7 +16,7 @@ TABLES = "tables"
 
 
 class Model:
-    """What a session has of a module: parameters that the optimizer has, buffers and tables, by their names in the module.
+    """The parts of a module that a session trains: the optimizer's parameters, buffers and tables, by their names in the module.
 
     Parameters that the optimizer does not have are left out; tied ones count once. Raises TypeError and ValueError with what is wrong.
     """
@@ -42,7 +42,7 @@ class Model:
                 if name is None:
                     shape = tuple(parameter.shape)
                     raise ValueError(
-                        f"the optimizer has a parameter of shape {shape} in group {position} that the model has not: make the optimizer"
+                        f"the optimizer has a parameter of shape {shape} in group {position} that is not the model's: make the optimizer"
                         " from this model's parameters, after the last change of its layers"
                     )
                 check_parameter(name, parameter)
@@ -65,7 +65,7 @@ class Model:
         return {plain_name(f"{name}.weight" if name else "weight"): part.table for name, part in found}
 
     def _find_buffers(self) -> "dict[str, tuple[dict[str, Any], str]]":
-        """Returns where the modules keep their buffers: they may put other tensors there."""
+        """Returns the dict and key of each buffer, because modules may replace the tensors."""
         if self._module is None:
             return {}
         kept = self._module.state_dict(keep_vars=True)
@@ -80,21 +80,21 @@ class Model:
         self._copies = Copies([*self.parameters, *self._owners], is_on_gpu=self._is_on_gpu)
         self._trained = [*self.parameters.values()]
         self._version = 0
-        # The kernels of normalizations change theirs without a word, so they are compared with what was taken.
+        # Kernels of normalizations change buffers without a new version number, so buffers are compared with copies.
         self._taken = [buffer.clone() for buffer in self._buffers()]
 
     def _buffers(self) -> "list[torch.Tensor]":
         return [owner[key] for owner, key in self._owners.values()]
 
     def drop_buffers(self) -> None:
-        """Leaves the buffers to each worker."""
+        """Leaves the buffers out, so that each worker keeps its own."""
         self._owners = {}
         self._begin_copies()
 
     # -- declaring
 
     def declarations(self) -> dict[str, Any]:
-        """Returns what `create_or_join` is given."""
+        """Returns the declarations for `create_or_join`."""
         found: dict[str, Any] = {}
         for name, parameter in self.parameters.items():
             value = array_of(parameter if self._master is None else parameter.detach().to(self._master))
@@ -109,7 +109,7 @@ class Model:
 
     @property
     def table_spec(self) -> OptimizerSpec:
-        """The optimizer of tables that have none of their own: the first group's, for the rows that have a gradient."""
+        """The optimizer of tables without their own: the first group's, applied only to rows with a gradient."""
         first = self.specs[0]
         lazy = {"lazy": 1.0} if "lazy" in first.kind.hyperparameters else {}
         return replace(first, hyperparameters={**first.hyperparameters, **lazy}).in_group(TABLES)
@@ -125,7 +125,7 @@ class Model:
         self._version = self._trained[0]._version if self._trained else 0
 
     def is_overwritten(self, values: Callable[[], Mapping[str, Array]]) -> bool:
-        """Whether the program has given the first parameter another value than that of the variables, which it had."""
+        """Whether the program has changed the first parameter since the variables were copied to it."""
         if not self._trained or self._trained[0]._version == self._version:
             return False
         self._version = self._trained[0]._version
@@ -133,11 +133,11 @@ class Model:
         return not _are_equal(parameter, values()[name])
 
     def has_values(self, values: Mapping[str, Array]) -> bool:
-        """Whether the parameters are those of these variables, so that a gradient of the ones is one of the others."""
+        """Whether the parameters equal these variables, so that their gradients are gradients of the variables."""
         return all(_are_equal(parameter, values[name]) for name, parameter in self.parameters.items())
 
     def gradients(self) -> "dict[str, torch.Tensor]":
-        """Returns the gradients that there are, dense. Raises ValueError where a parameter has another shape than it had."""
+        """Returns the existing gradients as dense tensors. Raises ValueError if the shape of a parameter has changed."""
         found = {name: gradient for name, parameter in self.parameters.items() if (gradient := parameter.grad) is not None}
         for name in [name for name, gradient in found.items() if gradient.layout is not torch.strided]:
             found[name] = found[name].to_dense()
@@ -152,7 +152,10 @@ class Model:
                 raise ValueError(f"parameter {name!r} has shape {now} now, and had {had} when the optimizer was made")
 
     def stage(self, gradients: "Mapping[str, torch.Tensor]", sink: dict[str, Any], *, scale: float) -> None:
-        """Writes the gradients, multiplied by `scale`, into the arrays of `sink`; where there is none, None takes the array's place."""
+        """Writes the gradients, multiplied by `scale`, into the arrays of `sink`.
+
+        A parameter without a gradient gets None in place of its array.
+        """
         signs = [-scale if one.is_negated else scale for one in self.recognized]
         is_same = all(sign == signs[0] for sign in signs)
         with torch.no_grad():
@@ -161,7 +164,7 @@ class Model:
             sink.update(dict.fromkeys(self.parameters.keys() - gradients.keys()))
 
     def updates(self, *, gives_counts: bool) -> dict[str, Array] | None:
-        """Returns the statistics that have changed since the last step; those that are whole numbers only if `gives_counts`."""
+        """Returns the buffers that have changed since the last step; those of whole numbers only if `gives_counts`."""
         found = {}
         for name, buffer, taken in zip(self._owners, self._buffers(), self._taken, strict=True):
             if (buffer.dtype in FLOATS or gives_counts) and not torch.equal(buffer, taken):
@@ -170,7 +173,7 @@ class Model:
 
 
 def plain_name(name: str) -> str:
-    """Returns what a parameter is called in the model itself: torch.compile() puts a module of its own around it."""
+    """Returns a parameter's name in the model itself, without that of the module in which torch.compile() wraps it."""
     return name.replace("_orig_mod.", "")
 
 
@@ -180,7 +183,7 @@ def _are_equal(parameter: "torch.Tensor", value: Array) -> bool:
 
 
 def _statistics(buffer: "torch.Tensor") -> Array:
-    # Whole numbers and truth values travel as float64, in which those up to 2^53 are what they are.
+    # Whole numbers and truth values are sent as float64, which is exact up to 2^53.
     return array_of(buffer) if buffer.dtype in FLOATS else array_of(buffer.to(torch.float64))
 
 

@@ -1,4 +1,4 @@
-"""A torch.optim.Optimizer whose step the parameter servers compute. Knows a session and a model; no formula, no tensor's memory.
+"""A torch.optim.Optimizer whose steps the parameter servers compute. Knows a session and a model; no formula, no tensor's memory.
 
 `step()` sends the gradients as this worker's contribution, waits for the step, and copies its values into the parameters.
 """
@@ -27,13 +27,13 @@ log = logging.getLogger("lockstep.torch")
 class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not be installed where types are checked
     """Trains `model` over the workers of a cluster by the formula of `optimizer`. For one thread; does not survive a fork.
 
-    `session`: what `lockstep.connect()` or `local()` returns; None or a dict: connects with these arguments, and leaves the cluster when
-    it is closed or the program ends. `model`: a module, or (name, parameter) pairs. `optimizer`: a torch optimizer over the model's
-    parameters, of which only the parameter groups are used, or a value such as `lockstep.lion(1e-4)`.
+    `session`: the result of `lockstep.connect()` or `local()`; None or a dict: the optimizer connects with these arguments, and leaves the
+    cluster when it is closed or the program ends. `model`: a module, or (name, parameter) pairs. `optimizer`: a torch optimizer over the
+    model's parameters, of which only the parameter groups are used, or a value such as `lockstep.lion(1e-4)`.
 
-    The first worker's values are used by all. `buffers`: "mean" (float ones become the mean of the workers', others are worker 0's) or
-    "local" (each worker keeps its own). `master_dtype`: what the servers compute in, if it is not each parameter's own type. The other
-    arguments are those of `Session.create_or_join`.
+    All workers begin with the first worker's values. `buffers`: "mean" (float buffers become the mean over the workers, others are worker
+    0's) or "local" (each worker keeps its own). `master_dtype`: the type that the servers compute in; None: each parameter's own type. The
+    other arguments are those of `Session.create_or_join`.
     """
 
     def __init__(
@@ -71,7 +71,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self._sent: list[_Numbers] = [_Numbers(one.numbers(group)) for one, group in zip(self._model.recognized, groups, strict=True)]
         self._metrics: dict[str, Any] = {}
         self._added = AddedGradients()
-        self._said: set[str] = set()
+        self._warned: set[str] = set()
         self._followers: dict[int, _Follower] = {}
         self.last_push: Push | None = None
         self.num_steps = 0
@@ -84,13 +84,13 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
             table.read_rows = _reader(self._session, name)
         self.refresh()
 
-    # PyTorch's way to have GradScaler call `step()` also where a gradient is infinite: the others wait for this worker.
+    # Makes PyTorch's GradScaler call `step()` even if a gradient is infinite, because other workers wait for this one.
     _step_supports_amp_scaling = True
 
     # -- a step
 
     def step(self, closure: Callable[[], Any] | None = None) -> Any:
-        """Has the gradients counted, waits for the step, and copies the new values into the parameters; returns what `closure` does.
+        """Contributes the gradients, waits for the step, and copies the new values into the parameters; returns the result of `closure`.
 
         After the end of training (`is_finished`) it changes nothing. Errors are those of `Session.step`.
         """
@@ -100,7 +100,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
                 loss = closure()
         session = self._session
         if session.is_finished:
-            self._say("training is finished: this step and later ones change nothing; end the loop when optimizer.is_finished")
+            self._warn_once("training is finished: this step and later ones change nothing; end the loop when optimizer.is_finished")
             return loss
         scale, is_infinite = self._amp()
         if is_infinite:
@@ -112,20 +112,22 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self.last_push = until_counted(session, give, has_same_values=lambda: self._model.has_values(session.views()))
         self.num_steps += 1
         if self._torch is not None:
-            self._torch._opt_called = True  # what schedulers that were made with it look at
+            self._torch._opt_called = True  # schedulers that were made with that optimizer check this
         self.refresh()
         return loss
 
     def report(self, **metrics: Any) -> None:
-        """Has these numbers go with the next step: a number each, or a number and its weight; see `Session.step`."""
+        """Reports metrics with the next step: each a number, or a number and its weight; see `Session.step`."""
         for name, value in metrics.items():
             self._metrics[name] = value.item() if isinstance(value, torch.Tensor) else value
 
     def follow(self, scheduler: Any) -> None:
-        """Brings a learning-rate scheduler to the step that the training is at; in place of `scheduler.step()`, and once when it is made.
+        """Advances a learning-rate scheduler to the training's present step.
 
-        A worker that is started again, and a rollback, then have the same rates as the others and as before. For a scheduler that is
-        stepped once a step, and the only one of its groups (ChainedScheduler and SequentialLR make one of several).
+        Call it instead of `scheduler.step()`, and once when it is made.
+
+        Then a restarted worker has the same rates as the others, and a rollback restores earlier rates. For a scheduler that is stepped
+        once per step, and that is the only one of its groups (ChainedScheduler and SequentialLR combine several).
         """
         if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
             raise TypeError(
@@ -142,12 +144,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
                 group.update(copy.deepcopy(numbers_of))
         for one in (self, self._torch):
             if one is not None:
-                one._opt_called = True  # what schedulers look at: a worker that comes later has made no step here
+                one._opt_called = True  # schedulers check this, and a worker that joins later has made no step in this process
         while scheduler.last_epoch < self.global_step:
             scheduler.step()
 
     def _contribution(self, scale: float) -> Callable[[], Push]:
-        """Returns what gives this step's gradients, and the rest; it may be called again."""
+        """Returns a function that contributes this step's gradients, metrics and updates; it may be called again."""
         session, model, gradients = self._session, self._model, self._model.gradients()
         self._check(gradients)
         numbers = self._numbers()
@@ -164,7 +166,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         return give
 
     def _amp(self) -> tuple[float, bool]:
-        """What the gradients are to be multiplied with, and whether a GradScaler has found an infinite one."""
+        """Returns the factor for the gradients, and whether a GradScaler has found an infinite one."""
         found = getattr(self, "found_inf", None)
         if found is None:
             return 1.0, False
@@ -174,22 +176,22 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         return (1.0 if scale is None else 1.0 / float(scale)), bool(found)
 
     def _check(self, gradients: "Mapping[str, torch.Tensor]") -> None:
-        """Raises RuntimeError where there is no gradient; says once what looks like a mistake."""
+        """Raises RuntimeError if there is no gradient; warns once of likely mistakes."""
         if not gradients and not any(table.has_gradient for table in self._model.tables.values()):
             raise RuntimeError(
                 "no parameter has a gradient: call loss.backward() before step(), and make the optimizer after the model's last change. A"
                 " worker without a gradient calls optimizer.session.skip(), so that the others do not wait for it"
             )
         if self._added.are_in(next(iter(gradients.values()), None)):
-            self._say(AddedGradients.FORGOTTEN.format("optimizer.zero_grad()"))
+            self._warn_once(AddedGradients.FORGOTTEN.format("optimizer.zero_grad()"))
         if self._model.is_overwritten(self._session.views):
-            self._say(
+            self._warn_once(
                 "the program has written into the parameters, as load_state_dict() does: the servers do not take these values, and step()"
-                " replaces them. Load values before the optimizer is made; a cluster goes on from its own checkpoints (--checkpoint-dir)"
+                " replaces them. Load values before the optimizer is made; a cluster continues from its own checkpoints (--checkpoint-dir)"
             )
 
     def _numbers(self) -> dict[str, Any] | None:
-        """The learning rates and hyper-parameters that a scheduler, or the program, has changed since the optimizer was made."""
+        """Returns the learning rates and hyper-parameters that a scheduler or the program has changed since the optimizer was made."""
         found: dict[str, Any] = {}
         for position, (known, one, group) in enumerate(zip(self._sent, self._model.recognized, self.param_groups, strict=True)):
             numbers = known.changed(one, group, f"group {position}")
@@ -203,17 +205,17 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
                 found[f"group {position}"] = numbers
         return found or None
 
-    def _say(self, words: str) -> None:
-        if words not in self._said:
-            self._said.add(words)
+    def _warn_once(self, words: str) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
             log.warning(words)
 
-    # -- what torch optimizers have
+    # -- the interface of torch optimizers
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        """Forgets the gradients, those of tables too."""
+        """Drops the gradients, including those of tables."""
         if set_to_none:
-            # As torch's does, without what it notes for its profiler and compiler in each step.
+            # The same as in torch, without the calls for its profiler and compiler in each step.
             for group in self.param_groups:
                 for parameter in group["params"]:
                     parameter.grad = None
@@ -225,8 +227,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
     def add_param_group(self, param_group: dict[str, Any]) -> None:
         """Raises RuntimeError: the model is agreed on when the optimizer is made.
 
-        A parameter that is to be trained later is given to the torch optimizer from the start, with requires_grad=False: without a gradient
-        it does not change.
+        Give a parameter that is to be trained later to the torch optimizer from the start, with requires_grad=False: without a gradient it
+        does not change.
         """
         if self._is_made:
             raise RuntimeError(
@@ -240,22 +242,22 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         return {**super().state_dict(), "lockstep": {"step": self.global_step}}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Takes the numbers of the parameter groups: they hold from the next step on. The servers' state stays as it is.
+        """Loads the numbers of the parameter groups, which hold from the next step on. The servers' state does not change.
 
         Raises ValueError for groups of another optimizer, or with another formula.
         """
         groups = [dict(group) for group in state_dict["param_groups"]]
-        for position, (one, group) in enumerate(zip(self._model.recognized, groups, strict=False)):  # torch compares how many there are
+        for position, (one, group) in enumerate(zip(self._model.recognized, groups, strict=False)):  # torch checks their number
             one.check(f"load_state_dict(): group {position}", group)
             for name, value in one.fixed.items():
-                group.setdefault(name, value)  # a torch that had no such option yet
+                group.setdefault(name, value)  # for a state from an older torch without this option
         if state_dict.get("state"):
-            self._say(
+            self._warn_once(
                 "the state of the optimizer is on the parameter servers, and what was loaded of it is not used; numbers of groups are"
             )
         super().load_state_dict({**state_dict, "state": {}, "param_groups": groups})
         if self._torch is not None:
-            self._torch.param_groups = self.param_groups  # schedulers that were made with it go on
+            self._torch.param_groups = self.param_groups  # so that schedulers made with that optimizer keep working
 
     def __getstate__(self) -> dict[str, Any]:
         raise TypeError(
@@ -270,7 +272,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
 
     @property
     def session(self) -> Session:
-        """The session, for all that is not PyTorch's."""
+        """The session, for all other calls."""
         return self._session
 
     @property
@@ -290,18 +292,18 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
 
     @property
     def num_workers(self) -> int:
-        """How many workers the cluster is for."""
+        """The number of workers that the cluster is for."""
         return self._session.num_workers
 
     @property
     def tables(self) -> list[str]:
-        """The names of the tables that the model's embeddings have."""
+        """The names of the tables of the model's embeddings."""
         return list(self._model.tables)
 
     def refresh(self) -> None:
         """Copies the values of this worker's step into the parameters, or the newest values under ssp, async and fifo tokens.
 
-        `step()` does so by itself.
+        `step()` does this by itself.
         """
         self._model.take(self._session.views())
 
@@ -327,7 +329,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
 
 
 class _Follower(NamedTuple):
-    """A scheduler, and how it and the groups were when it was made."""
+    """A scheduler, with its state and the groups' numbers when it was made."""
 
     scheduler: Any
     state: Any
@@ -335,22 +337,22 @@ class _Follower(NamedTuple):
 
 
 class _Numbers:
-    """What the servers know of a group's numbers, and what they have been told in steps."""
+    """A group's numbers that the servers have, and those that steps have changed."""
 
-    def __init__(self, at_first: dict[str, float]) -> None:
-        self._at_first = at_first
-        self._told: set[str] = set()
+    def __init__(self, initial: dict[str, float]) -> None:
+        self._initial = initial
+        self._changed_names: set[str] = set()
         self._last: tuple[list[Any], dict[str, float]] | None = None
 
     def changed(self, one: Recognized, group: Mapping[str, Any], what: str) -> dict[str, float]:
-        """Returns the numbers that differ from those at first, or once did. Raises ValueError where the formula is another."""
+        """Returns the numbers that differ from the initial ones, or once did. Raises ValueError if the formula has changed."""
         values = one.values(group)
         if self._last is not None and self._last[0] == values:
             return self._last[1]
         one.check(what, group)
         now = one.numbers(group)
-        self._told.update(name for name, value in now.items() if value != self._at_first[name])
-        found = {name: now[name] for name in now if name in self._told}
+        self._changed_names.update(name for name, value in now.items() if value != self._initial[name])
+        found = {name: now[name] for name in now if name in self._changed_names}
         self._last = values, found
         return found
 
@@ -360,7 +362,7 @@ def _reader(session: Session, name: str) -> Callable[[Any], Any]:
 
 
 def _pairs(model: Any) -> "list[tuple[str, torch.Tensor]]":
-    """Returns the pairs of a model that is no module. Raises TypeError for anything else."""
+    """Returns the pairs of a model that is given as pairs. Raises TypeError for anything else."""
     wanted = "want a torch.nn.Module, or (name, parameter) pairs such as model.named_parameters()"
     if not isinstance(model, Iterable) or isinstance(model, (Mapping, torch.Tensor)):
         raise TypeError(f"model: got a {type(model).__name__}, {wanted}")

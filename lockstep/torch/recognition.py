@@ -1,6 +1,6 @@
-"""A torch optimizer as one that parameter servers run: the formula of each parameter group, and its numbers at any time. Knows no tensor.
+"""Translates a torch optimizer for parameter servers: each parameter group's formula, and its present numbers. Knows no tensor.
 
-The formulas are those of torch.optim, operation by operation. What only concerns speed (foreach, fused, capturable) has no meaning here.
+The formulas are those of torch.optim, operation by operation. Options that only concern speed (foreach, fused, capturable) have no effect.
 """
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -16,9 +16,9 @@ Group = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Recognized:
-    """What a parameter group is to the servers: `spec`, and the names of options in the group.
+    """A parameter group's optimizer on the servers, `spec`, and the names of the group's options.
 
-    The numbers of those that are `watched` count while training. The `fixed` ones, with their values, made the formula what it is.
+    The numbers of `watched` options may change during training. The `fixed` options, with their values, determine the formula.
     """
 
     spec: OptimizerSpec
@@ -28,11 +28,11 @@ class Recognized:
     _numbers: Callable[[Group], dict[str, float]]
 
     def values(self, group: Group) -> list[Any]:
-        """Returns what the group says now, to be compared with what it said before."""
+        """Returns the group's present options, for comparison with earlier ones."""
         return [_plain(group[name]) for name in (*self.watched, *self.fixed)]
 
     def numbers(self, group: Group) -> dict[str, float]:
-        """Returns the learning rate and the hyper-parameters as the servers call them."""
+        """Returns the learning rate and the hyper-parameters, with the servers' names."""
         return {"learning_rate": float(group["lr"]), **self._numbers(group)}
 
     def check(self, what: str, group: Group) -> None:
@@ -48,7 +48,7 @@ class Recognized:
                 )
 
 
-# What only concerns speed, and what only counts at the start.
+# Options that only concern speed, or only the beginning.
 _WITHOUT_MEANING = frozenset({"foreach", "fused", "capturable", "differentiable", "initial_accumulator_value"})
 
 
@@ -57,7 +57,7 @@ def _fixed(names: Iterable[str], watched: Sequence[str], group: Group) -> dict[s
 
 
 def _plain(value: Any) -> Any:
-    """The value as it is now: schedulers write to a tensor in place."""
+    """Returns the present value: schedulers change a tensor in place."""
     if isinstance(value, torch.Tensor):
         return value.item()
     return tuple(map(_plain, value)) if type(value) is tuple else value
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class _Text:
-    """A formula with its slots, and how its hyper-parameters are called in a group: one name may stand for one of several."""
+    """A formula with its slots, and its hyper-parameters' names in a group: a name may refer to one of several numbers."""
 
     lines: Sequence[str]
     names: Mapping[str, str]
@@ -73,7 +73,7 @@ class _Text:
 
 
 def recognize(optimizer: "torch.optim.Optimizer | OptimizerSpec", group: Group) -> Recognized:
-    """Returns what a group is to the servers. Raises TypeError for an optimizer whose formula is not known, ValueError for an option."""
+    """Returns a group's optimizer for the servers. Raises TypeError for an optimizer with an unknown formula, ValueError for an option."""
     if isinstance(optimizer, OptimizerSpec):
         names = tuple(optimizer.numbers if not optimizer.is_custom else optimizer.hyperparameters)
         fixed = _fixed(names, [name for name in names if name not in optimizer.fixed_hyperparameters], group)
@@ -83,7 +83,7 @@ def recognize(optimizer: "torch.optim.Optimizer | OptimizerSpec", group: Group) 
         raise ValueError("differentiable=True: the servers compute the step, so no gradient goes through it; leave it out")
     kind = type(optimizer)
     if kind in (torch.optim.Adam, torch.optim.AdamW):
-        # Older AdamW say so by their class alone.
+        # Older versions of AdamW show it by their class alone.
         is_decoupled = kind is torch.optim.AdamW or bool(group.get("decoupled_weight_decay"))
         return _adam(group, optimizer.defaults, is_decoupled=is_decoupled)
     if kind not in _TEXTS:
@@ -125,7 +125,7 @@ def _adam(group: Group, names: Iterable[str], *, is_decoupled: bool) -> Recogniz
 
 
 def _gradient(group: Group, names: dict[str, str]) -> tuple[list[str], str]:
-    """The line that adds weight decay to the gradient, and what it is called from there on."""
+    """Returns the line that adds weight decay to the gradient, and the gradient's name after it."""
     if not group["weight_decay"]:
         return [], "g"
     names["weight_decay"] = "weight_decay"
@@ -141,7 +141,7 @@ def _sgd(group: Group) -> _Text:
     slots = {"momentum_buffer": 0.0}
     new = d
     if group["dampening"]:
-        # The first gradient of a parameter is not damped, whenever it comes.
+        # The first gradient of a parameter is not dampened, whenever it comes.
         names["dampening"] = "dampening"
         slots["seen"] = 0.0
         new = f"where(seen > 0, 1 - dampening, 1) * {d}"

@@ -1,4 +1,4 @@
-"""A model's values of one step as a file that plain PyTorch loads. Knows a state_dict and a file."""
+"""Saves a model's values of one step to a file that plain PyTorch loads. Knows a state_dict and a file."""
 
 import os
 from pathlib import Path
@@ -16,10 +16,10 @@ _MAX_TRIES = 10
 def save_model(optimizer: Any, model: Any, path: str | os.PathLike[str]) -> int:
     """Writes `model.state_dict()` of the step that the parameters have, tables as whole weights, and returns that step.
 
-    The file appears whole, or not at all. `.safetensors` is written in that format (the package safetensors), anything else by torch.save.
-    One worker is enough: `if optimizer.worker_index == 0`. Reads the tables, and sends nothing else. If other workers have made steps
-    meanwhile without this one, takes the parameters of a later step and reads again; under ssp and async there is no common step, and the
-    newest values are written. Raises DeadlineExceeded if steps pass faster than the tables can be read.
+    Writes the file atomically: as safetensors if its name ends in `.safetensors` (needs the package safetensors), else with torch.save.
+    Call it in one worker: `if optimizer.worker_index == 0`. Reads the tables, and makes no other call. If other workers made steps in the
+    meantime, takes the parameters of a later step and reads again; under ssp and async there is no common step, and the newest values are
+    written. Raises DeadlineExceeded if steps pass faster than the tables can be read.
     """
     tables = _tables_of_step(optimizer) if optimizer.tables else {}
     state: dict[str, Any] = {**{plain_name(name): value for name, value in model.state_dict().items()}, **tables}
@@ -30,7 +30,7 @@ def save_model(optimizer: Any, model: Any, path: str | os.PathLike[str]) -> int:
         if place.suffix == ".safetensors":
             from safetensors.torch import save_file
 
-            # Each tensor once more: the format has no tied ones.
+            # Copies each tensor, because the format has no tied tensors.
             save_file({key: value.detach().cpu().clone().contiguous() for key, value in state.items()}, part, metadata={"step": str(step)})
         else:
             torch.save(state, part)
@@ -41,7 +41,7 @@ def save_model(optimizer: Any, model: Any, path: str | os.PathLike[str]) -> int:
 
 
 def _tables_of_step(optimizer: Any) -> dict[str, Any]:
-    """Returns all tables, of the step that the parameters have afterwards."""
+    """Reads all tables at one step, and moves the parameters to that step."""
     session = optimizer.session
     for _ in range(_MAX_TRIES):
         step = session.local_step
@@ -50,7 +50,7 @@ def _tables_of_step(optimizer: Any) -> dict[str, Any]:
         if session.local_step == step and (session.policy.reads_latest or session.status().global_step <= step):
             return tables
         if session.local_step == step:
-            session.wait()  # for nothing: the open step is a later one
+            session.wait()  # returns at once: a later step is open
         optimizer.refresh()
     raise DeadlineExceeded(
         f"save_model: {_MAX_TRIES} times others made steps while the tables were read; save a checkpoint and export it instead"

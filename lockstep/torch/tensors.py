@@ -1,4 +1,4 @@
-"""Tensors and NumPy arrays of the same numbers: whole lists copied at once, on any device, never kept as one memory. Knows no session."""
+"""Copies between tensors and NumPy arrays, whole lists at once, on any device. Keeps no shared memory between them. Knows no session."""
 
 import warnings
 from collections.abc import Mapping, Sequence
@@ -10,12 +10,12 @@ import torch
 
 Array = npt.NDArray[Any]
 FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
-# Servers give and take two sets of memory by turns.
+# The servers' memory alternates between two sets of arrays.
 _NUM_SETS = 2
 
 
 def array_of(tensor: "torch.Tensor") -> Array:
-    """Returns a tensor's numbers in an array of its own. Raises ImportError for bfloat16 without the package ml_dtypes."""
+    """Returns a copy of a tensor as an array. Raises ImportError for bfloat16 without the package ml_dtypes."""
     plain = tensor.detach().to("cpu", copy=True).contiguous()
     if plain.dtype is not torch.bfloat16:
         found: Array = plain.numpy()
@@ -25,17 +25,17 @@ def array_of(tensor: "torch.Tensor") -> Array:
 
 
 def tensor_of(array: Array) -> "torch.Tensor":
-    """Returns a tensor in an array's very memory: for a copy that is made at once, and never to be given away."""
+    """Returns a tensor that shares an array's memory: only for a copy made at once; do not pass it on."""
     if array.dtype.name == "bfloat16":
         return tensor_of(array.view(np.int16)).view(torch.bfloat16)
     with warnings.catch_warnings():
-        # Nothing writes to memory that is read-only: it is only copied from.
+        # The array may be read-only: it is only copied from.
         warnings.filterwarnings("ignore", "The given NumPy array is not writable")
         return torch.from_numpy(array)
 
 
 def copy_all(targets: "list[torch.Tensor]", sources: "list[torch.Tensor]") -> None:
-    """Copies each of the sources into its target, in one call; there may be none."""
+    """Copies each source into its target, in one call; the lists may be empty."""
     if targets:
         torch._foreach_copy_(targets, sources)
 
@@ -47,33 +47,33 @@ def _bfloat16() -> Any:
 
 
 class Copies:
-    """Copies between tensors and arrays of these names, in their order: `out` of the servers' memory, and `into` it.
+    """Copies between tensors and arrays with these names, in their order: `out` of the servers' memory, and `into` it.
 
-    The tensors may lie on any device. A copy is one call of torch for all of them.
+    The tensors may lie on any device. One call of torch copies all of them.
     """
 
     def __init__(self, names: Sequence[str], *, is_on_gpu: bool) -> None:
         self._names = tuple(names)
         self._positions = {name: position for position, name in enumerate(self._names)}
-        # Arrays, kept so that no other array gets the id of one; their ids; the same memory as tensors.
+        # Arrays, kept so that no other array gets one of their ids; their ids; tensors that share their memory.
         self._sets: list[tuple[list[Array], list[int], list[torch.Tensor]]] = []
-        # From and to a GPU by memory that it can reach by itself.
+        # Copies to and from a GPU use pinned memory.
         self._is_pinned = is_on_gpu and torch.cuda.is_available()
         self._pinned: dict[str, torch.Tensor] = {}
 
     def out(self, arrays: Mapping[str, Array], tensors: "list[torch.Tensor]") -> None:
-        """Writes what the arrays hold into these tensors, one for each name, and rounds to their types."""
+        """Copies the arrays into these tensors, one for each name, and rounds to the tensors' types."""
         sources = self._tensors_of(arrays)
         if self._is_pinned and sources:
             pinned = [self._pin(name, source) for name, source in zip(self._names, sources, strict=True)]
-            torch.cuda.synchronize()  # what was copied from there last has arrived
+            torch.cuda.synchronize()  # the last copy from this memory must be complete
             torch._foreach_copy_(pinned, sources)
             torch._foreach_copy_(tensors, pinned, non_blocking=True)
             return
         copy_all(tensors, sources)
 
     def into(self, arrays: Mapping[str, Array], tensors: "Mapping[str, torch.Tensor]", *, scale: float | list[float] = 1.0) -> None:
-        """Writes those of the tensors that there are, in the order of the names, into their arrays, rounds, and multiplies by `scale`.
+        """Copies the given tensors, in the order of the names, into their arrays, with rounding, multiplied by `scale`.
 
         `scale`: a number, or one for each of these tensors.
         """

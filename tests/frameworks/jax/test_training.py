@@ -214,7 +214,7 @@ BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
     "under grad": (_in_grad, r"step\(\) was called inside a function that JAX transforms"),
     "writing to what was read": (_writes_to_what_was_read, "read-only"),
     "a part of the tree": (lambda session: lj.step(session, {"w": jnp.ones((2, 3))}), "gradients: another tree .* it lacks 'b'"),
-    "another tree": (lambda session: lj.step(session, {**ONES, "c": jnp.ones(1)}), "it has 'c', which the model has not"),
+    "another tree": (lambda session: lj.step(session, {**ONES, "c": jnp.ones(1)}), "it has 'c', unknown to the model"),
     "another shape": (lambda session: lj.step(session, {**ONES, "w": jnp.ones((3, 2))}), r"gradient for 'w': shape \(3, 2\)"),
     "another type": (lambda session: lj.step(session, {**ONES, "w": jnp.ones((2, 3), jnp.int32)}), "gradient for 'w' is int32"),
     "no gradients": (lambda session: lj.step(session, None), "it lacks 'b', 'w'"),

@@ -256,8 +256,8 @@ def what_servers_cannot_do_is_refused() -> None:
         for optimizer, words in (
             (own(0.1), "Own is not known, so the parameter servers cannot run it; want one of SGD, Adam"),
             (optimizers.Adafactor(0.1), "Adafactor is not known"),
-            (optimizers.SGD(0.1, use_ema=True), "use_ema is not done here"),
-            (optimizers.SGD(0.1, gradient_accumulation_steps=2), "gradient_accumulation_steps is not done here"),
+            (optimizers.SGD(0.1, use_ema=True), "use_ema is not supported"),
+            (optimizers.SGD(0.1, gradient_accumulation_steps=2), "gradient_accumulation_steps is not supported"),
             (lockstep.keras.Optimizer(session, "sgd"), "Optimizer is not known"),
         ):
             with _refused(words):

@@ -51,7 +51,7 @@ MAKING: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
     "the parameters of another model": (
         lambda model: (model, SGD(nn.Linear(2, 2).parameters(), 0.1)),
         ValueError,
-        "that the model has not",
+        "that is not the model's",
     ),
     "an optimizer of one's own": (
         lambda model: (model, Own(model.parameters(), 0.1)),
