@@ -65,7 +65,7 @@ def save(path: Path, values: Mapping[str, Array]) -> None:
     """Writes values where `load` finds them, whole or not at all."""
     temporary = path.with_suffix(".tmp")
     with temporary.open("wb") as file:
-        np.savez(file, allow_pickle=False, **values)
+        np.savez(file, **values)
     temporary.rename(path)
 
 
