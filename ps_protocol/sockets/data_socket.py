@@ -27,7 +27,10 @@ _SILENCE_S, _PROBE_S, _NUM_PROBES = 20, 5, 2
 _BEGIN, _END = struct.Struct("<QQ"), struct.Struct("<Q")
 # Ends a payload that its sender takes back, in place of the number. Numbers begin at 1.
 _WITHDRAWN = 0
-# Fills as much of some memory as it can without waiting, and returns the number of bytes.
+# One call of the system takes so many bytes, and waits for them so long: without that, each of the kernel's packets would need a poll and a
+# read of its own.
+_MOST_AT_ONCE, _AT_ONCE_S = 16 << 20, 0.02
+# Fills some memory with what comes within a moment, and returns the number of bytes.
 Receive = Callable[[memoryview], int]
 
 
@@ -58,6 +61,7 @@ class DataSocket:
         self._is_busy = self._is_closed = False
         self._num_wanted = 0
         connection.settimeout(None)
+        connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, struct.pack("@ll", 0, int(_AT_ONCE_S * 1_000_000)))
         if connection.family != socket.AF_UNIX:
             _set_options(connection)
 
@@ -147,7 +151,7 @@ class DataSocket:
 
     def _take(self, memory: memoryview) -> int:
         try:
-            count = self._connection.recv_into(memory, min(len(memory), self._num_wanted), socket.MSG_DONTWAIT)
+            count = self._connection.recv_into(memory, min(len(memory), self._num_wanted, _MOST_AT_ONCE), socket.MSG_WAITALL)
         except BlockingIOError:
             return 0
         if not count:

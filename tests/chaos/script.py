@@ -6,6 +6,7 @@ bytes.
 
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -63,9 +64,9 @@ def reference(*, num_steps: int, num_workers: int, gradients_of: Callable[[int, 
 
 def save(path: Path, values: Mapping[str, Array]) -> None:
     """Writes values where `load` finds them, whole or not at all."""
-    temporary = path.with_suffix(".tmp")
+    temporary, arrays = path.with_suffix(".tmp"), dict[str, Any](values)
     with temporary.open("wb") as file:
-        np.savez(file, **values)
+        np.savez(file, **arrays)
     temporary.rename(path)
 
 
