@@ -81,7 +81,7 @@ class OpenPush:
         return True
 
     def receive(self, receive: Callable[[memoryview], int]) -> bool:
-        """Has `receive` write the next bytes into the contribution's own memory; False if they are not wanted. It must not wait for long."""
+        """Has `receive` write the next bytes into the contribution's memory; False if they are not wanted. It must not wait for long."""
         memory = self._begin_write()
         if memory is None:
             return False
