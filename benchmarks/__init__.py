@@ -1,1 +1,1 @@
-"""What a step costs: time, CPU and memory, of real processes. Asserts nothing; a smoke test only checks that it runs."""
+"""Benchmarks: time, CPU and memory of steps, in real processes. Asserts nothing; a smoke test only checks that they run."""

@@ -1,4 +1,4 @@
-"""`python -m benchmarks list | run NAME … | compare BEFORE.json AFTER.json`. Knows the suites by name, and how any of them fails."""
+"""`python -m benchmarks list | run NAME … | compare BEFORE.json AFTER.json`. Knows the suites by name, and reports their errors."""
 
 import argparse
 import importlib
@@ -9,7 +9,7 @@ from pathlib import Path
 
 from benchmarks.report.compare import compare, read_report
 
-# The module of each in this package, and what it answers.
+# The module of each suite in this package, and what it measures.
 SUITES = {
     "step": ("suites.step.step", "a step's time, CPU and memory for one size and transport"),
     "table": ("suites.step.table", "the same at six sizes over every transport, as a table, JSON and a plot"),
@@ -38,7 +38,7 @@ _USAGE = "usage: python -m benchmarks list | run NAME [arguments] | compare BEFO
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Returns the exit code."""
+    """Runs a command and returns the exit code."""
     match [*(sys.argv[1:] if arguments is None else arguments)]:
         case ["list"]:
             print("\n".join(f"{name:16} {words}" for name, (_, words) in SUITES.items()))
@@ -58,9 +58,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def run(name: str, arguments: Sequence[str]) -> int:
-    """Runs a suite, and says in one line why it could not be run."""
+    """Runs a suite and returns the exit code; an error is one line that says why the suite could not run."""
     if importlib.util.find_spec("psutil") is None:
-        print(f"benchmarks {name}: needs psutil, one of the tools of development: pip install --editable . --group dev", file=sys.stderr)
+        print(f"benchmarks {name}: needs psutil, a development tool: pip install --editable . --group dev", file=sys.stderr)
         return 2
     # Imported here, so that `list` answers at once.
     from benchmarks.harness.arguments import WrongArguments
@@ -75,8 +75,8 @@ def run(name: str, arguments: Sequence[str]) -> int:
     try:
         options = parser.parse_args(arguments)
         try:
-            # A run of some suites takes minutes; those that know how many there are say how far they are.
-            with pulsing(f"benchmarks {name}") as options.far:
+            # Some suites take minutes; those that know their number of runs report the progress.
+            with pulsing(f"benchmarks {name}") as options.progress:
                 return int(module.run(options))
         except (WrongArguments, CannotPlot) as error:
             parser.error(str(error))

@@ -1,1 +1,1 @@
-"""How a workload is run and watched: settings, processes, memory, bytes and seams. Knows no suite and prints no table."""
+"""Runs and measures workloads: settings, processes, memory, bytes, and timing of calls. Knows no suite and prints no table."""

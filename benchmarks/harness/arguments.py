@@ -1,4 +1,4 @@
-"""What the arguments of suites have in common. Knows words; measures nothing."""
+"""Arguments that several suites share. Knows argparse; measures nothing."""
 
 import argparse
 import json
@@ -10,7 +10,7 @@ DIRECTORY = Path("lockstep-runs")
 
 
 class WrongArguments(ValueError):
-    """The arguments do not fit together; the text says which, and what would fit."""
+    """The arguments are inconsistent; the text says which, and what would be valid."""
 
 
 def at_least_one(text: str) -> int:
@@ -27,7 +27,7 @@ def add_json(parser: argparse.ArgumentParser) -> None:
 
 
 def add_files(parser: argparse.ArgumentParser, name: str) -> None:
-    """Adds --json and --plot for a suite that saves each row once it is measured."""
+    """Adds --json and --plot for a suite that saves each row when it is measured."""
     parser.add_argument(
         "--json", type=Path, default=DIRECTORY / name, metavar="FILE", help="where the figures are kept (default %(default)s)"
     )
@@ -40,8 +40,8 @@ def add_plot(parser: argparse.ArgumentParser) -> None:
 
 
 def check_files(options: argparse.Namespace) -> None:
-    """Raises WrongArguments or CannotPlot now rather than after minutes of measuring."""
-    # Imported here: workers import this module too, and their memory is measured.
+    """Raises WrongArguments or CannotPlot before the measurement, which takes minutes."""
+    # Imported here, because workers import this module too, and their memory is measured.
     from benchmarks.report.plot import check_plot
 
     if options.plot:
@@ -54,5 +54,5 @@ def check_files(options: argparse.Namespace) -> None:
 
 
 def show(report: dict[str, Any], in_words: Callable[[dict[str, Any]], str], options: argparse.Namespace) -> None:
-    """Prints a report as `--json` asks."""
+    """Prints a report, as JSON if `--json` is given."""
     print(json.dumps(report) if options.json else in_words(report), flush=True)

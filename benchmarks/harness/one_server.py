@@ -1,4 +1,4 @@
-"""The core of one parameter server in this process, and what a chief and workers would ask of it. Knows no process and no wire."""
+"""The core of one parameter server in this process, with the calls of a chief and workers. Knows no process and no network."""
 
 import time
 from pathlib import Path
@@ -45,7 +45,7 @@ class OneServer:
         self._threads.stop()
 
     def step(self) -> float:
-        """Stages contributions and applies them; returns how many seconds the apply took."""
+        """Stages contributions and applies them; returns the seconds of the apply."""
         push_ids = tuple(PushId(worker=worker, incarnation=1, sequence=self._step + 1) for worker in range(NUM_CONTRIBUTIONS))
         for push_id in push_ids:
             with self._shard.open_push(PushHeader(era=_FENCE.era, push_id=push_id, step=self._step, layout_hash=self._layout.hash)) as push:
@@ -58,7 +58,7 @@ class OneServer:
         return time.perf_counter() - started
 
     def begin_save(self) -> tuple[float, float]:
-        """Has the step copied; returns how long steps had to wait for that, and since when the file is written."""
+        """Begins to save the step; returns the seconds that steps had to wait for the copy, and the time when writing the file began."""
         self._request = SaveRequest(fence=_FENCE, step=self._step, tag=f"step-{self._step:09}", num_shards=1)
         started = time.perf_counter()
         self._shard.save(self._request)
@@ -66,7 +66,7 @@ class OneServer:
         return copied - started, copied
 
     def is_saved(self, *, max_wait_s: float = 1e-6) -> bool:
-        """Whether the file is there."""
+        """Whether the checkpoint has been written."""
         assert self._request is not None
         progress: SaveProgress = self._shard.save(self._request, max_wait_s=max_wait_s)
         if progress.failure is not None:
@@ -76,19 +76,19 @@ class OneServer:
         return progress.state is SaveState.DONE
 
     def await_save(self) -> None:
-        """Returns when the file is there."""
+        """Waits until the checkpoint has been written."""
         while not self.is_saved(max_wait_s=_LONGEST_S):
             pass
 
 
 class PlainCopy:
-    """What a save is compared with: a copy of as many bytes, in one thread, into memory that has been used before."""
+    """The reference for a save: a copy of the same number of bytes, in one thread, into memory that has been used before."""
 
     def __init__(self, nbytes: int) -> None:
         self._source, self._target = np.ones(nbytes, np.uint8), np.ones(nbytes, np.uint8)
 
     def seconds(self) -> float:
-        """Returns how long one takes."""
+        """Copies once, and returns the seconds."""
         started = time.perf_counter()
         np.copyto(self._target, self._source)
         return time.perf_counter() - started

@@ -1,6 +1,6 @@
-"""Memory of a process as Linux counts it: resident at most, and in proportion to who shares it. Knows /proc; only the standard library.
+"""Memory of a process as Linux counts it: peak resident, and proportional to sharing. Knows /proc; only the standard library.
 
-Also runs in the environments of other systems, where nothing of ours is installed.
+Also runs in the environments of other systems, where Lockstep is not installed.
 """
 
 from pathlib import Path
@@ -29,6 +29,6 @@ def pss_bytes(pid: int | str = "self") -> int:
 def _kib_of(pid: int | str, name: str, field: str) -> int:
     try:
         text = Path(f"/proc/{pid}/{name}").read_text(encoding="utf-8")
-    except OSError:  # not Linux, or not ours to look at
+    except OSError:  # not Linux, or not permitted
         return 0
     return next((int(line.split()[1]) for line in text.splitlines() if line.startswith(field)), 0)

@@ -1,4 +1,4 @@
-"""Processes of a benchmark, which report in JSON lines: started, listened to, looked at, ended. Knows no workload and no figures."""
+"""Starts and ends the processes of a benchmark, and reads the JSON lines that they report. Knows no workload and no figures."""
 
 import dataclasses
 import json
@@ -27,17 +27,17 @@ Event = dict[str, Any]
 
 
 class Processes:
-    """Used in a `with` block, at whose end all processes end. `is_quiet`: what they say besides their events is not passed on."""
+    """Processes that end with the `with` block. `is_quiet`: their output other than events is not shown."""
 
     def __init__(self, *, is_quiet: bool = False) -> None:
-        self.events: dict[str, list[Event]] = {}  # by kind, in the order in which they came; each with its "process"
-        self._begun: dict[str, str] = {}  # by process: the beginning of an event
+        self.events: dict[str, list[Event]] = {}  # by kind, in order of arrival; each with its "process"
+        self._incomplete: dict[str, str] = {}  # by process: the beginning of an incomplete event
         self._is_quiet = is_quiet
         self._stack = ExitStack()
 
     def __enter__(self) -> Self:
         logs = self._stack.enter_context(tempfile.TemporaryDirectory())
-        self.supervisor = self._stack.enter_context(Supervisor(log_directory=Path(logs), show_line=self._hear))
+        self.supervisor = self._stack.enter_context(Supervisor(log_directory=Path(logs), show_line=self._read_line))
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
@@ -45,7 +45,7 @@ class Processes:
 
     @property
     def directory(self) -> Path:
-        """Where the signs to the workers appear."""
+        """The directory of the files that control the workers."""
         return self.supervisor.directory
 
     def start(self, name: str, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> Process:
@@ -53,12 +53,12 @@ class Processes:
         return self.supervisor.start(ProcessSpec(name=name, command=command, environment={**with_checkout(), **(environment or {})}))
 
     def worker_command(self, module: str, orders: object) -> list[str]:
-        """The command of a worker that does `module`'s work; `orders` is a dataclass or a dict."""
+        """Returns the command of a worker that runs `module`'s work; `orders` is a dataclass or a dict."""
         said = dataclasses.asdict(orders) if dataclasses.is_dataclass(orders) and not isinstance(orders, type) else orders
         return [sys.executable, "-m", "benchmarks.harness.worker", module, json.dumps(said), str(self.directory)]
 
     def go(self) -> None:
-        """Has all workers begin that wait for it."""
+        """Lets all waiting workers begin."""
         (self.directory / "go").touch()
 
     def release(self) -> None:
@@ -66,20 +66,23 @@ class Processes:
         (self.directory / "release").touch()
 
     def await_events(self, kind: str, count: int, *, timeout_s: float) -> list[Event]:
-        """Returns the events of a kind once there are so many. Raises LaunchFailed, as `polls`."""
+        """Waits for `count` events of a kind and returns them. Raises LaunchFailed, as `polls` does."""
         for _ in self.polls(timeout_s=timeout_s, what=f"{count} times {kind!r}"):
             if len(self.events.get(kind, ())) >= count:
                 break
             if not any(process.is_running for process in self.supervisor.processes):
-                raise LaunchFailed(f"all processes ended before {count} had said {kind!r}")
+                raise LaunchFailed(f"all processes ended before {count} had reported {kind!r}")
         return self.events[kind]
 
     def by_process(self, kind: str) -> list[Event]:
-        """The events of a kind in the order of the names of those who said them."""
+        """Returns the events of a kind in the order of the processes' names."""
         return sorted(self.events.get(kind, ()), key=lambda event: str(event["process"]))
 
     def polls(self, *, timeout_s: float, what: str) -> Iterator[None]:
-        """Passes on what processes say and yields, again and again. Raises LaunchFailed after `timeout_s`, or if one of them has failed."""
+        """Reads the processes' output repeatedly, and yields each time.
+
+        Raises LaunchFailed after `timeout_s`, or if a process has failed.
+        """
         deadline = time.monotonic() + timeout_s
         while time.monotonic() < deadline:
             for process in self.supervisor.poll(timeout_s=_POLL_S):
@@ -95,19 +98,19 @@ class Processes:
             self.supervisor.poll(timeout_s=left_s)
 
     def await_end(self, *, timeout_s: float = 20.0) -> float:
-        """Returns how many seconds it took until all processes had ended; those that have not by then are ended by leaving the block."""
+        """Waits for the end of all processes and returns the seconds; leaving the block ends those that still run."""
         begin = time.monotonic()
         while any(process.is_running for process in self.supervisor.processes) and time.monotonic() - begin < timeout_s:
             self.supervisor.poll(timeout_s=_POLL_S)
         return time.monotonic() - begin
 
-    def _hear(self, name: str, line: str) -> None:
-        line = self._begun.pop(name, "") + line
+    def _read_line(self, name: str, line: str) -> None:
+        line = self._incomplete.pop(name, "") + line
         if line.startswith('{"event"'):
             try:
                 event = {"process": name, **json.loads(line)}
             except ValueError:
-                self._begun[name] = line  # the times of thousands of steps: a launcher cuts lines of more than 64 KiB
+                self._incomplete[name] = line  # a launcher splits lines of more than 64 KiB, such as the times of thousands of steps
                 return
             self.events.setdefault(event["event"], []).append(event)
         elif not self._is_quiet and (name.startswith("worker") or any(word in line for word in _WORRYING)):
@@ -115,7 +118,10 @@ class Processes:
 
 
 class Cluster:
-    """Parameter servers, a chief and workers, used in a `with` block. `security`: see LocalCluster; `programs`: others for some roles."""
+    """Parameter servers, a chief and workers, used in a `with` block.
+
+    `security`: see LocalCluster; `programs`: replaces the programs of some roles.
+    """
 
     def __init__(self, spec: ClusterSpec, *, security: Mapping[str, str] | None = None, programs: Mapping[str, str] | None = None) -> None:
         self.spec = spec
@@ -138,11 +144,11 @@ class Cluster:
         return [role for role in self.local.roles if role.name.startswith("ps")]
 
     def start_workers(self, module: str, orders: object, *, environment: Mapping[str, str | None] | None = None) -> None:
-        """Starts the workers of the spec; each finds the cluster by its environment, and all have the same orders."""
+        """Starts the workers of the spec, all with the same orders; each finds the cluster by its environment."""
         self.local.start_workers(self.processes.worker_command(module, orders), environment=environment)
 
     def time_status(self, *flags: str) -> float:
-        """Returns the seconds that the command `lockstep status` takes, from its start to its end. Raises LaunchFailed."""
+        """Returns the seconds that the command `lockstep status` takes. Raises LaunchFailed."""
         command = [sys.executable, "-m", "lockstep", "status", "--chief", self.local.chief_address, *flags]
         begin = time.monotonic()
         done = subprocess.run(command, capture_output=True, check=False, cwd=Path(benchmarks.__file__).parents[1])
@@ -156,7 +162,7 @@ class Cluster:
 
 
 class _Roles(LocalCluster):
-    """A cluster some of whose roles run another program than their own."""
+    """A cluster in which some roles run other programs."""
 
     def __init__(self, spec: ClusterSpec, programs: Mapping[str, str], **options: Any) -> None:
         super().__init__(spec, **options)
@@ -172,7 +178,7 @@ def cpu_s(process: Process) -> float:
 
 
 def cpu_times_s(process: Process) -> tuple[float, float]:
-    """Returns the CPU seconds of a running process so far, of the user and of the system."""
+    """Returns the CPU seconds of a running process so far, of user and system separately."""
     times = psutil.Process(process.pid).cpu_times()
     return times.user, times.system
 
@@ -184,5 +190,5 @@ def rss_bytes(process: Process) -> int:
 
 def peak_rss_bytes(process: Process) -> int:
     """Returns the most memory that the process ever had resident."""
-    # Without /proc what it has now is the best there is.
+    # Without /proc, the present value is the best approximation.
     return process_memory.peak_rss_bytes(process.pid) or rss_bytes(process)

@@ -1,4 +1,4 @@
-"""A relay between clients and a server that counts bytes, and can be slow, silent, torn or shut. Knows sockets; nothing of what travels."""
+"""A relay between clients and a server that counts bytes, and can delay, hold back or cut them. Knows sockets; no protocol."""
 
 import os
 import socket
@@ -18,12 +18,12 @@ _LOOK_S = 0.02
 
 
 @dataclass(slots=True)
-class Weather:
-    """What happens to the bytes of some connections; may be changed at any time.
+class Conditions:
+    """The network conditions of some connections; may be changed at any time.
 
     `to_server` and `to_client` False: bytes are held back, and neither end notices. `lets_in` False: new connections are closed at once.
-    `cut_in`: so many more bytes reach the servers, then the connection that sends the next one is cut. `num_cuts` counts them, and `on_cut`
-    gets the process id of the sender before the sender can notice.
+    `cut_in`: after this many more bytes to the servers, the connection that sends the next byte is cut. `num_cuts` counts the cuts, and
+    `on_cut` is called with the process id of the sender before the sender can notice.
     """
 
     to_server: bool = True
@@ -37,7 +37,7 @@ class Weather:
     lock: threading.Lock = field(default_factory=threading.Lock)
 
     def take_cut(self, num_bytes: int) -> int | None:
-        """How many of `num_bytes` that a connection sends may still pass before it is cut, this once; None: it is not cut."""
+        """Returns how many of the `num_bytes` that a connection sends may pass before it is cut; None: it is not cut. Cuts once only."""
         with self.lock:
             if self.cut_in is None:
                 return None
@@ -50,37 +50,36 @@ class Weather:
 
 
 class Relay:
-    """Listens for the server at "unix:PATH" or "HOST:PORT", and passes on what comes, used in a `with` block.
+    """Listens in place of the server at "unix:PATH" or "HOST:PORT", and passes bytes on, within a `with` block.
 
-    `weather_of` gives the weather for a caller's process id; without it the weather is fair. The server need not serve yet: a
-    connection that comes too early is refused, as the server itself would refuse it. Of a Unix socket the one beside it for data is passed
-    on as well.
+    `conditions_of` returns the conditions for a caller's process id; None: no faults. The server need not serve yet: a connection that
+    comes too early is refused, as the server itself would refuse it. For a Unix socket, the data socket beside it is relayed too.
     """
 
-    def __init__(self, server: str, *, weather_of: Callable[[int], Weather] | None = None) -> None:
-        fair = Weather()
+    def __init__(self, server: str, *, conditions_of: Callable[[int], Conditions] | None = None) -> None:
+        normal = Conditions()
         self._server = server
-        self._weather_of = weather_of or (lambda pid: fair)
-        self._open: list[tuple[Weather, socket.socket]] = []
+        self._conditions_of = conditions_of or (lambda pid: normal)
+        self._open: list[tuple[Conditions, socket.socket]] = []
         self._is_over = threading.Event()
         self._counting = threading.Lock()
         self._num_up = self._num_down = 0
         listener = _listener(server)
         name = listener.getsockname()
         self.address = f"unix:{name}" if _is_unix(server) else f"{name[0]}:{name[1]}"
-        # What listens, and what is behind it.
-        self._ways = [(listener, server)]
+        # Listeners, each with the address of its server.
+        self._routes = [(listener, server)]
         if _is_unix(server):
-            self._ways.append((_unix_listener(name + SUFFIX), server + SUFFIX))
+            self._routes.append((_unix_listener(name + SUFFIX), server + SUFFIX))
 
     def __enter__(self) -> Self:
-        for listener, server in self._ways:
+        for listener, server in self._routes:
             threading.Thread(target=self._accept, args=(listener, server), name="relay", daemon=True).start()
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._is_over.set()
-        for one in [*(one for _, one in self._open), *(listener for listener, _ in self._ways)]:
+        for one in [*(one for _, one in self._open), *(listener for listener, _ in self._routes)]:
             with suppress(OSError):
                 one.shutdown(socket.SHUT_RDWR)
             one.close()
@@ -102,42 +101,42 @@ class Relay:
         with self._counting:
             return self._num_down
 
-    def sever(self, weather: Weather | None = None) -> None:
-        """Ends all connections, as a machine does that reboots, or those under this weather."""
-        for its_weather, one in [*self._open]:
-            if weather is None or its_weather is weather:
+    def sever(self, conditions: Conditions | None = None) -> None:
+        """Ends all connections, as a rebooting machine does, or those with these conditions."""
+        for its_conditions, one in [*self._open]:
+            if conditions is None or its_conditions is conditions:
                 with suppress(OSError):
                     one.shutdown(socket.SHUT_RDWR)
 
     def _accept(self, listener: socket.socket, address: str) -> None:
-        with suppress(OSError):  # the listener is closed in the end
+        with suppress(OSError):  # the listener is closed at the end
             while True:
                 client, _ = listener.accept()
                 pid = _peer(client) if _is_unix(address) else 0
-                weather = self._weather_of(pid)
+                conditions = self._conditions_of(pid)
                 try:
-                    server = _connected(address) if weather.lets_in else None
+                    server = _connected(address) if conditions.lets_in else None
                 except OSError:
                     server = None
                 if server is None:
                     client.close()
                     continue
-                self._open = [(its, one) for its, one in self._open if one.fileno() >= 0] + [(weather, client), (weather, server)]
+                self._open = [(its, one) for its, one in self._open if one.fileno() >= 0] + [(conditions, client), (conditions, server)]
                 for source, sink, is_up in ((client, server, True), (server, client, False)):
-                    threading.Thread(target=self._pass_on, args=(source, sink, weather, is_up, pid), daemon=True).start()
+                    threading.Thread(target=self._pass_on, args=(source, sink, conditions, is_up, pid), daemon=True).start()
 
-    def _pass_on(self, source: socket.socket, sink: socket.socket, weather: Weather, is_up: bool, pid: int) -> None:
+    def _pass_on(self, source: socket.socket, sink: socket.socket, conditions: Conditions, is_up: bool, pid: int) -> None:
         with suppress(OSError):
             while chunk := source.recv(_CHUNK_BYTES):
                 self._count(len(chunk), is_up=is_up)
-                self._await_passage(weather, is_up=is_up)
-                if is_up and (left := weather.take_cut(len(chunk))) is not None:
+                self._await_passage(conditions, is_up=is_up)
+                if is_up and (left := conditions.take_cut(len(chunk))) is not None:
                     sink.sendall(chunk[:left])
-                    weather.on_cut(pid)
+                    conditions.on_cut(pid)
                     break
-                if weather.delay_s:
-                    self._is_over.wait(weather.delay_s)
-                self._send(sink, chunk, weather)
+                if conditions.delay_s:
+                    self._is_over.wait(conditions.delay_s)
+                self._send(sink, chunk, conditions)
         for end in (source, sink):
             with suppress(OSError):
                 end.shutdown(socket.SHUT_RDWR)
@@ -149,15 +148,15 @@ class Relay:
             else:
                 self._num_down += num_bytes
 
-    def _send(self, sink: socket.socket, chunk: bytes, weather: Weather) -> None:
-        while weather.drips and chunk and not self._is_over.is_set():
+    def _send(self, sink: socket.socket, chunk: bytes, conditions: Conditions) -> None:
+        while conditions.drips and chunk and not self._is_over.is_set():
             sink.sendall(chunk[:_DRIP_BYTES])
             chunk = chunk[_DRIP_BYTES:]
             self._is_over.wait(0.001)
         sink.sendall(chunk)
 
-    def _await_passage(self, weather: Weather, *, is_up: bool) -> None:
-        while not (weather.to_server if is_up else weather.to_client) and not self._is_over.wait(_LOOK_S):
+    def _await_passage(self, conditions: Conditions, *, is_up: bool) -> None:
+        while not (conditions.to_server if is_up else conditions.to_client) and not self._is_over.wait(_LOOK_S):
             pass
 
 

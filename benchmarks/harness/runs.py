@@ -1,4 +1,4 @@
-"""One run of a workload, with each role in its own process or all in this one, and its figures. Knows clusters; prints nothing."""
+"""Runs a workload once, with each role in its own process or all in this one, and returns its figures. Knows clusters; prints nothing."""
 
 import dataclasses
 import tempfile
@@ -39,11 +39,11 @@ def run_cluster(
     page: str = "",
     beside: Callable[[str], AbstractContextManager[None]] | None = None,
 ) -> RunFigures:
-    """Starts the cluster, runs the workload once, ends the cluster. `security`: see LocalCluster; the files may be made by `on_name`.
+    """Starts the cluster, runs the workload once, ends the cluster. `security`: see LocalCluster; `on_name` may make its files.
 
-    `page`: where the chief serves its page; `beside` is entered with the page's address while the workload runs.
+    `page`: the address of the chief's page; `beside`: a context that is entered with the page's address while the workload runs.
 
-    Raises LaunchFailed with the words of whatever failed, and WrongTransport if the sessions did not use what the setting asks for.
+    Raises LaunchFailed with the output of what failed, and WrongTransport if the sessions did not use the setting's transport.
     """
     with ExitStack() as stack:
         kept = stack.enter_context(tempfile.TemporaryDirectory())
@@ -61,7 +61,7 @@ def run_cluster(
 
 
 def run_local(workload: Workload, *, setting: Setting) -> RunFigures:
-    """Runs every worker in a thread of its own against one cluster in memory: the floor under what processes cost."""
+    """Runs every worker in a thread of its own against one cluster in memory: the lower bound of a step's cost."""
     num_workers = workload.num_workers
     cluster = InProcessCluster(
         num_ps=workload.num_ps, replicas_to_aggregate=num_workers, total_num_replicas=num_workers, policy=setting.policy_spec
@@ -76,7 +76,7 @@ def run_local(workload: Workload, *, setting: Setting) -> RunFigures:
                 return run_worker(session, workload, on_joined=lambda: _pass(joined), on_warm=lambda: _pass(warm))
             except BaseException:
                 joined.abort()
-                warm.abort()  # the others must not wait for a worker that failed
+                warm.abort()  # so that the others do not wait for a failed worker
                 raise
 
     with ThreadPoolExecutor(num_workers) as threads:
@@ -96,7 +96,7 @@ def run_local(workload: Workload, *, setting: Setting) -> RunFigures:
 
 
 def cluster_spec(workload: Workload, setting: Setting, *, checkpoint_dir: str = "") -> ClusterSpec:
-    """Returns what to start for a workload; `checkpoint_dir` is for settings with checkpoints."""
+    """Returns the cluster's specification for a workload; `checkpoint_dir` is for settings with checkpoints."""
     recovery = Recovery()
     passed_on: dict[Option[Any], object] = {}
     if setting.durability:
@@ -122,13 +122,13 @@ def start_workers(
     environment: Mapping[str, str | None] | None = None,
     **orders: Any,
 ) -> None:
-    """Starts the workload's workers; `module` does their work, and gets the workload and `orders`."""
+    """Starts the workload's workers, which run `module` with the workload and `orders`."""
     said = {"workload": dataclasses.asdict(workload), "keeps_stepping": setting.policy != "sync", **orders}
     cluster.start_workers(module, said, environment={**setting.environment, **(environment or {})})
 
 
 def measured(processes: Processes, servers: Sequence[Process], workload: Workload, *, timeout_s: float) -> RunFigures:
-    """Has the workers begin once all are up, and returns the figures when all have reported, with the servers as they then are."""
+    """Lets the workers begin once all are up, waits until all have reported, and returns the figures, including the servers' memory."""
     processes.await_events("up", workload.num_workers, timeout_s=_START_TIMEOUT_S)
     processes.go()
     processes.await_events("warm", 1, timeout_s=timeout_s)

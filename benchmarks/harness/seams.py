@@ -1,7 +1,8 @@
-"""Times calls of classes from outside, in this process: which part, when, how long, and the CPU time of its thread.
+"""Times calls of classes from outside, in this process: the part, the begin, the duration, and the CPU time of the thread.
 
-Seams are named by class and method, so the timed code needs no change. A seam that no longer exists is an error: else its time would be
-missing without notice. All times are of the machine's one monotonic clock, so that times of several processes can be compared.
+A seam is a method or function that is replaced by a timed one, so the timed code needs no change. A seam that no longer exists is an error,
+because its time would be missing without notice. All times are from the machine's monotonic clock, so times of several processes can be
+compared.
 """
 
 import importlib
@@ -22,7 +23,7 @@ class Interval(NamedTuple):
     cpu_s: float
 
 
-# What a worker asks of shards and chief, whatever carries it.
+# A worker's calls to shards and chief, over any transport.
 _OF_SHARDS = (
     ("push_gradients", "push"),
     ("gradient_memory", "gradient memory"),
@@ -35,26 +36,26 @@ WORKER_SEAMS = (
     *((f"ps_protocol.shared_memory.worker:SharedMemoryShard.{method}", part) for method, part in _OF_SHARDS),
     ("ps_protocol.shared_memory.worker:SharedMemoryShard.push_locally", "push"),
 )
-# What a worker asks of the chief goes through one call: which of its requests belong to a step.
+# All requests to the chief go through one method; these requests belong to a step.
 WORKER_REQUESTS = ("ps_protocol.rpc.chief:GrpcChief.call", ("DequeueTokenRequest", "CommitPushRequest"), "commit and token")
 SERVER_SEAMS = (
     ("ps_server.shard.shard:Shard.apply_step", "apply"),
     ("ps_server.shard.shard:Shard.prepare_step", "norms"),
 )
-# Generators of the messages with variables, in each module that calls them.
+# Generators of messages with variables, in each module that calls them.
 SERVER_STREAMS = (("ps_server.serving.streams:content_messages", "send"),)
-# Where a contribution begins at a parameter server, and what it then goes through.
+# The first call for a contribution at a parameter server, and the later ones.
 RECEIVING_BEGIN = "ps_server.shard.shard:Shard.open_push"
 RECEIVING_CALLS = tuple(f"ps_server.shard.handles:OpenPush.{method}" for method in ("write", "finish", "finish_with"))
 SEAMS = (*(seam for seam, _ in (*WORKER_SEAMS, *SERVER_SEAMS, *SERVER_STREAMS)), WORKER_REQUESTS[0], RECEIVING_BEGIN, *RECEIVING_CALLS)
 
 
 class SeamGone(Exception):
-    """There is no such class or function; the text says which."""
+    """A seam does not exist; the text names it."""
 
 
 class Recorder:
-    """Keeps intervals. Thread-safe. A call within one of the same part and thread is counted as a part of that."""
+    """Keeps intervals. Thread-safe. A nested call of the same part and thread is included in the outer one."""
 
     def __init__(self) -> None:
         self.intervals: list[Interval] = []
@@ -79,7 +80,7 @@ class Recorder:
         setattr(owner, name, self._timed(function, part))
 
     def wrap_requests(self, seam: str, requests: Sequence[str], part: str) -> None:
-        """Times those calls of a method whose request is of one of these classes."""
+        """Times the calls of a method whose request is of one of these classes."""
         owner, name, call = find(seam)
 
         def timed(target: Any, request: Any) -> Any:
@@ -90,13 +91,16 @@ class Recorder:
         setattr(owner, name, timed)
 
     def wrap_stream(self, seam: str, part: str) -> None:
-        """Times a generator from its first item until it ends; CPU: of what it does for its items."""
+        """Times a generator from its first item to its end; CPU time is that of making the items."""
         owner, name, function = find(seam)
         setattr(owner, name, self._timed_stream(function, part))
 
     def wrap_receiving(self, part: str) -> None:
-        """Times a contribution at a parameter server from its first message until it is staged; CPU: of its copies and its end."""
-        begins: dict[int, list[float]] = {}  # when, and the CPU seconds so far, of whichever threads
+        """Times a contribution at a parameter server from its first message until it is staged.
+
+        The CPU time is that of its copies and its end.
+        """
+        begins: dict[int, list[float]] = {}  # by contribution: begin, and CPU seconds so far in all threads
         owner, name, open_push = find(RECEIVING_BEGIN)
 
         def opened(*arguments: Any, **options: Any) -> Any:
@@ -121,7 +125,7 @@ class Recorder:
             setattr(owner, name, timed)
 
     def write(self, path: Path) -> None:
-        """Keeps all intervals as JSON."""
+        """Writes all intervals as JSON."""
         path.write_text(json.dumps(self.intervals), encoding="utf-8")
 
     def _timed(self, function: Any, part: str) -> Any:
@@ -151,7 +155,7 @@ _END = object()
 
 
 def read_intervals(path: Path) -> list[Interval]:
-    """Returns what `write` kept."""
+    """Returns the intervals that `write` wrote."""
     return [Interval(*fields) for fields in json.loads(path.read_text(encoding="utf-8"))]
 
 
@@ -165,4 +169,4 @@ def find(seam: str) -> tuple[Any, str, Any]:
             owner = getattr(owner, each)
         return owner, name, vars(owner)[name]
     except (ImportError, AttributeError, KeyError):
-        raise SeamGone(f"{seam} is gone; say in benchmarks/harness/seams.py what is there in its place") from None
+        raise SeamGone(f"{seam} does not exist any more; name its replacement in benchmarks/harness/seams.py") from None

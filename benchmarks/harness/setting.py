@@ -1,4 +1,4 @@
-"""How a workload is run: size, transport, sockets, wire and policy, and what the worker must then see of it. Starts nothing."""
+"""The setting of a run: size, transport, sockets, wire and policy; checks the transport that sessions used. Starts nothing."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -13,21 +13,21 @@ from ps_protocol.process.options import DURABILITIES
 from worker_client import async_policy, sync_policy
 from worker_client.model.wire_format import wire_format
 
-# As users write it here, and as the SDK has it: what is asked for, and what `session.transport` then says.
+# Names of transports: in the benchmarks' arguments, and in `session.transport`.
 TRANSPORTS = {"auto": "auto", "shm": "shared_memory", "sockets": "sockets", "grpc": "grpc", "local": "local"}
 WIRES = ("float32", "bfloat16", "float16")
 POLICIES: dict[str, Callable[[], PolicySpec]] = {"sync": sync_policy, "async": async_policy}
 
 
 class WrongTransport(Exception):
-    """The sessions used another transport than the one that was asked for; the text says which."""
+    """The sessions used another transport than the requested one; the text says which."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Setting:
-    """`transport` "local" is one process for everything; `is_unix`: Unix sockets instead of TCP; `wire`: of what travels, if anything.
+    """`transport` "local": one process for all roles; `is_unix`: Unix sockets instead of TCP; `wire`: the encoding, if data is sent.
 
-    `durability`: of checkpoints in a temporary directory; empty: there is none. `checkpoint_steps`: how many steps lie between two.
+    `durability`: with checkpoints in a temporary directory; empty: no checkpoints. `checkpoint_steps`: steps between two checkpoints.
     """
 
     transport: str = "auto"
@@ -60,32 +60,35 @@ class Setting:
 
     @property
     def policy_spec(self) -> PolicySpec:
-        """How the workers are coordinated."""
+        """The cluster's policy."""
         return POLICIES[self.policy]()
 
     @property
     def environment(self) -> dict[str, str | None]:
-        """What a worker's environment says to the SDK; None removes what the shell may say."""
+        """Variables for the SDK in a worker's environment; None removes the shell's value."""
         wire = None if self.wire == "float32" else self.wire
         return {"LOCKSTEP_TRANSPORT": TRANSPORTS[self.transport], "LOCKSTEP_WIRE": wire}
 
     @property
     def title(self) -> str:
-        """For example "shm", "grpc unix", "grpc tcp bfloat16", "shm chief in ps"."""
+        """The setting as text, for example "shm", "grpc unix", "grpc tcp bfloat16", "shm chief in ps"."""
         sockets = ("unix" if self.is_unix else "tcp") if self.transport in ("grpc", "sockets") else ""
         wire = "" if self.wire == "float32" else self.wire
         kept = f"durability {self.durability}" if self.durability else ""
         return " ".join(word for word in (self.transport, sockets, wire, "chief in ps" if self.chief_in_ps else "", kept) if word)
 
     def check(self, used: Sequence[str]) -> None:
-        """Raises WrongTransport unless every shard of every worker was reached as asked. `used`: what the sessions said, in any order."""
+        """Raises WrongTransport unless every worker used the setting's transport to every shard.
+
+        `used`: the sessions' transports, in any order.
+        """
         wanted = TRANSPORTS[self.transport]
         if not used or (wanted != "auto" and set(used) != {wanted}):
             seen = ", ".join(sorted(set(used))) or "nothing"
             raise WrongTransport(f"asked for the transport {wanted}, but the sessions used {seen}; its figures are not shown")
 
     def record(self) -> dict[str, object]:
-        """For a report in JSON."""
+        """The setting's fields for a report in JSON."""
         sockets = {} if self.is_local else {"sockets": "unix" if self.is_unix else "tcp"}
         kept = {"durability": self.durability, "checkpoint_steps": self.checkpoint_steps} if self.durability else {}
         words = {**kept, "transport": self.transport, **sockets, "wire": self.wire, "policy": self.policy}
@@ -97,7 +100,7 @@ _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 1
 
 
 def workload_of(size: str, *, num_steps: int, num_ps: int = 1, num_workers: int = 2) -> Workload:
-    """Returns the workload of a size such as "4KiB/4": bytes and variables. Raises WrongArguments for what is no size."""
+    """Returns the workload of a size such as "4KiB/4": bytes and variables. Raises WrongArguments for an invalid size."""
     total_bytes, num_variables = parse_size(size)
     return Workload(total_bytes=total_bytes, num_variables=num_variables, num_workers=num_workers, num_ps=num_ps, num_steps=num_steps)
 
@@ -111,10 +114,10 @@ def parse_size(size: str) -> tuple[int, int]:
 
 
 def size_title(workload: Workload) -> str:
-    """For example "64 MiB / 16"."""
+    """Returns the size as text, for example "64 MiB / 16"."""
     return f"{human_bytes(workload.total_bytes)} / {workload.num_variables}"
 
 
 def steps_for(total_bytes: int, counts: tuple[tuple[int, int], ...], *, fewest: int) -> int:
-    """Returns the count of the first entry (bytes at most, steps) that the size fits into, else `fewest`."""
+    """Returns the steps of the first entry (most bytes, steps) that covers the size, else `fewest`."""
     return next((steps for limit, steps in counts if total_bytes <= limit), fewest)

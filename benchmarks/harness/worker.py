@@ -1,8 +1,8 @@
 """`python -m benchmarks.harness.worker MODULE ORDERS DIRECTORY`: one worker process of any benchmark. Knows files and lines; no session.
 
 MODULE has a function `work(orders, station)`; ORDERS is JSON. The worker reports events, each a line of JSON. Two files in DIRECTORY
-control it: it begins once "go" exists, and ends once "release" does. Peers' roles run this module in environments where nothing of ours is
-installed, so it imports the standard library alone.
+control it: it begins once "go" exists, and ends once "release" does. Peers' roles run this module in environments without Lockstep, so it
+imports the standard library only.
 """
 
 import importlib
@@ -12,13 +12,13 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
-# Short against any step that is measured; nothing is measured while a worker waits so.
+# Shorter than any measured step; nothing is measured while a worker waits like this.
 _LOOK_S = 0.005
 
 
 @dataclass(frozen=True, slots=True)
 class Station:
-    """What connects a worker with the process that started it."""
+    """A worker's connection to the process that started it."""
 
     directory: Path
 
@@ -32,25 +32,25 @@ class Station:
         print(json.dumps({"event": event, **facts}), flush=True)
 
     def await_go(self) -> None:
-        """Reports "up" and returns at the sign to begin, so that the time of starting processes is nobody's advantage."""
+        """Reports "up" and waits for the signal to begin, so that starting early is no advantage."""
         self.say("up")
         await_file(self.directory / "go")
 
     def await_release(self) -> None:
-        """Returns when the worker may leave: servers end with the last worker, and before that their memory is to be looked at."""
+        """Waits until the worker may leave: servers end with the last worker, and their memory is read before that."""
         await_file(self.directory / "release")
 
 
 def main() -> None:
-    """Runs the module's work."""
+    """Runs the work of the module in the arguments."""
     module, orders, directory = sys.argv[1:]
     importlib.import_module(module).work(json.loads(orders), Station(Path(directory)))
 
 
 def await_file(path: Path) -> None:
-    """Returns once there is such a file."""
+    """Waits until the file exists."""
     while not path.exists():
-        time.sleep(_LOOK_S)  # one file tells all workers at once, also those that a peer's own launcher starts, which have no pipe to us
+        time.sleep(_LOOK_S)  # polls: one file reaches all workers, also those of a peer's own launcher, which have no pipe to it
 
 
 if __name__ == "__main__":

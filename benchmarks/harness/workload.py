@@ -1,4 +1,4 @@
-"""The work that is measured: variables of a given size, a gradient that costs next to nothing, one worker's loop. Knows only the SDK."""
+"""The measured work: variables of a given size, a gradient that costs almost nothing, one worker's loop. Knows only the SDK."""
 
 import dataclasses
 import resource
@@ -25,7 +25,7 @@ OPTIMIZERS: dict[str, Callable[[], OptimizerSpec]] = {
     "adagrad": lambda: adagrad(0.1),
     "adam": lambda: adam(0.001),
 }
-# How many arrays of a variable's size each keeps beside it.
+# The number of slots, each of a variable's size, of each optimizer.
 NUM_SLOTS = {"sgd": 0, "momentum": 1, "adagrad": 1, "adam": 2}
 
 
@@ -55,16 +55,16 @@ class Workload:
         return self.total_bytes // 4 // self.num_variables
 
     def initial_values(self) -> dict[str, Array]:
-        """The same values in every worker."""
+        """The first values, the same in every worker."""
         random = np.random.default_rng(0)
         return {f"v{index:04d}": random.standard_normal(self.num_elements, np.float32) for index in range(self.num_variables)}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerFigures:
-    """What one worker measured: seconds of wall time of each step, seconds of its process's CPU over all of them, bytes of memory.
+    """One worker's measurements: wall seconds of each step, its process's CPU seconds over all steps, bytes of memory.
 
-    `transports`: what its session says it reached each shard by.
+    `transports`: its session's transport to each shard.
     """
 
     step_s: list[float] = field(default_factory=list)
@@ -78,8 +78,8 @@ class WorkerFigures:
 def work(orders: dict[str, Any], station: Station) -> None:
     """Runs the workload as one worker process, and stays until it is released.
 
-    With `keeps_stepping` it goes on working once it has measured, so that workers who need not wait for each other don't get quicker as
-    others end. `say_every`: it reports each so many measured steps.
+    `keeps_stepping`: it continues to make steps after measuring, so that asynchronous workers do not become faster as others end.
+    `say_every`: the number of measured steps between two reports.
     """
     workload, say_every = Workload(**orders["workload"]), orders.get("say_every")
 
@@ -105,8 +105,8 @@ def run_worker(
 ) -> WorkerFigures:
     """Trains and measures. Leaves the session open.
 
-    Calls `on_joined` once it has the model, which must not return before all workers have: without steps that take a contribution of each,
-    the first would be alone for a while. Calls `on_warm` between warm-up and measurement, and `on_step` after each measured step.
+    Calls `on_joined` once it has the model; `on_joined` must not return before all workers have joined, because an asynchronous worker
+    would otherwise train alone for a while. Calls `on_warm` between warm-up and measurement, and `on_step` after each measured step.
     """
     session.create_or_join(workload.initial_values(), optimizer=OPTIMIZERS[workload.optimizer]())
     on_joined()
@@ -139,7 +139,7 @@ def take_step(session: Session) -> bool:
 
 
 def transports_of(session: Session) -> list[str]:
-    """What the session says it reaches each shard by."""
+    """The session's transport to each shard."""
     said = session.transport
     return [said] if isinstance(said, str) else list(said)
 
@@ -151,6 +151,6 @@ def own_cpu_s() -> float:
 
 
 def own_peak_rss_bytes() -> int:
-    """Most memory that this process ever had resident."""
-    # Not ru_maxrss where it can be helped: that begins with what the parent had when it forked this process.
+    """Peak resident memory of this process."""
+    # ru_maxrss only as a fallback: it begins with the parent's memory at the fork.
     return peak_rss_bytes() or resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024

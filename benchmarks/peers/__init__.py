@@ -1,1 +1,1 @@
-"""The same work on other systems that train in step, side by side with Lockstep. Each of them lives in an environment of its own."""
+"""The same work on other systems for synchronous training, side by side with Lockstep. Each has a Python environment of its own."""

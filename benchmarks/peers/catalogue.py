@@ -1,4 +1,4 @@
-"""The peers: what each is, what it needs, which processes it is made of. Knows words; starts nothing."""
+"""The peers: for each its title, requirements and processes. Starts nothing."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Peer:
-    """`program` is run by each process. `arguments`: those of each policy that it knows.
+    """`program`: run by each process. `arguments`: by policy that the peer supports.
 
-    `server` is what its parameter servers are called, if it has any, `others` are roles of which there is always one. The requirements of
-    some exclude those of others; peers with one `environment` share it.
+    `server`: the name of its parameter servers, if it has any; `others`: roles of which there is always one. Requirements of different
+    peers conflict; peers with the same `environment` share it.
     """
 
     name: str
@@ -23,11 +23,11 @@ class Peer:
     others: tuple[str, ...] = ()
 
     def takes_part(self, *, policy: str, num_ps: int) -> bool:
-        """Whether it knows the policy, and, if more than one server is wanted, has servers."""
+        """Whether the peer supports the policy, and this number of servers."""
         return policy in self.arguments and (num_ps == 1 or bool(self.server))
 
     def servers(self, num_ps: int) -> list[str]:
-        """Names of the processes that are no workers, as roles are named, "ps 0"."""
+        """Returns the names of the processes that are not workers, such as "ps 0"."""
         return [*(f"{other} 0" for other in self.others), *(f"{self.server} {index}" for index in range(num_ps) if self.server)]
 
 
@@ -67,7 +67,7 @@ PEERS = {
             name="mxnet",
             title="MXNet 1.9.1",
             environment="mxnet",
-            # The last MXNet uses names that NumPy removed in 1.24.
+            # The last release of MXNet uses names that NumPy removed in 1.24.
             requirements=("mxnet==1.9.1", "numpy==1.23.5"),
             module="mxnet",
             program="benchmarks.peers.mxnet_role",

@@ -1,4 +1,4 @@
-"""Runs of peers and of Lockstep by turns, and what they come to: medians, ratios, targets, rows of a table. Starts nothing itself."""
+"""Compares runs of peers and of Lockstep by turns: medians, ratios, targets, rows of a table. Starts nothing itself."""
 
 import statistics
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -19,12 +19,12 @@ _MIB = 1 << 20
 
 
 class PeerFailed(Exception):
-    """A peer cannot be had, or did not do the work. The text says what it said."""
+    """A peer could not be installed, or failed. The text has its error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Contender:
-    """Somebody who does the work: `run` does it once. It may raise PeerFailed if `is_own` is not set."""
+    """A system in the comparison: `run` runs the work once. It may raise PeerFailed if `is_own` is not set."""
 
     name: str
     is_own: bool
@@ -33,7 +33,7 @@ class Contender:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Comparison:
-    """One workload, done by all by turns. `runs` and `missing` (why there are none) are by the contenders' names."""
+    """One workload, run by all contenders by turns. `runs`, and `missing` (the reason why there are none), are by contender's name."""
 
     size: str
     workload: Workload
@@ -48,15 +48,15 @@ class Comparison:
         return [*self.own, *(name for name in [*self.runs, *self.missing] if name not in self.own)]
 
     def ms(self, name: str) -> float:
-        """Median of the medians of a contender's runs."""
+        """The median of the medians of a contender's runs."""
         return statistics.median(run.median_ms for run in self.runs[name])
 
     def ratio(self, name: str, *, peer: str) -> float | None:
-        """Below 1: `name` takes less time. None if one of them has no runs."""
+        """The ratio of `name`'s time to the peer's: below 1, `name` takes less time. None if one of them has no runs."""
         return self.ms(name) / self.ms(peer) if name in self.runs and peer in self.runs else None
 
     def verdicts(self, name: str) -> Iterator[tuple[Target, float]]:
-        """The targets of an own contender that can be judged here, and the ratios."""
+        """Yields the targets of a Lockstep contender that can be checked here, with the ratios."""
         if self.policy == "sync" and self.workload.num_ps == 1:
             for target in targets_of(self.size, name):
                 ratio = self.ratio(name, peer=target.peer)
@@ -64,7 +64,7 @@ class Comparison:
                     yield target, ratio
 
     def record(self) -> dict[str, Any]:
-        """Returns all of it for a file of JSON: `systems` has what a row of the table is made from."""
+        """Returns the comparison as fields for JSON: `systems` has the figures for the rows of the table."""
         return {
             "size": self.size,
             "total_bytes": self.workload.total_bytes,
@@ -107,9 +107,9 @@ def compare(
     repeat: int,
     note: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
-    """Has each contender do the work once, then each again, `repeat` times, so that a minute in which the machine is busy falls on all.
+    """Runs the work on each contender in turn, `repeat` times, so that a busy minute of the machine affects all of them.
 
-    A peer that fails is left out from then on, and out of the result.
+    A peer that fails is left out of the later turns and of the result.
     """
     runs: dict[str, list[RunFigures]] = {contender.name: [] for contender in contenders}
     missing: dict[str, str] = {}
@@ -128,13 +128,13 @@ def compare(
 
 
 def by_turns(own: Sequence[Contender], peers: Sequence[Contender]) -> list[Contender]:
-    """An own one, a peer, an own one, … as long as there are both."""
+    """Alternates Lockstep's contenders and peers as long as there are both."""
     longest = range(max(len(own), len(peers)))
     return [group[index] for index in longest for group in (own, peers) if index < len(group)]
 
 
 def rows_of(record: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yields the rows of the table that COLUMNS heads, from what `Comparison.record` returned."""
+    """Yields the rows of the table with the columns COLUMNS, from the result of `Comparison.record`."""
     head = [human_bytes(record["total_bytes"]), str(record["num_variables"]), str(record["num_ps"]), record["policy"]]
     for name, system in record["systems"].items():
         if "missing" in system:
@@ -149,7 +149,7 @@ def rows_of(record: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def missed_targets(records: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
-    """Returns how many targets were judged, and those that were missed, in words."""
+    """Returns the number of targets that were checked, and those that were missed, in words."""
     judged = [
         (f"{record['size']}, {name}: {target['text']} ({target['ratio']:.3g})", target["ratio"] <= target["at_most"])
         for record in records
@@ -160,10 +160,10 @@ def missed_targets(records: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]
 
 
 def cpu_ms(runs: Sequence[RunFigures]) -> dict[str, float]:
-    """CPU milliseconds a step of one process of each role: the median of the runs."""
+    """Returns CPU milliseconds per step of one process of each role: the median of the runs."""
     return {role: statistics.median(run.cpu_s_per_step[role] for run in runs) * 1e3 for role in runs[0].cpu_s_per_step}
 
 
 def peak_mib(runs: Sequence[RunFigures]) -> dict[str, float]:
-    """The most memory that a process of each role had resident, in any of the runs."""
+    """Returns the peak resident memory of a process of each role, in any of the runs."""
     return {role: max(run.peak_rss_bytes[role] for run in runs) / _MIB for role in runs[0].peak_rss_bytes}

@@ -1,4 +1,4 @@
-"""The peers' environments: each made once, under .venv-peers, with exactly what the peer needs. Knows pip; measures nothing."""
+"""The peers' Python environments: each is made once, under .venv-peers, with the peer's requirements. Knows pip; measures nothing."""
 
 import subprocess
 import sys
@@ -11,13 +11,13 @@ _INSTALL_TIMEOUT_S = 3600.0
 
 
 class NotInstallable(Exception):
-    """A peer cannot be had on this machine; the text is pip's, or the peer's own, last word."""
+    """A peer cannot be installed on this machine; the text is the last error of pip or of the peer."""
 
 
 def prepare(name: str, requirements: tuple[str, ...], *, module: str, cache: Path = CACHE, note: Callable[[str], None]) -> Path:
-    """Returns the Python of an environment in which `module` can be imported; installs at the first use, which takes minutes.
+    """Returns the Python of an environment in which `module` can be imported; installs it on first use, which takes minutes.
 
-    Raises NotInstallable. Idempotent; an environment with other requirements is brought to these.
+    Raises NotInstallable. Idempotent; an environment with other requirements is updated.
     """
     home, stamp, wanted = cache / name, cache / name / ".installed", "\n".join(requirements)
     python = home / "bin" / "python"
@@ -48,7 +48,7 @@ def _run(command: list[str]) -> None:
 
 
 def last_word(output: str) -> str:
-    """Returns the last line that says what went wrong: pip's last ERROR, else the last line at all."""
+    """Returns the line of the error: pip's last ERROR, else the last line."""
     lines = [line.strip() for line in output.splitlines() if line.strip()]
     errors = [line for line in lines if line.startswith("ERROR: ")]
     return (errors or lines or [""])[-1].removeprefix("ERROR: ")

@@ -1,7 +1,7 @@
 """A worker that sums gradients by torch.distributed's all_reduce over gloo and applies SGD itself. Runs in torch's environment.
 
-There is no server: every worker has all variables. With the argument "flat" all gradients lie in one tensor, which is reduced by one call,
-as DistributedDataParallel's buckets are; else each variable's gradient is a call of its own, all under way at once.
+There is no server: every worker has all variables. With the argument "flat", all gradients lie in one tensor, reduced by one call, like
+DistributedDataParallel's buckets; without it, each variable's gradient is reduced by a call of its own, all at once.
 """
 
 import sys
@@ -13,7 +13,7 @@ from benchmarks.peers.role import measure, read_work
 
 
 def main() -> None:
-    """Trains until it is ended."""
+    """Trains until the process is ended."""
     work, is_flat = read_work(), "flat" in sys.argv[2:]
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{work.directory}/rendezvous", rank=work.index, world_size=work.num_workers)

@@ -1,4 +1,4 @@
-"""A role of MXNet's KVStore dist_sync over ps-lite, SGD on the server. Runs in MXNet's environment, with NumPy of its time."""
+"""A role of MXNet's KVStore dist_sync over ps-lite, with SGD on the server. Runs in MXNet's environment, with an old NumPy."""
 
 import mxnet as mx
 
@@ -6,11 +6,11 @@ from benchmarks.peers.role import measure, read_work
 
 
 def main() -> None:
-    """Trains until it is ended; a server or a scheduler never gets here, for the import of MXNet serves by itself."""
+    """Trains until the process is ended. A server or a scheduler never gets here: importing MXNet runs it."""
     work = read_work()
     store = mx.kv.create("dist_sync")
     if store.rank == 0:
-        # dist_sync gives the optimizer the sum.
+        # dist_sync passes the sum to the optimizer.
         store.set_optimizer(mx.optimizer.SGD(learning_rate=0.1, wd=0.0, rescale_grad=1.0 / work.num_workers))
     keys = [str(index) for index in range(work.num_variables)]
     values = [mx.nd.random.normal(shape=(work.num_elements,)) for _ in keys]

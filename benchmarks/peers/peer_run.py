@@ -1,4 +1,4 @@
-"""Runs a workload once on a peer, each role in its own process. Knows processes and ports; not what the peer does with them."""
+"""Runs a workload once on a peer, each role in its own process. Knows processes and ports; nothing of the peers' programs."""
 
 import dataclasses
 import json
@@ -17,22 +17,22 @@ from lockstep.launcher.supervisor import Process
 
 
 def run_peer(peer: Peer, workload: Workload, *, policy: str, python: Path, timeout_s: float) -> RunFigures:
-    """Starts the peer's processes, runs the workload once, ends them all. Raises LaunchFailed with the words of whatever failed."""
+    """Starts the peer's processes, runs the workload once, ends them all. Raises LaunchFailed with the output of what failed."""
     with Processes(is_quiet=True) as processes:
-        # One for each server, or for a scheduler that then tells all others, and one for each worker.
+        # A port for each server, or for the scheduler that informs the others, and one for each worker.
         ports = _free_ports(workload.num_ps + workload.num_workers)
         launch = _Launch(peer, workload, policy, python, processes, ports=ports)
         servers = [launch.start(name) for name in peer.servers(workload.num_ps)]
         for index in range(workload.num_workers):
             launch.start(f"worker {index}")
         figures = measured(processes, servers, workload, timeout_s=timeout_s)
-        processes.supervisor.stop(grace_s=0.0)  # they would go on for ever, and some of them take their time to notice
+        processes.supervisor.stop(grace_s=0.0)  # they would run for ever, and some react slowly to SIGTERM
     return figures
 
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _Launch:
-    """How the processes of one run are started."""
+    """Starts the processes of one run."""
 
     peer: Peer
     workload: Workload
@@ -77,7 +77,7 @@ class _Launch:
 
 
 def _free_ports(count: int) -> list[int]:
-    """Ports that nobody listens on now: the peers have no way to take any and say which."""
+    """Returns ports that are free now: the peers cannot choose a free port by themselves."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
         for each in sockets:

@@ -1,7 +1,7 @@
-"""What every peer's worker does: take its orders, start with the others, measure its steps, report. Knows only the standard library.
+"""The common part of the peers' workers: reads orders, starts with the others, measures steps, reports. Knows only the standard library.
 
-It runs in the peers' environments, where nothing of ours is installed; what it imports knows only the standard library too. It reports
-events as `benchmarks.harness.worker` does.
+It runs in the peers' environments, without Lockstep, so its imports use only the standard library too. It reports events as
+`benchmarks.harness.worker` does.
 """
 
 import json
@@ -33,17 +33,17 @@ class RoleWork:
 
     @property
     def station(self) -> Station:
-        """What connects a worker with the benchmark."""
+        """The worker's connection to the benchmark."""
         return Station(Path(self.directory))
 
 
 def read_work() -> RoleWork:
-    """Returns what the first argument says, which is JSON."""
+    """Returns the orders from the first argument, which is JSON."""
     return RoleWork(**json.loads(sys.argv[1]))
 
 
 def measure(work: RoleWork, step: Callable[[], object]) -> None:
-    """Runs the steps and reports them. Does not return: it goes on stepping, so that nobody waits for it, until the process is ended."""
+    """Runs the steps and reports them. Does not return: it continues to step until the process is ended, so that no worker waits for it."""
     work.station.await_go()
     for _ in range(work.num_warmup_steps):
         step()

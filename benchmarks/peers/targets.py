@@ -1,8 +1,8 @@
-"""The most that a step of Lockstep is to cost, as a fraction of a peer's step. Knows numbers and words; measures nothing."""
+"""Targets: the most time that a step of Lockstep may take, as a fraction of a peer's. Knows numbers; measures nothing."""
 
 from dataclasses import dataclass
 
-# Own contenders, as the comparison names them.
+# Names of Lockstep's contenders in the comparison.
 SHM, GRPC, BFLOAT16 = "lockstep shm", "lockstep grpc", "lockstep grpc bfloat16"
 SOCKETS, SOCKETS_BFLOAT16 = "lockstep sockets", "lockstep sockets bfloat16"
 EVERY_SIZE = "*"
@@ -10,7 +10,7 @@ EVERY_SIZE = "*"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """`own` is to take `at_most` times what `peer` takes at `size`, synchronous, with 1 server."""
+    """`own` should take at most `at_most` times the time of `peer` at `size`, synchronously, with 1 server."""
 
     size: str
     own: str
@@ -18,7 +18,7 @@ class Target:
     at_most: float
 
     def verdict(self, ratio: float) -> str:
-        """For example "≤ 0.2 of tensorflow: met", with "MISSED" to be seen at once."""
+        """Returns the result as text, for example "≤ 0.2 of tensorflow: met", or "MISSED" in capitals."""
         return f"≤ {self.at_most:g} of {self.peer}: {'met' if self.is_met(ratio) else 'MISSED'}"
 
     def is_met(self, ratio: float) -> bool:
@@ -42,7 +42,7 @@ TARGETS = (
     Target(size="64MiB/16", own=SOCKETS, peer="tensorflow", at_most=0.45),
     Target(size="256MiB/16", own=SOCKETS, peer="tensorflow", at_most=0.6),
     Target(size="64MiB/16", own=SOCKETS_BFLOAT16, peer="tensorflow", at_most=0.35),
-    # All-reduce moves half of the bytes.
+    # All-reduce moves half the bytes.
     *(Target(size=size, own=SOCKETS, peer="gloo-flat", at_most=1.25) for size in ("16MiB/16", "64MiB/16", "256MiB/16")),
     Target(size="64MiB/16", own=SHM, peer="gloo", at_most=0.4),
     Target(size="256MiB/16", own=SHM, peer="gloo", at_most=0.4),
@@ -52,5 +52,5 @@ TARGETS = (
 
 
 def targets_of(size: str, own: str) -> list[Target]:
-    """Returns what an own contender has to keep at a size such as "64MiB/16"."""
+    """Returns the targets of a Lockstep contender at a size such as "64MiB/16"."""
     return [target for target in TARGETS if target.own == own and target.size in (size, EVERY_SIZE)]

@@ -1,6 +1,6 @@
-"""A server or a worker of TensorFlow's parameter servers, between real processes, plain SGD. Runs in TensorFlow's environment.
+"""A server or worker process of TensorFlow's parameter servers, with plain SGD. Runs in TensorFlow's environment.
 
-With the argument "async" each worker's gradients are applied when they come; else by SyncReplicasOptimizer.
+With the argument "async", each worker's gradients are applied on arrival; without it, SyncReplicasOptimizer is used.
 """
 
 import sys
@@ -13,7 +13,7 @@ from benchmarks.peers.role import RoleWork, measure, read_work
 
 
 def main() -> None:
-    """Serves, or trains until it is ended."""
+    """Serves, or trains, until the process is ended."""
     work = read_work()
     tf1 = tf.compat.v1
     tf1.disable_eager_execution()
@@ -40,9 +40,9 @@ def _train(work: RoleWork, cluster: object, target: object) -> None:
         if not is_async:
             optimizer = tf1.train.SyncReplicasOptimizer(optimizer, work.num_workers, work.num_workers)
         train = optimizer.apply_gradients(list(zip(gradients, variables, strict=True)), global_step=global_step)
-        # Without tokens at the start: they let a quick worker do the first steps of both.
+        # No initial tokens: with them, a fast worker could make both workers' first contributions.
         hooks = [] if is_async else [optimizer.make_session_run_hook(is_chief, num_tokens=0)]
-    # A worker that finds nothing initialised looks again only after 30 s. Its server must be there all the same: the chief waits for it.
+    # A worker that finds the model uninitialised retries only after 30 s. Its server must run nevertheless, because the chief waits for it.
     if not is_chief:
         await_file(chief_is_up)
     nothing = {"save_checkpoint_secs": None, "save_summaries_steps": None, "log_step_count_steps": None}

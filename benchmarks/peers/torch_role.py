@@ -1,6 +1,6 @@
-"""A PyTorch training of one model: over DistributedDataParallel, lockstep.torch, a session by hand, or alone. Runs in torch's environment.
+"""Trains one PyTorch model: with DistributedDataParallel, lockstep.torch, a plain session, or alone. Runs in torch's environment.
 
-The first worker notes each step's time, and the CPU time of all processes of the training, once it is warm.
+After the warm-up, the first worker records each step's time, and the CPU time of all processes of the training.
 """
 
 import argparse
@@ -25,7 +25,7 @@ ROWS, ROW_LENGTH, NUM_IDS = 1_000_000, 16, 64
 
 
 def network(kind: str, name: str) -> tuple[Any, Any, Any]:
-    """Returns a model, a batch, and what it is to give."""
+    """Returns a model, a batch, and the batch's targets."""
     if name == "table-1M":
         is_here = kind in ("alone", "ddp")
         bag: Any = nn.EmbeddingBag(ROWS, ROW_LENGTH, mode="sum", sparse=True) if is_here else _bag_on_servers()
@@ -44,7 +44,7 @@ def network(kind: str, name: str) -> tuple[Any, Any, Any]:
 
 
 def main() -> None:
-    """Trains so many steps and writes what they took."""
+    """Trains for some steps and writes their times."""
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers.torch_role")
     parser.add_argument("kind", choices=KINDS)
     parser.add_argument("model", choices=MODELS)
@@ -73,7 +73,7 @@ def main() -> None:
 
 
 def _cpu_s() -> float:
-    """The CPU time so far of all processes of the training: this one's parent has started them."""
+    """Returns the CPU time so far of all processes of the training, the children of this process's parent."""
     total = 0.0
     for process in psutil.Process(os.getppid()).children(recursive=True):
         times = process.cpu_times()
@@ -122,7 +122,7 @@ def _plain(model: Any, optimizers: list[Any], given: Any, wanted: Any) -> Callab
 
 
 def _by_hand(model: Any, given: Any, wanted: Any) -> tuple[Callable[[], None], bool]:
-    """The same without the adapter: a session, and arrays in both directions, as the first page shows it."""
+    """Trains without the adapter, with a session and NumPy arrays, as in the README."""
     import lockstep
 
     session = lockstep.connect()

@@ -1,1 +1,1 @@
-"""What figures come to: medians, tables, plots, and the page of docs that shows them. Knows numbers; runs no process."""
+"""Reports: medians, tables, plots, and the page of the docs that shows them. Knows numbers; runs no process."""

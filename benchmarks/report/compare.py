@@ -1,4 +1,4 @@
-"""Two reports of the same suite side by side: every figure that both have, and their ratio. Knows JSON; nothing of any suite."""
+"""Compares two reports of the same suite: every figure that both have, and their ratio. Knows JSON; nothing of any suite."""
 
 import json
 from collections.abc import Iterator
@@ -7,14 +7,14 @@ from typing import Any
 
 from benchmarks.report.figures import as_row
 
-# What a figure's name ends in. Everything else in a report says what was measured, and must be the same in both.
+# Endings of figures' names. All other fields of a report describe the measurement, and must be the same in both.
 _FIGURES = ("_ms", "_s", "_bytes", "_us", "ratio", "_cpu", "seconds", "accuracy", "cpu_s_per_step")
-# Not figures, though their names end so.
+# Fields with such endings that are not figures.
 _SETTINGS = ("total_bytes", "pace_s", "delay_s")
 
 
 def read_report(path: Path) -> dict[str, Any]:
-    """Returns what a suite wrote as JSON: one object, a list of rows, or an object a line. Raises OSError and ValueError."""
+    """Reads a suite's JSON: one object, a list of rows, or one object per line. Raises OSError and ValueError."""
     text = path.read_text(encoding="utf-8")
     try:
         found = json.loads(text)
@@ -54,6 +54,6 @@ def _is_figure(name: str) -> bool:
 
 
 def _setting(row: dict[str, Any]) -> str:
-    """The words and whole numbers that say which row this is."""
+    """Returns the strings and whole numbers that identify a row."""
     said = {key: value for key, value in row.items() if isinstance(value, str | int) and not isinstance(value, bool)}
     return ", ".join(f"{key} {value}" for key, value in said.items() if key in _SETTINGS or not _is_figure(key))

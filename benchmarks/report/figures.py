@@ -1,4 +1,4 @@
-"""The figures of a benchmark, and how they are summed up and shown. Knows numbers; not how they came about."""
+"""The figures of a benchmark, with summaries and tables. Knows numbers; not how they were measured."""
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -8,10 +8,11 @@ import numpy as np
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunFigures:
-    """One run: wall seconds of each step as worker 0 saw it, CPU seconds a step of one process of each role, its memory.
+    """One run: wall seconds of each step at worker 0, CPU seconds per step of one process of each role, and its memory.
 
-    `peak_rss_bytes` counts shared pages in full in every process that has them; `pss_bytes`, after the last step, divides each by their
-    number, so that it may be added up: `total_pss_bytes` is that of all processes. 0: not known. `transports`: what the sessions used.
+    `peak_rss_bytes` counts shared pages in full in every process that has them. `pss_bytes`, measured after the last step, divides each
+    shared page by the number of its processes, so values can be added: `total_pss_bytes` is the sum over all processes. 0: unknown.
+    `transports`: the sessions' transports.
     """
 
     step_s: list[float]
@@ -25,7 +26,7 @@ class RunFigures:
 
     @property
     def total_cpu_s_per_step(self) -> float:
-        """CPU seconds that a step costs all processes together, where it is known how many there are of each role."""
+        """CPU seconds per step of all processes together, if their numbers are known."""
         return sum(value * self.num_processes.get(role, 1) for role, value in self.cpu_s_per_step.items())
 
     @property
@@ -40,12 +41,12 @@ class RunFigures:
 
     @property
     def p90_ms(self) -> float:
-        """Nine of ten steps took no longer."""
+        """The 90th percentile of the step times."""
         return float(np.quantile(self.step_s, 0.9)) * 1e3
 
 
 def summary(runs: Sequence[RunFigures]) -> dict[str, object]:
-    """The run with the median of the medians (the lower one of two), and the medians of all runs: how much they differ is the noise."""
+    """Returns the run with the median of the medians (the lower one of two), and the medians of all runs, whose spread is the noise."""
     middle = sorted(runs, key=lambda run: run.median_ms)[(len(runs) - 1) // 2]
     return {
         "median_ms": round(middle.median_ms, 3),

@@ -1,4 +1,4 @@
-"""What figures were made on, as far as this process can tell. Knows this machine; measures nothing."""
+"""Describes the machine that figures were made on, as far as this process can tell. Measures nothing."""
 
 import datetime
 import os
@@ -7,7 +7,7 @@ from importlib.metadata import version
 
 
 def machine() -> dict[str, object]:
-    """Returns when, on how many processors, how busy, and with which versions."""
+    """Returns date, number of processors, load and versions."""
     return {
         "date": datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%d %H:%M UTC"),
         "cpus": os.cpu_count(),

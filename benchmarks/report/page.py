@@ -1,4 +1,4 @@
-"""Puts measured figures into a page of docs/. Knows its marks and the reports; measures nothing.
+"""Puts measured figures into a page of docs/. Knows the page's markers and the reports; measures nothing.
 
 The text between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replaced; NAME is "peers", "table", "profile-before" or
 "profile-after", or "targets" for the targets and whether they were met.

@@ -11,11 +11,11 @@ from benchmarks.report.straggler_figures import RunOfArm
 
 
 class CannotPlot(Exception):
-    """There can't be a plot; the text says what to do."""
+    """A plot cannot be drawn; the text says what to do."""
 
 
 def check_plot(path: Path) -> None:
-    """Raises CannotPlot now rather than after minutes of measuring."""
+    """Raises CannotPlot before the measurement, which takes minutes."""
     if importlib.util.find_spec("matplotlib") is None:
         raise CannotPlot("--plot needs matplotlib: run `.venv/bin/pip install '.[bench]'`")
     if path.suffix != ".png" or not path.absolute().parent.is_dir():
@@ -43,7 +43,7 @@ def plot_panels(path: Path, *, title: str, panels: Mapping[str, tuple[Sequence[s
 
 
 def plot_stragglers(path: Path, *, title: str, arms: Mapping[str, Sequence[RunOfArm]], predicted_ms: Mapping[str, float]) -> None:
-    """Draws, for each arm: how its step times are distributed, its mean step beside the predicted one, and the loss over time."""
+    """Draws, for each arm, the distribution of its step times, its mean step beside the predicted one, and the loss over time."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.0, 4.2), layout="constrained")

@@ -1,4 +1,4 @@
-"""What a profile comes to: when in a step each part begins, how long it takes, what CPU. Knows intervals and rows; no process."""
+"""Summarizes a profile: for each part of a step its begin, duration and CPU time. Knows intervals and rows; no process."""
 
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
@@ -8,11 +8,11 @@ from benchmarks.harness.seams import Interval
 
 
 def parts_of(intervals: Sequence[Interval], steps: Sequence[Interval], *, who: str) -> list[dict[str, Any]]:
-    """Sums up intervals by part and by their turn in a step (first push, second push), in the order in which they mostly begin.
+    """Summarizes intervals by part and by occurrence in a step (first push, second push), in the usual order of their begin.
 
-    `steps` are worker 0's, one after the other; what begins in none of them is left out. An interval belongs to the step in which it
-    begins. Of each, medians over the steps in which it is: `begin_ms` after the step's begin, `ms`, `cpu_ms` of its thread (not of others
-    that help it); `share`: in what part of the steps it is at all.
+    `steps` are worker 0's, one after the other. An interval belongs to the step in which it begins; one that begins in no step is left out.
+    Each row has medians over the steps with the part: `begin_ms` after the step's begin, `ms`, and `cpu_ms` of its own thread, without
+    helper threads. `share`: the fraction of steps that have the part.
     """
     found: dict[tuple[str, int], list[tuple[float, Interval]]] = {}
     ordered, at = sorted(intervals, key=lambda each: each.begin), 0
@@ -41,7 +41,7 @@ def _part(who: str, part: str, turn: int, seen: Sequence[tuple[float, Interval]]
 
 
 def process_rows(found: Mapping[str, Any]) -> Iterator[list[str]]:
-    """Yields the rows of both tables of one path, as Markdown has them: processes, then parts in their order."""
+    """Yields the rows of both tables of one path for Markdown: processes, then parts in order."""
     yield ["process", "user, ms a step", "system, ms a step", "both"]
     yield ["---"] * 4
     for name, (user, system) in found["cpu_ms"].items():

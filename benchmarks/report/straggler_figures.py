@@ -1,4 +1,4 @@
-"""The figures of the stragglers' benchmark: of what its workers saw, and of what a plan predicts. Knows numbers; runs no process."""
+"""The figures of the stragglers' benchmark, from its workers' reports and from a plan's predictions. Knows numbers; runs no process."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -13,7 +13,7 @@ from lockstep.planning.trace import TraceRow, times_by_worker
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
-    """The model on the test examples, with the variables of `step`, which this worker had at `at`."""
+    """An evaluation on the test examples, with the variables of `step`, which this worker had at the time `at`."""
 
     step: int
     at: float
@@ -23,7 +23,7 @@ class Look:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerReport:
-    """What one worker saw, by a clock that all processes share: when each of its steps began and how long it computed; and the end."""
+    """One worker's report, by a clock that all processes share: for each step its begin and computing time; and the end."""
 
     steps: list[int] = field(default_factory=list)
     began_at: list[float] = field(default_factory=list)
@@ -37,7 +37,7 @@ class StragglerReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunOfArm:
-    """One training: seconds of each of its steps, what workers computed, and how the model fared; `looks` count time from the start."""
+    """One training: seconds of each step, computing times of workers, evaluations of the model; times of `looks` count from the start."""
 
     num_required: int
     step_s: list[float]
@@ -65,7 +65,7 @@ def run_of_arm(reports: Sequence[StragglerReport], *, num_required: int) -> RunO
     began[max(report.last_step for report in reports)] = min(report.ended_at for report in reports)
     steps = sorted(began)
     step_s = np.diff([began[step] for step in steps])
-    # Where a step waits for all, what it takes beyond its slowest computation are calls, transfers and the update.
+    # If a step waits for all workers, its time beyond the slowest computation is that of calls, transfers and the update.
     overheads = [duration - slowest[step] for step, duration in zip(steps, step_s, strict=False)]
     start = began[steps[0]]
     num_accepted = sum(report.num_accepted for report in reports)
@@ -88,12 +88,12 @@ def run_of_arm(reports: Sequence[StragglerReport], *, num_required: int) -> RunO
 
 
 def look_at_time(looks: Sequence[Look], seconds: float) -> Look:
-    """Returns the last look that was taken by then, or the first."""
+    """Returns the last evaluation until then, or the first one."""
     return max((look for look in looks if look.at <= seconds), key=lambda look: look.at, default=looks[0])
 
 
 def arm_figures(runs: Sequence[RunOfArm], *, same_time_s: float) -> dict[str, object]:
-    """Sums up the runs of one arm, whose steps count together; of the model, medians over the runs."""
+    """Summarizes the runs of one arm: figures of all steps together, and medians over the runs for the model."""
     step_ms = 1e3 * np.concatenate([run.step_s for run in runs])
     ends, at_time = [run.looks[-1] for run in runs], [look_at_time(run.looks, same_time_s) for run in runs]
     num_accepted, num_dropped = sum(run.num_accepted for run in runs), sum(run.num_dropped for run in runs)
@@ -116,7 +116,7 @@ def arm_figures(runs: Sequence[RunOfArm], *, same_time_s: float) -> dict[str, ob
 
 
 def predict(runs: Sequence[RunOfArm], *, num_workers: int, backups: Sequence[int], calls_s: float, seed: int) -> list[SimulationResult]:
-    """Returns what `lockstep plan` says for each number of backups, from the traces of runs without any."""
+    """Returns the predictions of `lockstep plan` for each number of backups, from the traces of runs without backups."""
     latency = Measured(times_by_worker(row for run in runs for row in run.trace))
     question = Question(
         latency=latency, costs=Costs(calls_s=calls_s), num_workers=num_workers, backups=tuple(backups), num_rounds=2000, seed=seed

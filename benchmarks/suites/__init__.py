@@ -1,4 +1,4 @@
-"""What is measured: `step`, `wire` (what travels), `server` (one of them), `saving` (checkpoints), `coordination` (policies), `scale`.
+"""The suites: `step`, `wire` (formats and encryption), `server` (one server), `saving` (checkpoints), `coordination` (policies), `scale`.
 
-A suite is a module: its arguments, its table, and what one worker does. `benchmarks/__main__.py` lists them.
+A suite is a module with its arguments, its table, and its workers' code. `benchmarks/__main__.py` lists them.
 """

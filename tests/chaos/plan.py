@@ -25,7 +25,7 @@ class Plan:
     history: bool = False
     has_proxies: bool = False
     has_standbys: bool = False  # "standby 0" beside "ps 0", and so on
-    lonely: tuple[str, int] | None = None  # a worker's name and a server's index: the way between the two has a weather of its own
+    lonely: tuple[str, int] | None = None  # a worker's name and a server's index: the path between the two has conditions of its own
     chief_flags: Sequence[str] = ()
     worker_flags: Mapping[int, Sequence[str]] | None = None
     wrapper: Mapping[str, Sequence[str]] | None = None  # by process name: what `python -m` runs instead, before the module's name

@@ -12,7 +12,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.relay import Relay, Weather
+from benchmarks.harness.relay import Conditions, Relay
 from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import ClusterStatus
 from ps_protocol.rpc.chief import GrpcChief
@@ -39,17 +39,18 @@ class Cluster:
         self.chief_address = self.address("chief")
         self.processes: dict[str, subprocess.Popen[bytes]] = {}
         self.lives: dict[str, int] = {}
-        self.chief_weather, self.worker_weather, self.worker_to_chief, self.lonely_weather = Weather(), Weather(), Weather(), Weather()
+        self.chief_conditions, self.worker_conditions = Conditions(), Conditions()
+        self.worker_to_chief, self.lonely_conditions = Conditions(), Conditions()
         self.proxies: list[Relay] = []
         self._stack = stack
         self._chief: GrpcChief | None = None
         directory.mkdir(parents=True, exist_ok=True)
         stack.callback(self._close)
         if plan.has_proxies:
-            ways = [partial(self._weather_of, index) for index in range(plan.num_ps)]
-            relays = (Relay(f"unix:{sockets}/ps{index}", weather_of=way) for index, way in enumerate(ways))
+            ways = [partial(self._conditions_of, index) for index in range(plan.num_ps)]
+            relays = (Relay(f"unix:{sockets}/ps{index}", conditions_of=way) for index, way in enumerate(ways))
             self.proxies = [stack.enter_context(relay) for relay in relays]
-            self.chief_proxy = stack.enter_context(Relay(f"unix:{sockets}/chief", weather_of=lambda pid: self.worker_to_chief))
+            self.chief_proxy = stack.enter_context(Relay(f"unix:{sockets}/chief", conditions_of=lambda pid: self.worker_to_chief))
 
     def address(self, name: str) -> str:
         """Where a role serves."""
@@ -281,11 +282,11 @@ class Cluster:
         flags += ["--history", str(self.history)] if self.plan.history else []
         return [*flags, *(["--enable-failpoints"] if points else [])]
 
-    def _weather_of(self, server: int, pid: int) -> Weather:
+    def _conditions_of(self, server: int, pid: int) -> Conditions:
         name = self.name_of(pid)
         if (name, server) == self.plan.lonely:
-            return self.lonely_weather
-        return self.worker_weather if name.startswith("worker") else self.chief_weather
+            return self.lonely_conditions
+        return self.worker_conditions if name.startswith("worker") else self.chief_conditions
 
     def _close(self) -> None:
         if self._chief is not None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.harness.relay import Relay, Weather
+from benchmarks.harness.relay import Conditions, Relay
 from tests.chaos import claims, script
 from tests.support.waiting import wait_until
 
@@ -50,23 +50,23 @@ def test_a_contribution_more_or_less_makes_values_different() -> None:
 
 
 def test_the_relay_cuts_a_connection_behind_the_very_byte(socket_dir: Path) -> None:
-    weather, told = Weather(), list[int]()
-    weather.on_cut = told.append
+    conditions, told = Conditions(), list[int]()
+    conditions.on_cut = told.append
     with ExitStack() as stack:
         server = stack.enter_context(socket.socket(socket.AF_UNIX))
         server.bind(f"{socket_dir}/server")
         server.listen()
-        relay = stack.enter_context(Relay(f"unix:{socket_dir}/server", weather_of=lambda pid: weather))
+        relay = stack.enter_context(Relay(f"unix:{socket_dir}/server", conditions_of=lambda pid: conditions))
         client = stack.enter_context(socket.socket(socket.AF_UNIX))
         client.connect(relay.address.removeprefix("unix:"))
         behind = stack.enter_context(server.accept()[0])
         client.sendall(b"a" * 50)
         wait_until(lambda: len(behind.recv(100, socket.MSG_PEEK)) == 50, what="the first bytes pass")
-        weather.cut_in = 70
+        conditions.cut_in = 70
         client.sendall(b"b" * 100)
         received = b"".join(iter(lambda: behind.recv(100), b""))
         assert received == b"a" * 50 + b"b" * 70
         assert client.recv(1) == b""
     assert told == [os.getpid()]
-    assert weather.num_cuts == 1
+    assert conditions.num_cuts == 1
     assert relay.num_up == 150

@@ -27,11 +27,11 @@ def test_a_partition_that_heals_changes_nothing(start: Started, record: Record, 
     """F14 and F17: bytes are held back, and neither end is told."""
     cluster = start(plan)
     cluster.await_step(10)
-    weather = {"workers and ps": cluster.worker_weather, "chief and ps": cluster.chief_weather}.get(who, cluster.worker_to_chief)
-    weather.to_server, weather.to_client = way == "back", way == "there"
+    conditions = {"workers and ps": cluster.worker_conditions, "chief and ps": cluster.chief_conditions}.get(who, cluster.worker_to_chief)
+    conditions.to_server, conditions.to_client = way == "back", way == "there"
     cluster.await_standstill()
     assert len(cluster.running(cluster.everybody)) == len(cluster.everybody)
-    weather.to_server = weather.to_client = True
+    conditions.to_server = conditions.to_client = True
     healed_at = time.monotonic()
     cluster.await_end()
     record(f"partition of {who}, {way}: after healing", standstill_s=_first_step_after(cluster, healed_at), target_s=HEAL_TARGET_S)
@@ -47,9 +47,9 @@ def test_connections_that_break_all_at_once_are_made_again(start: Started, recor
     for step in (8, 16, 24):
         cluster.await_step(step)
         proxies = [cluster.chief_proxy] if who == "workers and chief" else cluster.proxies
-        weather = {"workers and ps": cluster.worker_weather, "chief and ps": cluster.chief_weather}.get(who)
+        conditions = {"workers and ps": cluster.worker_conditions, "chief and ps": cluster.chief_conditions}.get(who)
         for proxy in proxies:
-            proxy.sever(weather)
+            proxy.sever(conditions)
     cluster.await_end()
     assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults()
@@ -62,7 +62,7 @@ def test_a_connection_cut_in_the_middle_of_a_contribution_is_without_effect(star
     cluster = start(plan)
     for number, step in enumerate((8, 16, 24)):
         cluster.await_step(step)
-        cluster.worker_weather.cut_in = num_bytes
+        cluster.worker_conditions.cut_in = num_bytes
         cluster.await_(partial(_has_cut, cluster, number), what="a connection is cut")
     cluster.await_end()
     assert cluster.rollbacks() == 0
@@ -81,8 +81,8 @@ def test_a_worker_killed_with_half_of_its_contribution_sent_is_replaced(start: S
         has_struck.set()
 
     cluster.await_step(10)
-    cluster.worker_weather.on_cut = strike
-    cluster.worker_weather.cut_in = num_bytes
+    cluster.worker_conditions.on_cut = strike
+    cluster.worker_conditions.cut_in = num_bytes
     cluster.await_(has_struck.is_set, what="a worker is killed while it pushes")
     cluster.await_death(killed[0])
     cluster.restart(killed[0])
@@ -95,11 +95,11 @@ def test_one_worker_that_is_parted_from_one_server_holds_up_the_step_and_nothing
     """F14: all other ways are open, so that the rest of the step is there; none of it shows anywhere before the missing part."""
     cluster = start(replace(PLAN, lonely=("worker 1", 1)))
     cluster.await_step(10)
-    weather = cluster.lonely_weather
-    weather.to_server, weather.to_client = way == "back", way == "there"
+    conditions = cluster.lonely_conditions
+    conditions.to_server, conditions.to_client = way == "back", way == "there"
     cluster.await_standstill()
     assert "worker 1" in cluster.waiting_for()
-    weather.to_server = weather.to_client = True
+    conditions.to_server = conditions.to_client = True
     healed_at = time.monotonic()
     cluster.await_end()
     record(f"worker parted from a ps, {way}: after healing", standstill_s=_first_step_after(cluster, healed_at), target_s=HEAL_TARGET_S)
@@ -112,14 +112,14 @@ def test_servers_that_refuse_all_callers_for_a_while_are_asked_again(start: Star
     """F14: all connections are broken, and new ones refused until it is mended."""
     cluster = start(plan)
     cluster.await_step(10)
-    for weather in (cluster.worker_weather, cluster.chief_weather, cluster.worker_to_chief):
-        weather.lets_in = False
+    for conditions in (cluster.worker_conditions, cluster.chief_conditions, cluster.worker_to_chief):
+        conditions.lets_in = False
     for proxy in [*cluster.proxies, cluster.chief_proxy]:
         proxy.sever()
     cluster.await_standstill()
     assert len(cluster.running(cluster.everybody)) == len(cluster.everybody)
-    for weather in (cluster.worker_weather, cluster.chief_weather, cluster.worker_to_chief):
-        weather.lets_in = True
+    for conditions in (cluster.worker_conditions, cluster.chief_conditions, cluster.worker_to_chief):
+        conditions.lets_in = True
     healed_at = time.monotonic()
     cluster.await_end()
     record("all ways broken: after healing", standstill_s=_first_step_after(cluster, healed_at), target_s=HEAL_TARGET_S)
@@ -128,12 +128,12 @@ def test_servers_that_refuse_all_callers_for_a_while_are_asked_again(start: Star
 
 
 def _is_slow(cluster: Cluster) -> None:
-    for weather in (cluster.worker_weather, cluster.chief_weather, cluster.worker_to_chief):
-        weather.delay_s = 0.05
+    for conditions in (cluster.worker_conditions, cluster.chief_conditions, cluster.worker_to_chief):
+        conditions.delay_s = 0.05
 
 
 def _drips(cluster: Cluster) -> None:
-    cluster.worker_weather.drips = True
+    cluster.worker_conditions.drips = True
 
 
 @pytest.mark.parametrize("make_it", [_is_slow, _drips])
@@ -161,7 +161,7 @@ def test_packets_that_are_lost_doubled_and_disordered_give_the_same_values() -> 
 
 
 def _has_cut(cluster: Cluster, more_than: int) -> bool:
-    return cluster.worker_weather.num_cuts > more_than
+    return cluster.worker_conditions.num_cuts > more_than
 
 
 def _first_step_after(cluster: Cluster, since: float) -> float:

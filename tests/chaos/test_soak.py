@@ -78,10 +78,10 @@ class Nemesis:
 
     def silence(self, name: str) -> None:
         """Between two kinds of roles, in one direction or both."""
-        weather = self.random.choice([self.cluster.chief_weather, self.cluster.worker_weather, self.cluster.worker_to_chief])
-        weather.to_server, weather.to_client = self.random.choice([(False, False), (True, False), (False, True)])
+        conditions = self.random.choice([self.cluster.chief_conditions, self.cluster.worker_conditions, self.cluster.worker_to_chief])
+        conditions.to_server, conditions.to_client = self.random.choice([(False, False), (True, False), (False, True)])
         threading.Event().wait(self.random.choice([0.5, 2.0]))
-        weather.to_server = weather.to_client = True
+        conditions.to_server = conditions.to_client = True
 
 
 class Sizes:

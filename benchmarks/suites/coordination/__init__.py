@@ -1,1 +1,1 @@
-"""Coordination of workers: `policies` compares the policies, `straggler` has late workers, with and without backup workers."""
+"""Coordination of workers: `policies` compares the policies, `straggler` measures late workers with and without backup workers."""

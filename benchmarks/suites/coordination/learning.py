@@ -20,7 +20,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 
 
 def learn(station: Station, train: Callable[[Session, Examples, Examples], Any], *, learning_rate: float, num_workers: int) -> None:
-    """Joins, begins with the others, and reports what `train` returns, given the session, this worker's examples and the test ones."""
+    """Joins, begins with the others, calls `train` with the session, this worker's examples and the test ones, and reports its result."""
     examples, test = split(load_digits())
     with worker_client.connect() as session:
         session.create_or_join(initial_values(seed=_SEED), optimizer=worker_client.sgd(learning_rate))

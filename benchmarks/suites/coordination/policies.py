@@ -1,4 +1,4 @@
-"""The same work under each coordination policy, one worker slow. Knows the settings, the table, and what one worker does."""
+"""Runs the same work under each policy, with one slow worker. Knows the settings, the table, and the worker's code."""
 
 import argparse
 import json
@@ -23,7 +23,7 @@ from worker_client import Session, async_policy, ssp_policy, sync_policy
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyWork:
-    """What every worker is given: a batch takes `pace_s` seconds at least, of the worker `slow_worker` `slowdown` times as many."""
+    """The workers' orders: a batch takes at least `pace_s` seconds, and `slowdown` times as long on worker `slow_worker`."""
 
     num_workers: int
     learning_rate: float
@@ -34,7 +34,7 @@ class PolicyWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WorkReport:
-    """What one worker saw: seconds from its first batch to the end, and of them waiting for others; its contributions and how stale."""
+    """One worker's report: seconds from its first batch to the end, seconds of waiting, its contributions and their staleness."""
 
     seconds: float
     waiting_s: float
@@ -88,14 +88,14 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A row of the table: a policy, and with sync how many of the slowest workers a step does not wait for."""
+    """A row of the table: a policy and, with sync, the number of backup workers."""
 
     name: str
     policy: PolicySpec
     num_backups: int = 0
 
     def contributions_a_step(self, num_workers: int) -> int:
-        """How many contributions one update of the variables is the mean of."""
+        """The number of contributions in one update of the variables."""
         return num_workers - self.num_backups if self.policy == sync_policy() else 1
 
 
@@ -126,7 +126,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]:
-    """Yields each policy's figures, printed."""
+    """Yields each policy's figures, and prints them."""
     arms = [arm for arm in ARMS if not options.only or arm.name in options.only]
     if not options.json:
         print(head_rows(_COLUMNS), flush=True)
@@ -134,14 +134,17 @@ def _rows(options: argparse.Namespace) -> Iterator[tuple[str, dict[str, float]]]
         runs = []
         for _ in range(options.repeat):
             runs.append(_figures(_run(arm, options)))
-            options.far.advance(1, total=options.repeat * len(arms))
+            options.progress.advance(1, total=options.repeat * len(arms))
         row = _median(runs)
         print(json.dumps({"policy": arm.name, **row}) if options.json else _row(arm.name, row), flush=True)
         yield arm.name, row
 
 
 def _run(arm: Arm, options: argparse.Namespace) -> list[WorkReport]:
-    """Trains with processes for all roles; every arm applies as many contributions. Raises LaunchFailed in the words of what failed."""
+    """Trains with processes for all roles; every arm applies the same number of contributions.
+
+    Raises LaunchFailed with the error's output.
+    """
     share = arm.contributions_a_step(options.workers)
     spec = ClusterSpec(
         num_ps=options.ps,
@@ -152,7 +155,7 @@ def _run(arm: Arm, options: argparse.Namespace) -> list[WorkReport]:
     )
     work = PolicyWork(
         num_workers=options.workers,
-        # An update that is the mean of n contributions goes n times as far: then equal work is an equal sum of gradients.
+        # The rate of an update from n contributions is n times as high, so that equal work is an equal sum of gradients.
         learning_rate=options.learning_rate * share,
         pace_s=options.pace,
         slow_worker=options.workers - 1,
@@ -162,7 +165,7 @@ def _run(arm: Arm, options: argparse.Namespace) -> list[WorkReport]:
 
 
 def _figures(reports: list[WorkReport]) -> dict[str, float]:
-    """The last worker is the slow one."""
+    """Returns the figures of one run, whose last worker is the slow one."""
     staleness = [value for report in reports for value in report.staleness]
     fast = reports[:-1] or reports
     return {

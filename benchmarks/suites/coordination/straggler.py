@@ -1,4 +1,4 @@
-"""Late workers, with and without backup workers. Knows the arms, the table, and what one worker does."""
+"""Measures late workers, with and without backup workers. Knows the arms, the table, and the worker's code."""
 
 import argparse
 import statistics
@@ -29,7 +29,7 @@ from worker_client import Session
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerWork:
-    """What every worker is given: a batch takes `pace_s` seconds at least, and with `probability` `delay_s` seconds more."""
+    """The workers' orders: a batch takes at least `pace_s` seconds, and `delay_s` seconds more with `probability`."""
 
     num_workers: int
     learning_rate: float
@@ -61,7 +61,7 @@ def _train(work: StragglerWork, session: Session, part: Examples, test: Examples
         step, begin = session.local_step, time.monotonic()
         variables, gradients = session.views(), session.gradient_buffers()
         if worker == 0 and (not kept or step >= kept[-1][0] + work.look_every):
-            kept.append((step, begin, _copy(variables)))  # looked at when nobody waits
+            kept.append((step, begin, _copy(variables)))  # evaluated after training
         batch = part.batch(BATCH_SIZE, worker=worker, step=step)
         loss_and_gradients(variables, batch.images, batch.labels, into=gradients)
         delayed_s = delay_s(work, worker=worker, step=step)
@@ -123,20 +123,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_arms(options: argparse.Namespace, backups: Sequence[int]) -> dict[int, list[RunOfArm]]:
-    """Returns the runs of each number of backups. One arm after the other, again and again, so that a busy minute falls on all."""
+    """Returns the runs of each number of backups. Arms run by turns, so that a busy minute of the machine affects all of them."""
     arms: dict[int, list[RunOfArm]] = {number: [] for number in backups}
     for number in range(options.repeat):
         for num_backups in backups:
             run = _run(options, num_backups=num_backups, seed=options.seed + number)
             arms[num_backups].append(run)
-            options.far.advance(1, total=options.repeat * len(backups))
+            options.progress.advance(1, total=options.repeat * len(backups))
             mean_ms = 1e3 * statistics.fmean(run.step_s)
             print(f"R={run.num_required} run {number + 1}: mean step {mean_ms:.1f} ms", file=sys.stderr, flush=True)
     return arms
 
 
 def _run(options: argparse.Namespace, *, num_backups: int, seed: int) -> RunOfArm:
-    """Trains once, with processes for all roles. Raises LaunchFailed in the words of what failed."""
+    """Trains once, with processes for all roles. Raises LaunchFailed with the error's output."""
     spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, num_backups=num_backups, passed_on={MAX_STEPS: options.steps})
     work = StragglerWork(
         num_workers=options.workers,
@@ -156,7 +156,7 @@ def _report_of(fields: dict[str, Any]) -> StragglerReport:
 
 
 def _report(options: argparse.Namespace, arms: dict[int, list[RunOfArm]]) -> dict[str, Any]:
-    """Returns all figures, with what `lockstep plan` predicts from the trace of the arm without backups."""
+    """Returns all figures, with the predictions of `lockstep plan` from the trace of the arm without backups."""
     same_time_s = min(statistics.median(run.seconds for run in runs) for runs in arms.values())
     rows = {number: arm_figures(runs, same_time_s=same_time_s) for number, runs in arms.items()}
     calls_s = statistics.median(run.overhead_s for run in arms[0])

@@ -1,1 +1,1 @@
-"""Checkpoints: `checkpoint` what a save costs one parameter server, `durability` what each setting costs a cluster."""
+"""Checkpoints: `checkpoint` measures the cost of a save on one parameter server, `durability` that of each setting on a cluster."""

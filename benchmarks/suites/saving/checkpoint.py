@@ -1,4 +1,4 @@
-"""What saving costs the steps of one parameter server. Knows the server's core; no process, no wire."""
+"""Measures how saving slows down the steps of one parameter server. Knows the server's core; no process, no network."""
 
 import argparse
 import statistics
@@ -29,11 +29,11 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(nbytes: int, *, optimizer: str, num_saves: int, num_threads: int, where: Path | None = None) -> dict[str, Any]:
-    """Applies step after step, by turns with nothing else to do and while a checkpoint is written; times are medians, in milliseconds.
+    """Applies steps alternately with and without a checkpoint being written; times are medians, in milliseconds.
 
-    `stall_ms`: how long steps wait for a save; `copy_ms`: a plain copy of as many bytes just before; `excess_ms`: how much longer than the
-    median the longest apply around a save is, with the wait for the save if it is the first. The first save, whose memory is new, has a
-    figure of its own. `where` None: a temporary directory.
+    `stall_ms`: how long steps wait for a save; `copy_ms`: a plain copy of the same number of bytes just before; `excess_ms`: how much the
+    longest apply around a save exceeds the median, including the wait for the save if it is the first apply. The first save, whose memory
+    is new, has a figure of its own. `where` None: a temporary directory.
     """
     with tempfile.TemporaryDirectory(dir=where) as directory:
         saved = Path(directory) / "checkpoints"
@@ -83,7 +83,7 @@ def measure(nbytes: int, *, optimizer: str, num_saves: int, num_threads: int, wh
 
 
 def in_words(report: dict[str, Any]) -> str:
-    """Returns the report for a reader."""
+    """Returns the report as text."""
     first, copy, excess = (f"{report[name]:.1f}" for name in ("first_stall_ms", "copy_ms", "excess_ms"))
     title = f"{human_bytes(report['bytes'])} of float32, {report['optimizer']}, {report['threads']} threads, {report['saves']} saves"
     return "\n".join(

@@ -1,4 +1,4 @@
-"""What each durability costs a step of a cluster. Knows settings and a table; `step` measures."""
+"""Measures a cluster's step with each durability. Knows settings and a table; `step` measures."""
 
 import argparse
 import statistics
@@ -14,13 +14,13 @@ from benchmarks.harness.workload import NUM_SLOTS, NUM_WARMUP_STEPS, OPTIMIZERS,
 from benchmarks.report.figures import as_row, head_rows
 
 SIZES = ("4KiB/4", "1MiB/8", "64MiB/16")
-# Up to so many bytes, so many steps between two checkpoints: each is written before the next is due.
+# (Most bytes, steps between two checkpoints): each checkpoint is written before the next is due.
 _BETWEEN = ((1 << 16, 200), (1 << 21, 200), (1 << 24, 60))
 _FEWEST_BETWEEN = 40
-# … and so many steps of which each is saved.
+# (Most bytes, steps), for runs that save each step.
 _SAVED = ((1 << 16, 60), (1 << 21, 40), (1 << 24, 20))
 _FEWEST_SAVED = 10
-# A save begins when a step is announced: the next ones may wait for it.
+# A save begins when a step is announced, and this many following steps may wait for it.
 _NUM_AFTER = 3
 COLUMNS = ("size", "none, ms", "interval, ms", "all of it", "longest at a save, beyond", "without one", "a copy", "step, ms")
 
@@ -45,10 +45,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(bare: Workload, options: argparse.Namespace) -> dict[str, Any]:
-    """Trains without checkpoints, with some and with one of each step, by turns; times are in milliseconds.
+    """Trains by turns without checkpoints, with some, and with one of each step; times are in milliseconds.
 
-    `excess_ms`: how much longer than the median the longest step at a save is, the median of all saves; `quiet_excess_ms`: the same of the
-    same steps where nothing is saved. `copy_ms`: of as many bytes as are saved, in one thread, into memory that is there.
+    `excess_ms`: how much the longest step at a save exceeds the median step; the median over all saves. `quiet_excess_ms`: the same for the
+    same steps of a run without saves. `copy_ms`: a copy of the saved bytes, in one thread, into memory that has been used before.
     """
     between = options.between or steps_for(bare.total_bytes, _BETWEEN, fewest=_FEWEST_BETWEEN)
     at = range(between - NUM_WARMUP_STEPS, options.saves * between, between)
@@ -61,7 +61,7 @@ def measure(bare: Workload, options: argparse.Namespace) -> dict[str, Any]:
         for durability, (workload, checkpoint_steps) in kept.items():
             setting = Setting(transport=options.transport, durability=durability, checkpoint_steps=checkpoint_steps)
             steps[durability].append(run_once(workload, setting=setting).step_s)
-            options.far.advance(1, total=options.repeat * len(kept))
+            options.progress.advance(1, total=options.repeat * len(kept))
         copy = PlainCopy(bare.total_bytes * (1 + NUM_SLOTS[options.optimizer]))
         copies += [copy.seconds() for _ in range(5)]
     return {
@@ -78,14 +78,14 @@ def measure(bare: Workload, options: argparse.Namespace) -> dict[str, Any]:
 
 
 def cells(report: dict[str, Any]) -> list[str]:
-    """Returns the row of the table that COLUMNS heads."""
+    """Returns the row of the table with the columns COLUMNS."""
     size = size_title(Workload(**{field.name: report[field.name] for field in fields(Workload)}))
     medians = [f"{report['none_ms']:.2f}", f"{report['interval_ms']:.2f}", f"x {report['interval_to_none']:.2f}"]
     return [size, *medians, *(f"{report[name]:.1f}" for name in ("excess_ms", "quiet_excess_ms", "copy_ms", "step_ms"))]
 
 
 def _excess(runs: Sequence[Sequence[float]], at: Sequence[int]) -> float:
-    """The median, of all saves, of the longest step at each beyond the run's median. Step 0 is saved too, before what is measured."""
+    """Returns the median, over all saves, of the longest step at a save minus the run's median. Step 0 is saved before the measurement."""
     return statistics.median(max(step_s[first : first + _NUM_AFTER]) - statistics.median(step_s) for step_s in runs for first in at)
 
 

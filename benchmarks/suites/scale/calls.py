@@ -1,4 +1,4 @@
-"""How a worker calls its chief, for asyncio. Knows messages; no worker's loop."""
+"""A worker's calls to its chief, for asyncio. Knows messages; no worker's loop."""
 
 import asyncio
 import itertools
@@ -18,7 +18,7 @@ Timed = tuple[float, pb.TokenReply]
 
 
 class Calls:
-    """What a worker asks of its chief: over one stream what comes with every step. Tokens come with the moment at which they were there."""
+    """A worker's connection to its chief, with one stream for the calls of every step. Returns tokens with their time of arrival."""
 
     def __init__(self, address: str) -> None:
         self._channel = grpc.aio.insecure_channel(address, options=CHANNEL_OPTIONS)
@@ -30,7 +30,7 @@ class Calls:
         self._turn = asyncio.Lock()
 
     async def register(self, request: pb.RegisterWorkerRequest) -> pb.RegisterWorkerResponse:
-        """Takes the worker in."""
+        """Registers the worker."""
         return pb.RegisterWorkerResponse.FromString(await self._call("RegisterWorker", request))
 
     async def dequeue(self, request: pb.DequeueTokenRequest) -> Timed:
@@ -70,7 +70,7 @@ class Calls:
 
     async def _read(self) -> None:
         try:
-            # At its end a stream gives a value of its own, which is no bytes.
+            # At its end, a stream returns a value that is not bytes.
             while isinstance(data := await self._stream.read(), bytes):
                 at, answer = time.monotonic(), pb.ConverseResponse.FromString(data)
                 self._under_way.pop(answer.call).set_result((at, answer))

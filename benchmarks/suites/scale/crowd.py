@@ -1,6 +1,6 @@
-"""A process that is many workers at once: each with a connection of its own, a lease and a wait for tokens. Knows messages, not the SDK.
+"""A process with many workers: each has a connection of its own, a lease and a wait for tokens. Knows messages, not the SDK.
 
-What they do is what `worker_client` does, without the thread or two that a session needs: a thousand of them fit into a few processes.
+They make the same calls as `worker_client`, without the threads that a session needs: a thousand of them fit into a few processes.
 """
 
 import asyncio
@@ -33,13 +33,13 @@ from ps_protocol.wire.frames import encode_stream
 
 _PUSH = "/ps_protocol.v1.ParameterService/Push"
 _MAX_WAIT_S = 20.0
-# How many at once register, or push: an operator starts machines at some rate too.
+# The number of workers that register or push at once: an operator does not start all machines at once either.
 _AT_ONCE = 32
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Crowd:
-    """Which workers a process is: `count` from `first` on. Each contributes `num_rounds` times, with a pause of `pause_s` between."""
+    """The workers of a process: `count` from `first` on. Each contributes `num_rounds` times, with a pause of `pause_s` between."""
 
     chief: str
     first: int
@@ -70,13 +70,13 @@ class CrowdWorker:
         return tuple(answer.shard_addresses)
 
     async def push(self, shard: Any, header: Any, gradient: Segments) -> None:
-        """Gives the one parameter server its contribution to the step."""
+        """Sends the only parameter server its contribution to the step."""
         self._sequence += 1
         message = parameter_service_pb2.PushRequest(header=codec.encode(header(self.participant, self._push_id, self._step)))
         await shard(b"".join(encode_stream(message, gradient)))
 
     async def take_token(self) -> tuple[int, float]:
-        """Has the contribution counted, and returns the step of the token and when it came."""
+        """Has the contribution counted, waits for a token, and returns its step and its time of arrival."""
         commit: PushCommit | None = PushCommit(push_id=self._push_id, step=self._step, staged=True)
         while True:
             request = pb.DequeueTokenRequest(
@@ -114,7 +114,7 @@ class CrowdWorker:
 
 
 def work(orders: dict[str, Any], station: Station) -> None:
-    """Is the crowd until it is released."""
+    """Runs the crowd until it is released."""
     asyncio.run(_run(Crowd(**orders), station))
 
 
@@ -134,7 +134,7 @@ async def _run(crowd: Crowd, station: Station) -> None:
         tokens = await asyncio.gather(*(worker.take_token() for worker in workers))
         steps, times = {step for step, _ in tokens}, sorted(at for _, at in tokens)
         station.say("tokens", step=max(steps), is_one_step=len(steps) == 1, times=times)
-        # What the crowd does next must not take time from those that have no token yet, in other processes.
+        # The crowd's next calls must not take processor time from workers in other processes that still wait for tokens.
         await asyncio.sleep(crowd.pause_s)
     while not station.is_released:
         await asyncio.sleep(0.02)

@@ -1,4 +1,4 @@
-"""What the page's feed and `/metrics` cost with very many workers. Knows the figures; the crowd is that of the workers' suite."""
+"""Measures the page's feed and `/metrics` with very many workers. Knows the figures; uses the crowd of the workers' suite."""
 
 import argparse
 import time
@@ -19,7 +19,7 @@ DESCRIPTION = "Measures what the page's feed and /metrics take with many workers
 
 _PATHS = {"metrics": "metrics", "feed": "api/cluster"}
 _PERIOD_S = 1.0
-# The heartbeats' share changes from one second to the next by as much as what is measured takes.
+# The CPU share of heartbeats varies from second to second as much as the measured cost itself.
 _NUM_TURNS = 5
 
 
@@ -39,10 +39,10 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Has all workers make a step and block, and asks the chief's page meanwhile."""
+    """Lets all workers make a step and block, and requests the chief's page meanwhile."""
     options.rounds = 1
     spec = ClusterSpec(num_ps=1, num_workers=options.workers, is_tcp=not options.unix, page="127.0.0.1:0")
-    # Without tokens: the calls of the crowd are bytes made beforehand.
+    # Without access tokens: the crowd's calls are encoded beforehand.
     with Cluster(spec, security={}) as cluster:
         cluster.local.start_roles()
         with worker_client.connect(cluster.local.chief_address, worker_index=0) as session:
@@ -62,7 +62,7 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
 
 
 def _row(path: str, turns: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[str, Any]:
-    """Returns the figures of a path: of its CPU what each turn took more than without readers."""
+    """Returns the figures of a path; its CPU figures are each turn's excess over the share without readers."""
     times = [ms for turn in turns for ms in turn[path]["times_ms"]]
     more = [turn[path]["cpu"] - turn[""]["cpu"] for turn in turns]
     figures = {"median_ms": float(np.median(times)), "worst_ms": max(times), "more_cpu": float(np.median(more)), "more_cpu_turns": more}
@@ -83,7 +83,7 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 def _share(cluster: Cluster, seconds: float, *, path: str) -> dict[str, Any]:
-    """Asks for the path once a second for so long (empty: for none), and returns the times and the chief's share of a core."""
+    """Requests the path once a second for `seconds` (empty: no requests), and returns the times and the chief's share of a core."""
     times, size = [], 0
     cpu_before, begin = cpu_s(cluster.local.chief), time.monotonic()
     while (now := time.monotonic()) < begin + seconds:

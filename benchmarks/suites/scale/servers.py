@@ -1,4 +1,4 @@
-"""Very many parameter servers. Knows the cluster and the figures."""
+"""Measures a cluster of very many parameter servers. Knows the cluster and the figures."""
 
 import argparse
 import time
@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Starts the cluster and trains on it, and returns how long each part of its life took."""
+    """Starts the cluster, trains on it, and returns the duration of each phase."""
     spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, is_tcp=options.tcp)
     with Cluster(spec, security={}) as cluster:
         started = _start(cluster)
@@ -95,7 +95,7 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 def _start(cluster: Cluster) -> dict[str, float]:
-    """Starts servers and chief; returns when they served, in seconds from now, and the CPU seconds that one server's start takes."""
+    """Starts servers and chief; returns the seconds until they served, and the CPU seconds of one server's start."""
     begin, began_at = time.monotonic(), time.time()
     cluster.local.start_roles()
     start_s = time.monotonic() - begin
@@ -127,7 +127,7 @@ def _cpu_s(cluster: Cluster) -> dict[str, float]:
 
 
 def _idle_cpu(cluster: Cluster, *, seconds: float) -> dict[str, float]:
-    """Shares of a core that the servers, all together, and the chief use while nobody takes a step."""
+    """Returns the shares of a core that all servers together, and the chief, use while no worker makes a step."""
     before, begin = _cpu_s(cluster), time.monotonic()
     cluster.processes.pass_time(seconds)
     passed_s = time.monotonic() - begin

@@ -1,6 +1,6 @@
 """One worker of the scale benchmarks: trains on one cluster or, by turns, on several, and reports its times. Knows only the SDK.
 
-Gradients are not computed: they are written once, so that what is timed is the parameter servers' part of a step alone.
+Gradients are not computed but written once, so that only the parameter servers' part of a step is timed.
 """
 
 import dataclasses
@@ -22,7 +22,7 @@ NUM_WARMUP_STEPS = 5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ScaleWork:
-    """`chiefs[i]` has a model of `total_bytes` in `num_variables[i]` variables; `num_rounds` times each takes its turn of `num_steps`."""
+    """`chiefs[i]` has a model of `total_bytes` in `num_variables[i]` variables; each gets `num_rounds` turns of `num_steps` steps."""
 
     worker: int
     chiefs: Sequence[str]
@@ -35,7 +35,7 @@ class ScaleWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """Seconds of each step of a turn, of the calls within one, and of the process's CPU in all of them."""
+    """Seconds of each step of a turn and of its calls, and the process's CPU seconds of the turn."""
 
     target: int
     step_s: list[float]

@@ -1,7 +1,7 @@
-"""The same bytes in many variables and in few. Knows both clusters and the figures.
+"""Measures the same bytes in many variables and in few. Knows both clusters and the figures.
 
-Both clusters stand at the same time, and the same two workers take steps in the one and the other by turns: then a busy moment of the
-machine falls on both, and their ratio is worth more than either time.
+Both clusters run at the same time, and the same two workers make steps on them by turns. So a busy moment of the machine affects both, and
+their ratio is more reliable than either time.
 """
 
 import argparse
@@ -135,13 +135,13 @@ def _row(
 
 
 def _cpu_s(cluster: Cluster, *, since: dict[str, float] | None = None) -> dict[str, float]:
-    """CPU seconds of one server of each role, the mean of all parameter servers."""
+    """Returns the CPU seconds of the chief, and the mean over all parameter servers."""
     *servers, chief = cluster.local.roles
     now = {"ps": sum(map(cpu_s, servers)) / len(servers), "chief": cpu_s(chief)}
     return now if since is None else {role: now[role] - since[role] for role in now}
 
 
 def _ratios(turns: list[dict[str, Any]]) -> list[float]:
-    """Of each pair of turns that followed each other, the many variables' median step by the few ones'."""
+    """Returns, for each pair of consecutive turns, the median step with many variables divided by that with few."""
     medians = [(turn["target"], float(np.median(turn["step_s"]))) for turn in turns]
     return [many / few for (_, few), (_, many) in zip(medians[::2], medians[1::2], strict=True)]

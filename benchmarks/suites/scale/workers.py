@@ -1,4 +1,4 @@
-"""Very many workers that wait for one chief. Knows the crowd's processes and the figures."""
+"""Measures very many workers that wait for one chief. Knows the crowd's processes and the figures."""
 
 import argparse
 import itertools
@@ -16,7 +16,7 @@ from lockstep.launcher.spec import ClusterSpec
 from worker_client import Session
 
 _TIMEOUT_S = 180.0
-# Between the moment when all block and the commit: what brought them there is then over.
+# The pause between the moment when all workers block and the commit, so that earlier work is over.
 _QUIET_S = 0.5
 
 DESCRIPTION = "Measures many workers that block on one chief: how long until the last of them has its token."
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
-    """Has all workers but one contribute and block, lets the last contribution complete the step, and times the tokens; several rounds."""
+    """Lets all workers but one contribute and block, completes the step with the last one, and times the tokens; several rounds."""
     spec = ClusterSpec(num_ps=1, num_workers=options.workers, is_tcp=not options.unix)
     # Without tokens: the calls of the crowd are bytes made beforehand.
     with Cluster(spec, security={}) as cluster:
@@ -92,7 +92,7 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 def start_crowd(cluster: Cluster, options: argparse.Namespace) -> int:
-    """Starts the processes of all workers but the first, and returns how many these are."""
+    """Starts the processes of all workers but the first, and returns their number."""
     bounds = np.linspace(1, options.workers, min(options.processes, options.workers - 1) + 1).astype(int).tolist()
     for number, (first, end) in enumerate(itertools.pairwise(bounds)):
         crowd = Crowd(
@@ -107,7 +107,7 @@ def start_crowd(cluster: Cluster, options: argparse.Namespace) -> int:
 
 
 def one_round(cluster: Cluster, session: Session, number: int, options: argparse.Namespace, num_processes: int) -> dict[str, float]:
-    """One step; times are in seconds since the last contribution was begun, its push included."""
+    """Makes one step; times are in seconds since the begin of the last contribution's push."""
     await_blocked(cluster, session, num_workers=options.workers - 1)
     cluster.processes.pass_time(_QUIET_S)
     cpu_before, begin = cpu_s(cluster.local.chief), time.monotonic()
@@ -121,7 +121,7 @@ def one_round(cluster: Cluster, session: Session, number: int, options: argparse
 
 
 def await_blocked(cluster: Cluster, session: Session, *, num_workers: int) -> None:
-    """Waits until so many workers block on a token."""
+    """Waits until `num_workers` workers block on a token."""
     for _ in cluster.processes.polls(timeout_s=_TIMEOUT_S, what=f"{num_workers} blocked workers"):
         if sum(one.is_waiting for one in session.status().participants) == num_workers:
             return
@@ -129,7 +129,7 @@ def await_blocked(cluster: Cluster, session: Session, *, num_workers: int) -> No
 
 
 def _look(cluster: Cluster, *, seconds: float) -> dict[str, float]:
-    """Looks at the chief while all workers block and only send heartbeats; then has its status shown."""
+    """Measures the chief while all workers block and only send heartbeats, and then `lockstep status`."""
     chief = cluster.local.chief
     cpu_before, begin = cpu_s(chief), time.monotonic()
     cluster.processes.pass_time(seconds)

@@ -1,1 +1,1 @@
-"""One parameter server: `apply` its optimizers, `memory` its memory, `sparse_table` a few rows of a large table."""
+"""One parameter server: `apply` measures its optimizers, `memory` its memory, `sparse_table` a few rows of a large table."""

@@ -1,4 +1,4 @@
-"""Each optimizer's apply against a copy of as many bytes. Knows the server's core; no process, no wire."""
+"""Measures each optimizer's apply against a copy of the same number of bytes. Knows the server's core; no process, no network."""
 
 import argparse
 import statistics
@@ -33,7 +33,7 @@ CUSTOM = {
         eps=1e-8,
     ),
 }
-# And as an update of buffers by a formula.
+# The same formula as an update of buffers.
 UPDATE = "adam update"
 _ADAM_UPDATE = "m = m + (g - m) * c1; s = s + (g * g - s) * c2; v = v - lr * m / (sqrt(s) + eps)"
 _COPY_PART_BYTES = 1 << 20
@@ -112,7 +112,7 @@ def _apply(name: str, nbytes: int, threads: ApplyThreads) -> tuple[Callable[[], 
 
 
 def _update(nbytes: int, threads: ApplyThreads) -> tuple[Callable[[], object], int]:
-    """Returns a step of one formula for a variable and two others beside it, and the bytes that it has to read and write."""
+    """Returns a step of one formula over three buffers, and the bytes that it has to read and write."""
     rule = OptimizerSpec(name="assign_mean", learning_rate=constant(1.0))
     specs = [VariableSpec(name=name, data_type=DataType.FLOAT32, shape=(nbytes // 4,), optimizer=rule) for name in "vms"]
     layout = Layout([VariableSlice(variable=spec, start=0, stop=spec.num_rows) for spec in specs])
@@ -124,12 +124,12 @@ def _update(nbytes: int, threads: ApplyThreads) -> tuple[Callable[[], object], i
     value, out, gradient = (_random(layout.nbytes, generator) for _ in range(3))
     layout.view(value, 2)[:] = 1.0
     memory = StepMemory(value=value, out=out, gradients=[gradient], absent=[(0, 1, 2)], step=0, formulas=[(0, update)])
-    # All three are copied, and then read and written; the array is read.
+    # All three buffers are copied, and then read and written; the array is only read.
     return lambda: fused.run(memory), nbytes * (3 * 2 + 3 * 2 + 1)
 
 
 def _copy(nbytes: int, threads: ApplyThreads) -> Callable[[], object]:
-    """Returns a copy of `nbytes`, which reads and writes as many, shared by the same threads."""
+    """Returns a function that copies `nbytes`, which reads and writes `nbytes` each, in the same threads."""
     source, target = _random(nbytes, np.random.default_rng(1)), aligned_bytes(nbytes)
     starts = range(0, nbytes, _COPY_PART_BYTES)
 

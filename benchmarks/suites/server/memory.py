@@ -1,4 +1,4 @@
-"""How much memory a parameter server takes, and whether it grows. Knows processes and /proc; no step, no tensor.
+"""Measures a parameter server's memory, and whether it grows. Knows processes and /proc; no step, no tensor.
 
 Two measurements, each over gRPC, sockets and shared memory, on a parameter server, a chief and two workers. The first is the most memory
 that the server has resident with 256 MiB of variables, against the variables twice, the slots, one contribution of each worker, and 64 MiB
@@ -34,7 +34,7 @@ DESCRIPTION = "Measures the memory of a parameter server, and its growth."
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs the benchmark and prints its figures; returns 1 if a bound was passed."""
+    """Runs the benchmark and prints its figures; returns 1 if a bound was exceeded."""
     rows = []
     for transport in options.transports:
         if "large" in options.only:
@@ -83,7 +83,7 @@ def _long(work: dict[str, Any], *, transport: str) -> dict[str, Any]:
 
 
 def _growth(values: Sequence[float]) -> float:
-    """How much a line fitted to equally spaced values rises from its first to its last."""
+    """Returns the rise of a line fitted to equally spaced values, from the first to the last."""
     number = len(values)
     if number < 2:
         return 0.0
@@ -93,7 +93,7 @@ def _growth(values: Sequence[float]) -> float:
 
 
 def _run(work: dict[str, Any], *, transport: str) -> list[dict[str, Any]]:
-    """Returns what each process had, every time the first worker said how far it was."""
+    """Returns each process's memory and descriptors at every progress report of the first worker."""
     workload = Workload(
         total_bytes=work["bytes"],
         num_variables=work["variables"],
@@ -121,7 +121,7 @@ def _run(work: dict[str, Any], *, transport: str) -> list[dict[str, Any]]:
 
 
 def look(pid: int) -> dict[str, int]:
-    """Returns what a process has, in bytes: at most so far and now, of the latter what is shared, its share by proportion; and descriptors.
+    """Returns a process's memory in bytes (peak, present, shared part, proportional share), and its numbers of descriptors and threads.
 
     The peak counts every page that it has mapped once, also pages that other processes share.
     """

@@ -1,4 +1,4 @@
-"""Training a few rows of a large table, in time, bytes and memory. Knows the report, and what one worker does."""
+"""Measures training a few rows of a large table: time, bytes and memory. Knows the report, and the worker's code."""
 
 import argparse
 import dataclasses
@@ -24,7 +24,7 @@ from worker_client import EmbeddingTable, IndexedSlices, Session, adagrad, adam,
 _TIMEOUT_S = 900.0
 NUM_WARMUP_STEPS = 5
 NAME = "table"
-# The optimizer, and how many arrays of the table's size a server keeps with it, the table included.
+# The optimizer, and the number of arrays of the table's size that a server keeps with it, including the table.
 OPTIMIZERS: dict[str, tuple[Callable[[], OptimizerSpec], int]] = {
     "adam": (lambda: adam(0.001, lazy=True), 3),
     "adagrad": (lambda: adagrad(0.01), 2),
@@ -34,7 +34,7 @@ OPTIMIZERS: dict[str, tuple[Callable[[], OptimizerSpec], int]] = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableWork:
-    """A float32 table, and how many of its rows a push has; `num_steps` are measured, after the warm-up."""
+    """A float32 table, and the number of its rows in a push; `num_steps` are measured, after the warm-up."""
 
     num_rows: int
     row_length: int
@@ -45,7 +45,7 @@ class TableWork:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableReport:
-    """Seconds until the table was there, and of each measured step: to read rows, and all of it; rows that were pushed."""
+    """Seconds to create the table; of each measured step, seconds to read rows and in total; the number of pushed rows."""
 
     create_s: float
     read_s: list[float]
@@ -81,7 +81,7 @@ def _measure(session: Session, work: TableWork, random: np.random.Generator, *, 
 
 
 def _step(session: Session, work: TableWork, random: np.random.Generator) -> tuple[float, float, int]:
-    """Returns the seconds of reading the rows and of all, and how many different rows there were."""
+    """Returns the seconds of reading the rows and of the whole step, and the number of different rows."""
     indices = np.unique(random.integers(work.num_rows, size=work.rows_per_push))
     begin = time.perf_counter()
     rows = session.read_rows(NAME, indices)
@@ -92,7 +92,7 @@ def _step(session: Session, work: TableWork, random: np.random.Generator) -> tup
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TableFigures:
-    """What was measured; times are worker 0's, bytes a step those of all workers, memory that of all parameter servers together."""
+    """The figures: worker 0's times, bytes per step of all workers, memory of all parameter servers together."""
 
     work: TableWork
     num_workers: int
@@ -111,7 +111,7 @@ class TableFigures:
 
     @property
     def table_and_slots_bytes(self) -> int:
-        """What the table and its slots take in themselves."""
+        """The bytes of the table and its slots alone."""
         return self.work.num_rows * 4 * self.work.row_length * OPTIMIZERS[self.work.optimizer][1]
 
 
@@ -134,7 +134,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(work: TableWork, *, num_workers: int, num_ps: int) -> TableFigures:
-    """Runs the work with processes for all roles, over loopback TCP. Raises LaunchFailed in the words of whatever failed."""
+    """Runs the work with processes for all roles, over loopback TCP. Raises LaunchFailed with the error's output."""
     with Cluster(ClusterSpec(num_ps=num_ps, num_workers=num_workers, is_tcp=True)) as cluster:
         cluster.local.start_roles()
         empty_bytes = sum(map(rss_bytes, cluster.servers))
@@ -158,7 +158,7 @@ def measure(work: TableWork, *, num_workers: int, num_ps: int) -> TableFigures:
         read_ms=float(np.median(reports[0].read_s)) * 1e3,
         rows_per_s=sum(report.rows_pushed for report in reports) / max(sum(report.step_s) for report in reports),
         bytes_per_step=traffic_bytes // work.num_steps,
-        # A row travels twice, and its index, of 8 bytes, with each.
+        # A row is sent twice, each time with its index of 8 bytes.
         payload_bytes_per_step=sum(report.rows_pushed for report in reports) * 2 * (4 * work.row_length + 8) // work.num_steps,
         ps_empty_bytes=empty_bytes,
         ps_bytes=ps_bytes,
@@ -188,7 +188,7 @@ def in_words(figures: TableFigures) -> str:
 
 
 def _loopback_bytes() -> int:
-    """Bytes that this machine has sent to itself; whatever else does so counts too (`unshare -n` gives a device of one's own)."""
+    """Returns the bytes sent over loopback, including those of other processes (`unshare -n` gives a loopback device of its own)."""
     return next(int(count.bytes_sent) for name, count in psutil.net_io_counters(pernic=True).items() if name.startswith("lo"))
 
 

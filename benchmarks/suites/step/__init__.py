@@ -1,4 +1,4 @@
 """The time, CPU and memory of one step.
 
-`step` at one size, `table` at many, `profile` in its parts, `peers` beside other systems, `torch_models` as a PyTorch program has it.
+`step`: one size; `table`: many sizes; `profile`: the parts of a step; `peers`: beside other systems; `torch_models`: in PyTorch programs.
 """

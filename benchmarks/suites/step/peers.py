@@ -1,4 +1,4 @@
-"""Lockstep beside other systems that a user could choose. Knows the arguments and the order of the runs."""
+"""Compares Lockstep with other systems that a user could choose. Knows the arguments and the order of the runs."""
 
 import argparse
 import dataclasses
@@ -22,7 +22,7 @@ from benchmarks.report.machine import machine
 from benchmarks.report.plot import plot_panels
 from lockstep.launcher.supervisor import LaunchFailed
 
-# The other lineups are there to be seen as well: at three sizes.
+# The other lineups run at three sizes only.
 FEWER_SIZES = ("4KiB/4", "4MB/1000", "64MiB/16")
 LINEUPS = {"sync": ("sync", 1), "async": ("async", 1), "2ps": ("sync", 2)}
 OWN: dict[str, dict[str, Any]] = {
@@ -34,13 +34,14 @@ OWN: dict[str, dict[str, Any]] = {
     f"{SHM}, chief in ps": {"transport": "shm", "chief_in_ps": True},
     f"{GRPC}, chief in ps": {"transport": "grpc", "chief_in_ps": True},
 }
-# The others are there at every size: half of the bytes where bytes count, a process less in the chain where calls count.
+# Contenders for some sizes only: half the bytes where bandwidth dominates, one process less where latency dominates. All others run at
+# every size.
 _ONLY_AT = dict.fromkeys((SOCKETS_BFLOAT16, BFLOAT16), ("64MiB/16", "256MiB/16"))
 _ONLY_AT |= dict.fromkeys((f"{SHM}, chief in ps", f"{GRPC}, chief in ps"), ("4KiB/4", "1MiB/8"))
-# Up to so many bytes, so many steps: a few seconds of each system, where it is no slower than it should be.
+# (Most bytes, steps): a few seconds of each system, at its usual speed.
 _STEPS = ((1 << 16, 200), (1 << 21, 100), (1 << 23, 20), (1 << 25, 25), (1 << 26, 15))
 _FEWEST_STEPS = 8
-# CPU time is looked at in ticks of 10 ms: where a step of ours takes few, more steps.
+# CPU time is counted in ticks of 10 ms, so short steps of Lockstep need more steps.
 _OWN_STEPS_WITH_MANY_VARIABLES = 100
 _TIMEOUT_S = 600.0
 
@@ -52,7 +53,7 @@ DESCRIPTION = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Compares and prints the table; returns the exit code: 0 also where a peer is missing or a target is missed, which its rows say."""
+    """Compares and prints the table; returns the exit code, 0 even if a peer is missing or a target is missed, which the rows show."""
     works = _works(options)
     check_files(options)
     environments = {name: _environment(PEERS[name]) for name in options.peers}
@@ -64,7 +65,7 @@ def run(options: argparse.Namespace) -> int:
         report["rows"].append(record)
         for row in rows_of(record):
             print(as_row(row), flush=True)
-        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # after each: what is measured is kept
+        options.json.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")  # per row, so nothing is lost
     _print_end(report, options)
     return 0
 
@@ -81,7 +82,7 @@ def _print_end(report: Mapping[str, Any], options: argparse.Namespace) -> None:
 
 
 def panels(report: Mapping[str, Any]) -> dict[str, tuple[list[str], dict[str, list[float | None]]]]:
-    """Returns what is drawn: for each number of servers and policy the sizes, and the medians of each system (None: not measured)."""
+    """Returns the plot's panels: for each number of servers and policy, the sizes, and the medians of each system (None: not measured)."""
     drawn: dict[str, tuple[list[str], dict[str, list[float | None]]]] = {}
     for record in report["rows"]:
         rows = [row for row in report["rows"] if (row["policy"], row["num_ps"]) == (record["policy"], record["num_ps"])]
@@ -127,7 +128,7 @@ def _own_contender(name: str, workload: Workload, policy: str, options: argparse
 
 @dataclasses.dataclass(frozen=True, slots=True)
 class _PeerRun:
-    """One run of a peer, or PeerFailed if there is none to be had."""
+    """Runs a peer once; raises PeerFailed if the peer cannot be installed."""
 
     peer: Peer
     python: Path | NotInstallable
@@ -155,7 +156,7 @@ def _note(text: str) -> None:
 
 
 def _works(options: argparse.Namespace) -> list[tuple[str, Workload, str]]:
-    """Sizes, workloads and policies, in the order of the table. Raises WrongArguments for what is no size."""
+    """Sizes, workloads and policies, in the order of the table. Raises WrongArguments for an invalid size."""
     works = []
     for lineup in options.lineups:
         policy, num_ps = LINEUPS[lineup]

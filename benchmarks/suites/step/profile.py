@@ -1,6 +1,6 @@
-"""Where each millisecond of a step goes, on each path. Knows processes and the table; times nothing.
+"""Shows the time of each part of a step, on each path. Knows processes and the table; times nothing.
 
-Servers and worker run with clocks around their seams (`harness.seams`), which costs some microseconds a call.
+Servers and worker run with timed seams (`harness.seams`), which costs some microseconds per call.
 """
 
 import argparse
@@ -26,7 +26,7 @@ ROLE = "benchmarks.suites.step.profile_role"
 
 
 def profile(workload: Workload, setting: Setting) -> dict[str, Any]:
-    """Runs the workload once with clocks, and returns what each part took. Raises LaunchFailed, WrongTransport."""
+    """Runs the workload once with timed seams, and returns the time of each part. Raises LaunchFailed, WrongTransport."""
     with tempfile.TemporaryDirectory() as kept, Cluster(cluster_spec(workload, setting), programs={"ps_server": ROLE}) as cluster:
         environment: dict[str, str | None] = {DIRECTORY_VARIABLE: kept}
         cluster.local.start_roles(environment=environment)

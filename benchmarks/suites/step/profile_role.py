@@ -1,4 +1,4 @@
-"""The processes of the profile: a parameter server whose seams are timed, and a worker whose seams are. Sums up nothing."""
+"""The processes of the profile: a parameter server and a worker with timed seams. Summarizes nothing."""
 
 import os
 import resource
@@ -33,7 +33,7 @@ def serve() -> int:
 
 
 def work(orders: dict[str, Any], station: Station) -> None:
-    """Trains as the benchmarks' worker does, with a clock between its parts, and keeps the intervals."""
+    """Trains as the benchmarks' worker does, times the parts of its steps, and writes the intervals."""
     workload, recorder = Workload(**orders["workload"]), Recorder()
     for seam, part in WORKER_SEAMS:
         recorder.wrap(seam, part)

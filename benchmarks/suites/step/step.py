@@ -1,4 +1,4 @@
-"""The cost of one step. Knows the arguments and the report; the run itself is elsewhere."""
+"""Measures one step. Knows the arguments and the report; `harness.runs` makes the run."""
 
 import argparse
 import dataclasses
@@ -41,7 +41,8 @@ def run(options: argparse.Namespace) -> int:
 def measure(workload: Workload, *, setting: Setting, repeat: int = 1) -> dict[str, Any]:
     """Runs the workload `repeat` times and returns the report: the workload, where it ran, and the figures.
 
-    `transport_used` is what the sessions say they used, each once. Raises LaunchFailed; WrongTransport if that is not what was asked for.
+    `transport_used`: the transports that the sessions used, each once. Raises LaunchFailed; WrongTransport if they are not the requested
+    one.
     """
     runs = [run_once(workload, setting=setting) for _ in range(repeat)]
     used = sorted({transport for run in runs for transport in run.transports})

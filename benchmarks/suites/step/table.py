@@ -1,4 +1,4 @@
-"""The usual sizes over every transport, as a table, a plot and JSON. Knows the sizes; `step` measures."""
+"""Measures the usual sizes over every transport, as a table, a plot and JSON. Knows the sizes; `step` measures."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ from benchmarks.report.plot import plot_panels
 from benchmarks.suites.step.step import measure
 from lockstep.launcher.supervisor import LaunchFailed
 
-# What can be asked for by --transports; the plot has a bar for each.
+# The choices of --transports; the plot has a bar for each.
 TRANSPORTS: dict[str, dict[str, Any]] = {
     "shm": {"transport": "shm"},
     "sockets": {"transport": "sockets"},
@@ -28,7 +28,7 @@ COLUMNS = (
     *("size", "variables", "ps", "policy", "transport", "median ms", "p90 ms"),
     *("CPU ms/step: all", "… each", "peak MiB: each", "memory of all, MiB"),
 )
-# Up to so many bytes, so many steps: about a second of each.
+# (Most bytes, steps): about a second each.
 _STEPS = ((1 << 16, 300), (1 << 21, 150), (1 << 23, 60), (1 << 25, 40), (1 << 26, 20))
 _FEWEST_STEPS = 8
 _MIB = 1 << 20
@@ -113,13 +113,13 @@ def _measured(cases: Sequence[tuple[str, Workload, Setting]], *, repeat: int) ->
 
 
 def _measured_apart(workload: Workload, setting: Setting, repeat: int) -> dict[str, Any]:
-    """Measures in a process of its own what would run in this one, whose memory would be that of all rows. Raises LaunchFailed."""
+    """Measures a `local` setting in a process of its own: in this one, the memory of all rows would add up. Raises LaunchFailed."""
     sizes = {"bytes": workload.total_bytes, "variables": workload.num_variables, "workers": workload.num_workers, "ps": workload.num_ps}
     flags = {**sizes, "steps": workload.num_steps, "transport": "local", "policy": setting.policy, "repeat": repeat}
     command = [sys.executable, "-m", "benchmarks", "run", "step", "--json", *(f"--{name}={value}" for name, value in flags.items())]
     done = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
-        raise LaunchFailed(f"{' '.join(command[1:])} ended with exit code {done.returncode}; its words are above")
+        raise LaunchFailed(f"{' '.join(command[1:])} ended with exit code {done.returncode}; its output is above")
     return dict(json.loads(done.stdout))
 
 

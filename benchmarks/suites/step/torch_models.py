@@ -1,7 +1,7 @@
-"""A step of PyTorch models over lockstep.torch, beside DistributedDataParallel (gloo) and beside a session without the adapter, by turns.
+"""Measures steps of PyTorch models with lockstep.torch, DistributedDataParallel (gloo) and a session without the adapter, by turns.
 
-Wants PyTorch in the environment that it runs in. Each round measures all kinds of one model one after the other, so that what else the
-machine does concerns them alike; every round's ratio is reported.
+Needs PyTorch in its environment. Each round measures all kinds of one model one after the other, so that other work of the machine affects
+them alike; every round's ratio is reported.
 """
 
 import argparse
@@ -24,12 +24,12 @@ DESCRIPTION = __doc__
 MODELS = ("mlp-4.5MiB", "mlp-64MiB", "cnn-0.6MiB", "transformer-5M", "table-1M")
 TRANSPORTS = ("shared_memory", "network")
 _MAX_S = 600
-# `rows_per_s`: rows of tables that all workers together train, 0 where there is no table.
+# `rows_per_s`: rows of tables that all workers together train per second; 0 without a table.
 _FIELDS = ("step_ms", "cpu_ms", "rows_per_s")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds what the suite takes."""
+    """Adds the suite's arguments."""
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--workers", type=at_least_one, default=2)
@@ -55,7 +55,7 @@ def _measured(model: str, options: argparse.Namespace) -> Iterator[dict[str, Any
     kinds = ["ddp", *["alone"] * has_table, *(f"{kind} {transport}" for transport in options.transports for kind in names)]
     rounds: list[dict[str, dict[str, float]]] = []
     for number in range(options.repeat):
-        # Every other round the other way round: who comes first may find another machine.
+        # Every other round is in reverse order, since the first kind may run under other conditions.
         order = kinds if number % 2 == 0 else kinds[::-1]
         rounds.append({kind: _one(kind, model, options) for kind in order})
     for transport in options.transports:

@@ -1,4 +1,4 @@
-"""What the chief's page adds to a step, with and without readers, by turns with a cluster that has none. Knows the report; no step."""
+"""Measures what the chief's page adds to a step, with and without readers, by turns with a cluster without a page. Knows the report."""
 
 import argparse
 import statistics
@@ -22,7 +22,7 @@ _WORDS = {
     "scraped": "a page, a reader, and a scraper as often",
 }
 _KINDS = tuple(_WORDS)
-# What is asked for, and how often the page does so by itself.
+# The requested paths, and the period of the page's own requests.
 _PATHS = {"read": ("api/cluster",), "scraped": ("api/cluster", "metrics")}
 _PERIOD_S = 0.8
 _ADDRESS = "127.0.0.1:0"
@@ -55,14 +55,14 @@ def measure(options: argparse.Namespace) -> dict[str, Any]:
         workload = workload_of(size, num_steps=options.steps, num_workers=options.workers)
         runs: dict[str, list[RunFigures]] = {kind: [] for kind in kinds}
         for turn in range(options.repeat):
-            # Not always the same first: what the machine does by the way is then in all of them.
+            # The order rotates, so that other work of the machine affects all kinds alike.
             for kind in kinds[turn % len(kinds) :] + kinds[: turn % len(kinds)]:
                 page = "" if kind == "off" else _ADDRESS
                 reader = partial(_reader, paths=_PATHS[kind]) if kind in _PATHS else None
                 runs[kind].append(
                     run_cluster(workload, setting=Setting(transport=options.transport), page=page, beside=reader, security={})
                 )
-                options.far.advance(1, total=len(options.sizes) * options.repeat * len(kinds))
+                options.progress.advance(1, total=len(options.sizes) * options.repeat * len(kinds))
         rows += [_row(size_title(workload), kind, runs[kind], off=runs["off"]) for kind in kinds]
     return {"num_workers": options.workers, "num_steps": options.steps, "repeat": options.repeat, "rows": rows, "machine": machine()}
 
@@ -92,7 +92,7 @@ def _row(size: str, kind: str, runs: Sequence[RunFigures], *, off: Sequence[RunF
         "step_ms": statistics.median(one.median_ms for one in runs),
         "step_ratio": statistics.median(ratios),
         "step_ratios": ratios,
-        # A look falls into one step of some hundreds, which only the mean can show.
+        # A request affects one step in some hundreds, which only the mean shows.
         "mean_ms": statistics.median(one.mean_ms for one in runs),
         "mean_ratio": statistics.median(one.mean_ms / other.mean_ms for one, other in pairs),
         "chief_cpu_ms": statistics.median(one.cpu_s_per_step["chief"] for one in runs) * 1e3,
@@ -102,7 +102,7 @@ def _row(size: str, kind: str, runs: Sequence[RunFigures], *, off: Sequence[RunF
 
 @contextmanager
 def _reader(page: str, *, paths: Sequence[str]) -> Iterator[None]:
-    """Asks for what the page shows, as a browser does, and other paths within the block."""
+    """Requests these paths of the page periodically within the block, as a browser does."""
     is_over = threading.Event()
 
     def ask() -> None:

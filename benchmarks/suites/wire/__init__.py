@@ -1,5 +1,5 @@
-"""What a wire format or encryption saves and costs: `compression`, with `training` for its bytes and accuracy, and `tls`.
+"""Cost and benefit of wire formats and encryption: `compression`, with `training` for its bytes and accuracy, and `tls`.
 
-What encrypted bytes cost by gRPC and by sockets: `tls_bytes`, which starts `tls_ends` as the receiver.
-What gets over a slow link: `shaped`, which starts `shaped_link` in network namespaces of its own.
+Cost of encrypted bytes by gRPC and by sockets: `tls_bytes`, which starts `tls_ends` as the receiver. Throughput of a slow link: `shaped`,
+which starts `shaped_link` in network namespaces of its own.
 """

@@ -1,4 +1,4 @@
-"""What each wire format saves, costs and spoils. Knows the arguments and the tables it prints."""
+"""Measures bytes, time and accuracy with each wire format. Knows the arguments and the tables."""
 
 import argparse
 import statistics
@@ -20,7 +20,7 @@ FORMATS = (
     *(PLAIN, "bfloat16", "bfloat16+feedback", "float16", "float16+feedback", "int8", "int8+no_feedback"),
     *("top_k:0.1", "top_k:0.1+no_feedback", "top_k:0.01", "top_k:0.01+no_feedback"),
 )
-# Feeding errors back costs the halves and int8 the same; these show it.
+# Error feedback costs the same with the halves as with int8; these rows show it.
 _TIMED = (
     *(PLAIN, "bfloat16", "bfloat16+feedback", "float16", "int8", "int8+no_feedback"),
     *("top_k:0.1", "top_k:0.01", "top_k:0.01+no_feedback"),
@@ -80,7 +80,7 @@ def _accuracies(wire: str, options: argparse.Namespace, say: Callable[[str], Non
 
 
 def _times(formats: Sequence[str], size: int, options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Runs all formats by turns, so that what else the machine does meets all of them; ratios are of runs of the same turn."""
+    """Runs all formats by turns, so that other work of the machine affects all of them; ratios are of runs in the same turn."""
     workload = Workload(total_bytes=size, num_variables=16, num_workers=2, num_ps=1, num_steps=options.steps)
     runs: dict[str, list[tuple[float, float]]] = {wire: [] for wire in formats}
     for turn in range(options.turns):

@@ -1,4 +1,4 @@
-"""What gets over a link of a certain rate, by data sockets and by gRPC. Knows the report; the link is made elsewhere."""
+"""Measures the throughput of a link with a limited rate, by data sockets and by gRPC. Knows the report; `shaped_link` makes the link."""
 
 import argparse
 import json
@@ -13,7 +13,7 @@ from benchmarks.report.figures import human_bytes, table_lines
 from benchmarks.report.machine import machine
 from lockstep.launcher.supervisor import LaunchFailed
 
-# User, network and mounts of its own: nothing of it is left when it ends.
+# In user, network and mount namespaces of its own, which disappear when it ends.
 _APART = ("unshare", "-rnm", sys.executable, "-m", "benchmarks.suites.wire.shaped_link")
 _TIMEOUT_S = 600.0
 
@@ -52,7 +52,7 @@ def measure(rates: Sequence[int], *, nbytes: int) -> dict[str, Any]:
 
 
 def row_of(figures: dict[str, Any], *, mbit: int) -> dict[str, Any]:
-    """Returns a run with what it got of the link's rate, each way; None: not measured."""
+    """Returns a run with its share of the link's rate, each way; None: not measured."""
     shares = {
         f"{way}_share": None if figures[f"{way}_s"] is None else round(figures["bytes"] * 8e-6 / figures[f"{way}_s"] / mbit, 3)
         for way in ("up", "down", "first_up")

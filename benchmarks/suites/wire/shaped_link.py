@@ -1,4 +1,4 @@
-"""One link of a certain rate between two network namespaces, and what gets over it. Run by `shaped`, in namespaces that end with it.
+"""Makes a link with a limited rate between two network namespaces, and measures its throughput. Run by `shaped`, in namespaces of its own.
 
 Knows `ip`, `tc`, a parameter server and its client; prints one JSON object a line.
 """
@@ -30,7 +30,7 @@ from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSpec
 from ps_protocol.rpc.shard import GrpcShard
 
 _THERE, _HERE, _PORT, _START_S = "10.99.0.1", "10.99.0.2", 5000, 30.0
-# What may leave at once, and how long the rest may queue.
+# The burst size, and the longest time in the queue.
 _SHAPE = ("tbf", "burst", "64kb", "latency", "50ms", "rate")
 _IN_PEER = ("ip", "netns", "exec", "peer")
 Result = TypeVar("Result")
@@ -39,7 +39,7 @@ _FENCE = Fence(era=_ERA, chief_incarnation=1)
 
 
 def make_link(mbit: int) -> None:
-    """Makes the other namespace and the link to it. Raises CalledProcessError with what `ip` and `tc` say."""
+    """Makes the other namespace and the link to it. Raises CalledProcessError with the output of `ip` and `tc`."""
     rate = f"{mbit}mbit"
     for command in (
         ("mkdir", "-p", "/run/netns"),
@@ -59,7 +59,7 @@ def make_link(mbit: int) -> None:
 
 
 def main() -> None:
-    """Measures, or is the other end of a plain copy."""
+    """Measures, or runs the other end of a plain copy."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mbit", type=int, required=True)
     parser.add_argument("--bytes", type=int, default=64 << 20)
@@ -106,13 +106,13 @@ def _measure(address: str, transport: str, encoding: FloatEncoding, words: str, 
             chief.apply(ApplyRequest(fence=_FENCE, step=step, contributors=(push_id,)))
             if as_is:
                 downs_s.append(_timed(partial(shard.read_variables, memory, epoch=1, step=step + 1, layout_hash=layout.hash)))
-        # The first is slower: the kernel makes the memory that it goes into, page by page, while it arrives.
+        # The first transfer is slower: the kernel allocates its memory page by page meanwhile.
         down_s = statistics.median(downs_s[1:]) if downs_s else None
         _say(transport, words, up_s=statistics.median(ups_s[1:]), nbytes=sent, down_s=down_s, first_up_s=ups_s[0])
 
 
 class _Chief:
-    """Has a server that it adopts apply steps."""
+    """A minimal chief: adopts a server, and makes it apply steps."""
 
     def __init__(self, address: str) -> None:
         self._loop = asyncio.Runner()

@@ -1,4 +1,4 @@
-"""What tokens and TLS add to a step, by turns with a cluster that has neither. Knows the report; no step."""
+"""Measures what tokens and TLS add to a step, by turns with a cluster that has neither. Knows the report; no step."""
 
 import argparse
 import functools
@@ -34,7 +34,7 @@ def measure(sizes: Sequence[int], *, num_steps: int, num_workers: int, repeat: i
     rows = []
     with tempfile.TemporaryDirectory() as directory:
         for size in sizes:
-            # Large steps take long enough for fewer of them to do.
+            # Large steps take longer, so fewer are enough.
             steps = num_steps if size < 16 << 20 else max(10, num_steps // 5)
             workload = Workload(total_bytes=size, num_variables=8, num_workers=num_workers, num_ps=1, num_steps=steps, optimizer="sgd")
             runs: dict[str, list[RunFigures]] = {kind: [] for kind in _KINDS}
@@ -69,7 +69,7 @@ def in_words(report: dict[str, Any]) -> str:
 
 
 def _row(size: int, kind: str, runs: Sequence[RunFigures], *, open_runs: Sequence[RunFigures]) -> dict[str, Any]:
-    # Of each run to the one beside it: the machine's other work is then in both.
+    # The ratio of each run to the open run of the same turn, so that other work of the machine affects both.
     step = statistics.median(run.median_ms / other.median_ms for run, other in zip(runs, open_runs, strict=True))
     cpu = statistics.median(run.total_cpu_s_per_step / other.total_cpu_s_per_step for run, other in zip(runs, open_runs, strict=True))
     return {
@@ -92,7 +92,7 @@ def _security(kind: str, directory: Path) -> Mapping[str, str]:
     variables = {"LOCKSTEP_TOKEN_FILE": str(directory / "tokens")}
     if kind == "tokens":
         return variables
-    # One certificate for all: callers show it, too, and are asked for it only with "mtls".
+    # One certificate for all roles: callers have it too, and must show it only with "mtls".
     files = {"TLS_CA": "ca.pem", "TLS_CERT": "all.pem", "TLS_KEY": "all.key"}
     variables |= {f"LOCKSTEP_{name}": str(directory / file) for name, file in files.items()}
     return variables | ({"LOCKSTEP_VERIFY_CLIENTS": "1"} if kind == "mtls" else {})

@@ -1,4 +1,4 @@
-"""What encrypted bytes cost one way: gRPC with TLS beside TLS sockets of Python. Knows the report; the two ends are elsewhere."""
+"""Measures the cost of encrypted bytes one way: gRPC with TLS beside Python's TLS sockets. Knows the report; `tls_ends` has both ends."""
 
 import argparse
 import json

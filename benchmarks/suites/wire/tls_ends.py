@@ -1,6 +1,6 @@
 """Sends bytes from this process to another, encrypted or not: the sender, and as a program the receiver. Run by `tls_bytes`.
 
-Sockets block and have time limits, and each connection has a thread; so nothing here can wait for ever.
+Each connection has a thread and a blocking socket with a timeout, so nothing here can wait for ever.
 """
 
 import contextlib
@@ -26,13 +26,13 @@ TIMEOUT_S = 60.0
 _METHOD = "/bench.Bytes/Send"
 _HOST = "localhost"
 _FRAME_BYTES = 1 << 20
-# Before the measured one: the first ones make the memory that all later ones use, which is a third of what gRPC takes.
+# Transfers before the measured one: they allocate the memory for later ones, which takes a third of gRPC's time.
 _NUM_WARM = 3
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Way:
-    """How bytes travel. `write_bytes`: how many are given to a socket at once."""
+    """A way to send bytes. `write_bytes`: the number of bytes per write to a socket."""
 
     title: str
     is_grpc: bool = False
@@ -41,24 +41,24 @@ class Way:
     write_bytes: int = 1 << 20
 
     def as_json(self) -> str:
-        """Returns it as the receiver's program takes it."""
+        """Returns the way as JSON for the receiver's program."""
         return json.dumps(dataclasses.asdict(self))
 
 
 @dataclasses.dataclass(frozen=True, slots=True, kw_only=True)
 class Sent:
-    """Seconds from the first byte to the receiver's word that it has the last, and CPU seconds."""
+    """Seconds from the first byte to the receiver's confirmation of the last, and CPU seconds."""
 
     seconds: float
     cpu_s: float
 
     def with_receiver(self, cpu_s: float) -> "Sent":
-        """Returns it with the receiver's CPU seconds."""
+        """Returns a copy that includes the receiver's CPU seconds."""
         return dataclasses.replace(self, cpu_s=self.cpu_s + cpu_s)
 
 
 def send(way: Way, num_bytes: int, *, port: int, files: Path) -> Sent:
-    """Sends so many bytes some times; only the last time is measured."""
+    """Sends the bytes several times, and measures only the last time."""
     keep_freed_memory()
     content = np.ones(num_bytes, np.uint8).data
     parts = _parts(num_bytes, way.num_connections)
@@ -87,7 +87,7 @@ def main() -> None:
     """Receives."""
     files, way, num_bytes = Path(sys.argv[1]), Way(**json.loads(sys.argv[2])), int(sys.argv[3])
     keep_freed_memory()
-    # Touched, as memory is that is used with every step.
+    # Touched, like memory that is used in every step.
     memory = np.ones(num_bytes, np.uint8).data
     if way.is_grpc:
         _receive_by_grpc(memory, files=files)
@@ -113,7 +113,7 @@ def main() -> None:
         cpu_s = time.process_time()
         receive()
         _say(cpu_s=time.process_time() - cpu_s)
-        # The word on each connection is read before it is closed.
+        # The sender reads the confirmation on each connection before this end closes it.
         for connection in connections:
             connection.recv(1)
 
@@ -140,7 +140,7 @@ def _connect(way: Way, *, port: int, files: Path) -> socket.socket:
     connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     if not way.is_encrypted:
         return connection
-    import ssl  # here: the help of the benchmark does without
+    import ssl  # imported here, because `--help` does not need it
 
     context = ssl.create_default_context(cafile=str(files / "ca.pem"))
     context.minimum_version = ssl.TLSVersion.TLSv1_3

@@ -1,6 +1,6 @@
-"""Workers that train on one parameter server in a wire format, by turns in one process, so that a seed gives one result. Knows no chief.
+"""Trains on one parameter server with a wire format; workers run by turns in one process, so that a seed gives one result. Knows no chief.
 
-They use what real workers use: the SDK's memory and encoders, the clients and the server.
+The workers use the SDK's memory and encoders, and the real clients and server.
 """
 
 import contextlib
@@ -31,14 +31,14 @@ _NUM_WARMUP_STEPS = 2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WireBytes:
-    """What one worker's step puts on the wire, to a parameter server and back, all framing included."""
+    """The bytes of one worker's step on the wire, to a parameter server and back, including all framing."""
 
     up: float
     down: float
 
 
 class Training:
-    """One model on one server, and its workers, who take a step together."""
+    """One model on one server, and its workers, which make each step together."""
 
     def __init__(
         self,
@@ -71,7 +71,7 @@ class Training:
         return self._memory.views
 
     def step(self, compute: Callable[[int, Mapping[str, Array]], None]) -> None:
-        """Has every worker compute gradients into its own memory and push them, and the server apply their mean."""
+        """Makes a step: every worker computes gradients into its own memory and pushes them, and the server applies their mean."""
         push_ids = []
         for worker, (staging, parts_of) in enumerate(self._workers):
             compute(worker, staging.views)
@@ -108,7 +108,7 @@ def wire_bytes(wire: WireFormat, *, total_bytes: int, num_steps: int = 5) -> Wir
 
 
 def digits_accuracy(wire: WireFormat, *, seed: int, num_steps: int, num_workers: int = 2) -> float:
-    """Returns the share of test digits that the demo's model gets right after so many steps."""
+    """Trains the demo's model for some steps, and returns the share of test digits that it classifies correctly."""
     examples, test = split(load_digits())
     parts = [examples.part(index, num_parts=num_workers) for index in range(num_workers)]
     with _server(wire) as (server, shard, _):
@@ -117,7 +117,7 @@ def digits_accuracy(wire: WireFormat, *, seed: int, num_steps: int, num_workers:
             values = training.read()
 
             def compute(worker: int, gradients: Mapping[str, Array], step: int = step, values: Mapping[str, Array] = values) -> None:
-                # Another seed has the batches in another order too.
+                # Another seed also changes the order of the batches.
                 batch = parts[worker].batch(_BATCH_SIZE, worker=worker, step=step + 1000 * seed)
                 loss_and_gradients(values, batch.images, batch.labels, into=gradients)
 
