@@ -40,7 +40,7 @@ def create(directory: Path, *, cluster: str, hosts: Sequence[str] = (), days: in
     make_directory(directory, flag="DIR")
     files = _files(cluster, hosts=[*_LOCAL_HOSTS, *hosts], days=days, with_all=with_all)
     if taken := [name for name in files if (directory / name).exists()]:
-        raise InvalidSpec(f"{directory / taken[0]} is there already; choose another directory, or remove what is in it")
+        raise InvalidSpec(f"{directory / taken[0]} already exists; choose another directory, or remove its files")
     for name, content in files.items():
         if name.endswith(".pem"):
             (directory / name).write_bytes(content)

@@ -73,7 +73,7 @@ def import_checkpoint(
         given = {entry.name: entry for entry in header.tensors}
         new_tag = tag or _free_tag(storage, base.tag)
         if any(stored.tag == new_tag for stored in storage.stored()):
-            raise InvalidSpec(f"checkpoint {new_tag!r} is there already; choose another name with --tag")
+            raise InvalidSpec(f"checkpoint {new_tag!r} already exists; choose another name with --tag")
         parts, used = parts_of(base.placement), dict[str, None]()
         files: list[CheckpointFile] = []
         try:

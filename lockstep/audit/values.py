@@ -87,8 +87,8 @@ class _Replica:
                 if self._digest() != events.text_of(record, "sha256"):
                     made = ", ".join(map(words_of, request.contributors))
                     result.problems.append(
-                        f"{life.where}: ps {life.shard} epoch {epoch} step {request.step}: other values than {made} give; nothing after it"
-                        " was looked at"
+                        f"{life.where}: ps {life.shard} epoch {epoch} step {request.step}: other values than {made} give; later steps"
+                        " were not checked"
                     )
                     return
                 self._keep(wanted)

@@ -382,7 +382,7 @@ class Worker:
                     yield Expect(step + 1)
                 result = yield from self._take_token(commit, timeout_s)
                 if result is None:
-                    raise InternalError("the chief gave a token and did not say what became of the contribution that rode along")
+                    raise InternalError("the chief granted a token without the outcome of the contribution sent with the request")
                 if not state.is_finished:
                     yield from self._fetch()
             else:

@@ -389,7 +389,7 @@ def custom_optimizer(
 
 
 def rate_of(learning_rate: Rate) -> Schedule:
-    """Returns a schedule, made from a number if need be. Raises InvalidSpec."""
+    """Returns a schedule; a number becomes a constant one. Raises InvalidSpec."""
     if isinstance(learning_rate, Schedule):
         return learning_rate
     value = plain_number(learning_rate)

@@ -88,7 +88,7 @@ def map_gradients(function: Callable[[list[Any]], Sequence[Any]], gradients: Seq
 
 
 def computed_gradient(gradient: Any, run: Run) -> Any:
-    """Returns a gradient in this run: a handle's value, and anything else (an array, IndexedSlices, None) as it is."""
+    """Returns a gradient in this run: a handle's value, or the array, IndexedSlices or None itself."""
     return gradient.compute(run) if hasattr(gradient, "compute") else gradient
 
 

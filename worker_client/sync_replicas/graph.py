@@ -275,7 +275,7 @@ def get_global_step() -> GlobalStep | None:
 
 
 def get_or_create_global_step() -> GlobalStep:
-    """Returns the default graph's global step, and creates it if need be."""
+    """Returns the default graph's global step, and creates it if it does not exist."""
     return get_global_step() or create_global_step()
 
 

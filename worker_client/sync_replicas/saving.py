@@ -46,7 +46,7 @@ class Checkpoint:
 
 
 def save_checkpoint(prefix: str | Path, values: Mapping[str, Array], *, global_step: int) -> Path:
-    """Writes `<prefix>-<step>.safetensors`, whole or not at all, and returns its path. Makes the directory if need be."""
+    """Writes `<prefix>-<step>.safetensors` atomically, and returns its path. Creates the directory if it is missing."""
     path = Path(f"{prefix}-{global_step:08d}.safetensors")
     path.parent.mkdir(parents=True, exist_ok=True)
     header: dict[str, Any] = {"__metadata__": {"global_step": str(global_step)}}

@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--workers", type=int, default=1000, help="registered workers (default 1000)")
     parser.add_argument("--processes", type=int, default=4, help="processes that these workers are in (default 4)")
-    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="seconds to look at each, in five turns (default 20)")
+    parser.add_argument("--seconds", type=float, default=20.0, metavar="S", help="seconds to measure each, in five turns (default 20)")
     parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
     add_json(parser)
 
@@ -72,7 +72,7 @@ def _row(path: str, turns: Sequence[Mapping[str, Mapping[str, Any]]]) -> dict[st
 def in_words(report: dict[str, Any]) -> str:
     """Returns the report for a reader."""
     lines = [
-        f"{report['workers']} workers; the chief with a page that nobody asks: {report['alone_cpu']:.2%} of a core, heartbeats included"
+        f"{report['workers']} workers; the chief with a page that has no readers: {report['alone_cpu']:.2%} of a core, heartbeats included"
     ]
     lines += [
         f"  /{row['path']}: {row['bytes'] / 1e3:.0f} KB, median {row['median_ms']:.1f} ms, worst {row['worst_ms']:.1f} ms;"

@@ -25,7 +25,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--transport", choices=("auto", "shared_memory", "sockets", "grpc"), default="auto", help="(default: auto)")
-    parser.add_argument("--look", type=float, default=3.0, metavar="S", help="seconds to look at processes that do nothing (default 3)")
+    parser.add_argument("--look", type=float, default=3.0, metavar="S", help="seconds to measure idle processes (default 3)")
     parser.add_argument("--tcp", action="store_true", help="TCP instead of Unix sockets")
     add_json(parser)
 

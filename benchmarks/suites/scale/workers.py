@@ -28,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--processes", type=int, default=4, help="processes that these workers are in (default 4)")
     parser.add_argument("--rounds", type=int, default=10, help="steps to measure (default 10)")
     parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
-    parser.add_argument("--look", type=float, default=5.0, metavar="S", help="seconds to look at heartbeats alone (default 5)")
+    parser.add_argument("--look", type=float, default=5.0, metavar="S", help="seconds to measure heartbeats alone (default 5)")
     add_json(parser)
 
 

@@ -87,5 +87,5 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="default: all")
     parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel (default float32)")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (default 1)")
-    parser.add_argument("--steps", type=int, default=30, help="steps to look at, after 3 that are not (default 30)")
+    parser.add_argument("--steps", type=int, default=30, help="steps to measure, after 3 that are not (default 30)")
     add_json(parser)

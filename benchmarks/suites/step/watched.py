@@ -17,7 +17,7 @@ from benchmarks.report.machine import machine
 
 _WORDS = {
     "off": "no page",
-    "on": "a page, and nobody looks",
+    "on": "a page without readers",
     "read": "a page, and a reader every 0.8 s",
     "scraped": "a page, a reader, and a scraper as often",
 }

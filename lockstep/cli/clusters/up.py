@@ -40,7 +40,7 @@ def add_up_arguments(parser: argparse.ArgumentParser) -> None:
     parser.epilog = (
         "Each worker finds the cluster by LOCKSTEP_CHIEF, LOCKSTEP_CLUSTER, LOCKSTEP_WORKER_INDEX and LOCKSTEP_NUM_WORKERS, which"
         " worker_client.connect() reads. `python` is the Python that lockstep itself runs on."
-        " Exit code: 0 if training finished, else that of the first worker that failed; 1 if workers left so early that it could not go on,"
+        " Exit code: 0 if training finished, else that of the first worker that failed; 1 if workers left too early for it to continue,"
         " or if there is no checkpoint although there was to be one."
     )
     add_options(parser, options_of(UP), has_variables=False)
@@ -133,7 +133,7 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
     output.note(
         f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
         f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
-        f"to look at it: lockstep top, or lockstep status --chief {cluster.chief_address}"
+        f"to watch it: lockstep top, or lockstep status --chief {cluster.chief_address}"
         + (f"\nits page, in a browser: {cluster.page_address}" if cluster.page_url else "")
     )
     with cluster.listed(shlex.join(command)):

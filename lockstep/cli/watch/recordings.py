@@ -31,7 +31,7 @@ def add_trace_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `trace`."""
     parser.add_argument("address", nargs="?", metavar="HOST:PORT", help="address of the chief; as --chief")
     add_arguments(parser)
-    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="how long to look (default: 5)")
+    parser.add_argument("--seconds", type=float, default=5.0, metavar="S", help="seconds to record (default: 5)")
     parser.add_argument("-o", "--output", type=Path, default=Path("trace.json"), metavar="FILE", help="file to write (default: trace.json)")
     parser.add_argument("--json", action="store_true", help="print what was recorded as JSON")
 
@@ -48,7 +48,9 @@ def run_trace(arguments: argparse.Namespace) -> int:
     if arguments.json:
         print(json.dumps({"file": str(arguments.output), "num_steps": timeline.num_steps, "num_missed": timeline.num_missed}))
     elif timeline.is_empty:
-        print(f"no step ended within {arguments.seconds:g} s: {status.waiting_for or status.reason or 'look for longer'}", file=sys.stderr)
+        print(
+            f"no step ended within {arguments.seconds:g} s: {status.waiting_for or status.reason or 'record for longer'}", file=sys.stderr
+        )
     else:
         missed = f"; {timeline.num_missed} steps were too fast to be seen" if timeline.num_missed else ""
         print(f"{timeline.num_steps} steps in {arguments.output}{missed}; open it in https://ui.perfetto.dev or chrome://tracing")
@@ -81,7 +83,7 @@ def _poll(chief: Chief, timeline: Timeline, *, seconds: float, is_quiet: bool) -
 
 def add_tensorboard_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `tensorboard`."""
-    parser.add_argument("directory", type=Path, metavar="DIR", help="directory for the event file; made if need be")
+    parser.add_argument("directory", type=Path, metavar="DIR", help="directory for the event file; created if missing")
     add_arguments(parser)
 
 

@@ -25,6 +25,6 @@ def test_star_before_two_names_and_addresses_are_taken(tmp_path: Path) -> None:
 def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
     certs.create(tmp_path, cluster="job")
     before = (tmp_path / "ca.key").read_bytes()
-    with pytest.raises(InvalidSpec, match="is there already"):
+    with pytest.raises(InvalidSpec, match="already exists"):
         certs.create(tmp_path, cluster="job")
     assert (tmp_path / "ca.key").read_bytes() == before

@@ -261,7 +261,7 @@ def test_a_file_that_does_not_fit_is_refused_and_leaves_nothing(
         arrays["x"] = np.zeros(3)
 
     refused(only_another, "has no tensor of checkpoint step-000000003; it has 'x'", options=("--into", "latest"))
-    refused(halve, "checkpoint 'step-000000003' is there already; choose another name", options=("--tag", "step-000000003"))
+    refused(halve, "checkpoint 'step-000000003' already exists; choose another name", options=("--tag", "step-000000003"))
     refused(halve, "no complete checkpoint 'step-9'", options=("--into", "step-9"), code=1)
     path.write_bytes(b"\x08" + b"\0" * 7 + b"{}      ")
     assert run("import", str(path), place=place) == 2
