@@ -54,8 +54,8 @@ class Processes:
 
     def worker_command(self, module: str, orders: object) -> list[str]:
         """Returns the command of a worker that runs `module`'s work; `orders` is a dataclass or a dict."""
-        said = dataclasses.asdict(orders) if dataclasses.is_dataclass(orders) and not isinstance(orders, type) else orders
-        return [sys.executable, "-m", "benchmarks.harness.worker", module, json.dumps(said), str(self.directory)]
+        fields = dataclasses.asdict(orders) if dataclasses.is_dataclass(orders) and not isinstance(orders, type) else orders
+        return [sys.executable, "-m", "benchmarks.harness.worker", module, json.dumps(fields), str(self.directory)]
 
     def go(self) -> None:
         """Lets all waiting workers begin."""

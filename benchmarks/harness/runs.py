@@ -123,8 +123,8 @@ def start_workers(
     **orders: Any,
 ) -> None:
     """Starts the workload's workers, which run `module` with the workload and `orders`."""
-    said = {"workload": dataclasses.asdict(workload), "keeps_stepping": setting.policy != "sync", **orders}
-    cluster.start_workers(module, said, environment={**setting.environment, **(environment or {})})
+    all_orders = {"workload": dataclasses.asdict(workload), "keeps_stepping": setting.policy != "sync", **orders}
+    cluster.start_workers(module, all_orders, environment={**setting.environment, **(environment or {})})
 
 
 def measured(processes: Processes, servers: Sequence[Process], workload: Workload, *, timeout_s: float) -> RunFigures:

@@ -140,8 +140,8 @@ def take_step(session: Session) -> bool:
 
 def transports_of(session: Session) -> list[str]:
     """The session's transport to each shard."""
-    said = session.transport
-    return [said] if isinstance(said, str) else list(said)
+    transports = session.transport
+    return [transports] if isinstance(transports, str) else list(transports)
 
 
 def own_cpu_s() -> float:

@@ -55,5 +55,5 @@ def _is_figure(name: str) -> bool:
 
 def _setting(row: dict[str, Any]) -> str:
     """Returns the strings and whole numbers that identify a row."""
-    said = {key: value for key, value in row.items() if isinstance(value, str | int) and not isinstance(value, bool)}
-    return ", ".join(f"{key} {value}" for key, value in said.items() if key in _SETTINGS or not _is_figure(key))
+    identity = {key: value for key, value in row.items() if isinstance(value, str | int) and not isinstance(value, bool)}
+    return ", ".join(f"{key} {value}" for key, value in identity.items() if key in _SETTINGS or not _is_figure(key))

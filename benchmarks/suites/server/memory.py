@@ -111,8 +111,8 @@ def _run(work: dict[str, Any], *, transport: str) -> list[dict[str, Any]]:
         cluster.processes.await_events("up", _NUM_WORKERS, timeout_s=_TIMEOUT_S)
         cluster.processes.go()
         for _ in cluster.processes.polls(timeout_s=_TIMEOUT_S, what="steps of the first worker"):
-            said = [event for event in cluster.processes.events.get("step", ()) if event["process"] == "worker 0"]
-            samples += [{"step": event["step"], **{role: look(one.pid) for role, one in seen.items()}} for event in said[len(samples) :]]
+            events = [event for event in cluster.processes.events.get("step", ()) if event["process"] == "worker 0"]
+            samples += [{"step": event["step"], **{role: look(one.pid) for role, one in seen.items()}} for event in events[len(samples) :]]
             if len(samples) >= work["steps"] // work["every"]:
                 break
         cluster.processes.release()

@@ -119,9 +119,9 @@ def _start_group(role: list[str], environment: dict[str, str], num_workers: int)
 def _end_well(processes: list["subprocess.Popen[str]"]) -> None:
     try:
         for process in processes:
-            said, _ = process.communicate(timeout=_MAX_S)
+            output, _ = process.communicate(timeout=_MAX_S)
             if process.returncode:
-                raise WrongArguments(f"a run ended with {process.returncode}: {said[-2000:]}")
+                raise WrongArguments(f"a run ended with {process.returncode}: {output[-2000:]}")
     finally:
         for process in processes:
             if process.poll() is None:

@@ -62,10 +62,10 @@ def _run_once(way: Way, num_bytes: int, *, files: Path) -> Sent:
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as receiver:
         assert receiver.stdout is not None
         try:
-            said = receiver.stdout.readline()
-            if not said:
+            line = receiver.stdout.readline()
+            if not line:
                 raise LaunchFailed(f"{way.title}: the receiver ended before it listened, exit code {receiver.wait(TIMEOUT_S)}")
-            sent = send(way, num_bytes, port=json.loads(said)["port"], files=files)
+            sent = send(way, num_bytes, port=json.loads(line)["port"], files=files)
             return sent.with_receiver(json.loads(receiver.stdout.readline())["cpu_s"])
         finally:
             receiver.kill()

@@ -92,16 +92,16 @@ def _save(arguments: argparse.Namespace) -> int:
 
 def _await_save(chief: Chief, *, timeout_s: float) -> tuple[str, int]:
     """Requests the checkpoint, with one request id, until it is complete, and shows the progress. Raises DeadlineExceeded."""
-    request_id, deadline, said = secrets.randbits(63), time.monotonic() + timeout_s, ""
+    request_id, deadline, shown_reason = secrets.randbits(63), time.monotonic() + timeout_s, ""
     while True:
         saved = chief.save_checkpoint(request_id=request_id, max_wait_s=max(0.0, min(1.0, deadline - time.monotonic())))
         if saved.tag:
             return saved.tag, saved.step
         if time.monotonic() >= deadline:
             raise DeadlineExceeded(f"not within {timeout_s:g} s: {saved.waiting_for}; it will be saved all the same")
-        if saved.waiting_for != said:
-            said = saved.waiting_for
-            print(said, file=sys.stderr, flush=True)
+        if saved.waiting_for != shown_reason:
+            shown_reason = saved.waiting_for
+            print(shown_reason, file=sys.stderr, flush=True)
 
 
 def _list(arguments: argparse.Namespace) -> int:
