@@ -82,6 +82,11 @@ class Finding:
         """Whether there is a model."""
         return self.statuses[self.best].step is not None
 
+    def has_met(self, one: Replica, status: ShardStatus, adoption: Adoption) -> bool:
+        """Whether a replica that a chief has adopted is the process that was looked at, or holds a model if none was."""
+        before = self.statuses.get(one)
+        return adoption.step is not None if before is None else before.process_incarnation == status.process_incarnation
+
     def status(self) -> ShardStatus:
         """Returns the status of the shard."""
         heard = [status for status in self.statuses.values() if status.fence.chief_incarnation and status.chief_heard_ago_s is not None]
@@ -359,8 +364,11 @@ class ReplicatedLink:
 
     async def _take_over(self, fence: Fence, timeout_s: float, *, is_again: bool) -> Adoption:
         finding = self._finding  # kept until this has succeeded: a later look may find half of it
-        wanted = [*finding.statuses] if finding is not None else self.replicas
+        wanted = [*finding.statuses] if finding is not None else [*self.replicas]
         answers = await all_of(*(self._adopt(one, timeout_s) for one in wanted))
+        if rest := self._taken_in_since(wanted):
+            wanted += rest
+            answers += await all_of(*(self._adopt(one, timeout_s) for one in rest))
         failed = {one: answer for one, answer in zip(wanted, answers, strict=True) if isinstance(answer, PsError)}
         found = {one: answer for one, answer in zip(wanted, answers, strict=True) if one not in failed}
         adoptions: dict[Replica, Adoption] = {one: adoption for one, (_, adoption) in found.items()}
@@ -372,7 +380,7 @@ class ReplicatedLink:
                 raise failed[finding.best]
             best = self._best_of(finding, found)
             members = [one for one in adoptions if one is best or await self._goes_along(one, found, best)]
-            is_same = all(status.process_incarnation == finding.statuses[one].process_incarnation for one, (status, _) in found.items())
+            is_same = all(finding.has_met(one, status, adoption) for one, (status, adoption) in found.items())
             self._is_proven = finding.is_proven and (best in self._were_alone or is_same)
         elif not adoptions:
             raise min(failed.values(), key=order_of)
@@ -407,6 +415,13 @@ class ReplicatedLink:
         if (status.fence.life, status.fence.chief_incarnation) != (own.life, own.chief_incarnation):
             (self._were_alone.add if status.is_alone and status.step is not None else self._were_alone.discard)(one)
         return replace(status, is_alone=one in self._were_alone)
+
+    def _taken_in_since(self, wanted: Sequence[Replica]) -> list[Replica]:
+        """Returns the replicas that were not looked at, unless another is counted on alone.
+
+        The earlier chief has counted on them since, and may go on with them.
+        """
+        return [] if not self._were_alone.isdisjoint(wanted) else [one for one in self.replicas if one not in wanted]
 
     def _check_adopted(self, failed: Mapping[Replica, PsError]) -> None:
         """Raises a failure if another chief has that replica, or an earlier one may go on with it: then both would tell of steps.

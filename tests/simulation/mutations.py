@@ -258,6 +258,7 @@ def _believes_who_was_left_behind(patch: pytest.MonkeyPatch) -> None:
     """A new chief goes on with whichever server answers."""
     real = standby.judge
     patch.setattr(standby, "judge", lambda statuses, failures: real(statuses, [] if statuses else failures))
+    patch.setattr(ReplicatedLink, "_taken_in_since", lambda self, wanted: [])
 
 
 def _goes_on_beside_the_former_chief(patch: pytest.MonkeyPatch) -> None:

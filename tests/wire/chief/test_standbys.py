@@ -407,6 +407,26 @@ def test_who_was_restarted_after_the_chief_had_looked_may_have_gone_on_alone_bef
     assert pair.reports[-1].standby == pair.addresses[STANDBY], "both hold the same: nothing"
 
 
+def test_another_chief_takes_also_the_replica_that_the_former_one_has_counted_on_again_since_it_looked(pair: Pair) -> None:
+    """Else the former chief could have it make a step that this chief does not know."""
+    pair.create()
+    pair.run(lambda link: _mark_alone(link, STANDBY), is_taken=False)
+    gone = errors.Unavailable("it is away")
+
+    async def act(link: ReplicatedLink) -> Any:
+        primary, standby = (one.link for one in link.replicas)
+        with patch.object(primary, "status", side_effect=gone):
+            await link.status(timeout_s=5)
+        await standby.adopt(fence(EPOCH, CHIEF), timeout_s=5, replica=ReplicaState(version=10))
+        with patch.object(primary, "adopt", side_effect=gone), pytest.raises(errors.Unavailable, match="it is away"):
+            await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+        assert not link.members
+        return await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+
+    assert pair.run(act, is_taken=False).step == 0
+    assert (pair.reports[-1].address, pair.reports[-1].standby) == (pair.addresses[STANDBY], pair.addresses[PRIMARY])
+
+
 def test_a_replica_that_was_left_out_stays_out_when_the_chief_takes_the_shard_again(pair: Pair) -> None:
     pair.create()
     pair.trainers[PRIMARY].apply(pair.push(PRIMARY))
