@@ -8,7 +8,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The Python that makes the environments: the first of these that is new enough. `make PYTHON=/path/to/python …` overrules.
 PYTHON ?= $(shell for python in python3.11 python3.12 python3.13 python3.14 python3 python; do \
   $$python -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null && { echo $$python; break; }; done)
-# The oldest of the supported range of grpcio: code that it generates runs with every later one.
+# Generates code of protobuf 6.31.1, the oldest that pyproject.toml allows; every later grpcio and protobuf 7 run it.
 GRPCIO_TOOLS := 1.76.0
 
 BIN := .venv/bin

@@ -23,7 +23,7 @@ from ps_protocol.roles.identity import MAX_UNIX_PATH_BYTES, PROTOCOL_VERSION
 
 # The same as in pyproject.toml; a test compares them.
 LEAST_PYTHON = (3, 11)
-LEAST_VERSIONS = {"grpcio": "1.76", "protobuf": "6.31.1", "numpy": "1.26"}
+LEAST_VERSIONS = {"grpcio": "1.84", "protobuf": "6.31.1", "numpy": "1.26"}
 # A server needs one for each connection and file, and uses three quarters of them for connections, of which a worker has about three.
 _FEW_DESCRIPTORS = 4_096
 _LITTLE_MEMORY = 1 << 30
