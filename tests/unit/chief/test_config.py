@@ -127,7 +127,7 @@ def test_an_invalid_lease_is_refused(value: str) -> None:
         (["--ps", "a:1", "--workers", "2", "--backup-workers", "1", "--replicas-to-aggregate", "1"], "say the same in two ways"),
     ],
 )
-def test_what_cannot_work_is_refused_in_words(flags: list[str], text: str) -> None:
+def test_chief_options_that_cannot_work_are_refused_with_a_reason(flags: list[str], text: str) -> None:
     with pytest.raises(InvalidSpec, match=text):
         parse(*flags)
 
@@ -137,7 +137,7 @@ def test_listening_for_others_takes_an_explicit_flag() -> None:
     assert parse(*CHIEF, LOCKSTEP_ADDRESS="0.0.0.0:0", LOCKSTEP_ALLOW_INSECURE_NETWORK="1").allow_insecure_network
 
 
-def test_without_a_word_the_policy_is_strict_sync() -> None:
+def test_the_default_policy_is_strict_sync() -> None:
     assert parse(*CHIEF).coordination.policy == PolicySpec()
 
 
@@ -209,14 +209,14 @@ def test_a_variable_that_would_do_nothing_is_named_as_it_was_given(option: str) 
         parse_config(["--ps", "a:1"], environment={f"LOCKSTEP_{option}": "3"})
 
 
-def test_checkpoints_have_a_place_and_a_time() -> None:
+def test_flags_give_where_and_when_checkpoints_are_saved() -> None:
     flags = [*CHIEF, "--checkpoint-dir", "/ckpt", "--durability", "step", "--checkpoint-interval", "2.5", "--checkpoint-steps", "7"]
     config = parse_config([*flags, "--keep-checkpoints", "2", "--restore", "step-000000003", "--min-replicas", "2"], environment={})
     expected = CheckpointConfig(durability=Durability.STEP, interval_s=2.5, every_steps=7, keep=2, restore="step-000000003")
     assert (config.checkpoint_dir, config.coordination.checkpoints, config.coordination.min_replicas) == ("/ckpt", expected, 2)
 
 
-def test_variables_say_of_checkpoints_what_flags_do() -> None:
+def test_environment_variables_configure_checkpoints_as_flags_do() -> None:
     named = {"DIR": "/ckpt", "INTERVAL": "2.5", "STEPS": "7"}
     environment = {f"LOCKSTEP_CHECKPOINT_{name}": value for name, value in named.items()}
     others = {"LOCKSTEP_DURABILITY": "none", "LOCKSTEP_KEEP_CHECKPOINTS": "2", "LOCKSTEP_RESTORE": "none", "LOCKSTEP_HISTORY": "/h"}
@@ -300,12 +300,12 @@ def test_the_fifo_queue_begins_with_as_many_tokens_as_contributions_unless_told(
 
 
 @pytest.mark.parametrize("address", ["host-a:5001", "127.0.0.1:5001", "unix:/run/chief.sock", "[::1]:5001"])
-def test_a_chief_that_listens_under_a_name_says_that_one(address: str) -> None:
+def test_a_chief_that_listens_at_a_name_advertises_that_name(address: str) -> None:
     assert reachable(address) == address
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:5001", "[::]:5001"])
-def test_one_that_listens_everywhere_says_the_address_that_it_has_towards_its_servers(address: str) -> None:
+def test_a_chief_that_listens_everywhere_advertises_its_address_towards_its_servers(address: str) -> None:
     assert reachable(address) == ""
     assert towards(address, ("127.0.0.1:5000",)) == "127.0.0.1:5001"
     assert towards(address, ("unix:/run/ps.sock",)) == "127.0.0.1:5001"
@@ -316,7 +316,7 @@ def test_a_server_with_an_unknown_name_is_passed_over() -> None:
     assert towards("0.0.0.0:5001", ("no-such-host.invalid:5000",)) == ""
 
 
-def test_what_is_advertised_comes_from_the_flag_or_else_the_environment_and_is_checked() -> None:
+def test_the_advertised_address_comes_from_the_flag_or_else_the_environment_and_is_checked() -> None:
     environment = {"LOCKSTEP_PS": "a:1", "LOCKSTEP_NUM_WORKERS": "2", "LOCKSTEP_ADVERTISE": "chief.example:0"}
     assert parse_config([], environment=environment).advertise == "chief.example:0"
     assert parse_config(["--advertise", "other:5001"], environment=environment).advertise == "other:5001"

@@ -27,13 +27,13 @@ def step(driver: RecoveryDriver, worker: Any) -> None:
     assert worker.has_token(call)
 
 
-def test_the_first_values_are_saved_as_soon_as_they_stand() -> None:
+def test_the_first_values_are_saved_as_soon_as_the_model_is_initialised() -> None:
     driver = RecoveryDriver()
     driver.train(0)
     assert list(driver.storage) == ["step-000000000"]
 
 
-def test_every_so_many_steps_and_seconds_one_is_made_and_the_newest_are_kept() -> None:
+def test_a_checkpoint_is_made_every_so_many_steps_or_seconds_and_the_newest_are_kept() -> None:
     driver = RecoveryDriver(total_num_replicas=1, lease_s=1e6, checkpoints=CheckpointConfig(every_steps=3, interval_s=60.0, keep=2))
     (worker,) = driver.train(0)
     for _ in range(7):
@@ -47,7 +47,7 @@ def test_every_so_many_steps_and_seconds_one_is_made_and_the_newest_are_kept() -
     assert list(driver.storage) == ["step-000000006", "step-000000007"], "nothing new to save"
 
 
-def test_no_step_is_applied_while_one_is_copied_and_steps_go_on_while_it_is_written() -> None:
+def test_steps_wait_while_a_checkpoint_is_copied_and_continue_while_it_is_written() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
     (worker,) = driver.train(0)
     driver.is_manual = True
@@ -76,7 +76,7 @@ def test_a_manifest_has_the_contributions_applied_lately_by_worker() -> None:
     assert (checkpoint.num_shards, len(checkpoint.files)) == (2, 2)
 
 
-def test_under_durability_step_nobody_hears_of_a_step_before_it_is_saved() -> None:
+def test_under_durability_step_no_step_is_reported_before_it_is_saved() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=BY_STEP)
     (worker,) = driver.train(0)
     driver.is_manual = True
@@ -107,7 +107,7 @@ def test_under_durability_step_a_full_disk_holds_the_step_and_it_is_tried_again(
     assert list(driver.storage) == ["step-000000000", "step-000000001-retry-3"]
 
 
-def test_under_durability_step_a_lost_server_costs_no_step_that_was_told() -> None:
+def test_under_durability_step_a_lost_server_costs_no_reported_step() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=BY_STEP)
     (worker,) = driver.train(0)
     for _ in range(4):
@@ -116,7 +116,7 @@ def test_under_durability_step_a_lost_server_costs_no_step_that_was_told() -> No
     assert driver.step == 4
 
 
-def test_a_failed_checkpoint_is_reported_and_training_goes_on() -> None:
+def test_a_failed_checkpoint_is_reported_and_training_continues() -> None:
     driver = RecoveryDriver(total_num_replicas=1, lease_s=1e6)
     (worker,) = driver.train(0)
     driver.full = True
@@ -135,7 +135,7 @@ def test_a_failed_checkpoint_is_reported_and_training_goes_on() -> None:
     assert (status.tag, status.failure) == ("step-000000002", "")
 
 
-def test_a_checkpoint_on_demand_is_made_once_a_request() -> None:
+def test_each_request_for_a_checkpoint_makes_one_checkpoint() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
     (worker,) = driver.train(0)
     step(driver, worker)
@@ -146,7 +146,7 @@ def test_a_checkpoint_on_demand_is_made_once_a_request() -> None:
     assert driver.answers[save(driver, 6)] == SavedCheckpoint(tag="step-000000002", step=2)
 
 
-def test_who_wants_a_checkpoint_while_the_step_is_being_saved_joins() -> None:
+def test_a_request_for_a_checkpoint_joins_the_save_of_the_same_step() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
     driver.train(0)
     driver.is_manual = True
@@ -157,7 +157,7 @@ def test_who_wants_a_checkpoint_while_the_step_is_being_saved_joins() -> None:
     assert [driver.answers[call].tag for call in calls] == ["step-000000000"] * 2
 
 
-def test_who_waits_too_long_for_a_checkpoint_is_told_what_for_and_may_ask_again() -> None:
+def test_a_request_for_a_checkpoint_that_times_out_says_what_it_waited_for_and_may_be_repeated() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
     driver.train(0)
     driver.is_manual = True
@@ -231,7 +231,7 @@ def test_a_last_step_that_cannot_be_saved_does_not_keep_the_processes(how: str) 
     assert "training continues" not in words
 
 
-def test_what_is_being_saved_when_a_server_is_lost_comes_to_nothing() -> None:
+def test_a_checkpoint_in_progress_is_abandoned_when_a_server_is_lost() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
     (worker,) = driver.train(0)
     step(driver, worker)

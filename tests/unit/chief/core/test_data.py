@@ -132,7 +132,7 @@ def test_other_data_than_the_clusters_is_refused() -> None:
         driver.lease(worker, DataSpec(name="train", num_samples=70, range_size=10))
 
 
-def test_what_a_gone_worker_held_goes_to_one_that_waits() -> None:
+def test_the_ranges_of_a_lost_worker_go_to_a_waiting_worker() -> None:
     driver = RecoveryDriver(replicas_to_aggregate=1)
     dead, alive = driver.train(0, 1)
     held = leased(driver, dead, 1, max_ranges=6)
@@ -219,7 +219,7 @@ def test_one_worker_cannot_say_that_it_holds_ranges_without_end(monkeypatch: pyt
     assert status is not None and status.num_leased == 10
 
 
-def test_made_up_ranges_do_nothing() -> None:
+def test_ranges_that_do_not_exist_are_not_counted() -> None:
     leases = DataLeases()
     leases.lease(0, 1, SIX, max_ranges=1, request_id=1)
     leases.count(PushId(worker=0, incarnation=1, sequence=1), (-1, 6, 1 << 62))
@@ -300,7 +300,7 @@ def step(driver: RecoveryDriver, workers: list[Worker], *, request_id: int, data
     return {identity for mine in ranges for identity in mine}
 
 
-def test_what_steps_have_applied_is_done_for_the_next_chief_and_the_one_after_it() -> None:
+def test_ranges_of_applied_steps_are_done_also_for_later_chiefs() -> None:
     driver, workers = started()
     used = step(driver, workers, request_id=1) | step(driver, workers, request_id=2)
     for number in (3, 4):
@@ -313,7 +313,7 @@ def test_what_steps_have_applied_is_done_for_the_next_chief_and_the_one_after_it
 
 
 @pytest.mark.parametrize("ahead", [0, 1])
-def test_what_an_interrupted_step_was_made_from_is_done_when_it_is_repeated(ahead: int) -> None:
+def test_the_ranges_of_an_interrupted_step_are_done_once_the_step_is_repeated(ahead: int) -> None:
     driver, workers = started()
     used = step(driver, workers, request_id=1)
     driver.applies_at_once = False
@@ -329,7 +329,7 @@ def test_what_an_interrupted_step_was_made_from_is_done_when_it_is_repeated(ahea
     assert done(driver) == used
 
 
-def test_what_a_told_contribution_was_made_from_is_not_handed_out_again() -> None:
+def test_the_range_of_a_contribution_that_was_reported_accepted_is_not_handed_out_again() -> None:
     driver, workers = started()
     mine = leased_ids(driver, workers[0])
     assert workers[0].commit(ranges=mine).outcome is ACCEPTED
@@ -353,7 +353,7 @@ def test_many_ranges_are_put_into_a_record_and_no_longer_travel_with_each_step()
     assert done(driver) == used
 
 
-def test_what_workers_have_stays_theirs_and_nothing_is_handed_out_before_they_said_so() -> None:
+def test_a_new_chief_hands_out_no_range_before_the_workers_have_named_theirs() -> None:
     driver, workers = started()
     step(driver, workers, request_id=1)
     mine = leased_ids(driver, workers[0], 3, request_id=2)
@@ -381,7 +381,7 @@ def test_a_range_that_a_later_message_of_a_worker_does_not_name_goes_to_one_that
     assert {one.id for one in driver.answers[call].ranges} == {*mine[1:]}
 
 
-def test_one_that_does_not_come_back_is_not_waited_for_long_and_words_say_for_whom() -> None:
+def test_a_new_chief_names_the_worker_that_it_waits_for_and_stops_waiting_after_its_lease() -> None:
     driver, workers = started(lease_s=4.0)
     step(driver, workers, request_id=1)
     driver.new_chief()

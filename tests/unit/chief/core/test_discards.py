@@ -9,7 +9,7 @@ def push(worker: int, sequence: int = 1, incarnation: int = 1) -> PushId:
     return PushId(worker=worker, incarnation=incarnation, sequence=sequence)
 
 
-def test_what_is_refused_is_named_once() -> None:
+def test_a_refused_contribution_is_passed_to_the_shards_once() -> None:
     discards = Discards()
     discards.add(push(1))
     discards.add(push(0))
@@ -26,7 +26,7 @@ def test_an_incarnation_is_dropped_as_a_whole_once_none_of_its_contributions_can
     assert discards.take([Counted(push_id=push(0, 1, incarnation=2), step=3)]) == (push(0, 0),)
 
 
-def test_what_a_caller_makes_up_takes_bounded_memory() -> None:
+def test_invented_contributions_of_a_caller_take_bounded_memory() -> None:
     discards = Discards()
     for number in range(20_000):
         discards.add(push(number))

@@ -15,7 +15,7 @@ ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, Push
 # -- the end
 
 
-def test_finishing_releases_all_and_ends_the_processes_when_all_have_left() -> None:
+def test_finishing_releases_all_participants_and_ends_the_processes_when_all_have_left() -> None:
     driver = Driver(total_num_replicas=2)
     first, second = driver.train(0, 1)
     observer = Worker(driver, kind=ParticipantKind.OBSERVER)

@@ -97,7 +97,7 @@ def test_a_worker_that_never_joined_is_named() -> None:
     assert words(driver) == "step 0 has 1 of 2 contributions; missing: worker 1 (never joined); start the missing workers"
 
 
-def test_with_any_number_of_workers_it_says_how_many_more_are_needed() -> None:
+def test_with_any_number_of_workers_the_reason_says_how_many_more_are_needed() -> None:
     driver = Driver(replicas_to_aggregate=3)
     (first,) = driver.train(0)
     first.push()
@@ -123,7 +123,7 @@ def test_a_worker_that_waits_before_it_has_pushed_is_told_so() -> None:
         )
 
 
-def test_those_that_must_push_first_are_told_apart_from_those_that_compute() -> None:
+def test_the_reason_tells_workers_that_must_push_first_from_workers_that_compute() -> None:
     driver = Driver(total_num_replicas=4, lease_s=10.0)
     workers = driver.train(0, 1, 2)
     for worker in workers[:2]:
@@ -149,7 +149,7 @@ def test_a_token_that_nobody_has_taken_is_mentioned() -> None:
     assert "worker 0 (last seen 0.0 s ago on host-b pid 912, lease ends in 10.0 s, has a token for one more contribution)" in words(driver)
 
 
-def test_the_gone_are_named_first_and_a_crowd_is_counted() -> None:
+def test_lost_workers_are_named_first_and_only_the_number_of_further_ones_is_given() -> None:
     driver = Driver(total_num_replicas=1000, lease_s=10.0)
     workers = driver.train(*range(900))
     workers[500].leave(failure="boom")
@@ -159,7 +159,7 @@ def test_the_gone_are_named_first_and_a_crowd_is_counted() -> None:
     assert len(text) < 800
 
 
-def test_before_the_shards_are_reached_it_names_them() -> None:
+def test_before_all_shards_are_reached_the_reason_names_the_missing_ones() -> None:
     driver = Driver(num_shards=3, adopt=False)
     driver.send(ev.ShardAdopted(shard=0, process_incarnation=1))
     driver.send(ev.ShardUnreachable(shard=1, why="connection refused"))
@@ -246,7 +246,7 @@ def test_after_the_end_the_reason_names_the_workers_that_have_not_left() -> None
     assert words(driver).startswith("enough; waiting for worker 0 (last seen 0.0 s ago")
 
 
-def test_a_cluster_at_work_is_not_said_to_wait() -> None:
+def test_a_cluster_that_makes_progress_reports_no_wait() -> None:
     driver = Driver(total_num_replicas=2)
     first, _ = driver.train(0, 1)
     first.push()

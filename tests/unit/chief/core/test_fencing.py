@@ -35,7 +35,7 @@ def test_a_chief_that_starts_takes_the_shards_before_it_looks_for_a_checkpoint()
     assert [one.fence for one in searches(driver)] == [fence(1, 2, life=driver.shards[0].life)]
 
 
-def test_so_does_one_that_finds_only_empty_shards() -> None:
+def test_a_chief_that_finds_only_empty_shards_also_takes_them_before_it_looks_for_a_checkpoint() -> None:
     driver = RecoveryDriver(begin=False)
     driver.is_manual = True
     driver.begin()
@@ -43,7 +43,7 @@ def test_so_does_one_that_finds_only_empty_shards() -> None:
     assert fence is not None and (fence.epoch, fence.chief_incarnation) == (1, 1)
 
 
-def test_a_chief_whose_shard_is_restarted_has_them_already() -> None:
+def test_a_chief_whose_shard_is_restarted_looks_for_a_checkpoint_without_taking_the_shards_again() -> None:
     driver, _ = trained(3)
     driver.is_manual = True
     driver.restart(1)
@@ -60,7 +60,7 @@ def test_only_a_checkpoint_that_a_step_waits_for_must_be_whole_in_time(durabilit
     assert [order.is_awaited for order in driver.orders if isinstance(order, messages.CommitCheckpoint)] == [is_awaited]
 
 
-def test_shards_that_were_brought_back_and_not_told_what_holds_there_go_back_once_more() -> None:
+def test_shards_restored_by_a_chief_that_ended_before_it_configured_them_are_restored_once_more() -> None:
     driver, _ = trained(3)
     for shard in driver.shards:  # restored by a chief that was superseded before it could say which training data is done
         shard.last_apply, shard.record, shard.record_version = None, None, 0

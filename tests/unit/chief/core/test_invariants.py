@@ -162,7 +162,7 @@ StrictSync.TestCase.settings = machine_settings(num_examples=25, num_steps=30)
 TestStrictSync = StrictSync.TestCase
 
 
-def test_the_machine_begins_with_an_initialised_model() -> None:
+def test_the_state_machine_of_the_invariants_begins_with_a_worker_that_initialises_the_model() -> None:
     driver = Driver()
     call = driver.ask_model(Worker(driver))
     assert isinstance(driver.answers[call], ModelReply)

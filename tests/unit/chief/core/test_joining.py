@@ -171,7 +171,7 @@ def restart(driver: Driver) -> None:
     driver.send(ev.ShardSeen(shard=0, process_incarnation=1))
 
 
-def test_another_model_is_refused_also_while_one_waits() -> None:
+def test_another_model_is_refused_also_while_a_worker_waits_to_initialise() -> None:
     driver = Driver()
     first, second = Worker(driver, 0), Worker(driver, 1)
     restart(driver)

@@ -90,7 +90,7 @@ def test_a_participant_of_a_lost_life_is_not_served_as_the_present_holder_of_its
         driver.come_back(survivor)
 
 
-def test_who_stems_from_a_lost_life_comes_back_as_somebody_else() -> None:
+def test_a_worker_of_a_lost_life_comes_back_with_a_higher_incarnation() -> None:
     driver, workers = trained(**UNSAVED)
     before = workers[0].participant
     lose_all(driver)
@@ -99,13 +99,13 @@ def test_who_stems_from_a_lost_life_comes_back_as_somebody_else() -> None:
     assert after.incarnation > before.incarnation, "so that what it has named by its former number means nothing"
 
 
-def test_who_names_no_life_is_not_served() -> None:
+def test_a_call_that_names_no_life_is_refused() -> None:
     driver, workers = trained(**UNSAVED)
     with pytest.raises(EpochMismatch):
         driver.ask(HeartbeatRequest(participant=replace(workers[0].participant, era=era(1, life=0))))
 
 
-def test_who_comes_back_keeps_its_training_data_under_another_chief() -> None:
+def test_a_worker_that_comes_back_to_another_chief_keeps_its_training_data() -> None:
     driver, workers = trained(1, **UNSAVED)
     held = {one.id for one in driver.answers[driver.lease(workers[0], DATA, max_ranges=3)].ranges}
     driver.new_chief()
@@ -130,7 +130,7 @@ def test_what_a_worker_waits_for_is_refused_once_another_has_its_place(what: str
     assert isinstance(second.error(waiting), Superseded)
 
 
-def test_a_survivor_of_the_life_that_a_checkpoint_is_of_learns_what_of_it_the_checkpoint_has() -> None:
+def test_a_survivor_of_the_checkpoints_life_keeps_its_incarnation_and_learns_which_pushes_were_saved() -> None:
     driver, workers = trained(5, **SAVED)
     survivor = workers[0]
     before = survivor.participant
@@ -148,7 +148,7 @@ def test_a_survivor_of_the_life_that_a_checkpoint_is_of_learns_what_of_it_the_ch
     assert asked(5) == (PushOutcome.STALE, None)
 
 
-def test_that_stays_so_under_the_next_chief() -> None:
+def test_a_survivor_of_the_checkpoints_life_keeps_its_incarnation_under_the_next_chief() -> None:
     driver, workers = trained(5, **SAVED)
     lose_all(driver)
     fresh = Worker(driver, 1)
@@ -158,7 +158,7 @@ def test_that_stays_so_under_the_next_chief() -> None:
     assert driver.come_back(workers[0]).participant.incarnation == before.incarnation
 
 
-def test_and_under_one_that_goes_back_to_a_checkpoint_of_the_life_after_it() -> None:
+def test_a_survivor_keeps_its_incarnation_under_a_chief_that_restores_a_checkpoint_of_a_later_life() -> None:
     driver, workers = trained(5, **SAVED)
     before = workers[0].participant
     lose_all(driver)

@@ -91,7 +91,7 @@ def test_an_index_beyond_the_number_of_workers_is_refused() -> None:
         join(membership_of(4), 9)
 
 
-def test_a_negative_index_is_no_request() -> None:
+def test_a_negative_worker_index_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="worker index"):
         request(-1)
 

@@ -41,7 +41,7 @@ class Scene:
         self.driver.send(ev.ContributionsMissing(missing=missing, epoch=self.driver.coordinator.epoch))
 
 
-def test_the_step_is_applied_without_it_where_it_is_missing_and_the_others_go_on() -> None:
+def test_a_shard_that_lacks_a_contribution_applies_the_step_without_it_and_the_others_with_it() -> None:
     scene = Scene()
     honest, _ = scene.step()
     scene.lack(1)
@@ -54,7 +54,7 @@ def test_the_step_is_applied_without_it_where_it_is_missing_and_the_others_go_on
     assert scene.driver.step == 1
 
 
-def test_shards_that_notice_one_after_the_other_are_each_told() -> None:
+def test_each_shard_that_reports_a_missing_contribution_applies_the_step_without_it() -> None:
     scene = Scene()
     scene.step()
     scene.lack(1)
@@ -62,7 +62,7 @@ def test_shards_that_notice_one_after_the_other_are_each_told() -> None:
     assert scene.driver.to_apply[0].without == ((scene.forged,), (scene.forged,))
 
 
-def test_its_giver_is_told_which_and_where_and_is_expelled() -> None:
+def test_the_worker_of_a_missing_contribution_is_told_which_shard_lacks_it_and_is_expelled() -> None:
     scene = Scene()
     _, forger = scene.step()
     scene.lack(1)
@@ -78,7 +78,7 @@ def test_its_giver_is_told_which_and_where_and_is_expelled() -> None:
     assert str(scene.forged) in status.failure
 
 
-def test_its_place_is_free_for_another_incarnation() -> None:
+def test_the_place_of_an_expelled_worker_is_free_for_another_incarnation() -> None:
     scene = Scene()
     honest, _ = scene.step()
     scene.lack(0, 1)
@@ -89,7 +89,7 @@ def test_its_place_is_free_for_another_incarnation() -> None:
     assert another.commit().outcome is PushOutcome.ACCEPTED
 
 
-def test_the_step_waits_for_the_place_of_the_expelled_one_and_says_why_it_is_empty() -> None:
+def test_a_step_waits_for_the_place_of_an_expelled_worker_and_says_why_the_worker_was_expelled() -> None:
     scene = Scene()
     honest, _ = scene.step()
     scene.lack(0, 1)
@@ -99,7 +99,7 @@ def test_the_step_waits_for_the_place_of_the_expelled_one_and_says_why_it_is_emp
     assert f"worker 1 (expelled 0.0 s ago: it committed contribution {scene.forged}" in scene.driver.coordinator.explain(scene.driver.now)
 
 
-def test_a_mean_that_is_limited_is_prepared_without_it_too() -> None:
+def test_a_step_with_a_limited_norm_is_prepared_again_without_the_missing_contribution() -> None:
     scene = Scene(model=dataclasses.replace(MODEL, clip=ClipSpec(global_norm=1.0)))
     scene.step()
     (prepared,) = scene.driver.to_prepare
@@ -114,7 +114,7 @@ def test_a_mean_that_is_limited_is_prepared_without_it_too() -> None:
     assert told.without == ((), (scene.forged,))
 
 
-def test_a_report_of_a_step_that_is_done_changes_nothing() -> None:
+def test_a_missing_contribution_reported_for_an_applied_step_changes_nothing() -> None:
     scene = Scene()
     scene.step()
     scene.driver.apply()
@@ -122,7 +122,7 @@ def test_a_report_of_a_step_that_is_done_changes_nothing() -> None:
     assert scene.forger.heartbeat() is False
 
 
-def test_a_report_of_another_epoch_changes_nothing() -> None:
+def test_a_missing_contribution_reported_in_another_epoch_changes_nothing() -> None:
     scene = Scene()
     scene.step()
     scene.driver.send(ev.ContributionsMissing(missing=((0, scene.forged),), epoch=7))
@@ -130,7 +130,7 @@ def test_a_report_of_another_epoch_changes_nothing() -> None:
 
 
 @pytest.mark.parametrize("push_id", [None, PushId(worker=5, incarnation=5, sequence=5)])
-def test_a_shard_that_cannot_be_told_ends_the_training_and_not_the_chief(push_id: PushId | None) -> None:
+def test_a_shard_that_keeps_lacking_contributions_fails_the_training_and_not_the_chief(push_id: PushId | None) -> None:
     scene = Scene()
     scene.step()
     scene.lack(1, push_id=push_id)
@@ -140,7 +140,7 @@ def test_a_shard_that_cannot_be_told_ends_the_training_and_not_the_chief(push_id
         scene.honest.heartbeat()
 
 
-def test_an_older_incarnation_that_committed_it_does_not_cost_the_present_one_its_place() -> None:
+def test_a_missing_contribution_of_an_older_incarnation_does_not_expel_the_present_one() -> None:
     scene = Scene()
     scene.step()
     another = Worker(scene.driver, 1, takeover=True)
@@ -148,7 +148,7 @@ def test_an_older_incarnation_that_committed_it_does_not_cost_the_present_one_it
     assert another.heartbeat() is False
 
 
-def test_training_data_of_what_no_shard_has_goes_to_others() -> None:
+def test_the_training_data_of_a_contribution_that_no_shard_has_goes_to_others() -> None:
     scene, data = Scene(), DataSpec(name="d", num_samples=2, range_size=1)
 
     def lease(worker: Worker, request_id: int) -> list[int]:
@@ -167,7 +167,7 @@ def test_training_data_of_what_no_shard_has_goes_to_others() -> None:
     assert lease(scene.honest, 3) == forged
 
 
-def test_where_each_contribution_is_a_step_the_steps_keep_their_numbers() -> None:
+def test_under_async_a_missing_contribution_leaves_the_numbers_of_steps_unchanged() -> None:
     scene = Scene()
     scene.driver.set_policy(ASYNC)
     scene.driver.configure()

@@ -45,7 +45,7 @@ def test_after_the_initialiser_is_lost_the_next_worker_that_asks_gets_its_task()
     assert not registry.is_ready
 
 
-def test_completing_twice_is_no_news_and_an_old_attempt_is_refused() -> None:
+def test_completing_an_initialisation_twice_changes_nothing_and_another_attempt_is_refused() -> None:
     registry = ModelRegistry(num_shards=1)
     registry.join(0, 1, MODEL)
     assert registry.complete(0, 1, attempt=1)
@@ -54,7 +54,7 @@ def test_completing_twice_is_no_news_and_an_old_attempt_is_refused() -> None:
         registry.complete(0, 1, attempt=2)
 
 
-def test_once_ready_nobody_initialises_again() -> None:
+def test_a_model_that_is_ready_is_not_initialised_again() -> None:
     registry = ModelRegistry(num_shards=1)
     registry.join(0, 1, MODEL)
     registry.complete(0, 1, attempt=1)

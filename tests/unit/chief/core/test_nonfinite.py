@@ -20,7 +20,7 @@ def trained(**config: Any) -> tuple[RecoveryDriver, list[Worker]]:
 
 
 @pytest.mark.parametrize("reject", [True, False])
-def test_shards_hear_of_it_with_the_first_values_and_workers_when_they_register(reject: bool) -> None:
+def test_the_refusal_of_nonfinite_gradients_reaches_shards_with_the_first_values_and_workers_at_registration(reject: bool) -> None:
     driver = Driver(reject_nonfinite=reject)
     worker = Worker(driver)
     assert driver.register(1).rejects_nonfinite is reject
@@ -30,7 +30,7 @@ def test_shards_hear_of_it_with_the_first_values_and_workers_when_they_register(
     assert [change.rejects_nonfinite for change in driver.configured] == [True] * reject
 
 
-def test_a_new_chief_with_the_same_settings_sends_none() -> None:
+def test_a_new_chief_that_treats_nonfinite_gradients_alike_sends_no_settings() -> None:
     driver, _ = trained(reject_nonfinite=True)
     num_told = len(driver.configured)
     driver.new_chief()
@@ -38,14 +38,14 @@ def test_a_new_chief_with_the_same_settings_sends_none() -> None:
 
 
 @pytest.mark.parametrize("reject", [True, False])
-def test_a_new_chief_that_wants_something_else_tells_the_shards(reject: bool) -> None:
+def test_a_new_chief_that_treats_nonfinite_gradients_otherwise_tells_the_shards(reject: bool) -> None:
     driver, workers = trained(reject_nonfinite=not reject)
     driver.new_chief(reject_nonfinite=reject)
     assert driver.configured[-1].rejects_nonfinite is reject
     assert driver.come_back(workers[0]).rejects_nonfinite is reject
 
 
-def test_shards_that_are_brought_back_are_told_again() -> None:
+def test_restored_shards_are_told_again_to_refuse_nonfinite_gradients() -> None:
     driver = RecoveryDriver(total_num_replicas=1, reject_nonfinite=True)
     (worker,) = driver.train(0)
     worker.ask(commit=worker.next_commit())
@@ -65,5 +65,5 @@ def test_shards_that_are_brought_back_are_told_again() -> None:
         ([], {"LOCKSTEP_REJECT_NONFINITE": "0"}, False),
     ],
 )
-def test_flag_and_variable_ask_for_it(flags: list[str], environment: dict[str, str], wanted: bool) -> None:
+def test_the_flag_and_the_variable_have_nonfinite_gradients_refused(flags: list[str], environment: dict[str, str], wanted: bool) -> None:
     assert parse_config(["--ps", "a:1", "--workers", "2", *flags], environment=environment).coordination.reject_nonfinite is wanted

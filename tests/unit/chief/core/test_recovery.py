@@ -81,7 +81,7 @@ def test_a_worker_that_waits_when_a_server_is_lost_learns_of_the_new_epoch() -> 
     assert isinstance(first.error(call), EpochMismatch)
 
 
-def test_who_waits_for_a_restoration_hears_how_far_it_is() -> None:
+def test_a_call_that_waits_for_a_restoration_learns_its_progress() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     steps(driver, [worker], 2)
@@ -220,7 +220,7 @@ def test_what_was_saved_of_steps_that_were_given_up_is_not_gone_back_to() -> Non
     assert driver.step == 2, "step 4 of epoch 1 is not what followed from step 2 in epoch 3"
 
 
-def test_a_sleeper_whose_lease_ended_comes_back_as_a_new_incarnation() -> None:
+def test_a_worker_whose_lease_ended_comes_back_as_a_new_incarnation() -> None:
     driver = RecoveryDriver(total_num_replicas=2, lease_s=10.0)
     sleeper, other = driver.train(0, 1)
     for _ in range(4):
@@ -280,7 +280,7 @@ def test_data_that_is_leased_before_all_begin_anew_is_leased_again() -> None:
     assert len(driver.answers[driver.lease(worker, data, max_ranges=2, request_id=2)].ranges) == 2
 
 
-def test_who_has_given_the_first_values_is_told_of_the_new_epoch_when_a_server_loses_them_before_training_begins() -> None:
+def test_an_initialiser_is_told_of_the_new_epoch_when_a_server_loses_the_first_values() -> None:
     driver = RecoveryDriver(total_num_replicas=1, policy=PolicySpec(name=PolicyName.ASYNC))
     worker = Worker(driver, 0)
     attempt = driver.answers[driver.ask_model(worker)].attempt
@@ -318,7 +318,7 @@ def test_a_cluster_that_starts_goes_on_with_the_newest_checkpoint_of_its_place()
 
 
 @pytest.mark.parametrize(("restore", "step", "epoch"), [("none", 0, 2), ("step-000000002", 2, 2), ("latest", 4, 2)])
-def test_it_is_chosen_what_a_cluster_begins_with(restore: str, step: int, epoch: int) -> None:
+def test_the_restore_option_chooses_what_a_cluster_begins_with(restore: str, step: int, epoch: int) -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
     steps(driver, driver.train(0), 4)
     later = RecoveryDriver(storage=driver.storage, total_num_replicas=1, checkpoints=CheckpointConfig(restore=restore))

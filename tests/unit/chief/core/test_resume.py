@@ -150,7 +150,7 @@ def test_without_a_record_the_first_worker_that_presents_the_shards_model_brings
     assert (reply.state, reply.global_step, driver.step) == (ModelState.READY, 3, 3)
 
 
-def test_before_it_knows_the_model_a_new_chief_calls_nobody_ahead_of_it() -> None:
+def test_a_new_chief_that_does_not_know_the_model_yet_refuses_no_commit_as_ahead() -> None:
     driver, workers = trained()
     for shard in driver.shards:
         shard.record, shard.record_version = None, 0
@@ -163,7 +163,7 @@ def test_before_it_knows_the_model_a_new_chief_calls_nobody_ahead_of_it() -> Non
         worker.ask(commit=open_commit)
 
 
-def test_who_has_come_back_brings_the_model_that_shards_hold_although_it_would_not_initialise_one() -> None:
+def test_a_returned_worker_presents_the_model_that_shards_hold_although_it_only_joins() -> None:
     driver, workers = trained()
     for shard in driver.shards:
         shard.record, shard.record_version = None, 0
@@ -220,7 +220,7 @@ def test_a_checkpoint_that_the_earlier_chief_makes_whole_while_its_servers_are_t
     assert (driver.step, driver.coordinator.state) == (4, ClusterState.TRAINING)
 
 
-def test_with_no_checkpoint_then_either_training_has_failed_in_words() -> None:
+def test_a_chief_and_a_server_lost_together_without_a_checkpoint_fail_the_training_with_a_reason() -> None:
     driver, _ = trained(num_steps=5, checkpoints=CheckpointConfig(every_steps=2))
     driver.storage.clear()
     driver.kill(1)
@@ -229,7 +229,7 @@ def test_with_no_checkpoint_then_either_training_has_failed_in_words() -> None:
         driver.register()
 
 
-def test_without_checkpoints_that_is_the_end_in_words() -> None:
+def test_a_chief_and_a_server_lost_together_where_none_are_saved_fail_the_training_with_a_reason() -> None:
     driver, _ = trained(num_steps=5)
     driver.kill(1)
     driver.new_chief()

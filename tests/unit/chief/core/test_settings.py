@@ -113,7 +113,7 @@ def test_a_caller_that_goes_away_leaves_its_change_behind() -> None:
     assert (call in driver.answers, policy_of(driver)) == (False, "sync, fifo tokens")
 
 
-def test_what_sync_has_counted_becomes_single_steps_under_async() -> None:
+def test_contributions_counted_under_sync_become_single_steps_under_async() -> None:
     driver = Driver(total_num_replicas=3)
     workers = driver.train(0, 1, 2)
     calls = [worker.ask(commit=worker.next_commit()) for worker in workers[:2]]
@@ -124,7 +124,7 @@ def test_what_sync_has_counted_becomes_single_steps_under_async() -> None:
     assert (result.outcome, result.applied_step, result.staleness) == (ACCEPTED, 2, 2)
 
 
-def test_each_that_sync_has_counted_is_told_the_step_that_it_becomes_under_async() -> None:
+def test_a_worker_learns_which_async_step_its_contribution_counted_under_sync_becomes() -> None:
     driver = Driver(total_num_replicas=4)
     workers = driver.train(0, 1, 2, 3)
     committed = workers[0].next_push()
@@ -140,7 +140,7 @@ def test_each_that_sync_has_counted_is_told_the_step_that_it_becomes_under_async
     assert driver.coordinator.status(driver.now).max_observed_staleness == 2
 
 
-def test_what_waits_for_its_turn_is_applied_before_sync_begins_and_new_ones_are_late() -> None:
+def test_queued_async_contributions_are_applied_before_sync_begins_and_new_ones_are_late() -> None:
     driver = Driver(policy=ASYNC, total_num_replicas=3, applies_at_once=False)
     first, second, third = driver.train(0, 1, 2)
     driver.configure()
@@ -226,7 +226,7 @@ def test_another_number_of_contributions_completes_the_step_that_has_so_many() -
     assert (status.replicas_to_aggregate, status.total_num_replicas) == (2, 3)
 
 
-def test_another_number_of_workers_makes_places() -> None:
+def test_a_policy_with_more_workers_opens_their_places() -> None:
     driver = Driver(total_num_replicas=1)
     driver.train(0)
     with pytest.raises(WorkerIndexOutOfRange):
@@ -299,7 +299,7 @@ def test_a_model_whose_limits_the_policy_cannot_keep_is_refused() -> None:
 
 
 @pytest.mark.parametrize("how", ["finished", "failed"])
-def test_when_training_is_over_nobody_waits_for_settings(how: str) -> None:
+def test_a_change_of_settings_is_answered_when_training_ends(how: str) -> None:
     driver = Driver(applies_at_once=False)
     (worker,) = driver.train(0)
     worker.push()
@@ -428,7 +428,7 @@ def test_a_shard_that_reports_too_few_norms_fails_the_training() -> None:
     assert driver.coordinator.state is ClusterState.FAILED
 
 
-def test_who_only_joins_does_not_bring_the_model() -> None:
+def test_a_worker_that_only_joins_does_not_initialise_the_model() -> None:
     driver = Driver()
     joiner, maker = Worker(driver), Worker(driver)
     joins = driver.ask_model(joiner, joins_only=True)

@@ -54,7 +54,7 @@ def test_a_slow_backup_never_gets_a_token_of_a_step_gone_by() -> None:
     assert slow.push() is ACCEPTED, "and its next contribution counts"
 
 
-def test_with_one_of_two_dead_it_is_explained_and_a_replacement_goes_on() -> None:
+def test_with_one_of_two_workers_dead_the_wait_names_it_and_a_replacement_continues() -> None:
     driver = Driver(total_num_replicas=2, lease_s=10.0)
     alive, dead = driver.train(0, 1)
     for _ in range(3):

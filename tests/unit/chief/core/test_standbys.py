@@ -83,7 +83,7 @@ def test_workers_that_have_given_two_servers_different_gradients_are_named() -> 
     assert "step 7 (contribution 0/1/4, 2/1/4)" in note.text
 
 
-def test_words_alone_are_no_change_and_another_chief_counts_anew_from_above() -> None:
+def test_another_reason_for_a_missing_standby_is_no_new_version_and_a_new_chief_counts_from_a_higher_one() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     driver.send(changed(standby="", missing="not reached yet"))
     (worker,) = driver.train(0)
@@ -220,7 +220,7 @@ FIRST, SECOND = (Replica(_Link(name)) for name in ("a:1", "b:1"))  # type: ignor
 ABSENT = Unavailable("cannot reach b:1")
 
 
-def test_the_replica_that_has_come_farthest_is_believed() -> None:
+def test_of_two_replicas_the_one_with_the_latest_epoch_and_step_is_used() -> None:
     found = judge({FIRST: status(at=7), SECOND: status(at=8, chief=2, heard=1.5)}, [])
     assert (found.best, found.is_proven) == (SECOND, True)
     assert (found.status().step, found.status().fence.chief_incarnation, found.status().chief_heard_ago_s) == (8, 2, 1.5)
@@ -235,13 +235,13 @@ def test_no_replica_is_trusted_while_one_is_absent_that_may_have_gone_on_alone()
         judge({FIRST: status(is_alone=True)}, [ABSENT])
 
 
-def test_one_that_was_counted_on_alone_is_believed_also_beside_one_that_is_as_far_or_farther() -> None:
+def test_a_replica_that_was_the_only_one_counted_on_is_used_whatever_step_the_other_has() -> None:
     for step in (7, 8):
         found = judge({FIRST: status(at=step), SECOND: status(at=7, is_alone=True)}, [])
         assert (found.best, found.is_proven) == (SECOND, True)
 
 
-def test_one_that_holds_a_model_beside_an_empty_one_must_be_confirmed() -> None:
+def test_a_replica_with_a_model_beside_an_empty_one_must_be_confirmed() -> None:
     found = judge({FIRST: status(epoch=0), SECOND: status(at=7)}, [])
     assert (found.best, found.is_proven) == (SECOND, False)
     assert judge({FIRST: status(epoch=0), SECOND: status(at=7, is_alone=True)}, []).is_proven

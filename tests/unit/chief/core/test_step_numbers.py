@@ -38,7 +38,7 @@ def test_the_numbers_of_the_worker_with_the_lowest_index_are_used_in_either_orde
     assert used(driver.to_apply[0]) == (), "they hold for one step"
 
 
-def test_contributions_that_do_not_count_have_no_say() -> None:
+def test_hyper_parameters_of_contributions_that_do_not_count_are_not_used() -> None:
     driver = Driver(total_num_replicas=3, replicas_to_aggregate=2)
     workers = driver.train(0, 1, 2)
     driver.applies_at_once = False
@@ -81,7 +81,7 @@ def test_a_step_that_one_shard_has_applied_is_repeated_with_its_numbers() -> Non
     assert used(driver.to_apply[0]) == rate(0.25)
 
 
-def test_a_new_chief_uses_those_of_a_contribution_that_was_promised() -> None:
+def test_a_new_chief_uses_the_hyper_parameters_of_a_contribution_that_was_accepted() -> None:
     driver = RecoveryDriver(total_num_replicas=2, checkpoints=None)
     workers = driver.train(0, 1)
     driver.applies_at_once = False
@@ -96,7 +96,7 @@ def test_a_new_chief_uses_those_of_a_contribution_that_was_promised() -> None:
     assert used(driver.to_apply[0]) == rate(0.25)
 
 
-def test_a_new_chief_uses_those_of_a_contribution_that_is_told_again() -> None:
+def test_a_new_chief_uses_the_hyper_parameters_of_a_contribution_that_is_committed_again() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
     (worker,) = driver.train(0)
     driver.applies_at_once = False
@@ -109,7 +109,7 @@ def test_a_new_chief_uses_those_of_a_contribution_that_is_told_again() -> None:
     assert used(driver.to_apply[-1]) == rate(0.25)
 
 
-def test_nothing_is_kept_of_contributions_that_are_applied() -> None:
+def test_hyper_parameters_of_applied_contributions_are_forgotten() -> None:
     driver = Driver(total_num_replicas=2)
     workers: list[Worker] = driver.train(0, 1)
     for _ in range(3):

@@ -66,7 +66,7 @@ def test_a_cluster_that_resumes_from_a_checkpoint_has_its_states() -> None:
     assert state_of(other, Worker(other, 0)) == "a1"
 
 
-def test_who_takes_a_lost_worker_s_place_goes_on_after_its_last_contribution_that_counts() -> None:
+def test_a_replacement_has_the_user_state_of_the_lost_workers_last_counted_contribution() -> None:
     driver = Driver(total_num_replicas=2)
     workers = driver.train(0, 1)
     step(driver, workers, "a0", "b0")
@@ -157,7 +157,7 @@ def test_a_state_travels_with_steps_until_a_record_has_it() -> None:
     assert state_of(driver, worker) == state
 
 
-def test_where_no_worker_has_a_state_none_is_looked_for_or_sent() -> None:
+def test_without_user_states_steps_carry_none_and_no_record_is_kept() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
     (worker,) = driver.train(0)
     num_records = driver.shards[0].record_version

@@ -125,7 +125,7 @@ def test_a_call_waits_in_one_place_and_is_answered_once(way: str) -> None:
     assert (len(line), line.answer(3, 2), out.finish(9.0)) == (0, False, [])
 
 
-def test_what_a_refused_event_would_have_done_is_not_done() -> None:
+def test_the_replies_and_follow_ups_of_a_refused_event_are_dropped() -> None:
     out = Outbox()
     out.reply(1, None)
     out.afterwards(lambda now: out.reply(2, None))

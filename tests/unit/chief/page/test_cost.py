@@ -17,7 +17,7 @@ def test_all_roles_are_counted_from_their_beginning() -> None:
     assert cost == Cost(cpu_s={"workers": 8.0, "servers": 4.0, "chief": 2.0}, sent_bytes=100, received_bytes=200)
 
 
-def test_several_workers_in_one_process_use_it_once() -> None:
+def test_the_processor_time_of_several_workers_in_one_process_counts_once() -> None:
     workers = [worker_status(index, pid=7, traffic=WorkerTraffic(cpu_s=3.0, sent_bytes=10)) for index in range(3)]
     cost = CostCount().add(cluster_status(*workers), at=0.0)
     assert (cost.cpu_s["workers"], cost.sent_bytes) == (3.0, 30)
@@ -30,13 +30,13 @@ def test_observers_are_counted_by_themselves() -> None:
     assert cost == Cost(cpu_s={"workers": 2.0, "servers": 0.0, "chief": 0.0, "observers": 3.0}, received_bytes=30)
 
 
-def test_an_observer_in_the_process_of_a_worker_uses_it_once() -> None:
+def test_the_processor_time_of_an_observer_in_a_workers_process_counts_once() -> None:
     worker = worker_status(0, pid=7, traffic=WorkerTraffic(cpu_s=3.0))
     watcher = worker_status(0, pid=7, kind=ParticipantKind.OBSERVER, traffic=WorkerTraffic(cpu_s=3.0))
     assert CostCount().add(cluster_status(watcher, worker), at=0.0) == Cost(cpu_s={"workers": 3.0, "servers": 0.0, "chief": 0.0})
 
 
-def test_what_ended_processes_have_used_stays() -> None:
+def test_the_cost_of_processes_that_ended_stays_counted() -> None:
     count = CostCount()
     count.add(used(8.0, server_s=4.0, num_bytes=100), at=0.0)
     cost = count.add(used(9.0, pid=101, server_s=1.0, num_bytes=100), at=1.0)
@@ -66,7 +66,7 @@ def test_counters_of_processes_that_are_gone_are_bounded() -> None:
     assert cost.is_of_last_hour and len(count._heard) < 2_000
 
 
-def test_after_an_hour_it_is_the_cost_of_the_last_one() -> None:
+def test_after_an_hour_the_cost_is_that_of_the_last_hour() -> None:
     count = CostCount()
     for minute in range(200):
         cost = count.add(used(minute * 30.0, server_s=minute * 6.0, num_bytes=minute), at=minute * 60.0)
@@ -74,7 +74,7 @@ def test_after_an_hour_it_is_the_cost_of_the_last_one() -> None:
     assert (cost.cpu_s["workers"], cost.cpu_s["servers"], cost.sent_bytes) == (1800.0, 360.0, 60)
 
 
-def test_no_more_than_an_hour_is_remembered() -> None:
+def test_the_cost_keeps_samples_of_one_hour_at_most() -> None:
     count = CostCount()
     for second in range(20_000):
         cost = count.add(used(float(second)), at=float(second))

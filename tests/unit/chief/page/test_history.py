@@ -20,7 +20,7 @@ def test_a_point_is_the_mean_of_all_reports_between_two_looks() -> None:
     assert series.points() == [(2.0, 5, 5.0)]
 
 
-def test_what_has_not_changed_adds_no_point() -> None:
+def test_a_metric_that_has_not_changed_adds_no_point() -> None:
     series = Series()
     for at in range(5):
         series.add(at=float(at), step=1, total=1.0, weight=1.0)

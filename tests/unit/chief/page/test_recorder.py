@@ -134,7 +134,7 @@ def test_metrics_are_read_while_training_and_not_otherwise() -> None:
     assert [(step, value) for _, step, value in metrics["loss"]] == [(2, 3.0)]
 
 
-def test_a_wait_is_the_headline() -> None:
+def test_a_step_that_waits_is_the_headline() -> None:
     look = Scene().look(step=41)
     assert headline(look) == "Step 41 has 1 of 2 contributions; worker 1 is missing, last seen 3.0 s ago"
     assert snapshot(look)["is_waiting"]
@@ -146,7 +146,7 @@ def test_a_healthy_training_says_so() -> None:
     assert not snapshot(look)["is_waiting"]
 
 
-def test_the_end_says_why() -> None:
+def test_the_headline_of_a_finished_training_says_why_it_ended() -> None:
     look = Scene().look(step=600, waiting_for="", state=ClusterState.FINISHED, reason="max_steps 600 reached")
     assert headline(look) == "Training is finished: max_steps 600 reached"
 

@@ -77,7 +77,7 @@ def test_a_worker_may_have_read_what_the_chief_has_not_heard_of_yet() -> None:
 
 
 @pytest.mark.parametrize("max_staleness", [0, 2])
-def test_what_is_too_stale_by_its_turn_is_dropped_and_the_shards_are_told_to(max_staleness: int) -> None:
+def test_a_contribution_too_stale_by_its_turn_is_dropped_at_the_chief_and_at_the_shards(max_staleness: int) -> None:
     driver = asynchronous(max_staleness=max_staleness)
     slow, fast = driver.train(0, 1)
     for _ in range(max_staleness + 1):
@@ -93,7 +93,7 @@ def test_what_is_too_stale_by_its_turn_is_dropped_and_the_shards_are_told_to(max
     assert driver.coordinator.status(driver.now).max_observed_staleness == 0
 
 
-def test_what_is_too_stale_may_be_weighed_down_instead() -> None:
+def test_a_contribution_that_is_too_stale_may_get_a_lower_weight_instead() -> None:
     driver = asynchronous(max_staleness=1, too_stale=TooStale.SCALE)
     slow, fast = driver.train(0, 1)
     for _ in range(4):
@@ -107,7 +107,7 @@ def test_what_is_too_stale_may_be_weighed_down_instead() -> None:
     assert (again.outcome, again.first_outcome, again.applied_step, again.staleness, again.weight) == (DUPLICATE, ACCEPTED, 4, 4, 0.25)
 
 
-def test_what_a_dead_worker_gave_is_applied_and_only_then_its_incarnation_is_forgotten() -> None:
+def test_the_contributions_of_a_dead_worker_are_applied_before_its_incarnation_is_forgotten() -> None:
     driver = asynchronous(applies_at_once=False)
     first, dead = trained(driver, 0, 1)
     first.push()
@@ -152,7 +152,7 @@ def test_no_contribution_is_promised_a_step_after_the_last() -> None:
     assert workers[2].answer(call).result is TokenResult.FINISHED
 
 
-def test_what_was_accepted_is_applied_before_the_end() -> None:
+def test_accepted_contributions_are_applied_before_the_end() -> None:
     driver = asynchronous(applies_at_once=False)
     first, second, third = trained(driver, 0, 1, 2)
     waiting = first.ask(commit=first.next_commit())
@@ -183,7 +183,7 @@ def test_without_a_lock_the_chief_only_counts() -> None:
     assert (status.policy.text, status.num_accepted, [entry.last_worker for entry in status.ledger]) == ("async, unlocked", 3, [0, 1, 0])
 
 
-def test_without_a_lock_nobody_waits() -> None:
+def test_without_a_lock_a_wait_for_a_token_is_answered_at_once() -> None:
     driver = asynchronous(use_locking=False)
     (worker,) = driver.train(0)
     call = worker.ask(commit=worker.next_commit(is_applied=True))

@@ -223,7 +223,7 @@ def test_a_stale_token_is_handed_out_and_its_gradients_are_dropped() -> None:
     assert worker.local_step == 1
 
 
-def test_while_a_complete_step_is_applied_it_takes_no_more() -> None:
+def test_a_fifo_step_that_is_being_applied_takes_no_more_contributions() -> None:
     driver = cluster(1, 2, applies_at_once=False)
     first, second = driver.train(0, 1)
     assert [first.push(), second.push()] == [ACCEPTED, LATE]
@@ -259,7 +259,7 @@ def test_a_restarted_worker_contributes_without_a_token_and_its_old_one_is_lost(
     assert first.has_token(call)
 
 
-def test_no_worker_may_be_ahead_of_the_cluster() -> None:
+def test_a_call_whose_local_step_is_ahead_of_the_cluster_is_refused() -> None:
     (worker,) = cluster(1, 1).train(0)
     worker.local_step = 3
     for attempt in (worker.ask, worker.commit):

@@ -37,7 +37,7 @@ def test_old_checkpoints_are_removed_and_those_being_written_stay(storage: Local
     assert _tags(storage) == [("step-000000002", True), ("step-000000003", True)], "an attempt that was given up"
 
 
-def test_one_that_the_cluster_goes_back_to_stays_however_many_are_newer(storage: LocalStorage, store: CheckpointStore) -> None:
+def test_a_checkpoint_that_the_cluster_restores_is_kept_however_many_are_newer(storage: LocalStorage, store: CheckpointStore) -> None:
     for step in (1, 2, 3):
         save(storage, step=step)
     found = store.find(FindCheckpoint(excluded=("step-000000002", "step-000000003")))

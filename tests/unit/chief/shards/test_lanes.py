@@ -95,7 +95,7 @@ def test_all_shards_apply_at_once_and_the_last_one_reports() -> None:
 
 
 @pytest.mark.parametrize("error", [Unavailable("gone"), ContributionMissing("not here"), RuntimeError("a defect")])
-def test_what_fails_on_the_fast_way_is_done_by_the_other_one(error: Exception) -> None:
+def test_a_step_that_fails_on_the_fast_path_is_applied_by_the_ordinary_one(error: Exception) -> None:
     links = steps_with(FakeCaller(), FakeCaller(error=error), num_steps=2)
     assert [[request.step for request in link.applied] for link in links] == [[0, 1], [0, 1]]
 
@@ -107,7 +107,7 @@ def test_a_shard_that_hangs_does_not_delay_the_error_of_another_shard() -> None:
     assert [len(link.applied) for link in links] == [1, 1]
 
 
-def test_steps_that_go_well_take_no_other_way() -> None:
+def test_steps_that_succeed_on_the_fast_path_do_not_use_the_ordinary_one() -> None:
     caller = FakeCaller()
     links = steps_with(caller, num_steps=3)
     assert not links[0].applied

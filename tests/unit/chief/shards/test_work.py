@@ -124,7 +124,7 @@ def test_another_epoch_gives_up_work_under_way_without_a_report() -> None:
     play(act)
 
 
-def test_a_wish_of_an_older_epoch_is_not_begun() -> None:
+def test_an_order_of_an_older_epoch_is_not_carried_out() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting(epoch=2))
         scene.side.carry_out(APPLY)
@@ -320,7 +320,7 @@ def test_without_a_place_there_is_no_checkpoint() -> None:
     play(act)
 
 
-def test_what_was_never_finished_is_reported_as_skipped(tmp_path: Path) -> None:
+def test_an_unfinished_checkpoint_is_reported_as_skipped(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         with LocalStorage(tmp_path).create(SAVE.tag, "ps-0", num_bytes=1) as file:
             file.write(b"x")
@@ -333,7 +333,7 @@ def test_what_was_never_finished_is_reported_as_skipped(tmp_path: Path) -> None:
     play(act, tmp_path)
 
 
-def test_an_empty_place_is_no_cause_for_worry(tmp_path: Path) -> None:
+def test_an_empty_checkpoint_directory_reports_no_checkpoint_and_nothing_skipped(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(messages.FindCheckpoint())
         assert await scene.one_of(messages.CheckpointFound) == messages.CheckpointFound(checkpoint=None)

@@ -43,7 +43,7 @@ def test_shards_are_taken_before_checkpoints_are_looked_for(tmp_path: Path) -> N
     play(act, tmp_path)
 
 
-def test_who_cannot_take_them_finds_nothing(tmp_path: Path) -> None:
+def test_a_chief_that_cannot_take_the_shards_reports_no_checkpoint(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         scene.links[1].always["adopt"] = Superseded("chief 6 has it")
         scene.side.carry_out(messages.FindCheckpoint(fence=FENCE))
@@ -97,7 +97,7 @@ def test_checkpoint_is_told_once_a_standby_has_the_place_of_the_process_that_end
     play(act, tmp_path)
 
 
-def test_what_a_superseded_chief_could_not_have_kept_is_told_to_nobody() -> None:
+def test_a_superseded_chief_does_not_report_a_record_that_no_shard_kept() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)
