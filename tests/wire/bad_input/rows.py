@@ -179,7 +179,7 @@ TABLE: dict[int, tuple[Row, ...]] = {
         HeldBy("tests/unit/worker_client/model/test_gradients.py::test_bad_gradient_is_refused_in_words_and_changes_nothing"),
         shard("layout of another model"),
     ),
-    35: (HeldBy("tests/unit/ps_protocol/model/test_tensors.py::test_big_endian_is_refused_with_the_way_out"),),
+    35: (HeldBy("tests/unit/ps_protocol/model/test_tensors.py::test_a_big_endian_array_is_refused_with_the_conversion_to_call"),),
     36: (
         HeldBy("tests/unit/worker_client/model/test_gradients.py::test_bad_gradient_is_refused_in_words_and_changes_nothing"),
         shard("layout of another model"),

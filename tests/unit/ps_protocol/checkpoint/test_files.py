@@ -47,7 +47,7 @@ def piece(name: str, *, start: int = 0, stop: int = 6, axis: int = 0) -> Variabl
     return VariableSlice(variable=variable, start=start, stop=stop, axis=axis)
 
 
-def test_another_reader_reads_what_is_written() -> None:
+def test_the_safetensors_package_reads_a_checkpoint_file() -> None:
     safetensors = pytest.importorskip("safetensors.numpy")
     tensors = tensors_of(place(MODEL, num_shards=1), 0, step=3)
     halves = [tensor for tensor in tensors if tensor.array.dtype.name != "bfloat16"]  # which it has no NumPy type for
@@ -58,7 +58,7 @@ def test_another_reader_reads_what_is_written() -> None:
         np.testing.assert_array_equal(read_back[tensor.name], tensor.array)
 
 
-def test_numpy_alone_reads_what_is_written() -> None:
+def test_a_checkpoint_file_can_be_read_with_numpy_alone() -> None:
     file = file_of([SavedTensor(name="w", array=np.arange(6, dtype=np.float32).reshape(2, 3))])
     length = int.from_bytes(file[:8], "little")
     about = json.loads(file[8 : 8 + length])["w"]
@@ -160,7 +160,7 @@ def test_tensor_that_cannot_be_saved_is_refused() -> None:
 
 
 @given(st.binary(max_size=200))
-def test_random_bytes_are_a_file_or_data_loss(content: bytes) -> None:
+def test_random_bytes_are_read_as_a_file_or_refused_as_data_loss(content: bytes) -> None:
     for file in (content, file_with(content)):
         try:
             read(file)
@@ -169,7 +169,7 @@ def test_random_bytes_are_a_file_or_data_loss(content: bytes) -> None:
 
 
 @given(st.data())
-def test_damaged_header_is_a_file_or_data_loss(data: st.DataObject) -> None:
+def test_a_damaged_header_is_read_as_a_file_or_refused_as_data_loss(data: st.DataObject) -> None:
     file = bytearray(file_of([SavedTensor(name=name, array=np.zeros(3, np.float32)) for name in ("v", "w")], key="value"))
     for _ in range(data.draw(st.integers(1, 4))):
         file[data.draw(st.integers(0, len(file) - 1))] = data.draw(st.integers(0, 255))

@@ -55,7 +55,7 @@ def test_crash_of_one_shard_is_never_taken_for_a_whole_save(tmp_path: Path) -> N
     assert find_checkpoint(storage, cluster=CLUSTER).checkpoint.step == 1
 
 
-def test_process_of_an_earlier_attempt_writes_into_nothing(tmp_path: Path) -> None:
+def test_a_process_of_an_earlier_attempt_cannot_write_into_a_later_checkpoint(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     with pytest.raises(StorageFailed, match=r"step-000000002\.incomplete.*No such file"):
         with storage.create("step-000000002", "ps-00000-of-00002.safetensors", num_bytes=10) as stopped:
@@ -84,7 +84,7 @@ def test_failing_disk_leaves_the_old_checkpoint(tmp_path: Path, point: str, kind
 
 
 @pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="this system takes no advice")
-def test_disk_is_at_work_while_the_rest_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_disk_writes_the_first_bytes_while_later_bytes_are_produced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     sent: list[tuple[int, int]] = []
     monkeypatch.setattr(os, "posix_fadvise", lambda file, start, size, advice: sent.append((start, size)))
     monkeypatch.setattr(os, "fsync", lambda file: sent.append((0, 0)))
@@ -104,7 +104,7 @@ def test_save_without_room_is_refused_before_it_begins(tmp_path: Path, monkeypat
 
 
 @pytest.mark.parametrize(("code", "kind"), [(errno.EACCES, PermissionDenied), (errno.EROFS, PermissionDenied), (errno.EIO, StorageFailed)])
-def test_a_refusal_of_the_system_is_reported_in_words(
+def test_an_error_of_the_operating_system_is_reported_with_its_text(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, code: int, kind: type[PsError]
 ) -> None:
     def refuse(*args: object, **keywords: object) -> None:
@@ -149,7 +149,7 @@ def test_root_itself_may_be_a_link(tmp_path: Path) -> None:
     verify_checkpoint(storage, save(storage, step=1))
 
 
-def test_pipe_in_place_of_a_file_holds_nobody_up(tmp_path: Path) -> None:
+def test_a_pipe_in_place_of_a_file_is_refused_without_waiting_for_a_writer(tmp_path: Path) -> None:
     storage = LocalStorage(tmp_path)
     checkpoint = save(storage, step=1)
     path = tmp_path / checkpoint.tag / checkpoint.files[0].name

@@ -57,7 +57,7 @@ def test_manifest_can_be_read_by_any_program() -> None:
     assert fields["record"]["model"]["variables"][0]["name"] == "layer/w"
 
 
-def test_encoder_that_is_used_again_writes_the_same() -> None:
+def test_a_reused_encoder_writes_the_same_bytes_as_a_new_one() -> None:
     encoder = ManifestEncoder()
     for step in (5, 6):
         one = checkpoint(step=step)
@@ -154,7 +154,7 @@ def test_manifest_that_is_cut_off_is_found(length: int) -> None:
 @given(
     st.recursive(st.none() | st.booleans() | st.integers() | st.text(), lambda inner: st.lists(inner) | st.dictionaries(st.text(), inner))
 )
-def test_any_json_is_a_manifest_or_data_loss(value: Any) -> None:
+def test_any_json_is_read_as_a_manifest_or_refused_as_data_loss(value: Any) -> None:
     whole = json.loads(MANIFEST)
     for name in whole:
         fields = {**whole, name: value}

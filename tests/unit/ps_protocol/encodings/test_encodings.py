@@ -107,7 +107,7 @@ def test_float32_rounds_to_the_nearest_half_ties_to_even(encoding: FloatEncoding
 
 
 @pytest.mark.usefixtures("bfloat16")
-def test_what_a_half_has_no_room_for_is_an_infinity_and_nan_stays_nan() -> None:
+def test_a_value_too_large_for_a_half_becomes_infinite_and_nan_stays_nan() -> None:
     values = np.array([65519, 65520, -1e30, np.inf, -np.inf, np.nan, -np.nan, 1e-9, -0.0], np.float32)
     out = np.empty(values.size, np.float32)
     widen(narrowed(values, FloatEncoding.FLOAT16), out, FloatEncoding.FLOAT16)
@@ -135,7 +135,7 @@ def test_int8_is_wrong_by_half_of_its_blocks_scale_at_most(size: int, seed: int,
         assert (np.abs(out[start : start + 256] - block) <= scale * 0.5001).all()
 
 
-def test_int8_keeps_zeros_and_the_largest_and_spoils_only_the_block_that_is_not_finite() -> None:
+def test_int8_keeps_zeros_and_each_blocks_largest_value_and_a_nonfinite_value_spoils_only_its_block() -> None:
     values = np.zeros(1024 + 16, np.float32)
     values[256:512] = np.linspace(-3, 3, 256)
     values[700], values[800], values[-1] = np.inf, 1e-38, np.nan

@@ -42,7 +42,7 @@ def sent(one: GradientEncoder, layout: Layout, gradients: Array, *, absent: tupl
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_what_arrives_over_many_steps_is_the_sum_of_the_gradients(name: str) -> None:
+def test_the_encoded_contributions_of_many_steps_add_up_to_the_sum_of_the_gradients(name: str) -> None:
     one, steps = encoder(PLAIN, name), 60
     true, arrived = np.zeros(PLAIN.nbytes // 4), np.zeros(PLAIN.nbytes // 4)
     worst = 0.0
@@ -57,7 +57,7 @@ def test_what_arrives_over_many_steps_is_the_sum_of_the_gradients(name: str) -> 
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_without_error_feedback_each_contribution_stands_for_itself(name: str) -> None:
+def test_without_error_feedback_the_same_gradients_are_encoded_the_same_in_every_step(name: str) -> None:
     one, gradients = encoder(MIXED, name, error_feedback=False), arena(MIXED)
     first = sent(one, MIXED, gradients)
     np.testing.assert_array_equal(sent(one, MIXED, gradients), first)
@@ -100,7 +100,7 @@ def test_absent_gradients_are_not_read_and_their_carried_over_error_waits(name: 
 
 
 @pytest.mark.parametrize("name", LOSSY)
-def test_what_is_not_finite_is_sent_and_not_owed(name: str) -> None:
+def test_a_nonfinite_value_is_sent_and_not_carried_over_to_the_next_contribution(name: str) -> None:
     one, gradients = encoder(PLAIN, name), arena(PLAIN)
     PLAIN.view(gradients, 0)[[3, 5]] = np.inf, np.nan
     assert not np.isfinite(sent(one, PLAIN, gradients).view(np.float32)).all()

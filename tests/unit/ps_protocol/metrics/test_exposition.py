@@ -7,7 +7,7 @@ from ps_protocol.metrics.exposition import counter, exposition, gauge, labels, p
 from tests.support.formats.prometheus import parsed, value
 
 
-def test_each_kind_has_its_lines() -> None:
+def test_each_kind_of_metric_is_written_with_its_help_type_and_sample_lines() -> None:
     families = [
         counter("a_total", "Things", (labels(outcome="late"), 3), (labels(outcome="stale"), 0)),
         gauge("b_seconds", "An age", ("", 0.25)),
@@ -31,7 +31,7 @@ def test_labels_cannot_break_out_of_their_quotes() -> None:
     assert list(families) == ["a"] and len(families["a"].samples["a"]) == len(names)
 
 
-def test_numbers_that_are_none_are_written_as_prometheus_reads_them() -> None:
+def test_nan_infinity_and_very_large_numbers_are_written_as_prometheus_reads_them() -> None:
     values = [math.nan, math.inf, -math.inf, 10**20, 1e-9, 0.1]
     text = exposition([gauge("a", "Numbers", *((labels(row=str(row)), one) for row, one in enumerate(values)))]).decode()
     assert [line.split()[1] for line in text.splitlines()[2:]] == ["NaN", "+Inf", "-Inf", "100000000000000000000", "1e-09", "0.1"]

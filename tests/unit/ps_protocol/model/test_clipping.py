@@ -34,7 +34,7 @@ def test_slices_of_one_variable_have_the_norm_and_the_factor_of_the_whole() -> N
     assert scales(ClipSpec(norm=1.0), layouts=LAYOUTS, sums=[[9.0, 4.0], [16.0, 0.25]]) == ((0.2, 0.5), (0.2, 1.0))
 
 
-def test_the_global_norm_is_that_of_what_the_single_norms_have_left() -> None:
+def test_the_global_norm_is_measured_after_the_norms_of_single_variables_are_limited() -> None:
     factors = scales(ClipSpec(norm=3.0, global_norm=1.0), layouts=LAYOUTS, sums=[[9.0, 4.0], [16.0, 1.0]])
     common = 1 / math.sqrt(9 + 4 + 1)
     assert factors[0] == pytest.approx((0.6 * common, common))

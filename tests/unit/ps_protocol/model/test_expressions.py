@@ -81,7 +81,7 @@ def test_a_formula_is_what_numpy_computes_in_the_variables_type(formula: Made, d
         np.testing.assert_array_equal(values[name], value)
 
 
-def test_steps_see_what_was_assigned_before_them_and_write_slots() -> None:
+def test_each_line_of_a_formula_sees_the_values_assigned_before_it_and_may_write_slots() -> None:
     formula = parse_formula(
         """
         m = b * m + (1 - b) * g
@@ -106,7 +106,7 @@ def test_one_number_fills_the_variable_and_dividing_by_an_element_that_is_zero_i
 
 
 @pytest.mark.parametrize("shape", [(BLOCK - 1,), (BLOCK,), (3, BLOCK + 1), (0,), ()])
-def test_large_arrays_come_out_as_at_once_whatever_their_order_in_memory(shape: tuple[int, ...]) -> None:
+def test_a_formula_on_large_arrays_gives_the_result_of_one_numpy_call_in_any_memory_order(shape: tuple[int, ...]) -> None:
     rng = np.random.default_rng(1)
     v, m, g = (rng.normal(size=shape[::-1]).astype(np.float32).T for _ in range(3))
     lr, half = np.asarray(0.1, np.float32), np.float32(0.5)
@@ -217,7 +217,7 @@ def test_a_text_that_is_no_formula_is_refused_before_it_runs(text: str, words: s
 
 
 @given(st.text(max_size=60) | st.text(alphabet="vgs01+-*/()=<>;, \n.[]'", max_size=60))
-def test_any_text_is_a_formula_or_refused_in_words(text: str) -> None:
+def test_any_text_is_parsed_as_a_formula_or_refused_with_a_reason(text: str) -> None:
     try:
         formula = parse_formula(text, variable="v", others=NAMES[1:])
     except InvalidSpec as error:

@@ -21,7 +21,7 @@ def array(dtype: type, values: Array) -> Array:
 
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("size", [3, 40_000])
-def test_what_is_not_finite_is_counted_wherever_it_lies(dtype: type, size: int) -> None:
+def test_nonfinite_values_are_counted_at_any_position(dtype: type, size: int) -> None:
     values = np.random.default_rng(1).standard_normal(size)
     assert are_finite(array(dtype, values))
     assert count_nonfinite(array(dtype, values)) == 0
@@ -40,11 +40,11 @@ def test_large_numbers_are_finite(dtype: type) -> None:
     refuse_nonfinite("w", values, who="worker 0, step 0")
 
 
-def test_nothing_at_all_is_finite() -> None:
+def test_an_empty_array_counts_as_finite() -> None:
     assert are_finite(np.zeros(0, np.float32))
 
 
-def test_the_words_say_whose_and_how_many() -> None:
+def test_the_refusal_of_a_nonfinite_gradient_names_variable_count_and_worker() -> None:
     values = np.array([1.0, *BAD])
     with pytest.raises(NonFiniteGradient, match=r"^'w' has 3 non-finite values \(worker 2, step 88\); nothing was changed$") as caught:
         refuse_nonfinite("w", values, who="worker 2, step 88")
@@ -53,7 +53,7 @@ def test_the_words_say_whose_and_how_many() -> None:
         refuse_nonfinite("b", values[:2], who="worker 2, step 88")
 
 
-def test_plain_updates_are_no_gradients() -> None:
+def test_variables_with_plain_updates_are_not_among_the_gradient_ranges() -> None:
     state = OptimizerSpec(name="assign_mean", learning_rate=constant(1.0))
     specs = [
         VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(3,)),

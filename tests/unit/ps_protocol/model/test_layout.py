@@ -55,7 +55,7 @@ def test_arenas_cover_the_memory_float32_first_and_padding_is_zero(pieces: list[
     assert ones == sum(each.nbytes // each.variable.data_type.itemsize for each in pieces)
 
 
-def test_hash_names_the_arrangement() -> None:
+def test_the_hash_of_a_layout_changes_with_order_shape_type_and_rows() -> None:
     a, b = piece("a", 3), piece("b", 3)
     assert Layout([a, b]).hash == Layout([a, b]).hash
     assert Layout([a, b]) == Layout([a, b])

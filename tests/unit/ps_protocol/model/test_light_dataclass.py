@@ -47,7 +47,7 @@ def test_values_are_described_compared_and_hashed_as_by_a_dataclass(both: tuple[
     assert len({repr(cls(x=2.0)) for cls in both}) == 1
 
 
-def test_functions_of_dataclasses_take_it(both: tuple[Any, Any]) -> None:
+def test_the_functions_of_the_dataclasses_module_work_on_a_light_dataclass(both: tuple[Any, Any]) -> None:
     light, usual = both
     assert [one.name for one in dataclasses.fields(light)] == [one.name for one in dataclasses.fields(usual)]
     assert dataclasses.asdict(light(x=3.0)) == dataclasses.asdict(usual(x=3.0))
@@ -56,7 +56,7 @@ def test_functions_of_dataclasses_take_it(both: tuple[Any, Any]) -> None:
     assert inspect.signature(light) == inspect.signature(usual) and light.__slots__ == usual.__slots__
 
 
-def test_values_check_themselves_and_want_what_has_no_default(both: tuple[Any, Any]) -> None:
+def test_a_light_dataclass_checks_its_fields_and_requires_those_without_a_default(both: tuple[Any, Any]) -> None:
     for cls in both:
         with pytest.raises(ValueError, match="less than 0"):
             cls(x=-1.0)
@@ -84,7 +84,7 @@ def test_few_fields_or_none_are_compared_too(decorate: Any) -> None:
 
 
 @pytest.mark.parametrize("decorate", [light_dataclass, dataclass])
-def test_methods_of_its_own_stay_and_what_changes_is_not_hashed(decorate: Any) -> None:
+def test_a_light_dataclass_keeps_its_own_methods_and_a_mutable_one_has_no_hash(decorate: Any) -> None:
     @decorate(slots=True)
     class Counter:
         """It changes."""

@@ -22,12 +22,12 @@ def recorded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return asked
 
 
-def test_the_nearest_name_is_found_and_none_where_none_is_near() -> None:
+def test_the_nearest_name_is_suggested_and_no_name_if_none_is_near() -> None:
     assert did_you_mean("momentom", ("nesterov", "momentum")) == "; did you mean 'momentum'?"
     assert did_you_mean("x", ("nesterov", "momentum")) == ""
 
 
-def test_a_name_of_megabytes_is_compared_with_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_name_of_a_megabyte_is_refused_without_comparing_it_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
     """15 MB took a chief seven seconds, in which it answered nobody."""
     asked = recorded(monkeypatch)
     with pytest.raises(InvalidSpec, match="unknown hyper-parameter"):
@@ -36,7 +36,7 @@ def test_a_name_of_megabytes_is_compared_with_nothing(monkeypatch: pytest.Monkey
     assert asked == []
 
 
-def test_of_very_many_names_the_first_are_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_only_the_first_thousand_of_very_many_names_are_compared(monkeypatch: pytest.MonkeyPatch) -> None:
     asked = recorded(monkeypatch)
     did_you_mean("v", (f"v{number}" for number in range(100_000)))
     assert asked == [1_000]

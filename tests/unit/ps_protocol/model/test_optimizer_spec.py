@@ -163,6 +163,6 @@ def test_custom_optimizers_are_told_apart_by_formula_slots_and_numbers() -> None
         ("lr", "want beta1, beta2, epsilon, lazy, weight_decay, l2, learning_rate$"),
     ],
 )
-def test_a_misspelt_hyper_parameter_is_told_with_all_there_are(name: str, words: str) -> None:
+def test_the_refusal_of_a_misspelt_hyper_parameter_lists_the_known_ones(name: str, words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         OptimizerSpec(name="adam", learning_rate=constant(0.1), hyperparameters={name: 0.5})

@@ -87,7 +87,7 @@ def test_pieces_differ_by_one_row_at_most() -> None:
     assert split_rows(0, 1) == [(0, 0)]
 
 
-def test_there_must_be_a_shard() -> None:
+def test_a_placement_on_no_parameter_servers_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="no parameter servers"):
         place(model(variable("a", 3)), num_shards=0)
 
@@ -131,7 +131,7 @@ def test_variables_lie_where_the_original_puts_them(case: dict[str, Any]) -> Non
     assert shards_of(model(*variables, strategy=case["strategy"]), num_shards=case["ps_tasks"]) == case["expect"]
 
 
-def test_pinned_variables_lie_there_take_no_turn_and_count_as_load() -> None:
+def test_pinned_variables_lie_on_their_shard_take_no_turn_and_count_as_load() -> None:
     variables = [variable(name, 10) for name in "abcde"]
     pins = (("b", 2), ("e", 2))
     assert shards_of(model(*variables, strategy="round_robin", pins=pins), num_shards=3) == [0, 2, 1, 2, 2]
@@ -140,7 +140,7 @@ def test_pinned_variables_lie_there_take_no_turn_and_count_as_load() -> None:
     assert len(place(model(large, split_bytes=100, pins=(("large", 1),)), num_shards=2)) == 1
 
 
-def test_loads_stand_for_bytes_and_slices_share_them() -> None:
+def test_given_loads_replace_bytes_in_placement_and_slices_share_them() -> None:
     variables = [variable("a", 1000), variable("b", 1), variable("c", 1)]
     assert shards_of(model(*variables, loads=(("a", 1.0), ("b", 10.0), ("c", 1.0))), num_shards=2) == [0, 1, 0]
     cut = variable("cut", 4, partition=Partition(axis=0, num_slices=2))

@@ -52,6 +52,6 @@ def test_a_policy_describes_itself(
         ({"total_num_replicas": "3"}, "total_num_replicas: got '3', want a whole number"),
     ],
 )
-def test_what_does_not_go_together_is_refused(fields: dict[str, object], text: str) -> None:
+def test_policy_fields_that_contradict_each_other_are_refused(fields: dict[str, object], text: str) -> None:
     with pytest.raises(InvalidSpec, match=text):
         PolicySpec(**fields)  # type: ignore[arg-type]

@@ -68,7 +68,7 @@ def test_a_compiled_formula_has_the_bits_of_the_formula(formulas: Any, data: Any
         np.testing.assert_array_equal(got[name], array, err_msg=text)
 
 
-def test_what_is_exchanged_and_what_is_left_alone_is_right_in_place() -> None:
+def test_a_program_that_swaps_or_keeps_arrays_in_place_gives_the_values_of_its_formula() -> None:
     values = {"v": np.arange(5.0), "g": np.arange(5.0) + 10, "s": np.arange(5.0) + 20}
     for text in (
         "x = v; v = s; s = x",
@@ -111,7 +111,7 @@ def test_a_formula_that_needs_too_much_memory_is_refused() -> None:
         Program(_parsed(text), arrays=ARRAYS, in_place=())
 
 
-def test_names_of_the_tests_are_those_of_the_formulas() -> None:
+def test_the_arrays_of_these_tests_have_exactly_the_names_that_formulas_use() -> None:
     assert set(ARRAYS) | {"lr"} == set(NAMES)
 
 

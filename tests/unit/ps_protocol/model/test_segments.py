@@ -23,7 +23,7 @@ sizes = st.lists(st.integers(0, 40), max_size=6)
 
 @settings(max_examples=examples(20))
 @given(sizes, sizes, st.integers(1, 50))
-def test_bytes_arrive_whatever_the_pieces_and_chunks(source_sizes: list[int], more: list[int], max_bytes: int) -> None:
+def test_bytes_arrive_unchanged_for_any_split_into_pieces_and_chunks(source_sizes: list[int], more: list[int], max_bytes: int) -> None:
     source = pieces(*source_sizes)
     total = sum(source_sizes)
     target_sizes = [size for size in more if size <= total]

@@ -75,11 +75,11 @@ def test_element_types_are_recognised() -> None:
 
 
 @pytest.mark.parametrize("dtype", [np.int32, np.complex64, object, "U3", bool])
-def test_other_element_types_are_refused_with_the_way_out(dtype: Any) -> None:
+def test_an_unsupported_element_type_is_refused_with_the_conversion_to_call(dtype: Any) -> None:
     with pytest.raises(InvalidSpec, match=r"variable 'w': dtype .* want one of float32, float64, float16, bfloat16; convert with"):
         data_type_of(np.zeros(1, dtype), name="w")
 
 
-def test_big_endian_is_refused_with_the_way_out() -> None:
+def test_a_big_endian_array_is_refused_with_the_conversion_to_call() -> None:
     with pytest.raises(InvalidSpec, match=r"variable 'w': byte order: little-endian only; convert with .astype\('float64'\)"):
         data_type_of(np.zeros(1, ">f8"), name="w")

@@ -25,20 +25,20 @@ def test_failpoint_has_no_effect_by_default() -> None:
     failpoint("ps.apply.before_ack")
 
 
-def test_variable_alone_is_refused() -> None:
+def test_the_failpoints_variable_without_the_enabling_flag_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="--enable-failpoints"):
         enable_failpoints({failpoints.VARIABLE: "ps.apply.before=error"}, is_enabled=False)
     failpoint("ps.apply.before")
 
 
-def test_worker_needs_both_variables() -> None:
+def test_a_workers_failpoints_need_both_environment_variables() -> None:
     both = {failpoints.VARIABLE: "worker.token.after=error", failpoints.ENABLING_VARIABLE: "1"}
     enable_worker_failpoints(both)
     with pytest.raises(Unavailable, match=r"worker\.token\.after"):
         failpoint("worker.token.after")
 
 
-def test_nth_time_only() -> None:
+def test_a_failpoint_with_a_number_fails_at_that_pass_only() -> None:
     _enable("ps.apply.mid=error@3; chief.apply.before=error")
     failpoint("ps.apply.mid")
     failpoint("ps.apply.mid")
@@ -47,7 +47,7 @@ def test_nth_time_only() -> None:
     failpoint("ps.apply.mid")
 
 
-def test_every_time_without_a_number() -> None:
+def test_a_failpoint_without_a_number_fails_at_every_pass() -> None:
     _enable("chief.apply.before=error")
     for _ in range(3):
         with pytest.raises(Unavailable):
@@ -71,7 +71,7 @@ def test_disk_errors_are_those_of_the_system() -> None:
         *("ps.apply.before=delay:nan", "ps.apply.before=delay:-1", "ps.apply.before=error:other", "ps.apply.before=kill:now"),
     ],
 )
-def test_what_cannot_be_understood_is_refused_and_changes_nothing(text: str) -> None:
+def test_a_malformed_failpoint_is_refused_and_leaves_the_enabled_ones(text: str) -> None:
     _enable("ps.apply.before=error")
     with pytest.raises(InvalidSpec, match=failpoints.VARIABLE):
         _enable(text)

@@ -33,7 +33,7 @@ def _only(directory: Path) -> Chronicle:
     return chronicle
 
 
-def test_what_was_written_comes_back(tmp_path: Path) -> None:
+def test_the_records_of_a_history_are_read_back_as_written(tmp_path: Path) -> None:
     header = PushHeader(
         era=era(2), push_id=_PUSH, step=5, layout_hash="abc", metrics={"loss": Metric(value=float("inf"))}, encoding=FloatEncoding.BFLOAT16
     )

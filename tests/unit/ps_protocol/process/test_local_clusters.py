@@ -50,14 +50,14 @@ def test_the_tokens_of_a_cluster_on_a_port_are_found_by_its_address() -> None:
         assert with_local_tokens(Security(), chief="") == Security(), "a server that is called by itself gets the tokens of no cluster"
 
 
-def test_nobody_else_can_read_it(directory: Path) -> None:
+def test_the_file_of_a_local_cluster_is_readable_by_its_owner_only(directory: Path) -> None:
     with listed(own()):
         (path,) = directory.iterdir()
         assert stat.S_IMODE(path.stat().st_mode) == 0o600
         assert stat.S_IMODE(directory.stat().st_mode) == 0o700
 
 
-def test_no_token_is_in_it(directory: Path) -> None:
+def test_the_file_of_a_local_cluster_contains_no_token(directory: Path) -> None:
     with listed(own()):
         (path,) = directory.iterdir()
         assert "token=" not in path.read_text()
@@ -74,7 +74,7 @@ def test_the_file_of_a_process_that_is_gone_counts_for_nothing_and_the_next_laun
         assert not path.exists() and len(local_clusters()) == 1
 
 
-def test_a_reader_makes_no_directory(directory: Path) -> None:
+def test_looking_for_local_clusters_creates_no_directory(directory: Path) -> None:
     assert with_local_tokens(Security(), chief="127.0.0.1:4711") == Security()
     assert not directory.exists()
 
@@ -123,14 +123,16 @@ def test_a_link_in_place_of_the_directory_is_not_used(directory: Path, tmp_path:
     assert local_clusters() == []
 
 
-def test_without_a_runtime_directory_it_is_one_of_the_users_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_runtime_directory_clusters_are_listed_in_a_directory_of_the_user(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("XDG_RUNTIME_DIR", "relative")
     monkeypatch.setattr("tempfile.gettempdir", lambda: str(tmp_path))
     with listed(own()):
         assert [path.name for path in (tmp_path / f"lockstep-{os.getuid()}").iterdir()] == [f"{os.getpid()}.json"]
 
 
-def test_a_place_that_cannot_be_written_ends_no_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_directory_of_clusters_that_cannot_be_written_does_not_end_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("tempfile.gettempdir", lambda: "/proc")
     monkeypatch.delenv("XDG_RUNTIME_DIR")
     with listed(own()):

@@ -90,7 +90,7 @@ def test_omitted_lines_are_reported_without_another_line(monkeypatch: pytest.Mon
         handler.close()
 
 
-def test_what_is_logged_after_the_end_waits_for_nobody() -> None:
+def test_a_line_logged_after_the_log_was_closed_does_not_block() -> None:
     program = """
 import logging, sys
 from ps_protocol.process.logs import logging_to_stderr

@@ -80,7 +80,7 @@ def test_nothing_is_dropped_while_somebody_reads() -> None:
         assert not output.has_dropped
 
 
-def test_end_waits_for_a_slow_reader_and_no_longer_than_told_for_none() -> None:
+def test_closing_an_output_waits_for_a_slow_reader_and_only_for_its_limit_without_one() -> None:
     with pipe() as (reader, stream):
         output = BoundedOutput(stream)
         fill(output, 5_000)
@@ -132,7 +132,7 @@ def test_stopped_terminal_blocks_nobody() -> None:
     assert "lines dropped" in out and out.endswith("the reason\r\n")
 
 
-def test_reader_that_is_gone_is_told_with_the_next_write() -> None:
+def test_a_write_after_the_reader_is_gone_raises_broken_pipe() -> None:
     reader, writer = os.pipe()
     os.close(reader)
     with open(writer, "w", encoding="utf-8") as stream, BoundedOutput(stream) as output:
@@ -142,7 +142,7 @@ def test_reader_that_is_gone_is_told_with_the_next_write() -> None:
             output.write("two\n")
 
 
-def test_last_words_reach_any_kind_of_stream() -> None:
+def test_the_last_message_of_a_process_can_be_written_to_any_kind_of_stream() -> None:
     memory = io.StringIO()
     write_last(memory, "words ü\n")
     assert memory.getvalue() == "words ü\n"

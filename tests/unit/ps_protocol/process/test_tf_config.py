@@ -24,7 +24,7 @@ def test_whole_configuration_is_read() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "  \n"])
-def test_blank_is_no_configuration(text: str) -> None:
+def test_a_blank_tf_config_counts_as_absent(text: str) -> None:
     assert parse_tf_config(text) is None
 
 
@@ -104,7 +104,7 @@ def test_worker_listens_nowhere() -> None:
         ('{"cluster": {"ps": ["a:1"]}, "task": {"type": "ps", "index": 1}}', "task is ps 1, but cluster.ps has 1 addresses"),
     ],
 )
-def test_wrong_part_is_named(text: str, said: str) -> None:
+def test_the_refusal_of_a_tf_config_names_the_wrong_part(text: str, said: str) -> None:
     with pytest.raises(InvalidSpec) as caught:
         parse_tf_config(text)
     assert said in caught.value.message

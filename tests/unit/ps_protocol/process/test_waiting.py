@@ -15,7 +15,7 @@ from tests.support.waiting import wait_until
 # Claims about the condition that is its own lock: it is one in every way.
 
 
-def test_who_waits_lets_others_in_however_often_it_has_entered() -> None:
+def test_waiting_on_a_condition_releases_its_lock_however_often_it_was_entered() -> None:
     condition, said = QuickCondition(), list[str]()
 
     def answer() -> None:
@@ -31,7 +31,7 @@ def test_who_waits_lets_others_in_however_often_it_has_entered() -> None:
     assert isinstance(condition, threading.Condition)
 
 
-def test_who_is_not_in_it_may_neither_notify_nor_leave() -> None:
+def test_a_thread_without_the_lock_of_a_condition_may_neither_notify_nor_release() -> None:
     condition = QuickCondition()
     with pytest.raises(RuntimeError, match="un-acquired"):
         condition.notify_all()

@@ -30,7 +30,7 @@ def test_address_is_read_and_written_alike(text: str) -> None:
         ("unix:/" + "x" * 107, "at most 107 bytes"),
     ],
 )
-def test_anything_else_is_refused_with_both_forms(text: str, words: str) -> None:
+def test_any_other_address_is_refused_with_both_valid_forms(text: str, words: str) -> None:
     with pytest.raises(InvalidSpec, match=words) as caught:
         parse_address(text)
     assert "want host:port or unix:/path" in caught.value.message

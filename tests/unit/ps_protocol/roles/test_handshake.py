@@ -11,14 +11,14 @@ PS = Identity(cluster="job-a", role=Role.PARAMETER_SERVER, index=0, process_inca
 ANYBODY = HandshakeRequest(cluster="", expected_role=None, expected_index=None, version=PROTOCOL_VERSION)
 
 
-def test_caller_without_wishes_and_caller_with_the_right_ones_are_answered() -> None:
+def test_a_caller_that_expects_nothing_or_the_right_server_is_answered() -> None:
     exact = replace(ANYBODY, cluster="job-a", expected_role=Role.PARAMETER_SERVER, expected_index=0)
     for request in (ANYBODY, exact):
         reply = answer(request, identity=PS, epoch=4)
         assert (reply.identity, reply.epoch, reply.warning) == (PS, 4, "")
 
 
-def test_other_cluster_is_refused() -> None:
+def test_a_handshake_that_expects_another_cluster_is_refused() -> None:
     with pytest.raises(WrongCluster, match="this is ps 0 of cluster 'job-a', not 'job-b'; check LOCKSTEP_CLUSTER"):
         answer(replace(ANYBODY, cluster="job-b"), identity=PS, epoch=0)
 
@@ -31,7 +31,7 @@ def test_other_cluster_is_refused() -> None:
         (None, 1, "this is ps 0, not ps 1"),
     ],
 )
-def test_other_role_or_index_is_refused(role: Role | None, index: int | None, words: str) -> None:
+def test_a_handshake_that_expects_another_role_or_index_is_refused(role: Role | None, index: int | None, words: str) -> None:
     with pytest.raises(WrongRole, match=words) as caught:
         answer(replace(ANYBODY, expected_role=role, expected_index=index), identity=PS, epoch=0)
     assert caught.value.facts == {"cluster": "job-a", "role": "PARAMETER_SERVER", "index": "0"}
@@ -42,7 +42,7 @@ def test_chief_is_named_as_such() -> None:
         answer(replace(ANYBODY, expected_role=Role.PARAMETER_SERVER), identity=replace(PS, role=Role.CHIEF), epoch=0)
 
 
-def test_other_major_is_refused_and_newer_minor_is_warned() -> None:
+def test_another_major_version_is_refused_and_a_newer_minor_version_gets_a_warning() -> None:
     with pytest.raises(ProtocolMismatch, match=r"client speaks protocol 1.x, server 4.x; install"):
         answer(replace(ANYBODY, version=ProtocolVersion(major=1, minor=0)), identity=PS, epoch=0)
     newer = replace(ANYBODY, version=ProtocolVersion(major=4, minor=9))

@@ -41,7 +41,7 @@ def test_every_service_of_the_package_is_known_here() -> None:
 
 
 @pytest.mark.parametrize("method", ["AdoptShard", "Command", "KeepRecord", "SaveShard", "RestoreShard"])
-def test_what_the_chief_does_at_a_shard_nobody_else_may(method: str) -> None:
+def test_the_chiefs_commands_to_a_shard_are_allowed_to_no_other_role(method: str) -> None:
     assert ALLOWED[f"{PREFIX}ParameterService/{method}"] == {CallerRole.CHIEF}
 
 
@@ -58,14 +58,14 @@ def test_a_method_without_a_row_is_allowed_to_no_role() -> None:
             check_allowed(f"{PREFIX}ChiefService/Invent", role)
 
 
-def test_only_the_question_for_the_health_is_open() -> None:
+def test_only_the_health_check_is_open_to_callers_without_a_token() -> None:
     assert is_open("/grpc.health.v1.Health/Check")
     assert not is_open("/grpc.health.v1.Health/Watch")
     assert not any(map(is_open, ALLOWED))
     assert not is_open("/grpc.health.v1.HealthX/Check")
 
 
-def test_calls_that_last_are_those_that_carry_more_than_one_message() -> None:
+def test_the_methods_listed_as_long_lived_are_exactly_the_streaming_ones() -> None:
     streams = {
         f"/{service.full_name}/{method.name}"
         for module in MODULES
@@ -86,7 +86,7 @@ def write(path: Path, text: str) -> Path:
     return path
 
 
-def test_tokens_tell_the_role(tmp_path: Path) -> None:
+def test_an_access_token_determines_the_role_of_its_caller(tmp_path: Path) -> None:
     worker, chief = new_token(), new_token()
     table = TokenTable(write(tmp_path / "tokens", f"# ours\nworker {worker}\n\nchief {chief} # it\n"))
     assert table.role_of(f"Bearer {worker}") is CallerRole.WORKER
