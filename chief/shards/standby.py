@@ -478,16 +478,20 @@ class ReplicatedLink:
         return (await self._at_members(lambda link: link.prepare_step(request, timeout_s=timeout_s)))[0]
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
-        """Has all members make the next step; drops those that have made it of other gradients than the one that is asked."""
+        """Has all members make the next step; drops those that have made it of other gradients than the one that is asked.
+
+        The last member keeps what it holds, whatever it was given.
+        """
         if len(self.members) > 1:
             request = replace(request, wants_checksums=True)
         replies = await self._at_members(lambda link: link.apply_step(request, timeout_s=timeout_s))
         for one, reply in zip(self.members[1:], replies[1:], strict=True):
             if others := different_contributions(request, replies[0], reply):
                 await self._drop(one, self._say_different(request.step, others))
-                # At once: as long as no step follows, its step does not show a later chief that it was left behind.
-                with suppress(PsError):
-                    await self.join(one, forgets=True)
+                if one not in self.members:  # else the others were lost meanwhile
+                    # At once: as long as no step follows, its step does not show a later chief that it was left behind.
+                    with suppress(PsError):
+                        await self.join(one, forgets=True)
         return replies[0]
 
     async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:

@@ -192,6 +192,41 @@ def test_one_that_was_given_other_gradients_is_dropped_and_the_worker_is_named(p
     assert pair.status(STANDBY).step is None, "its step would not show a later chief that it was left behind"
 
 
+def test_one_that_was_given_other_gradients_keeps_its_variables_if_the_primary_is_lost_meanwhile(pair: Pair) -> None:
+    """Else the shard would have no values left, and no checkpoint of it could be made."""
+    pair.create()
+    lie = pair.push(lie=0.5)
+
+    async def act(link: ReplicatedLink) -> Any:
+        primary, standby = (one.link for one in link.replicas)
+        other_process = replace(await primary.status(timeout_s=5), process_incarnation=1)
+        is_marking, are_compared, adopt = asyncio.Event(), asyncio.Event(), standby.adopt
+
+        def report(event: Any) -> None:
+            pair.reports.append(event)
+            if isinstance(event, rev.ContributionsDiffer):
+                are_compared.set()
+
+        async def adopt_late(*args: Any, **kwargs: Any) -> Any:
+            is_marking.set()
+            await are_compared.wait()
+            return await adopt(*args, **kwargs)
+
+        link.attach(report)
+        with patch.object(primary, "status", return_value=other_process), patch.object(standby, "adopt", side_effect=adopt_late):
+            looking = asyncio.create_task(link.status(timeout_s=5))
+            await is_marking.wait()
+            reply = await link.apply_step(request(lie), timeout_s=10)
+            await looking
+        return reply
+
+    assert pair.run(act).step == 1
+    last = pair.reports[-1]
+    assert (last.address, last.standby) == (pair.addresses[STANDBY], "")
+    assert "restarted" in last.missing
+    assert (pair.status(STANDBY).step, pair.status(STANDBY).is_alone) == (1, True)
+
+
 def test_what_both_refuse_is_refused_and_nobody_is_dropped(pair: Pair) -> None:
     pair.create()
     with pytest.raises(errors.ContributionMissing):
