@@ -40,10 +40,9 @@ waits_log = logging.getLogger("lockstep.waits")
 
 
 FIRST_DELAY_S = 0.05
-MAX_DELAY_S = 3.0
 
 
-def delays_s(rng: random.Random, *, first_s: float = FIRST_DELAY_S, max_s: float = MAX_DELAY_S) -> Iterator[float]:
+def delays_s(rng: random.Random, *, first_s: float = FIRST_DELAY_S, max_s: float) -> Iterator[float]:
     """Yields pauses in seconds for ever: each drawn from the upper half of a bound that doubles from `first_s` to `max_s`.
 
     The jitter keeps many callers that lost the same server from coming back in one wave; the lower half is left out so that no one spins.
