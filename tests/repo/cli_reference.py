@@ -12,6 +12,7 @@ import sys
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
+from tests.repo.command_helps import COMMANDS
 from tests.support.repository import ROOT
 
 PAGE = ROOT / "docs" / "reference" / "cli.md"
@@ -19,7 +20,8 @@ _BLOCK = re.compile(r"(<!-- made from --help: (\w+) -->\n).*?(<!-- end -->)", re
 # No line is broken before this; argparse has no way to break none.
 _WIDTH = "100000"
 _CALLER = ("--chief", "--cluster", "--token-file", "--tls-ca", "--tls-cert", "--tls-key", "--tls-server-name")
-_ASKING = ("status", "why", "top", "policy", "set", "finish", "checkpoint ", "trace", "tensorboard", "health", "doctor")
+# Programs and launchers, each of which has a table of its own; commands that take none of `_CALLER`, or few. All others ask a cluster.
+_WITH_TABLES = ("up", "demo", "server", "chief")
 _ALONE = ("ls", "page", "checkpoint ls", "checkpoint verify", "checkpoint export", "checkpoint import", "plan", "audit", "certs")
 # Where more is said of a flag.
 _SEE = {
@@ -58,12 +60,17 @@ def made(page: str) -> str:
     """Returns the page with its tables as they should be."""
     tables = {
         "commands": _commands(),
-        **{name: _flags(name) for name in ("up", "demo", "server", "chief")},
+        **{name: _flags(name) for name in _WITH_TABLES},
         "caller": _table(("flag", "variable", "meaning"), (_row(one) for one in _arguments("status") if one.flag in _CALLER)),
-        "asking": _by_command(_ASKING),
+        "asking": _by_command(_asking()),
         "alone": _by_command(_ALONE),
     }
     return _BLOCK.sub(lambda found: f"{found[1]}\n{tables[found[2]]}\n\n{found[3]}", page)
+
+
+def _asking() -> tuple[str, ...]:
+    others = ("lockstep", *_WITH_TABLES, *_ALONE)
+    return tuple(name for name, words in COMMANDS.items() if name not in others and words[0] == "lockstep")
 
 
 def _commands() -> str:
@@ -78,7 +85,7 @@ def _flags(command: str) -> str:
     return _table(("flag", "meaning"), ((flag, meaning) for flag, _, meaning in rows))
 
 
-def _by_command(commands: tuple[str, ...]) -> str:
+def _by_command(commands: Sequence[str]) -> str:
     rows: list[tuple[str, str, str]] = []
     for command in commands:
         name = f"`lockstep {command.strip()}`"

@@ -7,13 +7,13 @@ import runpy
 import sys
 
 from benchmarks.__main__ import SUITES
+from lockstep.__main__ import COMMANDS as SUBCOMMANDS
 
 COMMANDS = {
     "lockstep": ["lockstep"],
     "server": ["ps_server"],
     "chief": ["chief"],
-    **{name: ["lockstep", name] for name in ("up", "demo", "status", "why", "policy", "set", "plan", "finish", "health", "audit", "certs")},
-    **{name: ["lockstep", name] for name in ("doctor", "trace", "tensorboard", "top", "ls", "page")},
+    **{name: ["lockstep", name] for name in SUBCOMMANDS if name != "checkpoint"},
     **{f"checkpoint {name}": ["lockstep", "checkpoint", *name.split()] for name in ("", "ls", "verify", "export", "import")},
     **{f"run {name}": ["benchmarks", "run", name] for name in SUITES},
 }
