@@ -14,6 +14,7 @@ from chief.page.journal import Journal
 from chief.page.recorder import Cluster, MetricsReader, Recorder
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
+from ps_protocol.model.policy import PolicyName
 from ps_protocol.roles.chief import ClusterStatus
 from ps_protocol.roles.shard import MetricCell
 from ps_protocol.rpc.channel import Access
@@ -26,6 +27,7 @@ _STATUS = "/ps_protocol.v1.ChiefService/GetClusterStatus"
 # Readers that ask at the same time see the same look.
 _MAX_AGE_S = 0.4
 _SCRAPED_AGE_S = 1.5
+_POLICIES = "<!-- an option for each policy -->"
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
@@ -109,8 +111,9 @@ class Page:
 
 
 def page_response() -> Response:
-    """Returns the page. A browser runs the scripts that are in it, and no others."""
+    """Returns the page, which offers all policies. A browser runs the scripts that are in it, and no others."""
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
+    text = text.replace(_POLICIES, "".join(f"<option>{name.name.lower()}</option>" for name in PolicyName))
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for kind, content in _INLINE.findall(text):
         hashes[kind].append(f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'")

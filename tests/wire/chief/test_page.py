@@ -6,13 +6,17 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import worker_client
+from chief.page import site
+from chief.page.site import page_response
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.policy import PolicyName
 from ps_protocol.security.options import OPEN, Security
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import new_token_lines, token_of
@@ -113,6 +117,14 @@ def test_a_policy_is_set() -> None:
         reader = Reader(chief.page_url)
         assert reader.post("api/policy", policy="ssp", staleness=3)[0] == 200
         assert reader.cluster()["policy"] == "ssp(3)"
+
+
+def test_the_page_offers_every_policy(monkeypatch: pytest.MonkeyPatch) -> None:
+    offered = "".join(f"<option>{name.name.lower()}</option>" for name in PolicyName)
+    assert f'<select name="policy">{offered}</select>' in page_response().body.decode()
+    with_another = [*PolicyName, SimpleNamespace(name="ANOTHER")]
+    monkeypatch.setattr(site, "PolicyName", with_another)
+    assert f"{offered}<option>another</option></select>" in page_response().body.decode()
 
 
 def test_a_checkpoint_needs_a_place() -> None:
