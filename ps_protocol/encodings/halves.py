@@ -10,6 +10,7 @@ from ps_protocol.model.variables import Array
 
 # Elements that are converted at a time, where that takes several operations: they stay in a core's cache.
 _BLOCK = 1 << 15
+_NEAR = 1 << 16  # elements that are copied near, for one operation that is slow on memory farther away
 _LARGEST_ROUNDED = np.float32(65520)  # of float16: from here on it is an infinity
 _SIGN, _EXPONENT, _QUIET_NAN = np.uint32(0x80000000), np.int32(0x7F800000), np.uint16(0x7FC0)
 _LEAST_EXPONENT = np.int32((127 - 14) << 23)  # of float16's normal numbers
@@ -20,8 +21,15 @@ _UP, _DOWN = np.float32(2.0**112), np.float32(2.0**-112)
 def narrow_bfloat16(values: Array, encoded: Array) -> None:
     """Writes float32 `values` into `encoded`, memory of two bytes for each, as bfloat16."""
     if (bfloat16 := _bfloat16()) is not None:
+        rounded = encoded.view(bfloat16)
+        # A loop of so many instructions an element waits for each line of memory that is not in the cache; a plain copy does not.
+        near = np.empty(min(_NEAR, values.size), np.float32)
         with np.errstate(all="ignore"):
-            np.copyto(encoded.view(bfloat16), values, casting="unsafe")
+            for start in range(0, values.size, _NEAR):
+                part = values[start : start + _NEAR]
+                block = near[: part.size]
+                np.copyto(block, part)
+                np.copyto(rounded[start : start + part.size], block, casting="unsafe")
         return
     _narrow(values, encoded.view(np.uint16), _narrow_to_bfloat16)
 
