@@ -40,7 +40,7 @@ def test_a_second_silence_is_told_anew() -> None:
     assert list(_looks(silence, 20, 40, is_adopted=True)) == [30]
 
 
-def test_calls_of_others_do_not_make_it_adopted() -> None:
+def test_calls_of_other_roles_do_not_count_as_adoption() -> None:
     silence = ChiefSilence(now=0.0)
     silence.heard(5.0)
     assert list(_looks(silence, 1, 20, is_adopted=False)) == [10]

@@ -11,18 +11,18 @@ from ps_server.config import ParameterServerConfig, default_apply_threads, machi
 TF_CONFIG = json.dumps({"cluster": {"ps": ["127.0.0.1:7001", "127.0.0.1:7002"]}, "task": {"type": "ps", "index": 1}})
 
 
-def test_flags_say_it_all() -> None:
+def test_flags_give_the_whole_server_configuration() -> None:
     flags = "--index 2 --address unix:/tmp/x --cluster job-a --announce /tmp/a --max-memory-bytes 4096 --allow-insecure-network"
     assert parse_config(flags.split(), environment={}) == ParameterServerConfig(
         index=2, address="unix:/tmp/x", cluster="job-a", announce=Path("/tmp/a"), max_memory_bytes=4096, allow_insecure_network=True
     )
 
 
-def test_index_alone_is_enough() -> None:
+def test_a_parameter_server_can_start_with_an_index_alone() -> None:
     assert parse_config(["--index", "0"], environment={}) == ParameterServerConfig(index=0, address="127.0.0.1:0", cluster="lockstep")
 
 
-def test_environment_says_it_all() -> None:
+def test_the_environment_gives_the_whole_server_configuration() -> None:
     environment = {
         "LOCKSTEP_PS_INDEX": "3",
         "LOCKSTEP_ADDRESS": "0.0.0.0:5000",
@@ -48,11 +48,11 @@ def test_apply_threads_are_those_asked_for_else_the_processors_that_it_may_use()
     assert 1 <= default_apply_threads() <= 8
 
 
-def test_tf_config_is_enough() -> None:
+def test_tf_config_gives_the_server_configuration() -> None:
     assert parse_config([], environment={"TF_CONFIG": TF_CONFIG}) == ParameterServerConfig(index=1, address="127.0.0.1:7002")
 
 
-def test_tf_config_of_another_task_is_not_ours() -> None:
+def test_the_tf_config_of_another_task_is_not_used() -> None:
     with pytest.raises(InvalidSpec, match="which parameter server is this"):
         parse_config([], environment={"TF_CONFIG": TF_CONFIG.replace('"type": "ps"', '"type": "worker"')})
 
@@ -88,5 +88,5 @@ def test_each_error_is_reported_in_one_line(arguments: str, environment: dict[st
     assert "\n" not in caught.value.message
 
 
-def test_machine_has_memory() -> None:
+def test_the_memory_of_the_machine_can_be_read() -> None:
     assert machine_memory_bytes() > 1 << 24

@@ -52,7 +52,7 @@ def test_stale_gradient_is_not_looked_at() -> None:
     assert apply(acc, [1.0, 2.0, 3.0], 0) is False
 
 
-def test_mean_is_of_all_that_are_in_not_only_of_those_required() -> None:
+def test_a_mean_includes_all_accepted_gradients_not_only_the_required_number() -> None:
     acc = accumulator(shape=(2,))
     for value in (1, 2, 3, 4, 5):
         apply(acc, [value, 10 * value])
@@ -68,7 +68,7 @@ def test_sum_is_not_divided() -> None:
     assert values(acc.take(1)) == 3.0
 
 
-def test_taking_raises_the_step_by_one_whatever_it_was() -> None:
+def test_a_take_raises_the_step_by_one() -> None:
     acc = accumulator()
     acc.set_step(7)
     apply(acc, 1.0, 12)
@@ -76,7 +76,7 @@ def test_taking_raises_the_step_by_one_whatever_it_was() -> None:
     assert acc.step == 8
 
 
-def test_later_taking_waits_behind_an_earlier_one_that_wants_more() -> None:
+def test_a_later_take_waits_behind_an_earlier_one_that_requires_more_gradients() -> None:
     acc = accumulator()
     first, second = acc.take(3), acc.take(1)
     apply(acc, 1.0)
@@ -89,7 +89,7 @@ def test_later_taking_waits_behind_an_earlier_one_that_wants_more() -> None:
     assert values(second) == 5.0
 
 
-def test_withdrawn_taking_lets_the_next_one_through_and_keeps_the_gradients() -> None:
+def test_a_withdrawn_take_lets_the_next_one_through_and_keeps_the_gradients() -> None:
     acc = accumulator()
     first, second = acc.take(2), acc.take(1)
     apply(acc, 4.0)
@@ -250,7 +250,7 @@ def test_empty_gradient_counts() -> None:
 
 
 @pytest.mark.parametrize(("shape", "expected"), [(None, (UNKNOWN, 2, 3)), ((UNKNOWN, 2, 3), (UNKNOWN, 2, 3)), ((), (UNKNOWN, 2, 3))])
-def test_undeclared_rows_are_minus_one_in_the_shape(shape: tuple[int, ...] | None, expected: tuple[int, ...]) -> None:
+def test_an_undeclared_number_of_rows_is_minus_one_in_the_shape(shape: tuple[int, ...] | None, expected: tuple[int, ...]) -> None:
     acc = sparse_accumulator(shape)
     push(acc, [10**12], np.zeros((1, 2, 3)))
     assert take(acc)[2] == expected
@@ -264,7 +264,7 @@ def test_index_out_of_range_is_refused_and_named(wrong: int) -> None:
     assert acc.count == 0
 
 
-def test_own_shape_of_a_gradient_bounds_its_indices() -> None:
+def test_the_shape_given_with_a_gradient_bounds_its_indices() -> None:
     acc = sparse_accumulator(None)
     with pytest.raises(IndexOutOfRange, match="want 0 to 2"):
         push(acc, [3], [[1.0]], whole=(3, 1))

@@ -130,7 +130,7 @@ def test_older_incarnation_is_superseded(shard: StagingShard) -> None:
         shard.open(incarnation=1)
 
 
-def test_newer_incarnation_keeps_what_the_older_one_staged(shard: StagingShard) -> None:
+def test_a_newer_incarnation_keeps_the_contributions_that_the_older_one_staged(shard: StagingShard) -> None:
     shard.push(incarnation=1, value=1)
     shard.push(incarnation=2, value=2)
     assert shard.values(push_id(0, incarnation=1)) == [1]
@@ -193,7 +193,7 @@ def test_a_push_under_way_that_its_worker_has_refused_is_not_staged(shard: Stagi
     assert shard.inbox.num_staged == 1
 
 
-def test_what_an_older_incarnation_left_does_not_count_against_the_newer_one(shard: StagingShard) -> None:
+def test_contributions_of_an_older_incarnation_do_not_count_against_the_limit_of_the_newer_one(shard: StagingShard) -> None:
     for sequence in (1, 2):
         shard.push(incarnation=1, sequence=sequence)
     for sequence in (1, 2):
@@ -271,7 +271,7 @@ def test_workers_that_were_silent_longest_are_forgotten(shard: StagingShard, mon
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_sequence_of_events_loses_no_buffer(shard: StagingShard, seed: int) -> None:
+def test_no_sequence_of_events_loses_a_buffer(shard: StagingShard, seed: int) -> None:
     rng = np.random.default_rng(seed)
     under_way: list[Contribution] = []
     for _ in range(300):

@@ -85,7 +85,7 @@ def test_header_with_a_wrong_number_is_no_contribution(shard: StagingShard, posi
         shard.values(push_id(0, sequence=1))
 
 
-def test_header_full_of_ones_harms_nobody(shard: StagingShard) -> None:
+def test_a_slot_header_full_of_ones_is_ignored(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     for position in range(at.HEADER_BYTES // 8):
         sharing.slots[0].words[position] = at.NO_STEP
@@ -103,7 +103,7 @@ def test_slot_is_free_again_once_it_is_applied(shard: StagingShard) -> None:
     assert sharing.worker.free() is not None
 
 
-def test_slot_is_free_again_once_its_step_is_gone(shard: StagingShard) -> None:
+def test_a_slot_is_free_again_once_its_step_is_over(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     sharing.push(1)
     sharing.board[at.OPEN_STEP] = STEP + 1
@@ -127,7 +127,7 @@ def test_slot_of_a_refused_contribution_is_free(shard: StagingShard) -> None:
     assert sharing.push(2) is PushResult.STAGED
 
 
-def test_repetition_is_known_without_a_call(shard: StagingShard) -> None:
+def test_a_repeated_push_in_shared_memory_is_recognised_without_a_call(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     sharing.push(1)
     assert sharing.push(1) is PushResult.DUPLICATE
@@ -136,7 +136,7 @@ def test_repetition_is_known_without_a_call(shard: StagingShard) -> None:
     assert (shard.shared.total(at.NUM_PUSHES), shard.shared.total(at.NUM_DUPLICATES)) == (1, 2)
 
 
-def test_repetition_by_a_call_is_known_to_the_shard(shard: StagingShard) -> None:
+def test_a_push_in_shared_memory_that_is_repeated_by_a_call_is_recognised(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     sharing.push(1)
     assert shard.open(0, sequence=1).outcome is not None
@@ -153,7 +153,7 @@ def test_pushes_in_memory_and_by_call_share_one_limit(shard: StagingShard) -> No
         shard.open(sequence=3)
 
 
-def test_whole_contribution_of_a_worker_that_went_is_applied(shard: StagingShard) -> None:
+def test_a_complete_contribution_of_a_lost_worker_is_applied(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     sharing.push(1, value=9)
     shard.shared.remove(sharing.slots)
@@ -164,7 +164,7 @@ def test_whole_contribution_of_a_worker_that_went_is_applied(shard: StagingShard
     assert shard.shared.total(at.NUM_PUSHES) == 1
 
 
-def test_slots_of_a_worker_that_went_are_given_back_when_their_step_is_gone(shard: StagingShard) -> None:
+def test_the_slots_of_a_lost_worker_are_released_when_their_step_is_over(shard: StagingShard) -> None:
     sharing = _Sharing(shard, num_buffers=2)
     sharing.push(1)
     shard.shared.remove(sharing.slots)
@@ -184,14 +184,14 @@ def test_worker_that_was_lost_may_contribute_once_more(shard: StagingShard) -> N
     assert shard.released == sharing.slots
 
 
-def test_worker_reads_in_its_slot_that_the_shard_looks_there_no_more(shard: StagingShard) -> None:
+def test_a_slot_that_the_shard_gave_up_is_marked_closed_for_its_worker(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     assert not sharing.slots[0].words[at.CLOSED]
     shard.shared.remove(sharing.slots, is_lost=True)
     assert sharing.slots[0].words[at.CLOSED]
 
 
-def test_contribution_that_was_told_of_keeps_its_slot(shard: StagingShard) -> None:
+def test_an_announced_contribution_keeps_its_slot(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     contribution = shard.open(0, gradient_buffer=0)
     assert contribution.memory is not None and contribution.memory.dense is sharing.slots[0].memory
@@ -201,7 +201,7 @@ def test_contribution_that_was_told_of_keeps_its_slot(shard: StagingShard) -> No
     assert shard.released == sharing.slots
 
 
-def test_buffer_that_the_worker_has_not_is_refused(shard: StagingShard) -> None:
+def test_a_gradient_buffer_that_the_worker_does_not_have_is_refused(shard: StagingShard) -> None:
     _Sharing(shard)
     with pytest.raises(InvalidSpec, match="it has 1 gradient buffers in shared memory, not one of number 1"):
         shard.open(0, gradient_buffer=1)
@@ -209,7 +209,7 @@ def test_buffer_that_the_worker_has_not_is_refused(shard: StagingShard) -> None:
         shard.open(1, gradient_buffer=0)
 
 
-def test_new_epoch_forgets_what_lies_in_slots(shard: StagingShard) -> None:
+def test_a_new_epoch_discards_contributions_in_slots(shard: StagingShard) -> None:
     sharing = _Sharing(shard)
     sharing.push(1)
     shard.inbox.clear(InvalidSpec("a new epoch"))

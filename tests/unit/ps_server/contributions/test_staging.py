@@ -65,7 +65,7 @@ def test_bytes_go_to_the_arena_then_to_indices_and_rows_of_each_table(fixture: _
     assert (staged.rows[1].indices.tolist(), staged.rows[1].rows.tolist()) == ([6], [[5.0, 6.0]])
 
 
-def test_memory_is_counted_while_it_is_lent(fixture: _Fixture) -> None:
+def test_staging_memory_is_counted_while_it_is_lent(fixture: _Fixture) -> None:
     staged = fixture.lend((0, 100))
     # The rows as they came, and what it takes to sort, merge (half-precision ones in float32) and keep them.
     assert fixture.budget.allocated_bytes == 3 * 100 * (8 + 6) + 100 * 6

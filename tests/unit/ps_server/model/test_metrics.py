@@ -20,7 +20,7 @@ def test_cell_sums_values_by_their_weights() -> None:
     assert (second.worker, second.total, second.weight, second.count, second.last) == (1, 12.0, 3.0, 2, 5.0)
 
 
-def test_value_that_is_no_number_shows_and_breaks_nothing() -> None:
+def test_a_metric_that_is_nan_is_shown_and_leaves_other_metrics_intact() -> None:
     cells = MetricCells()
     metrics = {"loss": Metric(value=math.nan), "accuracy": Metric(value=0.5)}
     cells.admit(metrics)
@@ -38,7 +38,7 @@ def test_value_that_is_no_number_shows_and_breaks_nothing() -> None:
         ({"loss": Metric(value=1.0, weight=math.inf)}, "weight = inf"),
     ],
 )
-def test_metric_that_cannot_be_is_refused(metrics: dict[str, Metric], words: str) -> None:
+def test_an_invalid_metric_is_refused(metrics: dict[str, Metric], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         MetricCells().admit(metrics)
 

@@ -80,7 +80,7 @@ def test_values_that_change_in_place_are_the_same(name: str) -> None:
     np.testing.assert_array_equal(in_place, beside)
 
 
-def test_intermediate_results_of_a_formula_are_never_where_others_read_and_change_in_place() -> None:
+def test_intermediate_results_of_a_formula_never_lie_in_memory_that_others_read() -> None:
     class Watched(UpdateRule):
         """Notes whether a formula is given memory that others use at the same time."""
 
@@ -143,7 +143,7 @@ def test_step_allocates_no_memory_for_tensors(in_place: bool) -> None:
     assert peak_bytes < 16_384
 
 
-def test_empty_layout_has_nothing_to_do() -> None:
+def test_applying_a_step_to_an_empty_layout_does_nothing() -> None:
     fused = FusedApply(Layout([]), [])
     nothing = aligned_bytes(0)
     memory = StepMemory(value=nothing, out=nothing, gradients=[nothing], step=0)

@@ -101,7 +101,7 @@ def test_scales_are_factors_of_the_mean_of_each_slice() -> None:
     assert np.isnan(shard.run(shard.memory(4, 4, 4), scales=(np.nan, 1.0, np.nan))).tolist() == [True, False, True]
 
 
-def test_own_optimizers_and_update_rules_have_their_variables_to_themselves() -> None:
+def test_an_own_optimizer_or_update_rule_changes_only_its_variable() -> None:
     shard = _Shard(
         _variable("a"),
         _variable("slow", rule=_spec("sgd", 0.5)),
@@ -151,7 +151,7 @@ def test_sums_of_squares_are_those_of_the_clipped_mean_slice_by_slice() -> None:
     assert len(sums) == len(shard.layout.slices)
 
 
-def test_sums_of_squares_have_room_for_what_float32_squares_have_not() -> None:
+def test_sums_of_squares_do_not_overflow_where_float32_squares_would() -> None:
     shard = _Shard(_variable("a", 2), _variable("none", 2))
     assert shard.fused.sums_of_squares(shard.step(shard.memory(1e30, 1), absent=((1,),))) == [pytest.approx(2e60), 0.0]
 
@@ -196,7 +196,7 @@ def test_average_follows_what_the_step_made_constraint_included() -> None:
     assert shard.firsts(shard.average) == [3.0, 3.5]
 
 
-def test_plan_of_another_step_does_not_linger() -> None:
+def test_the_absent_gradients_of_one_step_do_not_affect_the_next() -> None:
     shard = _Shard(_variable("a"), _variable("b"))
     both = [shard.memory(1, 1), shard.memory(3, 3)]
     assert shard.run(*both, absent=((0,), ())) == [-3.0, -2.0]

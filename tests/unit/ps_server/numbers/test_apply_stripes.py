@@ -232,7 +232,7 @@ def test_failing_task_ends_the_others_and_leaves_nothing_to_do() -> None:
     assert done == [0, 1]
 
 
-def test_who_comes_while_the_threads_are_in_use_works_alone() -> None:
+def test_an_apply_that_finds_the_threads_in_use_runs_in_its_own_thread() -> None:
     threads, inside, leave = ApplyThreads(2), threading.Event(), threading.Event()
 
     def hold(index: int) -> None:

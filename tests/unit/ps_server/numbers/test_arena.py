@@ -48,7 +48,7 @@ def _arena(
 
 
 @pytest.mark.parametrize("layout", [MIXED, HALF], ids=["single and double", "half"])
-def test_padding_is_what_no_slice_covers(layout: Layout) -> None:
+def test_the_padding_of_an_arena_is_the_words_that_no_slice_covers(layout: Layout) -> None:
     is_covered = np.zeros(layout.nbytes, np.bool_)
     for offset, piece in zip(layout.offsets, layout.slices, strict=True):
         is_covered[offset : offset + piece.nbytes] = True
@@ -69,7 +69,7 @@ def test_clearing_the_padding_leaves_the_variables(layout: Layout) -> None:
 
 
 @pytest.mark.parametrize("layout", [EMPTY, Layout([_slice("nothing", (0, 3))])], ids=["no slices", "no elements"])
-def test_arena_without_bytes_steps_along(layout: Layout) -> None:
+def test_an_arena_without_bytes_advances_its_step(layout: Layout) -> None:
     arena = _arena(layout, ADAM, averages=AverageSpec(decay=0.5))
     arena.begin_next()
     arena.publish_next(8)
@@ -118,7 +118,7 @@ def test_averages_take_memory_only_where_there_are_any() -> None:
     assert budget.allocated_bytes == arena_bytes(MIXED, num_slots=0)
 
 
-def test_the_last_two_steps_are_found_until_the_next_one_is_begun() -> None:
+def test_an_arena_finds_its_last_two_steps_until_the_next_one_begins() -> None:
     arena = _arena(MIXED)
     arena.begin_next()
     arena.publish_next(8)
@@ -203,5 +203,5 @@ def test_a_pool_frees_buffers_that_were_unused_for_long() -> None:
     assert (pool.num_buffers, budget.allocated_bytes) == (1, 64)
 
 
-def test_sizes_are_told_for_people() -> None:
+def test_byte_counts_are_formatted_with_units() -> None:
     assert [format_bytes(n) for n in (0, 1023, 1536, 12 << 30)] == ["0 bytes", "1023 bytes", "1.5 KiB", "12.0 GiB"]

@@ -15,7 +15,7 @@ def _random(length: int) -> Array:
 
 
 @pytest.mark.parametrize("length", _LENGTHS)
-def test_it_follows_from_the_bytes_alone(length: int) -> None:
+def test_a_checksum_depends_on_the_bytes_alone(length: int) -> None:
     memory = _random(length)
     shifted = np.empty(length + 3, np.uint8)[3:]
     shifted[:] = memory
@@ -24,7 +24,7 @@ def test_it_follows_from_the_bytes_alone(length: int) -> None:
 
 
 @pytest.mark.parametrize("length", [length for length in _LENGTHS if length])
-def test_a_bit_anywhere_changes_it(length: int) -> None:
+def test_a_flipped_bit_anywhere_changes_the_checksum(length: int) -> None:
     memory = _random(length)
     before = checksum([memory])
     for at in {0, length // 2, length - 1, max(0, length - 9)}:
@@ -51,5 +51,5 @@ def test_parts_count_in_their_order_and_by_their_lengths() -> None:
     assert len({checksum(parts) for parts in found}) == len(found)
 
 
-def test_it_is_the_same_on_every_machine() -> None:
+def test_a_checksum_is_the_same_on_every_machine() -> None:
     assert checksum([np.arange(100_000, dtype="<u4").view(np.uint8)]) == 5560766158701804105

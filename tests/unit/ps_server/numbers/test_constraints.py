@@ -51,20 +51,20 @@ def test_zeros_have_no_direction_and_stay() -> None:
         assert not value.any()
 
 
-def test_epsilon_is_that_of_the_formula() -> None:
+def test_the_unit_norm_constraint_divides_by_the_norm_plus_epsilon() -> None:
     value = np.array([EPSILON])
     constrain(value, UNIT_NORM)
     assert value[0] == pytest.approx(0.5)
 
 
-def test_nan_stays_to_be_seen() -> None:
+def test_a_constraint_keeps_nan_visible() -> None:
     for constraint in (NON_NEGATIVE, CLIP, MAX_NORM, UNIT_NORM, FORMULA):
         value = np.array([np.nan, 1.0])
         constrain(value, constraint)
         assert np.isnan(value[0]), constraint
 
 
-def test_variable_without_elements_satisfies_everything() -> None:
+def test_a_variable_without_elements_satisfies_every_constraint() -> None:
     for constraint in (NON_NEGATIVE, CLIP, MAX_NORM, UNIT_NORM, FORMULA):
         constrain(np.zeros((0, 3), np.float32), constraint)
 

@@ -223,7 +223,7 @@ def test_one_row_may_begin_with_zeros_however_the_table_is_cut(initializer: Init
     np.testing.assert_array_equal(np.concatenate(parts), wanted)
 
 
-def test_range_of_no_width_gives_its_only_value() -> None:
+def test_a_uniform_initializer_with_equal_bounds_gives_that_value() -> None:
     initializer = Initializer(kind=InitializerKind.UNIFORM, low=0.3, high=0.3)
     np.testing.assert_array_equal(_filled(initializer), np.full((3000, 50), 0.3, np.float32))
 

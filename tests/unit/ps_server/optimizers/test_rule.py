@@ -25,7 +25,7 @@ def _apply(rule: UpdateRule, value: Array, gradient: Array, *slots: Array) -> Ar
     return out
 
 
-def test_rate_is_that_of_the_step_begun() -> None:
+def test_an_update_uses_the_learning_rate_of_the_step_that_has_begun() -> None:
     rule = UpdateRule(_spec("sgd", Schedule(name="piecewise_constant", boundaries=(10.0,), values=(1.0, 0.25))))
     one = np.ones(1)
     rule.begin(10)
@@ -115,7 +115,7 @@ def test_numbers_of_a_step_that_is_under_way_do_not_change() -> None:
         (_spec("adam"), _spec("adam", lazy=1.0), "lazy only counts when"),
     ],
 )
-def test_what_the_slots_depend_on_cannot_change(before: OptimizerSpec, after: OptimizerSpec, match: str) -> None:
+def test_an_optimizer_option_that_slots_depend_on_cannot_change(before: OptimizerSpec, after: OptimizerSpec, match: str) -> None:
     rule = UpdateRule(before)
     with pytest.raises(InvalidSpec, match=match):
         rule.change(after)

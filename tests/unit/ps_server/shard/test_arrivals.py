@@ -54,7 +54,7 @@ def arrivals() -> Trainer:
     return trainer
 
 
-def test_update_is_lost_if_another_one_comes_between(arrivals: Trainer, held: _HeldRule) -> None:
+def test_without_locking_an_update_that_overlaps_another_is_lost(arrivals: Trainer, held: _HeldRule) -> None:
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(arrivals.push_rows, 0, rows={0: ([3], 2.0)})
         assert held.has_begun.wait(10)

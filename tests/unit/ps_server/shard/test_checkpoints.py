@@ -89,7 +89,7 @@ def test_save_is_begun_once_however_often_it_is_asked_for(training: ShardedTrain
     assert not later.work
 
 
-def test_what_is_saved_is_the_step_that_was_asked_for_however_late_it_is_written(training: ShardedTraining, later: Later) -> None:
+def test_a_save_writes_the_requested_step_however_late_it_is_written(training: ShardedTraining, later: Later) -> None:
     expected = training.state()
     training.shards[0].save(_request(training))
     training.train(3)
@@ -146,7 +146,7 @@ def test_save_under_way_is_answered_while_the_shard_ends(training: ShardedTraini
         shard.save(_request(training, "another"))
 
 
-def test_while_a_shard_is_restored_it_says_so_and_takes_no_other_values(training: ShardedTraining, later: Later) -> None:
+def test_a_shard_reports_its_restoration_and_refuses_other_values_meanwhile(training: ShardedTraining, later: Later) -> None:
     _saved(training, later)
     shard = training.shards[0]
     shard.adopt(fence(4, CHIEF))
@@ -206,7 +206,7 @@ def test_a_replica_that_was_brought_back_ignores_late_copies_of_earlier_commands
     training.train(1)
 
 
-def test_what_a_later_chief_says_of_a_replica_holds_whatever_the_numbers_of_the_one_before(training: ShardedTraining) -> None:
+def test_the_replica_state_of_a_later_chief_replaces_one_with_a_higher_version(training: ShardedTraining) -> None:
     shard = training.shards[0]
     assert isinstance(shard, InProcessShard)
     shard.adopt(fence(training.epoch, CHIEF), replica=ReplicaState(version=7, is_alone=True))
@@ -270,7 +270,7 @@ def test_what_was_applied_on_arrival_is_saved_as_it_is(training: ShardedTraining
     assert shard.status().step == 7
 
 
-def test_values_that_nobody_trained_give_way_to_those_of_a_later_epoch(training: ShardedTraining) -> None:
+def test_untrained_values_are_replaced_by_those_of_a_later_epoch(training: ShardedTraining) -> None:
     shard = training.shards[0]
     training.epoch = 4
     shard.adopt(fence(4, CHIEF))

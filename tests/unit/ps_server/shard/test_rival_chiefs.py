@@ -47,7 +47,7 @@ def test_a_chief_that_is_heard_keeps_an_empty_server(scene: Scene) -> None:
     scene.assert_refused()
 
 
-def test_an_empty_server_goes_over_from_a_silent_chief_as_if_it_had_been_restarted(scene: Scene) -> None:
+def test_an_empty_server_of_a_silent_chief_accepts_a_rival_chief(scene: Scene) -> None:
     scene.shard.keep_record(scene.rival, version=9, record=b"of the other one")
     scene.now += LIVING_CHIEF_S
     scene.adopt()
@@ -57,14 +57,14 @@ def test_an_empty_server_goes_over_from_a_silent_chief_as_if_it_had_been_restart
     assert (adoption.record, adoption.session_keys) == (b"", (b"m" * KEY_BYTES,)), "nothing of the other chief's is left"
 
 
-def test_what_the_other_chief_has_said_about_replicas_is_forgotten(scene: Scene) -> None:
+def test_the_replica_state_of_a_rival_chief_is_discarded(scene: Scene) -> None:
     """It had counted further: the number of what this one says would be old."""
     scene.now += LIVING_CHIEF_S
     scene.adopt(replica=ReplicaState(version=1, is_alone=True))
     assert scene.shard.status().is_alone
 
 
-def test_a_server_that_holds_a_model_goes_over_only_in_the_same_life_and_if_it_is_not_counted_on() -> None:
+def test_a_server_with_a_model_accepts_a_rival_chief_only_in_the_same_life_and_if_it_is_not_counted_on() -> None:
     same, other = Scene(life=LIFE), Scene(life=LIFE + 1)
     for scene in (same, other):
         assert scene.shard.create_variables(scene.trainer.spec(), Segments([scene.trainer.arena()]))
@@ -77,7 +77,7 @@ def test_a_server_that_holds_a_model_goes_over_only_in_the_same_life_and_if_it_i
         same.trainer.read(0)
 
 
-def test_a_server_that_the_other_chief_has_taken_back_with_the_cluster_goes_over_to_no_earlier_epoch() -> None:
+def test_a_server_that_was_rolled_back_accepts_no_rival_chief_of_an_earlier_epoch() -> None:
     scene = Scene(life=LIFE)
     scene.rival = fence(EPOCH + 1, CHIEF)
     scene.shard.adopt(scene.rival, chief_address=OTHER)

@@ -153,7 +153,7 @@ def test_a_file_that_is_no_longer_needed_is_given_up_before_its_next_piece(stora
     assert len(writes) > 4
 
 
-def test_writing_gives_way_to_steps_for_as_long_as_it_has_earned() -> None:
+def test_a_save_pauses_for_steps_only_as_long_as_its_pace_allows() -> None:
     clock = _Clock()
     turns = _Turns(clock, step_s=1.5)
     pace = SavePace(turns, clock=clock)

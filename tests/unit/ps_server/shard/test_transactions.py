@@ -179,7 +179,7 @@ def test_creation_under_way_ends_with_its_epoch(fixture: _Fixture) -> None:
 # Readings
 
 
-def test_copy_that_was_overwritten_meanwhile_is_told(created: _Fixture) -> None:
+def test_a_read_whose_copy_was_overwritten_meanwhile_raises(created: _Fixture) -> None:
     reading = created.store.open_variables(epoch=EPOCH, step=0, layout_hash=MIXED.hash)
     for step in range(2):
         reading.check()
@@ -190,7 +190,7 @@ def test_copy_that_was_overwritten_meanwhile_is_told(created: _Fixture) -> None:
         reading.check()
 
 
-def test_slot_that_changed_meanwhile_is_told() -> None:
+def test_a_read_of_a_slot_that_changed_meanwhile_raises() -> None:
     fixture = _Fixture()
     fixture.words = Trainer(InProcessShard(index=0), optimizer="momentum")
     fixture.create()
