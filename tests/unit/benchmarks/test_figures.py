@@ -67,7 +67,7 @@ def test_shared_pages_are_counted_in_parts() -> None:
     assert pss_bytes(1 << 30) == 0
 
 
-def test_what_begins_in_no_step_is_left_out_and_a_second_call_is_a_part_of_its_own() -> None:
+def test_a_profile_leaves_out_intervals_outside_steps_and_lists_a_second_call_as_its_own_part() -> None:
     steps = [Interval("step", float(at), at + 0.9, 0.1) for at in (1, 2, 3)]
     pushes = [Interval("push", at + 0.1 * turn, at + 0.1 * turn + 0.05, 0.01) for at in (0, 1, 2, 3) for turn in (1, 2)]
     rare = [Interval("norms", 1.5, 1.6, 0.0)]

@@ -57,7 +57,7 @@ def test_ratio_is_of_the_medians_of_the_runs_medians() -> None:
     assert comparison.ratio(SHM, peer="absent") is None
 
 
-def test_runs_of_all_are_made_by_turns() -> None:
+def test_the_runs_of_all_systems_alternate() -> None:
     order: list[str] = []
 
     def runner(name: str, ms: float) -> Callable[[], RunFigures]:
@@ -149,14 +149,14 @@ def test_plot_has_a_panel_for_each_lineup_and_gaps_for_what_is_missing() -> None
     assert drawn["sync, 1 server"] == (["4 KiB / 4", "1 MiB / 8"], {SHM: [1, 3], PEERS["gloo"].title: [2, None]})
 
 
-def test_pips_last_error_is_the_reason() -> None:
+def test_a_failed_installation_reports_pips_last_error() -> None:
     assert last_word("Collecting x\nERROR: no version\nERROR: No matching distribution found for x\n\nhint: y") == (
         "No matching distribution found for x"
     )
     assert last_word("Traceback\nImportError: libz.so") == "ImportError: libz.so"
 
 
-def test_an_environment_that_stands_is_not_installed_again(tmp_path: Path) -> None:
+def test_an_environment_that_exists_is_not_installed_again(tmp_path: Path) -> None:
     python = tmp_path / "peer" / "bin" / "python"
     python.parent.mkdir(parents=True)
     python.touch()

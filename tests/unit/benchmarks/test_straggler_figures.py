@@ -50,7 +50,7 @@ def test_step_lasts_from_its_first_token_to_that_of_the_next() -> None:
     assert [(row.worker, row.step, row.seconds) for row in run.trace] == [(0, 0, 0.08), (0, 1, 0.07), (1, 0, 0.25)]
 
 
-def test_looks_count_time_from_the_first_step() -> None:
+def test_observations_count_time_from_the_first_step() -> None:
     looks = run_of_arm(REPORTS, num_required=1).looks
     assert [(each.step, each.loss) for each in looks] == [(0, 4.0), (1, 2.0), (2, 1.0)]
     assert [each.at for each in looks] == pytest.approx([0.0, 0.1, 0.2])

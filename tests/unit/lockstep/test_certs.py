@@ -22,7 +22,7 @@ def test_star_before_two_names_and_addresses_are_taken(tmp_path: Path) -> None:
     assert all(path.stat().st_mode & 0o77 == 0 for path in secret)
 
 
-def test_nothing_that_is_there_is_overwritten(tmp_path: Path) -> None:
+def test_existing_certificates_are_not_overwritten(tmp_path: Path) -> None:
     certs.create(tmp_path, cluster="job")
     before = (tmp_path / "ca.key").read_bytes()
     with pytest.raises(InvalidSpec, match="already exists"):

@@ -7,7 +7,7 @@ import worker_client
 from tests.support.processes.processes import run
 
 
-def test_it_has_the_names_of_the_sdk_and_the_errors() -> None:
+def test_the_package_lockstep_has_the_names_of_the_sdk_and_the_errors() -> None:
     assert set(lockstep.__all__) == {*worker_client.__all__, "errors"}
     assert all(getattr(lockstep, name) is getattr(worker_client, name) for name in worker_client.__all__)
     assert set(lockstep.__all__) <= set(dir(lockstep))

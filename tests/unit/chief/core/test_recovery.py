@@ -256,7 +256,7 @@ def test_a_server_restarted_while_the_model_is_initialised_has_all_begin_anew() 
     assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
 
 
-def test_all_that_begin_anew_are_in_another_life_whatever_another_chief_has_done_in_this_one() -> None:
+def test_a_cluster_that_begins_anew_has_another_life_whatever_another_chief_did_in_the_last_one() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     worker = Worker(driver, 0)
     driver.ask_model(worker)
@@ -417,7 +417,7 @@ def test_servers_that_cannot_read_a_checkpoint_for_now_are_given_the_same_one_ag
     assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 1)
 
 
-def test_training_that_is_ended_meanwhile_is_not_brought_back_any_more() -> None:
+def test_a_training_that_is_finished_during_a_rollback_is_not_restored() -> None:
     driver = saved()
     driver.unreadable = BROKEN
     driver.restart(0)

@@ -147,7 +147,9 @@ def test_servers_that_disagree_on_a_step_are_found(tmp_path: Path) -> None:
     ("outcome", "applied_step", "words"),
     [("ACCEPTED", 3, "accepted for step 3, and is in step 2"), ("STALE", None, "reported as STALE, and is in step 2")],
 )
-def test_answer_that_was_not_kept_is_found(tmp_path: Path, outcome: str, applied_step: int | None, words: str) -> None:
+def test_the_audit_finds_a_reported_outcome_that_the_history_contradicts(
+    tmp_path: Path, outcome: str, applied_step: int | None, words: str
+) -> None:
     history = _trained(tmp_path)
     writer = HistoryWriter(history, role="worker")
     push_id = PushId(worker=0, incarnation=1, sequence=3)

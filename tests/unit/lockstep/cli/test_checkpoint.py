@@ -98,7 +98,7 @@ def test_export_with_slots_has_them_under_names_of_their_own(place: LocalStorage
     assert len(arrays) == 2 * len(VARIABLES)
 
 
-def test_export_skips_a_damaged_one_saying_so(place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_export_skips_a_damaged_checkpoint_and_says_so(place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     save(place, step=1)
     save(place, step=2)
     (Path(place.place) / "step-000000002" / "MANIFEST.json").write_text("{}")
@@ -134,7 +134,7 @@ def test_an_export_of_damaged_values_leaves_the_existing_file(
     ],
     ids=lambda value: " ".join(value) if isinstance(value, list) else "",
 )
-def test_wrong_wish_is_refused_in_words(
+def test_wrong_arguments_of_the_checkpoint_command_are_refused_with_a_reason(
     place: LocalStorage, capsys: pytest.CaptureFixture[str], words: list[str], code: int, said: str
 ) -> None:
     save(place, step=1)

@@ -60,7 +60,7 @@ def test_a_number_that_the_policy_has_no_use_for_is_refused(words: str, complain
         parsed(*words.split())
 
 
-def test_changes_are_names_and_numbers() -> None:
+def test_policy_changes_are_parsed_as_names_and_numbers() -> None:
     assert change_of(["learning_rate=0.01", "use_nesterov=true"], variable="w") == HyperparameterChange(
         variable="w", learning_rate=constant(0.01), hyperparameters={"use_nesterov": 1.0}
     )
@@ -76,7 +76,7 @@ def test_changes_are_names_and_numbers() -> None:
         (["momentum=1", "momentum=2"], "momentum is given twice"),
     ],
 )
-def test_changes_that_are_none_are_refused_in_words(words: list[str], complaint: str) -> None:
+def test_malformed_policy_changes_are_refused_with_a_reason(words: list[str], complaint: str) -> None:
     with pytest.raises(InvalidSpec, match=complaint):
         change_of(words)
 
@@ -85,7 +85,7 @@ def test_changes_that_are_none_are_refused_in_words(words: list[str], complaint:
     ("policy", "num_backups", "num_required", "needed"),
     [(PolicySpec(), 1, None, 2), (PolicySpec(), 0, 5, 3), (PolicySpec(), 0, 1, 1), (FIFO, 0, None, 1), (SSP, 0, None, 1)],
 )
-def test_training_goes_on_with_as_many_workers_as_its_policy_needs(
+def test_training_continues_with_as_many_workers_as_its_policy_needs(
     policy: PolicySpec, num_backups: int, num_required: int | None, needed: int
 ) -> None:
     spec = ClusterSpec(num_ps=1, num_workers=3, num_backups=num_backups, num_required=num_required, policy=policy)
@@ -103,7 +103,7 @@ def test_training_goes_on_with_as_many_workers_as_its_policy_needs(
         (SSP, 1, 3, 1, "policy ssp(2), scales beyond staleness 4: every contribution is a step"),
     ],
 )
-def test_what_a_step_needs_is_what_the_chief_says_now(
+def test_the_workers_that_a_step_needs_follow_from_the_chiefs_current_policy(
     policy: PolicySpec, num_required: int, num_places: int, needed: int, text: str
 ) -> None:
     driver = Driver()
@@ -114,7 +114,7 @@ def test_what_a_step_needs_is_what_the_chief_says_now(
     assert (needs.num_workers, needs.text) == (needed, text)
 
 
-def test_with_min_replicas_a_cluster_goes_on_without_the_others() -> None:
+def test_with_min_replicas_a_cluster_continues_without_the_other_workers() -> None:
     driver = Driver(total_num_replicas=3, min_replicas=1)
     status = driver.coordinator.status(driver.now)
     needs = needs_of(status, spec=ClusterSpec(num_ps=1, num_workers=3))

@@ -26,7 +26,7 @@ class Scene:
         progress.close()
 
 
-def test_what_is_quick_says_nothing() -> None:
+def test_quick_work_shows_no_progress() -> None:
     for stream in (io.StringIO(), Terminal()):
         Scene(stream, part_s=0.019)
         assert stream.getvalue() == ""
@@ -56,7 +56,7 @@ def test_work_without_figures_is_shown_as_at_work(monkeypatch: pytest.MonkeyPatc
     assert stream.getvalue().startswith("installing: at work for ")
 
 
-def test_a_part_that_takes_long_is_told_of_again() -> None:
+def test_a_long_part_has_its_progress_shown_again() -> None:
     stream, now = io.StringIO(), 0.0
     progress = Progress("measuring", stream=stream, clock=lambda: now)
     progress.advance(3, total=21)
@@ -65,7 +65,7 @@ def test_a_part_that_takes_long_is_told_of_again() -> None:
     assert stream.getvalue() == "measuring: 3 of 21 (14 %), about 3 min left\n"
 
 
-def test_how_much_there_is_need_not_be_known() -> None:
+def test_progress_without_a_known_total_is_shown() -> None:
     stream = io.StringIO()
     Scene(stream, part_s=0.25, total=0)
     assert stream.getvalue().splitlines()[0] == "verifying it: 8.0 MiB in 2.0 s"

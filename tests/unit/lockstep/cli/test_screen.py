@@ -42,7 +42,7 @@ def shown(
 
 @pytest.mark.parametrize("width", [20, 40, 80, 200])
 @pytest.mark.parametrize("height", [3, 10, 24, 100])
-def test_it_fits_the_terminal(width: int, height: int) -> None:
+def test_the_screen_fits_the_terminal(width: int, height: int) -> None:
     workers = [worker_status(index, num_accepted=10**9) for index in range(100)]
     status = cluster_status(
         *workers, ledger=steps(200), shards=tuple(server_status(index) for index in range(3)), waiting_for="step 4 " * 200
@@ -52,14 +52,14 @@ def test_it_fits_the_terminal(width: int, height: int) -> None:
     assert max(len(re.sub(r"\x1b\[\d+m", "", line)) for line in lines) < max(width, 21)
 
 
-def test_the_reason_of_a_wait_is_shown() -> None:
+def test_the_screen_shows_the_reason_of_a_wait() -> None:
     text = "\n".join(shown(cluster_status(worker_status(0), worker_status(1))))
     assert "Step 41 has 1 of 2 contributions; worker 1 is missing, last seen 3.0 s ago" in text
     assert "step 41 of 600" in text
     assert "12.5 steps/s" in text
 
 
-def test_it_shows_processor_time_of_all_roles_and_what_was_moved() -> None:
+def test_the_screen_shows_processor_time_of_all_roles_and_bytes_moved() -> None:
     worker = worker_status(0, traffic=WorkerTraffic(sent_bytes=2048, received_bytes=4096, cpu_s=90.0))
     servers = (server_status(0, report=ShardReport(cpu_s=7.5)),)
     lines = shown(cluster_status(worker, shards=servers, chief_cpu_s=1.25))
@@ -70,14 +70,14 @@ def test_it_shows_processor_time_of_all_roles_and_what_was_moved() -> None:
     assert [line for line in lines if line.startswith("ps 0") and "7.5 s" in line]
 
 
-def test_it_names_no_time_left_while_training_waits() -> None:
+def test_the_screen_gives_no_time_left_while_training_waits() -> None:
     seen = look(cluster_status(worker_status(0)), is_held_up=True)
     text = "\n".join(frame(seen, speed=POINTS, metrics={}, width=120, height=50))
     assert "time left unknown while training waits" in text
     assert " left  " not in text.replace("time left unknown", "")
 
 
-def test_where_not_all_have_room_those_to_look_at_come_first() -> None:
+def test_a_small_screen_shows_lost_workers_first() -> None:
     workers = [worker_status(index, state="lapsed" if index == 77 else "live") for index in range(100)]
     text = "\n".join(shown(cluster_status(*workers), height=20))
     assert "worker 77  silent: its lease has ended" in text
@@ -106,6 +106,6 @@ def test_dropped_contributions_of_backup_workers_are_explained() -> None:
     assert "800 counted, 365 dropped (as it should be: a step takes the first 2)" in "\n".join(shown(status))
 
 
-def test_the_taller_the_higher() -> None:
+def test_a_higher_value_has_a_taller_bar_in_the_sparkline() -> None:
     assert sparkline([0.0, 0.5, 1.0]) == "▁▅█"
     assert sparkline([3.0, 3.0]) == "▁▁"

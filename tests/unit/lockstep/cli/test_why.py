@@ -40,7 +40,7 @@ def test_a_worker_that_misses_a_heartbeat_is_not_said_to_be_at_work() -> None:
     assert "  worker 1: silent, last seen 9.8 s ago" in text and "  worker 0: at work, last seen" in text
 
 
-def test_with_a_living_quorum_it_is_told_that_the_step_will_need_fewer() -> None:
+def test_with_min_replicas_why_says_that_the_step_will_need_fewer_contributions() -> None:
     assert "when a lease ends, the step needs a contribution less, 1 at least" in why_text(dataclasses.replace(STATUS, min_replicas=1))
 
 
@@ -66,7 +66,7 @@ def test_gradients_that_are_not_finite_are_told_of() -> None:
 
 
 @pytest.mark.parametrize("state", [state for state in ClusterState if state is not ClusterState.TRAINING])
-def test_every_state_says_what_the_cluster_is_at_and_what_happens_next(state: ClusterState) -> None:
+def test_why_describes_every_state_of_a_cluster_and_what_happens_next(state: ClusterState) -> None:
     text = why_text(dataclasses.replace(STATUS, state=state, reason="since it is so"))
     assert text.startswith("cluster 'digits', step 41 of 600, epoch 2: ")
     assert "reason: since it is so" in text

@@ -50,7 +50,7 @@ def test_report_says_below_each_thing_that_is_wrong_what_to_do() -> None:
     assert "\x1b[31mfail\x1b[0m" in next(iter(lines(findings[2], has_colours=True)))
 
 
-def test_this_machine_is_fit_for_its_own_tests() -> None:
+def test_the_doctor_finds_no_fault_in_this_machine() -> None:
     findings = [*machine_findings({})]
     assert is_fit(findings), wrong(findings)
     assert {"python", "lockstep", "grpcio", "localhost", "clock", "shared memory", "descriptors", "memory"} <= {
@@ -102,7 +102,7 @@ def given(directory: Path, **changes: Path) -> Security:
     return Security(**{**paths, **changes})  # type: ignore[arg-type]
 
 
-def test_what_lockstep_certs_creates_is_in_order(directory: Path) -> None:
+def test_the_doctor_finds_no_fault_in_files_that_lockstep_certs_creates(directory: Path) -> None:
     findings = [*file_findings(given(directory), cluster="job")]
     assert not wrong(findings), wrong(findings)
     text = "\n".join(one.text for one in findings)
@@ -112,12 +112,12 @@ def test_what_lockstep_certs_creates_is_in_order(directory: Path) -> None:
 
 
 @pytest.mark.parametrize("role", ["observer", "ps", "chief"])
-def test_others_are_called_in_a_role_that_there_is_a_token_for(directory: Path, role: str) -> None:
+def test_the_doctor_calls_other_processes_in_a_role_that_it_has_a_token_for(directory: Path, role: str) -> None:
     assert role_to_call_as(Security(token_file=directory / f"{role}.token")).value == role
     assert role_to_call_as(Security()) is role_to_call_as(given(directory)) is CallerRole.ADMIN
 
 
-def test_nothing_is_said_about_files_that_are_not_given() -> None:
+def test_the_doctor_reports_nothing_about_files_that_are_not_given() -> None:
     assert [*file_findings(Security(), cluster="")] == []
 
 
@@ -148,12 +148,12 @@ def signed(path: Path, *, begins: timedelta, ends: timedelta) -> Path:
     ],
     ids=["expired", "not yet", "ends soon", "lasts a day", "in order"],
 )
-def test_dates_of_a_certificate_are_looked_at(tmp_path: Path, begins: timedelta, ends: timedelta, verdict: Verdict) -> None:
+def test_the_doctor_checks_the_dates_of_a_certificate(tmp_path: Path, begins: timedelta, ends: timedelta, verdict: Verdict) -> None:
     path = signed(tmp_path / "ca.pem", begins=begins, ends=ends)
     assert of("tls authority", [*file_findings(Security(tls_ca=path), cluster="")]) == [verdict]
 
 
-def test_dates_are_not_looked_at_without_the_package_for_it(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_doctor_checks_no_dates_without_the_cryptography_package(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "cryptography", None)  # importing it raises ImportError
     assert of("tls dates", [*file_findings(given(directory), cluster="")]) == [Verdict.WARN]
 
@@ -192,7 +192,7 @@ def other_end() -> tuple[Address, list[str]]:
     return parse_address(where[0]), said
 
 
-def test_link_is_measured(other_end: tuple[Address, list[str]]) -> None:
+def test_the_doctor_measures_a_link(other_end: tuple[Address, list[str]]) -> None:
     address, _ = other_end
     found = measure(address, timeout_s=10)
     assert 0 < found.round_trip_s <= found.slow_round_trip_s < 1

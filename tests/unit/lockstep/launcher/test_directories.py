@@ -39,11 +39,11 @@ def test_one_directory_is_the_same_by_each_of_its_names(name: str, tmp_path: Pat
 
 
 @pytest.mark.parametrize("name", ["", "s3://bucket/run", "memory://run", "file://host/run"])
-def test_what_is_not_of_this_machine_is_not_made_here(name: str) -> None:
+def test_a_checkpoint_directory_on_another_machine_is_not_created_here(name: str) -> None:
     assert Recovery(checkpoint_dir=name).directory is None
 
 
-def test_a_place_that_is_no_directory_is_told(tmp_path: Path) -> None:
+def test_a_checkpoint_directory_that_is_a_file_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     kept = kept_directories(Recovery(checkpoint_dir=str(tmp_path / "file")))
     with pytest.raises(LaunchFailed, match="choose another --checkpoint-dir"), kept:

@@ -18,13 +18,13 @@ def parsed(*words: str) -> ClusterSpec:
     return spec_of(Given(vars(parser.parse_args(words)), {}), num_backups=0)
 
 
-def test_the_first_failure_is_mended_at_once_and_the_next_ones_after_growing_pauses() -> None:
+def test_the_first_restart_is_immediate_and_the_next_ones_come_after_growing_pauses() -> None:
     limit = RestartLimit(4)
     assert [limit.pause_s("ps 0", lived_s=1.0) for _ in range(5)] == [0.0, 0.5, 1.0, 2.0, None]
     assert limit.num_in_a_row("ps 0") == 5
 
 
-def test_one_that_lived_long_begins_afresh() -> None:
+def test_a_process_that_ran_for_long_has_its_restart_count_reset() -> None:
     limit = RestartLimit(1)
     for _ in range(10):
         assert limit.pause_s("ps 0", lived_s=SOUND_LIFE_S) == 0.0
@@ -37,7 +37,7 @@ def test_each_process_has_its_own_count() -> None:
     assert limit.pause_s("ps 0", lived_s=1.0) is None
 
 
-def test_with_none_allowed_nothing_is_started_again() -> None:
+def test_a_limit_of_zero_restarts_restarts_nothing() -> None:
     assert RestartLimit(0).pause_s("chief", lived_s=1e9) is None
 
 
@@ -45,12 +45,12 @@ def test_the_words_of_durability_are_those_of_the_protocol() -> None:
     assert {one.value for one in Durability} == set(DURABILITIES)
 
 
-def test_without_flags_the_roles_are_told_nothing() -> None:
+def test_without_flags_the_launcher_passes_no_recovery_options_to_the_roles() -> None:
     assert parsed().words(SERVER) == []
     assert parsed().words(CHIEF) == ["--workers", "1"]
 
 
-def test_the_chief_is_told_all_and_a_parameter_server_where_checkpoints_lie() -> None:
+def test_the_launcher_passes_all_recovery_options_to_the_chief_and_the_directories_to_servers() -> None:
     words = "--checkpoint-dir /c --durability step --checkpoint-steps 5 --keep-checkpoints 2 --restore step-000000005 --min-replicas 1"
     spec = parsed(*words.split(), "--history", "/h")
     assert sorted(spec.words(SERVER)) == sorted(["--checkpoint-dir", "/c", "--history", "/h"])
@@ -58,7 +58,7 @@ def test_the_chief_is_told_all_and_a_parameter_server_where_checkpoints_lie() ->
     assert spec.recovery.history == Path("/h")
 
 
-def test_the_chief_is_told_what_it_understands_better_than_a_launcher() -> None:
+def test_the_launcher_passes_cluster_options_on_to_the_chief() -> None:
     words = "--workers 3 --backup-workers 1 --max-steps 7 --lease 2.5 --reject-nonfinite --checkpoint-dir /c --checkpoint-interval 0.5"
     assert sorted(parsed(*words.split()).words(CHIEF)) == sorted(words.split())
 
@@ -85,7 +85,7 @@ def test_an_address_of_an_object_store_is_no_directory_of_this_machine() -> None
         ("--restart-workers -1", "--restart-workers"),
     ],
 )
-def test_what_makes_no_sense_is_told_with_the_flag(words: str, flag: str) -> None:
+def test_recovery_options_that_make_no_sense_are_refused_with_the_flag(words: str, flag: str) -> None:
     with pytest.raises(LaunchFailed) as caught:
         parsed(*words.split())
     assert str(caught.value).startswith(f"{flag}: ")

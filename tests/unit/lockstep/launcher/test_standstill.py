@@ -13,11 +13,11 @@ def report(*workers: ParticipantStatus, num_contributions: int = 1, step: int = 
     )
 
 
-def test_one_that_waits_alone_cannot_step() -> None:
+def test_a_worker_that_waits_without_the_lost_one_stands_still() -> None:
     assert cannot_step(report(worker_status(0, is_waiting=True), worker_status(1, is_waiting=False, state="left")), gone_s={1: 3.0})
 
 
-def test_one_that_computes_may_still_complete_the_step() -> None:
+def test_a_worker_that_computes_may_still_complete_the_step() -> None:
     both = worker_status(0, is_waiting=True), worker_status(1, is_waiting=False)
     assert not cannot_step(report(*both), gone_s={})
     assert cannot_step(report(*both, required=3), gone_s={})

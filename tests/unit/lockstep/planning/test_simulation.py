@@ -69,7 +69,7 @@ def test_ssp_waits_for_the_slowest_the_less_the_larger_its_bound() -> None:
     assert found == sorted(found) and found[1] > found[0] + 0.05
 
 
-def test_waits_of_more_than_twenty_seconds_are_asked_again() -> None:
+def test_a_simulated_worker_repeats_its_call_after_twenty_seconds() -> None:
     latency = Measured({0: [1.0], 1: [70.0]})
     result = simulate(policy=SYNC, num_workers=2, latency=latency, num_rounds=4)
     assert result.step_s == pytest.approx(70.0)
@@ -119,7 +119,7 @@ def test_ten_thousand_workers_are_simulated_in_seconds() -> None:
         ({"num_workers": 3, "policy": PolicySpec(name=PolicyName.ASYNC, use_locking=False)}, "nothing to simulate"),
     ],
 )
-def test_what_cannot_be_simulated_is_told(arguments: dict[str, object], words: str) -> None:
+def test_arguments_that_cannot_be_simulated_are_refused_with_a_reason(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words.replace("(", r"\(")):
         simulate(**{"policy": SYNC, "latency": Constant(time_s=1.0), **arguments})  # type: ignore[arg-type]
 

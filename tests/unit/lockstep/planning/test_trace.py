@@ -16,7 +16,7 @@ def parse(text: str) -> list[TraceRow]:
     return list(parse_trace(text.splitlines(), name="trace"))
 
 
-def test_what_is_written_is_read() -> None:
+def test_a_trace_is_read_back_as_written() -> None:
     assert parse("\n".join([HEADER, *(row.text for row in ROWS)])) == ROWS
 
 
@@ -82,7 +82,7 @@ class Observed:
         self.calls[worker.index] = worker.ask(commit=worker.next_commit())
 
 
-def test_times_of_a_running_cluster_are_known_to_a_look() -> None:
+def test_a_trace_recorder_observes_the_times_of_a_running_cluster() -> None:
     seen = Observed(num_required=2, num_workers=2)
     first, second = seen.workers
     seen.until(0.1)
@@ -138,7 +138,7 @@ def test_a_new_incarnation_is_not_taken_for_the_old_one() -> None:
     assert [row.worker for row in seen.rows] == [1]
 
 
-def test_only_sync_can_be_recorded() -> None:
+def test_a_trace_can_be_recorded_under_sync_only() -> None:
     driver = Driver(total_num_replicas=1, policy=PolicySpec(name=PolicyName.ASYNC))
     with pytest.raises(InvalidSpec, match="under sync only"):
         TraceRecorder().observe(driver.coordinator.status(driver.now), at=0.0)
