@@ -29,13 +29,13 @@ def _damaged(example: bytes, chance: random.Random) -> bytes:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_examples_hold(name: str) -> None:
+def test_every_example_decodes_or_is_refused(name: str) -> None:
     for example in TARGETS[name].examples:
         TARGETS[name].run(example)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_damaged_examples_hold(name: str) -> None:
+def test_damaged_examples_decode_or_are_refused(name: str) -> None:
     chance = random.Random(7)
     for example in TARGETS[name].examples:
         for _ in range(_NUM_DAMAGED):
@@ -43,14 +43,14 @@ def test_damaged_examples_hold(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_examples_with_more_after_them_hold(name: str) -> None:
+def test_examples_with_bytes_appended_decode_or_are_refused(name: str) -> None:
     examples = TARGETS[name].examples
     for example, more in itertools.product(examples, (*examples, *_FIELDS, *_PIECES)):
         TARGETS[name].run(example + more)
 
 
 @pytest.mark.parametrize("name", TARGETS)
-def test_examples_with_one_byte_a_little_off_hold(name: str) -> None:
+def test_examples_with_one_byte_slightly_changed_decode_or_are_refused(name: str) -> None:
     chance = random.Random(7)
     for example in TARGETS[name].examples:
         for position in sorted(chance.sample(range(len(example)), min(len(example), _NUM_DAMAGED))):
@@ -60,5 +60,5 @@ def test_examples_with_one_byte_a_little_off_hold(name: str) -> None:
 
 @pytest.mark.parametrize("name", TARGETS)
 @given(content=st.binary(max_size=300))
-def test_random_bytes_hold(name: str, content: bytes) -> None:
+def test_random_bytes_decode_or_are_refused(name: str, content: bytes) -> None:
     TARGETS[name].run(content)

@@ -41,5 +41,5 @@ def test_a_command_of_the_documentation_is_understood(page: str, command: str, t
         pytest.fail(f"{page}: lockstep {command}{text}")
 
 
-def test_there_are_such_lines() -> None:
+def test_the_documentation_has_command_lines_to_check() -> None:
     assert len(commands()) > 30

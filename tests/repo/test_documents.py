@@ -54,7 +54,7 @@ def _targets(page: Path) -> list[str]:
     return re.findall(r"\]\(([^)#\s]+)[^)]*\)", _text(page))
 
 
-def test_links_lead_to_files() -> None:
+def test_links_in_documents_lead_to_existing_files() -> None:
     def missing(page: Path) -> list[str]:
         return [target for target in _targets(page) if not target.startswith("https://") and not (page.parent / target).exists()]
 
@@ -72,7 +72,7 @@ def _anchors(page: Path) -> set[str]:
     return {_slug(heading) for heading in re.findall(r"^#+ (.+)$", _text(page), flags=re.MULTILINE)}
 
 
-def test_anchors_lead_to_headings() -> None:
+def test_anchors_in_documents_lead_to_existing_headings() -> None:
     def missing(page: Path) -> list[str]:
         links = re.findall(r"\]\(([^)#\s:]*)#([^)\s]+)\)", _text(page))
         targets = [((page.parent / target).resolve() if target else page, anchor) for target, anchor in links]
@@ -81,7 +81,7 @@ def test_anchors_lead_to_headings() -> None:
     assert not _on(PAGES, missing)
 
 
-def test_programs_are_python() -> None:
+def test_programs_in_documents_are_valid_python() -> None:
     for page in PAGES:
         for program in re.findall(r"```python\n(.*?)```", _text(page), flags=re.DOTALL):
             ast.parse(textwrap.dedent(program), filename=_name(page))
@@ -166,7 +166,7 @@ def test_flags_exist() -> None:
     assert not _on(PAGES_WITH_FLAGS, lambda page: set(re.findall(r"(?<![\w-])--[a-z][a-z-]+", _text(page))) - known - foreign)
 
 
-def test_reference_of_commands_is_what_they_say_of_themselves(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_command_reference_matches_the_help_of_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli_reference.main([]) == 0, f"run 'make fix-docs':\n{capsys.readouterr().out}"
 
 

@@ -209,7 +209,7 @@ def test_roles_meet_only_in_ps_protocol() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_pure_places_exist() -> None:
+def test_every_place_listed_as_pure_exists() -> None:
     missing = [place for place in PURE if not any((ROOT / place.replace(".", "/")).with_suffix(end).exists() for end in ("", ".py"))]
     assert not missing, missing
 
@@ -245,7 +245,7 @@ FACES = (
 )
 
 
-def test_folders_hand_nothing_on() -> None:
+def test_an_init_of_a_folder_imports_nothing() -> None:
     """A name is imported from the module that defines it, so an `__init__.py` of a folder holds its description and nothing else."""
     folders = [path for path in source_files() if path.name == "__init__.py" and path.parent.parent != ROOT and path.parent not in FACES]
     wrong = [str(path.relative_to(ROOT)) for path in folders if imports(path)]

@@ -176,12 +176,12 @@ TABLE: dict[int, tuple[Row, ...]] = {
     32: (Case(calls.many(100_001), FULL, "LIMIT_EXCEEDED", "100000 at most"),),
     33: (shard("no data type"), shard("unknown data type")),
     34: (
-        HeldBy("tests/unit/worker_client/model/test_gradients.py::test_bad_gradient_is_refused_in_words_and_changes_nothing"),
+        HeldBy("tests/unit/worker_client/model/test_gradients.py::test_a_bad_gradient_is_refused_with_a_reason_and_changes_nothing"),
         shard("layout of another model"),
     ),
     35: (HeldBy("tests/unit/ps_protocol/model/test_tensors.py::test_a_big_endian_array_is_refused_with_the_conversion_to_call"),),
     36: (
-        HeldBy("tests/unit/worker_client/model/test_gradients.py::test_bad_gradient_is_refused_in_words_and_changes_nothing"),
+        HeldBy("tests/unit/worker_client/model/test_gradients.py::test_a_bad_gradient_is_refused_with_a_reason_and_changes_nothing"),
         shard("layout of another model"),
     ),
     37: (shard("negative extent"),),

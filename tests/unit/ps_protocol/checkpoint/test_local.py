@@ -161,7 +161,7 @@ def test_a_pipe_in_place_of_a_file_is_refused_without_waiting_for_a_writer(tmp_p
         find_checkpoint(storage, cluster=CLUSTER)
 
 
-def test_sizes_are_written_for_people() -> None:
+def test_checkpoint_sizes_are_formatted_with_units() -> None:
     assert [size_text(size) for size in (0, 1023, 1024, 1 << 20, 9 << 29, 3 << 40)] == [
         *("0 bytes", "1023 bytes", "1.0 KiB", "1.0 MiB", "4.5 GiB", "3.0 TiB"),
     ]

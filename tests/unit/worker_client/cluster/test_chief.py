@@ -71,7 +71,7 @@ class Town:
                 self.ask()
 
 
-def test_newest_chief_that_the_servers_know_is_moved_to() -> None:
+def test_a_worker_moves_to_the_newest_chief_that_the_servers_know() -> None:
     old, new = FakeChief("old", Unavailable("nobody there")), FakeChief("new")
     town = Town(old, {"a": status("older", 2), "b": status("new", 3), "c": None}, new=new)
     town.fail(1)
@@ -93,12 +93,12 @@ def test_attempts_are_bounded_by_what_their_caller_has_left() -> None:
     assert town.limits == [1.5]  # a chief that is there may still say what is waited for
 
 
-def test_chief_that_answers_is_not_searched_for() -> None:
+def test_a_worker_does_not_search_for_a_chief_that_answers() -> None:
     town = Town(FakeChief("old"), {"a": status("new", 3)}, new=FakeChief("new"))
     assert (town.ask(), town.num_looks) == ("old", 0)
 
 
-def test_chief_that_is_where_it_was_is_waited_for() -> None:
+def test_a_chief_that_stays_at_its_address_is_waited_for() -> None:
     town = Town(FakeChief("old", Unavailable("nobody there")), {"a": status("old", 3)})
     town.fail(4)
     town.old.error = None
@@ -106,7 +106,7 @@ def test_chief_that_is_where_it_was_is_waited_for() -> None:
 
 
 @pytest.mark.parametrize("named", [("old", "new"), ("old", "gone", "gone", "new")])
-def test_of_two_chiefs_with_one_number_the_one_that_answers_is_moved_to(named: tuple[str, ...]) -> None:
+def test_of_two_chiefs_with_one_incarnation_a_worker_moves_to_the_one_that_answers(named: tuple[str, ...]) -> None:
     """Two that began at once, after everything was lost; one has given up, and a server still names it."""
     statuses: dict[str, ShardStatus | None] = {f"server {place}": status(address, 2) for place, address in enumerate(named)}
     gone = FakeChief("gone", Unavailable("nobody there"))
@@ -115,7 +115,7 @@ def test_of_two_chiefs_with_one_number_the_one_that_answers_is_moved_to(named: t
     assert town.ask() == "new"
 
 
-def test_chief_that_does_not_answer_at_its_new_place_is_not_moved_to() -> None:
+def test_a_worker_does_not_move_to_a_chief_that_does_not_answer_at_its_new_address() -> None:
     town = Town(FakeChief("old", Unavailable("x")), {"a": status("new", 3)}, new=FakeChief("new", Unavailable("not yet")))
     town.fail(3)
     assert town.link.address == "old"
@@ -124,7 +124,7 @@ def test_chief_that_does_not_answer_at_its_new_place_is_not_moved_to() -> None:
 
 
 @pytest.mark.parametrize("error", [DeadlineExceeded("too late"), Cancelled("closed")])
-def test_call_that_hung_at_the_old_place_is_made_again_at_the_new_one(error: Exception) -> None:
+def test_a_call_that_hung_at_the_old_chief_is_repeated_at_the_new_one(error: Exception) -> None:
     old = FakeChief("old", Unavailable("nobody there"))
     town = Town(old, {"a": status("new", 3)}, new=FakeChief("new"))
 
@@ -138,7 +138,7 @@ def test_call_that_hung_at_the_old_place_is_made_again_at_the_new_one(error: Exc
     assert town.link.ask_once(hang) == "new"
 
 
-def test_what_goes_before_a_question_goes_before_its_repetition_at_the_new_place_too() -> None:
+def test_the_call_before_a_question_is_repeated_too_at_the_new_chief() -> None:
     old = FakeChief("old", Unavailable("nobody there"))
     town = Town(old, {"a": status("new", 3)}, new=FakeChief("new"))
     order: list[str] = []

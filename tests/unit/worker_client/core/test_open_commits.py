@@ -48,7 +48,7 @@ def test_a_repeated_commit_has_its_first_outcome() -> None:
     assert commits.accepted(commit(1)) == again
 
 
-def test_commits_are_told_in_order_and_forgotten_together() -> None:
+def test_open_commits_are_listed_in_order_and_forgotten_together() -> None:
     commits = OpenCommits(OWNER)
     for sequence in (1, 2, 3):
         commits.sent(commit(sequence))

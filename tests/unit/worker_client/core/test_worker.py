@@ -118,7 +118,7 @@ def test_a_step_is_staged_pushed_counted_with_the_wish_for_a_token_and_read(arou
     assert around.asked == ["Stage", "PushParts", "Expect", "AwaitToken", "FreeGradients", "Fetch"]
 
 
-def test_a_state_of_the_program_that_is_none_is_said_and_replaced_and_locks_nobody_out() -> None:
+def test_an_unreadable_user_state_is_reported_and_replaced_and_the_worker_still_joins() -> None:
     around = Surroundings()
     given = replace(READY, attached=Attachments(user_state="[" * 60_000))
     around.run(around.worker.join(MODEL, may_create=False, timeout_s=5.0), Agree=lambda _: given)
@@ -238,7 +238,7 @@ def test_a_rollback_under_a_push_is_its_outcome_and_no_token_is_waited_for_then(
     assert around.asked[0] == "AwaitToken", "who skips that step waits for the next one"
 
 
-def test_what_the_chief_has_said_of_a_contribution_stays_true_for_a_worker_taken_for_gone(
+def test_the_outcome_of_a_contribution_stays_true_for_a_worker_whose_lease_ended(
     around: Surroundings,
 ) -> None:
     result = CommitResult(outcome=PushOutcome.ACCEPTED, global_step=3, applied_step=2, staleness=2, weight=0.5)
@@ -255,7 +255,7 @@ def test_what_the_chief_has_said_of_a_contribution_stays_true_for_a_worker_taken
     assert (outcome.outcome, outcome.applied_step, outcome.staleness, outcome.weight) == (PushOutcome.ACCEPTED, 2, 2, 0.5)
 
 
-def test_a_worker_that_is_taken_for_gone_while_it_reads_after_its_token_hears_that_its_contribution_is_applied(
+def test_a_worker_whose_lease_ends_while_it_reads_learns_that_its_contribution_is_applied(
     around: Surroundings,
 ) -> None:
     has_failed: list[bool] = []
@@ -271,7 +271,7 @@ def test_a_worker_that_is_taken_for_gone_while_it_reads_after_its_token_hears_th
 
 
 @pytest.mark.parametrize(("of_session", "of_call", "expected"), [(3.0, None, 3.0), (3.0, 1.0, 1.0), (1.0, 3.0, 1.0), (None, None, None)])
-def test_the_way_back_is_bounded_by_the_session_and_by_the_call(
+def test_rejoining_is_bounded_by_the_time_limits_of_session_and_call(
     around: Surroundings, of_session: float | None, of_call: float | None, expected: float | None
 ) -> None:
     def other_epoch(_: ask.AwaitToken) -> Any:
@@ -283,7 +283,7 @@ def test_the_way_back_is_bounded_by_the_session_and_by_the_call(
     assert ("worker 0 comes back to the model", expected) in around.waits
 
 
-def test_who_comes_back_while_it_waits_waits_again_the_next_time(around: Surroundings) -> None:
+def test_a_worker_that_rejoins_during_a_wait_waits_again_at_the_next_call(around: Surroundings) -> None:
     def other_epoch(_: ask.AwaitToken) -> Any:
         around.move()
         raise EpochMismatch("epoch 2")
@@ -294,7 +294,7 @@ def test_who_comes_back_while_it_waits_waits_again_the_next_time(around: Surroun
     assert around.asked[0] == "AwaitToken"
 
 
-def test_who_follows_the_steps_asks_for_a_token_also_where_it_may_compute(around: Surroundings) -> None:
+def test_a_worker_that_follows_steps_asks_for_a_token_even_if_it_may_compute(around: Surroundings) -> None:
     def other_epoch(_: ask.PushParts) -> Any:
         around.move()
         raise EpochMismatch("epoch 2")
@@ -305,7 +305,7 @@ def test_who_follows_the_steps_asks_for_a_token_also_where_it_may_compute(around
     assert around.asked[0] == "AwaitToken"
 
 
-def test_the_way_back_of_a_call_that_reads_has_its_limit(around: Surroundings) -> None:
+def test_rejoining_during_a_read_is_bounded_by_the_recovery_timeout(around: Surroundings) -> None:
     has_failed: list[bool] = []
 
     def once(_: ask.Give) -> dict[str, Any]:

@@ -108,7 +108,7 @@ def test_placement_is_agreed_on_in_numbers() -> None:
         ({}, "no variables"),
     ],
 )
-def test_what_no_cluster_could_take_is_refused_in_words(variables: Any, words: str) -> None:
+def test_declarations_that_no_cluster_accepts_are_refused_with_a_reason(variables: Any, words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         declared(variables)
 
@@ -133,7 +133,7 @@ def test_options_that_fit_no_variable_are_refused_in_words(options: dict[str, An
         declared({"t": EmbeddingTable((2, 2)), "n": Buffer(np.zeros(2)), "w": np.zeros(2)}, **options)
 
 
-def test_policies_and_choices_are_checked_where_they_are_written() -> None:
+def test_policies_and_placements_are_checked_where_they_are_declared() -> None:
     for make in (
         lambda: worker_client.sync_policy(tokens="lifo"),
         lambda: worker_client.ssp_policy(-1),

@@ -55,7 +55,7 @@ def test_an_arena_that_is_left_out_is_not_encoded(staging: Staging) -> None:
 
 
 @pytest.mark.parametrize("wire", [WireFormat(gradients="int8"), WireFormat(gradients=top_k(0.1))])
-def test_a_refused_contribution_is_as_if_it_had_not_been(staging: Staging, wire: WireFormat) -> None:
+def test_a_refused_contribution_leaves_the_carried_over_error_unchanged(staging: Staging, wire: WireFormat) -> None:
     one, other = ShardParts(LAYOUTS, wire=wire), ShardParts(LAYOUTS, wire=wire)
     for shard_parts in (one, other):
         shard_parts.parts(staging.stage(gradients(0), step=0))
@@ -64,7 +64,7 @@ def test_a_refused_contribution_is_as_if_it_had_not_been(staging: Staging, wire:
     assert content(other.parts(staging.stage(gradients(1), step=1), is_last_counted=False)[0]) == expected
 
 
-def test_what_is_owed_waits_while_the_shard_has_no_gradients(staging: Staging) -> None:
+def test_the_carried_over_error_waits_while_a_shard_has_no_gradients(staging: Staging) -> None:
     wire = WireFormat(gradients=top_k(0.1))
     one, other = ShardParts(LAYOUTS, wire=wire), ShardParts(LAYOUTS, wire=wire)
     for shard_parts in (one, other):

@@ -98,7 +98,7 @@ def test_arrays_kept_over_steps_stay_the_memory_that_is_sent() -> None:
         assert all(buffers.ask()[name] is kept[name] for name in kept)
 
 
-def test_what_is_sent_without_a_wait_lies_where_the_user_has_no_view() -> None:
+def test_a_contribution_sent_without_a_wait_lies_in_memory_that_the_user_has_no_view_of() -> None:
     buffers = FakeBuffers()
     kept = buffers.ask()
     views = {name: array.reshape(-1)[:1] for name, array in kept.items()}

@@ -72,7 +72,7 @@ BAD: list[tuple[dict[str, Any], type[PsError], str]] = [
 
 
 @pytest.mark.parametrize(("change", "error", "words"), BAD)
-def test_bad_gradient_is_refused_in_words_and_changes_nothing(
+def test_a_bad_gradient_is_refused_with_a_reason_and_changes_nothing(
     staging: Staging, change: Mapping[str, Any], error: type[PsError], words: str
 ) -> None:
     with pytest.raises(error, match=words):
@@ -104,7 +104,7 @@ def test_gradients_that_are_no_mapping_are_refused(staging: Staging, gradients: 
 
 
 @pytest.mark.parametrize("name", [3, None, b"b1"])
-def test_name_must_be_a_str(staging: Staging, name: Any) -> None:
+def test_a_gradient_name_that_is_no_string_is_refused(staging: Staging, name: Any) -> None:
     with pytest.raises(VariableNotFound, match="a name is a str"):
         staging.stage({**good(), name: np.ones(4, np.float32)}, step=0)
 
@@ -193,7 +193,7 @@ def test_dense_gradient_of_a_table_is_all_its_rows(mixed: Staging) -> None:
     np.testing.assert_array_equal(gradient.indices, range(10))
 
 
-def test_what_has_no_gradient_and_no_update_is_absent(mixed: Staging) -> None:
+def test_a_variable_without_gradient_and_update_is_sent_as_absent(mixed: Staging) -> None:
     staged = mixed.stage({"t": None, "w": W}, step=0)
     assert (staged.absent, staged.rows) == (("n",), {})
     updated = mixed.stage({"t": rows([1]), "w": None}, step=0, updates={"n": np.array([3, 4], np.float32)})

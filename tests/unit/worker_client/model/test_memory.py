@@ -73,7 +73,7 @@ def test_every_shard_gets_its_rows_where_its_layout_wants_them(split_bytes: int,
 
 
 @pytest.mark.parametrize(("split_bytes", "num_shards"), CASES)
-def test_what_shards_send_arrives_in_the_arrays(split_bytes: int, num_shards: int) -> None:
+def test_values_that_shards_send_arrive_in_the_arrays(split_bytes: int, num_shards: int) -> None:
     model = model_of(split_bytes)
     source, target = memory_of(model, num_shards=num_shards), memory_of(model, num_shards=num_shards, is_writable=False)
     for array in source.views.values():
@@ -179,7 +179,7 @@ def test_memories_of_one_model_share_the_variables_that_are_cut_and_nothing_else
         assert not array.size or np.shares_memory(array, second.views[name]) is (name in cut)
 
 
-def test_arenas_that_are_read_only_give_views_that_are() -> None:
+def test_views_on_read_only_arenas_are_read_only() -> None:
     own = memory_of(model_of(0), num_shards=1)
     arena = aligned_bytes(own.layouts[0].nbytes)
     arena.flags.writeable = False

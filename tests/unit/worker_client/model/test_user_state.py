@@ -96,7 +96,7 @@ CYCLE.append(CYCLE)
     ],
     ids=["nan", "inf", "set", "function", "int key", "reserved key", "strings", "objects", "cycle", "long int"],
 )
-def test_what_cannot_be_kept_is_refused_by_name_and_changes_nothing(value: Any, words: str) -> None:
+def test_a_value_that_user_state_cannot_hold_is_refused_by_name_and_changes_nothing(value: Any, words: str) -> None:
     state = UserState()
     state["best"] = 1
     with pytest.raises(InvalidSpec, match=words):
@@ -120,7 +120,7 @@ def test_more_than_64_kib_are_refused_with_the_name_and_the_size() -> None:
     assert MAX_USER_STATE_BYTES - 20 < len(state.to_send()) <= MAX_USER_STATE_BYTES
 
 
-def test_only_what_the_chief_does_not_have_is_sent() -> None:
+def test_a_user_state_is_sent_only_until_the_chief_has_it() -> None:
     state = UserState()
     assert state.to_send() == ""
     state["a"] = 1
@@ -138,7 +138,7 @@ def test_only_what_the_chief_does_not_have_is_sent() -> None:
     assert state.to_send() == '{"b":2}', "set after the contribution was sent"
 
 
-def test_what_is_restored_takes_the_place_of_all_that_was_set() -> None:
+def test_a_restored_user_state_replaces_all_values() -> None:
     state = UserState()
     state["b"] = state["a"] = 1
     state.restore('{"a": [1.5, {"$bytes": "AP8="}]}')

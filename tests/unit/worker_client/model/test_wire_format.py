@@ -28,14 +28,14 @@ AS_IS, BFLOAT16, INT8, TOP_K = FloatEncoding.AS_IS, FloatEncoding.BFLOAT16, Floa
         (WireFormat(gradients=top_k(0.25), variables="bfloat16", error_feedback=False), TOP_K, BFLOAT16, False),
     ],
 )
-def test_words_for_a_wire_format(wire: Any, gradients: FloatEncoding, variables: FloatEncoding, feeds_back: bool) -> None:
+def test_names_of_wire_formats_are_understood(wire: Any, gradients: FloatEncoding, variables: FloatEncoding, feeds_back: bool) -> None:
     format_ = wire_format(wire)
     assert (format_.gradient_encoding, format_.variable_encoding, format_.feeds_errors_back) == (gradients, variables, feeds_back)
     assert format_.fraction == (0.25 if gradients is TOP_K else 0)
 
 
 @pytest.mark.parametrize("wire", ["", "bf16", "top_k", "top_k:", "top_k:2", "top_k:nan", "int8+so", "float32+feedback", 7])
-def test_words_that_mean_nothing_are_refused(wire: Any) -> None:
+def test_unknown_names_of_wire_formats_are_refused(wire: Any) -> None:
     with pytest.raises(InvalidSpec, match=r"wire|top_k"):
         wire_format(wire)
 
@@ -51,12 +51,12 @@ def test_words_that_mean_nothing_are_refused(wire: Any) -> None:
         {"error_feedback": True},
     ],
 )
-def test_wire_formats_that_mean_nothing_are_refused(changes: dict[str, Any]) -> None:
+def test_impossible_wire_formats_are_refused(changes: dict[str, Any]) -> None:
     with pytest.raises(InvalidSpec, match="wire"):
         WireFormat(**changes)
 
 
 @pytest.mark.parametrize("fraction", [0, -1, 1.5, float("nan"), "0.1", True, None])
-def test_a_fraction_is_a_share(fraction: Any) -> None:
+def test_a_top_k_fraction_outside_zero_and_one_is_refused(fraction: Any) -> None:
     with pytest.raises(InvalidSpec, match="fraction"):
         top_k(fraction)

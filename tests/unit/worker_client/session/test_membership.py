@@ -77,7 +77,7 @@ def test_worker_that_its_own_heartbeat_has_brought_back_is_not_superseded(chief:
     assert ask(member, member.participant) is End.NOT_YET
 
 
-def test_heartbeat_goes_on_for_a_worker_that_has_come_back_by_itself(chief: StrictChief, member: Membership) -> None:
+def test_the_heartbeat_continues_for_a_worker_that_rejoined_by_itself(chief: StrictChief, member: Membership) -> None:
     chief.has_ended = True
     with pytest.raises(LeaseExpired):
         ask(member, member.participant)

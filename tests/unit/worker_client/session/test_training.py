@@ -72,7 +72,7 @@ def test_two_workers_equal_one_on_the_union_of_their_batches(num_ps: int) -> Non
             np.testing.assert_allclose(value, expected[name], rtol=1e-6)
 
 
-def test_backup_that_comes_too_late_is_told_and_goes_on() -> None:
+def test_a_backup_worker_that_is_too_late_is_told_so_and_continues() -> None:
     sessions = joined(InProcessCluster(replicas_to_aggregate=2, total_num_replicas=3), 3)
     for step in range(5):
         late = sessions[step % 3]
@@ -95,7 +95,7 @@ def test_few_workers_contribute_several_minibatches_a_step() -> None:
     assert local_steps == [0, 0, 1, 1, 1, 2, 2, 2, 3]
 
 
-def test_wait_that_is_not_over_in_time_says_for_whom_and_can_be_taken_up_again() -> None:
+def test_a_wait_that_times_out_names_the_missing_worker_and_can_be_resumed() -> None:
     first, second = joined(InProcessCluster(total_num_replicas=2), 2)
     with pytest.raises(DeadlineExceeded, match=r"worker 0 wants a token after step 0: not within 0.01 s: .*1"):
         first.step(loss_gradients(first.read(), slice(0, 32)), timeout_s=0.01)
@@ -119,7 +119,7 @@ def test_worker_that_fell_behind_reads_a_newer_step_instead_of_a_torn_one() -> N
         np.testing.assert_array_equal(value, fast.read()[name])
 
 
-def test_step_that_is_gone_before_it_is_read_is_replaced_by_the_newest() -> None:
+def test_a_step_that_is_overwritten_before_it_is_read_is_replaced_by_the_newest() -> None:
     slow, fast = joined(InProcessCluster(replicas_to_aggregate=1, total_num_replicas=2, num_ps=2), 2)
     for _ in range(5):
         fast.step(loss_gradients(fast.read(), slice(None)), timeout_s=1)
@@ -238,7 +238,7 @@ def test_values_that_make_no_model_are_refused_and_a_good_model_is_taken_afterwa
         assert session.create_or_join(initial(), optimizer=worker_client.sgd(0.1))
 
 
-def test_optimizer_must_be_one() -> None:
+def test_an_optimizer_argument_that_is_none_is_refused() -> None:
     with worker_client.local() as session:
         with pytest.raises(InvalidSpec, match=r"optimizer: got 'sgd', want what worker_client\.sgd"):
             session.create_or_join(initial(), optimizer="sgd")  # type: ignore[arg-type]
@@ -292,7 +292,7 @@ def test_given_cluster_takes_no_second_description() -> None:
         worker_client.local(InProcessCluster(), num_ps=2)
 
 
-def test_observer_reads_whole_steps_while_training_goes_on() -> None:
+def test_an_observer_reads_whole_steps_while_training_continues() -> None:
     cluster = InProcessCluster(num_ps=2)
     (session,) = joined(cluster, 1)
     with worker_client.observe_local(cluster) as observer:

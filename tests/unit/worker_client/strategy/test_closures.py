@@ -15,7 +15,7 @@ def message(value: Any) -> list[Any]:
     return [np.frombuffer(json.dumps(value).encode(), np.uint8), np.zeros(2)]
 
 
-def test_what_is_packed_is_unpacked() -> None:
+def test_packed_calls_and_outcomes_are_unpacked_unchanged() -> None:
     call = unpack_call(pack_call(Call(function="f", args=(1, [2.0, ("x", None)]), kwargs={"a": {"b": True}})))
     assert (call.function, call.args, call.kwargs) == ("f", (1, [2.0, ("x", None)]), {"a": {"b": True}})
     assert unpack_outcome(pack_outcome(Outcome(value=(1, "x"), error=""))) == Outcome(value=(1, "x"), error="")

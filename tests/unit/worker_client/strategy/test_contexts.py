@@ -153,7 +153,7 @@ def test_a_merge_gets_what_all_replicas_give_as_one_and_each_gets_its_part() -> 
     assert (seen[0].values, seen[1]) == ({0: 10, 1: 20}, "all")
 
 
-def test_what_a_replica_raises_ends_all_replicas_and_the_run() -> None:
+def test_an_exception_in_one_replica_ends_all_replicas_and_the_run() -> None:
     strategy, ended = ParameterServerStrategy(3), list[int]()
 
     def step() -> None:
@@ -172,7 +172,7 @@ def test_what_a_replica_raises_ends_all_replicas_and_the_run() -> None:
     assert not has_strategy()
 
 
-def test_what_a_merge_raises_ends_all_replicas_even_those_that_would_merge_again() -> None:
+def test_an_exception_in_a_merge_ends_all_replicas_even_those_that_would_merge_again() -> None:
     strategy = ParameterServerStrategy(2)
 
     def fails(strategy: ParameterServerStrategy) -> None:
@@ -282,7 +282,7 @@ def test_a_function_that_each_replica_makes_of_the_same_lines_is_the_same() -> N
         ({"kwargs": {5: 1}}, "kwargs: got a dict, want a dict of arguments by name"),
     ],
 )
-def test_arguments_that_are_none_are_refused_by_every_call_that_passes_them_on(given: dict[str, Any], words: str) -> None:
+def test_every_call_that_passes_on_arguments_refuses_malformed_ones(given: dict[str, Any], words: str) -> None:
     strategy = ParameterServerStrategy(2)
     variable = _variable(strategy)
     calls: dict[str, Callable[[], Any]] = {

@@ -139,7 +139,7 @@ def _program(worker: int, network: _Network, cluster: _Cluster, *, is_async: boo
 
 @settings(max_examples=300, deadline=None)
 @given(st.booleans(), st.lists(st.tuples(st.sampled_from(["run", "run", "run", "end", "lose", "again"]), st.integers(0, 2)), max_size=120))
-def test_whatever_is_lost_or_started_again_all_get_the_sums_and_each_write_is_made_once(
+def test_all_programs_get_the_sums_and_each_write_is_made_once_whatever_is_lost_or_restarted(
     is_async: bool, events: list[tuple[str, int]]
 ) -> None:
     network, cluster = _Network(), _Cluster()
@@ -172,7 +172,7 @@ def test_whatever_is_lost_or_started_again_all_get_the_sums_and_each_write_is_ma
     assert cluster.written == [sums[step, 0] + sums[step, 1] for step in range(NUM_STEPS)]
 
 
-def test_a_gathering_that_was_started_again_asks_for_what_the_others_have_and_joins_where_they_are() -> None:
+def test_a_restarted_gatherer_asks_for_missing_contributions_and_joins_the_current_exchange() -> None:
     first, other = _gathering(), _contributing()
     for reduction in range(2):
         first.begin("sum", _place(reduction=reduction), _sum(0, 1.0), exchange=reduction + 1, timeout_s=60.0)
@@ -302,7 +302,7 @@ def test_a_worker_whose_variables_are_older_has_no_part_in_a_reduction() -> None
         first.results()
 
 
-def test_what_cannot_be_sent_or_combined_fails_for_all() -> None:
+def test_a_value_that_cannot_be_sent_or_combined_fails_in_all_programs() -> None:
     first, other = _gathering(), _contributing()
 
     def fails(actions: Sequence[Action], expected: type[Exception], words: str) -> None:

@@ -34,7 +34,7 @@ SERIALS = st.builds(Serial, st.integers(0, (1 << 48) - 1), st.integers(0, (1 << 
 
 
 @given(SERIALS, st.lists(ARRAYS | ROWS, max_size=5))
-def test_what_is_packed_is_unpacked_bit_by_bit(serial: Serial, values: list[Any]) -> None:
+def test_packed_messages_are_unpacked_bit_for_bit(serial: Serial, values: list[Any]) -> None:
     vectors = pack(Message(serial, values))
     assert all(vector.ndim == 1 and vector.dtype.kind == "f" and vector.size for vector in vectors.values())
     message = unpack(vectors.__getitem__)
@@ -68,7 +68,7 @@ def test_parts_of_two_messages_are_never_taken_for_one(first: Serial, second: Se
 
 
 @given(SERIALS, SERIALS, st.lists(ARRAYS | ROWS, max_size=5))
-def test_two_messages_that_were_added_up_are_none(first: Serial, second: Serial, values: list[Any]) -> None:
+def test_a_sum_of_two_messages_is_refused_as_malformed(first: Serial, second: Serial, values: list[Any]) -> None:
     one, other = (pack(Message(serial, [_like(value, 1) for value in values])) for serial in (first, second))
     with pytest.raises(MalformedMessage, match="cannot be read"):
         unpack(lambda name: one[name] + other[name])
@@ -81,7 +81,7 @@ def test_a_run_numbers_its_messages_and_two_runs_differ() -> None:
     assert {serial.run for serial in serials} == {sender.run} != {other.run}
 
 
-def test_what_cannot_travel_exactly_is_refused() -> None:
+def test_a_value_that_cannot_be_packed_exactly_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="complex128"):
         pack(Message(Serial(1, 1), [np.zeros(2, np.complex128)]))
     with pytest.raises(InvalidSpec, match=r"beyond 2\^53"):
@@ -106,6 +106,6 @@ MARK = [1.0, *([0.0] * 12)]
         *([*MARK, 0.0, 1.0, 0.0, 1.0, float(len(shape)), *shape] for shape in ([-1.0, -4.0], [-1.0, 0.0], [0.0, 2.0**62], [0.0] * 65)),
     ],
 )
-def test_a_head_that_is_not_one_messages_is_told(head: list[float]) -> None:
+def test_a_malformed_message_head_is_refused(head: list[float]) -> None:
     with pytest.raises(MalformedMessage, match="the head of a message cannot be read"):
         unpack(lambda _: np.array(head))

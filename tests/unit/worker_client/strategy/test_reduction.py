@@ -54,7 +54,7 @@ def test_rows_are_concatenated_and_their_mean_is_divided_by_the_replicas() -> No
     assert reduce_all(ReduceOp.MEAN, parts).values.tolist() == [[0.5, 1], [2.5, 3], [1.5, 2]]
 
 
-def test_a_sum_of_halves_goes_on_growing() -> None:
+def test_a_sum_of_halves_keeps_growing() -> None:
     contributions = {0: np.full(1, 2048, np.float16), **{replica: np.ones(1, np.float16) for replica in range(1, 9)}}
     total = reduce_all(ReduceOp.SUM, contributions)
     assert (total.dtype, total.tolist()) == (np.float16, [2056])

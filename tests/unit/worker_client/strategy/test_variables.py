@@ -159,7 +159,7 @@ def test_rule_75_the_mean_divides_by_the_replicas_and_rows_are_concatenated() ->
     assert (mean.indices.tolist(), mean.values.tolist()) == ([0, 1], [[1], [1]])
 
 
-def test_reducing_to_the_value_itself_gives_every_replica_the_result() -> None:
+def test_reducing_a_value_to_its_own_destination_gives_every_replica_the_result() -> None:
     strategy, value = ParameterServerStrategy(3), _per_replica(1, 2, 3)
     result = strategy.extended.reduce_to("SUM", value, value)
     assert isinstance(result, Mirrored)
@@ -374,7 +374,7 @@ def test_rule_78_devices_are_tuples_of_names_one_for_each_replica() -> None:
 
 
 @pytest.mark.parametrize("is_mirrored", [False, True])
-def test_the_four_steps_and_an_aggregated_write_give_the_same(is_mirrored: bool) -> None:
+def test_the_documented_reduction_and_an_aggregated_write_give_the_same_values(is_mirrored: bool) -> None:
     strategy = ParameterServerStrategy(3, mirrored=is_mirrored)
     v, w = _variable(strategy, np.ones(2)), _variable(strategy, np.ones(2), name="w", aggregation=SUM)
     gradients = _per_replica([1, 2], [3, 4], [5, 6])
@@ -416,7 +416,7 @@ def test_reduce_along_an_axis_weighs_every_element_the_same() -> None:
     assert float(strategy.reduce("MEAN", np.array([1.0, 3.0]), axis=0)) == 2
 
 
-def test_a_sum_of_halves_goes_on_growing_along_an_axis() -> None:
+def test_a_sum_of_halves_along_an_axis_keeps_growing() -> None:
     strategy, halves = ParameterServerStrategy(2), np.ones((4096, 2), np.float16)
     value = PerReplica({0: halves, 1: halves})
     for op, expected in (("SUM", 8192), ("MEAN", 1)):
@@ -425,7 +425,7 @@ def test_a_sum_of_halves_goes_on_growing_along_an_axis() -> None:
     assert strategy.reduce("SUM", PerReplica({0: halves[:1], 1: halves[:1]}), axis=0).tolist() == [2, 2]
 
 
-def test_what_is_read_cannot_be_written_and_what_was_assigned_can_change() -> None:
+def test_a_value_that_was_read_is_read_only_and_an_assigned_array_may_change() -> None:
     strategy, mine = ParameterServerStrategy(2), np.ones(2)
     v = _variable(strategy, np.zeros(2))
     v.assign(mine)
@@ -452,7 +452,7 @@ def test_numbers_that_replicas_write_take_the_variables_type(dtype: Any) -> None
         metric.assign(np.zeros((), np.float16 if dtype is np.float32 else np.float32 if dtype is np.float64 else np.float64))
 
 
-def test_what_does_not_fit_a_variable_is_refused_and_changes_nothing() -> None:
+def test_a_value_that_does_not_fit_a_variable_is_refused_and_changes_nothing() -> None:
     strategy = ParameterServerStrategy(2)
     v = _variable(strategy, np.zeros(2))
     with pytest.raises(ShapeMismatch, match=r'variable "v" has shape \(2,\), assign_add\(\) was given \(\)'):
@@ -467,7 +467,7 @@ def test_what_does_not_fit_a_variable_is_refused_and_changes_nothing() -> None:
     assert _across(strategy, v) == [0, 0]
 
 
-def test_a_variable_that_cannot_be_is_refused() -> None:
+def test_an_invalid_variable_declaration_is_refused() -> None:
     with pytest.raises(InvalidSpec, match="int64"):
         Variable(1, name="v")
     with pytest.raises(InvalidSpec, match="aggregation: got 'SUM'"):

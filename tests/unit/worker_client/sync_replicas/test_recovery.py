@@ -22,7 +22,7 @@ LOSS = quadratic()
 @pytest.mark.parametrize(
     "error", [Superseded("worker 3 is another process now"), ShuttingDown("the chief is shutting down"), Unavailable("tried for 7200 s")]
 )
-def test_what_the_session_gives_up_on_ends_the_run(error: PsError, cluster: FakeCluster) -> None:
+def test_an_error_that_the_session_does_not_recover_from_ends_the_run(error: PsError, cluster: FakeCluster) -> None:
     op = train_op()
     cluster.faults.append(error)
     with pytest.raises(type(error)), MonitoredTrainingSession(cluster) as session:

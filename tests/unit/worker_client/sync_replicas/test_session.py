@@ -134,7 +134,7 @@ def test_push_that_the_session_refuses_is_a_value_error(cluster: FakeCluster) ->
         session.run(op)
 
 
-def test_what_cannot_be_fetched_is_refused_before_anything_runs(cluster: FakeCluster) -> None:
+def test_an_object_that_cannot_be_fetched_is_refused_before_anything_runs(cluster: FakeCluster) -> None:
     op = train_op()
     with MonitoredTrainingSession(cluster) as session:
         with pytest.raises(ValueError, match="'v' is no variable"):
@@ -144,7 +144,7 @@ def test_what_cannot_be_fetched_is_refused_before_anything_runs(cluster: FakeClu
     assert not cluster.pushes
 
 
-def test_session_wants_something_that_trains(cluster: FakeCluster) -> None:
+def test_a_monitored_session_without_a_train_op_is_refused(cluster: FakeCluster) -> None:
     with pytest.raises(RuntimeError, match="nothing trains this model"):
         MonitoredTrainingSession(cluster)
 
@@ -175,7 +175,7 @@ def test_error_ends_the_session_without_end_and_stop_iteration_is_an_end(cluster
     assert record[-1].startswith("end")
 
 
-def test_chief_only_hooks_are_the_chiefs(cluster: FakeCluster) -> None:
+def test_only_the_chief_runs_chief_only_hooks(cluster: FakeCluster) -> None:
     train_op()
     record: list[str] = []
     MonitoredTrainingSession(cluster, is_chief=False, chief_only_hooks=[Recording(record)])

@@ -131,7 +131,7 @@ def test_specification_stands_for_an_optimizer_and_nothing_else_does(w: ModelVar
         SyncReplicasOptimizer("adam", 2)  # type: ignore[arg-type]
 
 
-def test_one_graph_trains_by_one_policy(w: ModelVariable) -> None:
+def test_optimizers_of_one_graph_with_different_policies_are_refused(w: ModelVariable) -> None:
     other = get_variable("other", np.zeros(1))
     sync(2).minimize(LOSS, get_or_create_global_step(), var_list=[w])
     with pytest.raises(ValueError, match="one cluster has one policy"):
@@ -210,7 +210,7 @@ def test_number_of_updates_bounds_the_decay(graph: Graph, w: ModelVariable) -> N
         ExponentialMovingAverage(1.5)
 
 
-def test_what_has_no_average_is_refused(w: ModelVariable) -> None:
+def test_a_variable_without_an_average_is_refused(w: ModelVariable) -> None:
     averages = ExponentialMovingAverage(0.9)
     for wrong in (get_variable("table", EmbeddingTable((4, 2))), get_variable("state", Buffer(np.zeros(())))):
         with pytest.raises(ValueError, match="no moving average"):
