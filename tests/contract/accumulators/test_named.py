@@ -145,7 +145,7 @@ def test_mean_comes_back_with_count_and_step(accumulators: Accumulators) -> None
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (700_000,)])
-def test_any_size_travels(accumulators: Accumulators, shape: tuple[int, ...]) -> None:
+def test_gradients_of_any_size_travel(accumulators: Accumulators, shape: tuple[int, ...]) -> None:
     accumulators.create(dense(shape=shape, data_type=DataType.FLOAT64, reduction=Reduction.SUM))
     gradient = np.random.default_rng(0).normal(size=shape)
     push(accumulators, np.asarray(gradient))
@@ -193,7 +193,7 @@ def test_repeated_gradient_counts_once_and_gets_the_first_answer(accumulators: A
     assert accumulators.describe("a").num_accumulated == 1
 
 
-def test_repeated_taking_takes_once_and_gets_the_first_result(accumulators: Accumulators) -> None:
+def test_a_repeated_take_takes_once_and_gets_the_first_result(accumulators: Accumulators) -> None:
     accumulators.create(dense())
     push(accumulators, [1, 2])
     first = take(accumulators)
@@ -217,7 +217,7 @@ def test_takers_are_served_in_the_order_of_their_asking(accumulators: Accumulato
     assert values_of(second.taken()) == 7.0
 
 
-def test_taking_that_is_not_ready_says_how_many_are_in_and_keeps_its_place(accumulators: Accumulators) -> None:
+def test_a_take_that_is_not_ready_says_how_many_gradients_are_in_and_keeps_its_place(accumulators: Accumulators) -> None:
     accumulators.create(dense(shape=()))
     push(accumulators, 1.0)
     assert take(accumulators, 2, client=11, max_wait_s=0.01) == Taken(count=1, step=0)
@@ -227,7 +227,7 @@ def test_taking_that_is_not_ready_says_how_many_are_in_and_keeps_its_place(accum
     assert values_of(take(accumulators, 2, client=11)) == 2.0
 
 
-def test_taking_with_no_time_is_withdrawn_and_the_next_is_served(accumulators: Accumulators) -> None:
+def test_a_take_without_time_is_withdrawn_and_the_next_is_served(accumulators: Accumulators) -> None:
     accumulators.create(dense(shape=()))
     take(accumulators, 2, client=11, max_wait_s=0.01)
     second = taking(accumulators, 1, client=12, num_waiting=2)

@@ -115,7 +115,7 @@ def test_taking_waits_for_gradients_of_others(target: Target) -> None:
         assert results == [2.0]
 
 
-def test_taking_that_is_given_up_takes_nothing(target: Target) -> None:
+def test_an_abandoned_take_takes_nothing(target: Target) -> None:
     with ConditionalAccumulator(target, "float32", (), shared_name="t") as accumulator:
         accumulator.apply_grad(1.0)
         with pytest.raises(DeadlineExceeded, match="1 of 2 gradients are in"):
@@ -149,7 +149,7 @@ class LosesAnswers:
         return answer
 
 
-def test_what_is_repeated_because_its_answer_was_lost_counts_once() -> None:
+def test_an_accumulator_call_repeated_after_a_lost_answer_counts_once() -> None:
     cluster: Any = InProcessCluster()
     lossy = cluster.shards[0].accumulators = LosesAnswers(cluster.shards[0].accumulators)
     with worker_client.local(cluster) as session, ConditionalAccumulator(session, "float64", (), shared_name="l") as accumulator:
@@ -212,7 +212,9 @@ WRONG: list[tuple[str, Callable[[Target], object], type[Exception], str]] = [
 
 
 @pytest.mark.parametrize(("call", "error", "text"), [row[1:] for row in WRONG], ids=[row[0] for row in WRONG])
-def test_wrong_arguments_say_what_is_wrong(call: Callable[[Target], object], error: type[Exception], text: str) -> None:
+def test_wrong_arguments_of_accumulators_are_refused_with_a_reason(
+    call: Callable[[Target], object], error: type[Exception], text: str
+) -> None:
     with worker_client.local() as session, pytest.raises(error) as caught:
         call(session)
     assert text in str(caught.value)

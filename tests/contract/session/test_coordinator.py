@@ -140,9 +140,7 @@ def test_a_malformed_message_fails_its_closure_and_the_next_closure_runs(
         assert [scheduling.schedule("square", (number,)).fetch(30) for number in range(6)] == [number**2 for number in range(6)]
 
 
-def test_what_is_over_a_servers_limits_is_the_closures_error_and_the_next_one_runs(
-    cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_closure_over_a_servers_limits_fails_and_the_next_closure_runs(cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     send, num_refused = Mailboxes.send, itertools.count()
 
     def send_small(mailboxes: Mailboxes, name: str, message: Message, **how: Any) -> None:

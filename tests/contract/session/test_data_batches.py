@@ -93,7 +93,7 @@ def test_all_workers_together_count_each_sample_once_a_pass(num_workers: int, si
     assert num_counted(sessions[0]) == 2 * NUM_SAMPLES
 
 
-def test_what_a_worker_held_that_left_is_done_by_another() -> None:
+def test_the_ranges_of_a_worker_that_left_are_done_by_another() -> None:
     cluster = InProcessCluster(replicas_to_aggregate=1)
     first, second = (worker_client.local(cluster) for _ in range(2))
     for session in (first, second):
@@ -149,7 +149,7 @@ def test_ranges_of_which_only_some_are_of_before_a_rollback_are_all_done_again()
         assert num_counted(session) == 64
 
 
-def test_range_that_a_worker_skips_does_not_have_it_wait_for_itself(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_skips_a_range_does_not_wait_for_itself(caplog: pytest.LogCaptureFixture) -> None:
     with worker_client.local() as session:
         join(session)
         for number, batch in enumerate(session.batches("train", num_samples=12, batch_size=4, timeout_s=20)):

@@ -29,7 +29,7 @@ Y = np.repeat(["low", "middle", "high"], 30)
     ],
     ids=["classifier", "regressor"],
 )
-def test_it_passes_every_check_of_scikit_learn(estimator: Callable[[], Any]) -> None:
+def test_the_classifier_passes_every_check_of_scikit_learn(estimator: Callable[[], Any]) -> None:
     from sklearn.utils.estimator_checks import check_estimator
 
     checked = check_estimator(estimator(), on_fail=None)
@@ -38,7 +38,7 @@ def test_it_passes_every_check_of_scikit_learn(estimator: Callable[[], Any]) -> 
 
 
 @pytest.mark.timeout(120)
-def test_it_learns_the_digits() -> None:
+def test_the_classifier_learns_the_digits() -> None:
     train, test = split(load_digits())
     classifier = sdk.DNNClassifier((32,), learning_rate=0.003, max_iter=15, random_state=1).fit(train.images, train.labels)
     assert classifier.score(test.images, test.labels) > 0.95
@@ -54,19 +54,19 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "momentum", "adagrad", sdk.adam(0.05)])
-def test_it_trains_with_any_optimizer(optimizer: Any) -> None:
+def test_the_classifier_trains_with_any_optimizer(optimizer: Any) -> None:
     from sklearn.base import clone
 
     classifier = sdk.DNNClassifier((8,), optimizer=optimizer, learning_rate=0.1, max_iter=20, random_state=0)
     assert clone(classifier).fit(X, Y).score(X, Y) > 0.8
 
 
-def test_without_hidden_units_it_is_logistic_regression() -> None:
+def test_without_hidden_units_the_classifier_is_logistic_regression() -> None:
     classifier = sdk.DNNClassifier((), learning_rate=0.05, random_state=0).fit(X, Y)
     assert sorted(classifier.variables_) == ["logits/biases", "logits/weights"] and classifier.score(X, Y) > 0.8
 
 
-def test_it_works_in_a_pipeline_and_a_cross_validation() -> None:
+def test_the_classifier_works_in_a_pipeline_and_a_cross_validation() -> None:
     from sklearn.model_selection import cross_val_score
     from sklearn.pipeline import make_pipeline
     from sklearn.preprocessing import StandardScaler
@@ -151,7 +151,7 @@ def test_the_regressor_learns_one_number_or_several() -> None:
     assert both.loss_curve_[-1] < both.loss_curve_[0] / 5
 
 
-def test_partial_fit_goes_on_where_the_last_call_ended() -> None:
+def test_partial_fit_continues_where_the_last_call_ended() -> None:
     classifier = sdk.DNNClassifier((8,), learning_rate=0.02, random_state=0)
     for _ in range(15):
         for part in (slice(0, None, 2), slice(1, None, 2)):
@@ -173,7 +173,7 @@ def test_a_pass_of_partial_fit_is_a_pass_of_fit() -> None:
 
 
 @pytest.mark.parametrize("kind", ["DNNClassifier", "DNNRegressor"])
-def test_a_warm_start_goes_on_where_fit_ended(kind: str) -> None:
+def test_a_warm_start_continues_where_fit_ended(kind: str) -> None:
     estimator, y = getattr(sdk, kind), Y if kind == "DNNClassifier" else X[:, 0]
     whole = estimator((8,), optimizer="sgd", learning_rate=0.05, max_iter=4, random_state=3).fit(X, y)
     twice = estimator((8,), optimizer="sgd", learning_rate=0.05, max_iter=2, random_state=3, warm_start=True).fit(X, y).fit(X, y)
@@ -200,7 +200,7 @@ def test_a_warm_start_goes_on_where_fit_ended(kind: str) -> None:
         (lambda: sdk.DNNRegressor((8,)).fit(X, Y), "could not convert|dtype"),
     ],
 )
-def test_what_cannot_go_on_is_refused_in_words(call: Callable[[], Any], words: str) -> None:
+def test_training_that_cannot_be_continued_is_refused_with_a_reason(call: Callable[[], Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         call()
 
@@ -210,7 +210,7 @@ def _begun() -> Any:
 
 
 @pytest.mark.filterwarnings("ignore")  # dask's own
-def test_dask_trains_it_block_by_block() -> None:
+def test_dask_trains_the_classifier_block_by_block() -> None:
     wrappers = pytest.importorskip("dask_ml.wrappers", reason="dask-ml is not installed: `make test-frameworks` has it")
     from dask import array
 

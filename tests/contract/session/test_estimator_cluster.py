@@ -51,7 +51,7 @@ def test_workers_of_a_cluster_end_with_the_same_network(stack: ExitStack, socket
     assert one.score(X, Y) == other.score(X, Y) > 0.8
 
 
-def test_the_first_to_be_done_ends_the_training_of_all(stack: ExitStack, socket_dir: Path) -> None:
+def test_the_first_worker_to_finish_ends_the_training_of_all(stack: ExitStack, socket_dir: Path) -> None:
     cluster = GrpcTestCluster(Shape(total_num_replicas=2), stack, directory=socket_dir)
     short, long = (sdk.DNNClassifier((4,), max_iter=passes, random_state=3, target=cluster.chief_address) for passes in (2, 500))
     fit_all([short, long])

@@ -253,7 +253,7 @@ def test_heartbeat_ends_with_its_lease(caplog: pytest.LogCaptureFixture) -> None
     assert chief.num_beats == 1
 
 
-def test_saying_how_gradients_travel_opens_no_connection() -> None:
+def test_reporting_how_gradients_travel_opens_no_connection() -> None:
     cluster = InProcessCluster(num_ps=2)
 
     def refuse(index: int) -> Any:

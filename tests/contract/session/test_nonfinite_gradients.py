@@ -53,7 +53,7 @@ def joined(start: Start, *, reject: bool = True, num_workers: int = 1) -> list[S
     return sessions
 
 
-def test_where_it_is_not_refused_the_status_shows_how_many_there_were(start: Start) -> None:
+def test_the_status_counts_nonfinite_values_that_are_not_refused(start: Start) -> None:
     (one,) = joined(start, reject=False)
     one.push(bad("whole", 1, 4))
     assert one.wait(timeout_s=20)
@@ -71,7 +71,9 @@ def bad(name: str, *positions: int) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("name", "positions"), [("whole", (4,)), ("rows", (0, 61, 119)), ("columns", (31, 100))])
-def test_who_gives_one_is_told_and_the_step_waits_for_a_right_one(start: Start, name: str, positions: tuple[int, ...]) -> None:
+def test_a_worker_with_a_nonfinite_gradient_is_refused_and_the_step_waits_for_another(
+    start: Start, name: str, positions: tuple[int, ...]
+) -> None:
     one, other = joined(start, num_workers=2)
     num = f"{len(positions)} non-finite value" + "s" * (len(positions) > 1)
     with pytest.raises(NonFiniteGradient, match=rf"^'{name}' has {num} \(worker 0, step 0\); nothing was changed"):
@@ -85,7 +87,7 @@ def test_who_gives_one_is_told_and_the_step_waits_for_a_right_one(start: Start, 
             np.testing.assert_array_equal(session.read()[variable_name], -value)
 
 
-def test_what_was_written_in_place_is_looked_at_and_what_is_left_out_is_not(start: Start) -> None:
+def test_a_gradient_written_in_place_is_checked_and_one_left_out_is_not(start: Start) -> None:
     (session,) = joined(start)
     views_ = session.gradient_buffers()
     for name, gradient in GOOD.items():
@@ -100,7 +102,7 @@ def test_what_was_written_in_place_is_looked_at_and_what_is_left_out_is_not(star
     np.testing.assert_array_equal(session.read()["rows"], -GOOD["rows"])
 
 
-def test_rows_of_a_table_are_looked_at(start: Start) -> None:
+def test_nonfinite_rows_of_a_table_are_refused(start: Start) -> None:
     (session,) = joined(start)
     values = np.ones((2, 2), np.float32)
     values[1, 0] = -np.inf
@@ -116,7 +118,7 @@ def test_an_update_may_be_infinite(start: Start) -> None:
     np.testing.assert_array_equal(session.read()["best"], [np.inf, np.inf])
 
 
-def test_the_ranges_of_data_that_a_refused_gradient_was_made_from_are_those_of_the_next_one(start: Start) -> None:
+def test_the_data_ranges_of_a_refused_gradient_belong_to_the_next_one(start: Start) -> None:
     (session,) = joined(start)
     seen = []
     for batch in session.batches("train", num_samples=6, batch_size=2):
@@ -129,7 +131,7 @@ def test_the_ranges_of_data_that_a_refused_gradient_was_made_from_are_those_of_t
     assert session.global_step == 3
 
 
-def test_where_nobody_asked_for_it_they_count_as_any_other(start: Start) -> None:
+def test_by_default_nonfinite_gradients_count_as_any_other(start: Start) -> None:
     (session,) = joined(start, reject=False)
     assert session.step(bad("whole", 1), timeout_s=20).outcome is PushOutcome.ACCEPTED
     assert np.isnan(session.read()["whole"][1])
@@ -156,7 +158,7 @@ def spoilt(trainer: Trainer, name: str, position: int, value: float) -> Array:
 
 
 @pytest.mark.parametrize("name", ["w", "h", "d"])
-def test_a_server_refuses_each_type_and_forgets_it(wired: WholeShard, name: str) -> None:
+def test_a_server_refuses_and_drops_nonfinite_gradients_of_each_type(wired: WholeShard, name: str) -> None:
     trainer = created(wired, MIXED)
     with pytest.raises(NonFiniteGradient, match=rf"^'{name}' has 1 non-finite value \(worker 3, step 0\)"):
         trainer.push(trainer.header(3), spoilt(trainer, name, 8, np.nan))
@@ -167,7 +169,7 @@ def test_a_server_refuses_each_type_and_forgets_it(wired: WholeShard, name: str)
     assert trainer.apply(header.push_id).step == 1
 
 
-def test_a_server_refuses_rows(wired: WholeShard) -> None:
+def test_a_server_refuses_nonfinite_rows(wired: WholeShard) -> None:
     trainer = created(wired, MIXED)
     with pytest.raises(NonFiniteGradient, match="'emb' has 2 non-finite values"):
         trainer.push_rows(rows={0: ([4, 1], [[1.0, np.nan], [np.inf, 1.0]])})
@@ -176,7 +178,7 @@ def test_a_server_refuses_rows(wired: WholeShard) -> None:
 
 
 @pytest.mark.parametrize("encoding", [FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16, FloatEncoding.INT8_BLOCKS, FloatEncoding.TOP_K])
-def test_a_server_refuses_what_travels_encoded(wired: WholeShard, encoding: FloatEncoding) -> None:
+def test_a_server_refuses_nonfinite_encoded_gradients(wired: WholeShard, encoding: FloatEncoding) -> None:
     trainer = created(wired, FLOATS)
 
     def push(memory: Array) -> PushResult:
@@ -197,7 +199,7 @@ def test_a_gradient_that_overflows_in_its_encoding_is_refused_by_the_server(wire
         trainer.push(replace(trainer.header(), encoding=FloatEncoding.FLOAT16, encoded_bytes=encoded.nbytes), encoded)
 
 
-def test_a_server_that_applies_on_arrival_refuses_first(trainer: Trainer) -> None:
+def test_a_server_that_applies_on_arrival_refuses_nonfinite_gradients_before_it_applies(trainer: Trainer) -> None:
     trainer.create(1.0)
     trainer.configure(1, applies_on_arrival=True, rejects_nonfinite=True)
     with pytest.raises(NonFiniteGradient, match="'w' has 1 non-finite value"):
@@ -207,7 +209,7 @@ def test_a_server_that_applies_on_arrival_refuses_first(trainer: Trainer) -> Non
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
 
 
-def test_it_can_be_switched_off_again(wired: WholeShard) -> None:
+def test_refusing_nonfinite_gradients_can_be_switched_off_again(wired: WholeShard) -> None:
     trainer = created(wired, FLOATS)
     trainer.configure(2)
     assert trainer.push(trainer.header(), spoilt(trainer, "w", 0, np.nan)).result is PushResult.STAGED

@@ -54,7 +54,7 @@ def test_refused_contributions_do_not_fill_the_shards(start: Start) -> None:
     assert_all(session, -3)
 
 
-def test_of_two_that_read_the_same_variables_the_later_update_is_stale_and_adds_to_the_other(start: Start) -> None:
+def test_of_two_updates_from_the_same_variables_the_later_is_stale_and_adds_to_the_other(start: Start) -> None:
     cluster = start(Shape(num_ps=2, total_num_replicas=2))
     first, second = joined(cluster, worker_client.async_policy()), joined(cluster)
     pushes = [session.push(ONES) for session in (first, second)]
@@ -67,7 +67,7 @@ def test_of_two_that_read_the_same_variables_the_later_update_is_stale_and_adds_
     assert cluster.observer().status().max_observed_staleness == 1
 
 
-def test_staleness_is_told_and_its_bound_drops_or_scales(start: Start) -> None:
+def test_staleness_is_reported_and_its_bound_drops_or_scales(start: Start) -> None:
     cluster = start(Shape(num_ps=2, total_num_replicas=2))
     fast = joined(cluster, worker_client.async_policy(max_staleness=1))
     slow = joined(cluster)
@@ -86,7 +86,7 @@ def test_staleness_is_told_and_its_bound_drops_or_scales(start: Start) -> None:
 
 
 @pytest.mark.parametrize("policy", POLICIES[1:], ids=lambda policy: policy.text)
-def test_who_never_waits_may_push_as_fast_as_it_likes(start: Start, policy: PolicySpec) -> None:
+def test_a_worker_that_never_waits_may_push_without_limit(start: Start, policy: PolicySpec) -> None:
     session = joined(start(Shape(num_ps=2, total_num_replicas=1)), policy)
     pushes = [session.push(ONES) for _ in range(12)]
     assert all(push.is_accepted for push in pushes)
@@ -95,7 +95,7 @@ def test_who_never_waits_may_push_as_fast_as_it_likes(start: Start, policy: Poli
     assert_all(session, -12)
 
 
-def test_who_is_too_far_ahead_waits_for_the_slowest(start: Start) -> None:
+def test_a_worker_too_far_ahead_waits_for_the_slowest(start: Start) -> None:
     cluster = start(Shape(num_ps=2, total_num_replicas=2))
     fast, slow = joined(cluster, worker_client.ssp_policy(2)), joined(cluster)
     for _ in range(2):

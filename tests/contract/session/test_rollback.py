@@ -41,7 +41,7 @@ def rolled_back(after: int = 2, **options: Any) -> tuple[RollingCluster, Session
     return cluster, session
 
 
-def test_a_step_after_a_rollback_returns_rolled_back_and_the_worker_goes_on_at_the_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_step_after_a_rollback_returns_rolled_back_and_the_worker_continues_at_the_checkpoint(caplog: pytest.LogCaptureFixture) -> None:
     _, session = rolled_back()
     with session:
         gradients = session.gradient_buffers()
@@ -56,7 +56,7 @@ def test_a_step_after_a_rollback_returns_rolled_back_and_the_worker_goes_on_at_t
 
 
 @pytest.mark.parametrize("act", [Session.wait, Session.read_metrics], ids=lambda act: act.__name__)
-def test_every_call_goes_on_after_a_rollback(act: Callable[[Session], Any]) -> None:
+def test_every_call_continues_after_a_rollback(act: Callable[[Session], Any]) -> None:
     cluster, session = rolled_back()
     with session:
         act(session)
@@ -67,7 +67,7 @@ def test_every_call_goes_on_after_a_rollback(act: Callable[[Session], Any]) -> N
         assert_value(session, -1.0)
 
 
-def test_wait_after_a_push_that_was_rolled_back_gives_leave_to_compute_it_anew() -> None:
+def test_a_wait_after_a_push_that_was_rolled_back_allows_to_compute_it_anew() -> None:
     _, session = rolled_back()
     with session:
         assert session.push(ONES).outcome is PushOutcome.ROLLED_BACK
@@ -78,7 +78,7 @@ def test_wait_after_a_push_that_was_rolled_back_gives_leave_to_compute_it_anew()
 
 
 @pytest.mark.parametrize("act", [lambda s: s.read(), Session.wait], ids=["read", "wait"])
-def test_a_way_back_that_ran_out_of_time_is_gone_whole_by_the_next_call(
+def test_a_rejoin_that_ran_out_of_time_is_completed_by_the_next_call(
     act: Callable[[Session], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     _, session = rolled_back()
@@ -99,7 +99,7 @@ def test_a_way_back_that_ran_out_of_time_is_gone_whole_by_the_next_call(
 
 
 @pytest.mark.parametrize("act", [lambda s: s.step(ONES, timeout_s=20), lambda s: s.push(ONES)], ids=["step", "push"])
-def test_nothing_of_the_epoch_before_stays_in_memory(act: Callable[[Session], Any]) -> None:
+def test_the_memory_of_the_epoch_before_a_rollback_is_freed(act: Callable[[Session], Any]) -> None:
     """Also where nobody looks for cycles: a program that makes few objects seldom does, and the variables of a lost server are large."""
     cluster = RollingCluster(join)
     with cluster.session() as session:
@@ -115,7 +115,7 @@ def test_nothing_of_the_epoch_before_stays_in_memory(act: Callable[[Session], An
             gc.enable()
 
 
-def test_variables_that_are_not_held_are_read_from_the_checkpoint() -> None:
+def test_after_a_rollback_variables_are_read_from_the_checkpoint_unless_the_worker_has_them() -> None:
     cluster = RollingCluster(join)
     with cluster.session() as session:
         assert session.push(ONES).is_accepted
@@ -281,7 +281,7 @@ def test_observer_reads_on_after_a_rollback() -> None:
         assert observer.step == 0
 
 
-def test_monitored_session_goes_on_after_a_rollback() -> None:
+def test_a_monitored_session_continues_after_a_rollback() -> None:
     cluster = RollingCluster(lambda session: _declared(session))
 
     def opened(index: int | None) -> Session:

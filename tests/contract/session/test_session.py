@@ -56,7 +56,7 @@ def test_values_come_back_as_they_were_given(start: Start) -> None:
     assert_equal(session.read(), VALUES)
 
 
-def test_what_was_read_is_the_callers_own(start: Start) -> None:
+def test_values_that_were_read_are_copies_that_the_caller_may_write(start: Start) -> None:
     """It can be written, in place too, and stays as it was whatever comes after: on every transport."""
     cluster = start(Shape(num_ps=3))
     session, observer = join(cluster.session()), cluster.observer()
@@ -153,7 +153,7 @@ def test_a_worker_with_other_numbers_of_the_optimizers_adopts_keeps_or_is_refuse
     assert resumed("adopt", optimizer=worker_client.sgd(0.5), variables=RESUMED)["w"] == 0.5
 
 
-def test_what_is_more_than_numbers_is_refused_whatever_a_worker_says(start: Start) -> None:
+def test_an_optimizer_that_differs_in_more_than_numbers_is_always_refused(start: Start) -> None:
     cluster = start(Shape(num_ps=1, total_num_replicas=2))
     cluster.session().create_or_join({"w": np.zeros(2)}, optimizer=worker_client.adagrad(0.5, 0.1), timeout_s=20)
     other = cluster.session()

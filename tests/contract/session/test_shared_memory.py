@@ -69,7 +69,7 @@ def test_arrays_of_gradients_are_the_same_from_step_to_step_and_variables_those_
     assert all(a is b for a, b in zip(seen, seen[2:], strict=False))
 
 
-def test_what_was_read_is_the_callers_own_and_stays_what_it_is(opened: Opening) -> None:
+def test_values_read_over_shared_memory_are_copies_that_do_not_change(opened: Opening) -> None:
     session = opened()
     copies = [session.read()]
     for _ in range(3):
@@ -132,7 +132,7 @@ def test_arrays_of_a_step_that_was_given_up_are_read_only_until_it_is_over(opene
     ],
     ids=["async", "ssp", "fifo"],
 )
-def test_kept_arrays_train_on_under_another_policy(opened: Opening, socket_dir: Path, changed: PolicySpec, call: str) -> None:
+def test_kept_arrays_keep_training_under_another_policy(opened: Opening, socket_dir: Path, changed: PolicySpec, call: str) -> None:
     session = opened(Shape(num_ps=2))
     kept = session.gradient_buffers()
     views = {name: array.reshape(-1) for name, array in kept.items()}
@@ -162,7 +162,7 @@ def test_several_contributions_to_one_step_do_not_overwrite_each_other(opened: O
         assert_all(session.views(), -3 * (step + 1))
 
 
-def test_who_keeps_his_arrays_may_give_several_contributions_to_one_step(opened: Opening) -> None:
+def test_a_worker_that_reuses_its_arrays_may_give_several_contributions_to_one_step(opened: Opening) -> None:
     session = opened(Shape(num_ps=2, replicas_to_aggregate=3, total_num_replicas=1))
     kept = session.gradient_buffers()
     for step in range(3):
@@ -184,7 +184,7 @@ def test_contributions_under_way_are_all_applied_once(opened: Opening, policy: P
     assert_all(session.views(), -sum(range(20)))
 
 
-def test_arrays_of_another_kind_and_gaps_are_taken_as_ever(opened: Opening) -> None:
+def test_foreign_arrays_and_missing_gradients_are_accepted_over_shared_memory(opened: Opening) -> None:
     session = opened()
     gradients = values(1.0)
     session.step({**gradients, "w": gradients["w"].T.copy().T, "b": None})
@@ -205,7 +205,7 @@ def test_slow_backup_worker_goes_on_with_a_step_that_is_still_kept(opened: Openi
     assert slow.step(fill(slow.gradient_buffers(), 1), timeout_s=20).is_accepted
 
 
-def test_session_goes_on_over_grpc_when_its_memory_is_no_longer_shared(opened: Opening) -> None:
+def test_a_session_continues_over_grpc_when_its_memory_is_no_longer_shared(opened: Opening) -> None:
     session = opened()
     kept = session.gradient_buffers()
     session.step(fill(kept, 1))
@@ -248,7 +248,7 @@ def test_transport_is_known_still_when_the_session_is_closed(opened: Opening) ->
 
 
 @pytest.mark.parametrize("policy", [worker_client.sync_policy(), worker_client.async_policy()], ids=["sync", "async"])
-def test_nothing_is_rounded_where_nothing_travels(socket_dir: Path, policy: PolicySpec) -> None:
+def test_shared_memory_rounds_nothing_whatever_the_wire_format(socket_dir: Path, policy: PolicySpec) -> None:
     with ExitStack() as stack:
         cluster = GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir)
         session = stack.enter_context(worker_client.connect(cluster.chief_address, transport="shared_memory", wire="bfloat16"))

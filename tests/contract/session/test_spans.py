@@ -126,7 +126,7 @@ def test_push_wait_and_read_are_the_same_spans(api: Api, cluster: GrpcTestCluste
     ]
 
 
-def test_what_fails_is_recorded_and_raised(api: Api, cluster: GrpcTestCluster) -> None:
+def test_a_failed_part_of_a_step_is_recorded_in_its_span_and_raised(api: Api, cluster: GrpcTestCluster) -> None:
     with connected(cluster, otel=True) as session, pytest.raises(ShapeMismatch):
         session.step({"w": np.ones(4)}, timeout_s=20)
     (failed,) = [span for span in api.spans if span.errors]

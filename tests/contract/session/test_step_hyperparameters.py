@@ -56,7 +56,7 @@ def test_each_group_has_its_own_numbers_tables_too_and_the_rest_keeps_the_settin
     np.testing.assert_array_equal(session.read_rows("t", [0, 1]), [np.zeros(3), -(1 + 3 + 1) * ONES])
 
 
-def test_where_workers_differ_the_lowest_that_gives_some_counts(start: Start) -> None:
+def test_where_workers_differ_the_numbers_of_the_lowest_index_are_used(start: Start) -> None:
     cluster = start(Shape(total_num_replicas=3, replicas_to_aggregate=3))
     rates = {0: None, 1: 0.5, 2: 0.25}
 
@@ -93,7 +93,7 @@ def test_numbers_that_no_step_can_use_are_refused_before_anything_is_sent(start:
     assert session.step({"w": ONES}, hyperparameters={"beta1": 0.5}, timeout_s=20).applied_step == 0
 
 
-def test_where_contributions_are_applied_on_arrival_they_are_refused(start: Start) -> None:
+def test_where_contributions_are_applied_on_arrival_numbers_of_a_step_are_refused(start: Start) -> None:
     session = start(Shape(total_num_replicas=1)).session()
     session.set_policy(worker_client.async_policy(use_locking=False), timeout_s=20)
     joined(session)

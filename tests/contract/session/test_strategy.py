@@ -337,7 +337,7 @@ def test_a_cluster_whose_steps_are_not_of_one_contribution_of_each_worker_is_ref
         assert float(v.assign(2.0)) == 2.0
 
 
-def test_a_write_that_the_policy_drops_by_now_is_told_with_the_policy(start: Start) -> None:
+def test_a_write_that_a_changed_policy_drops_is_an_error_that_names_the_policy(start: Start) -> None:
     cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=2))
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(cluster.session(index)) for index in range(2)]
@@ -424,7 +424,7 @@ def test_a_contribution_that_is_lost_with_a_server_is_sent_again(together: Any) 
     assert together(part) == [([15, 15], [15, 15])] * 3
 
 
-def test_what_does_not_fit_fails_alike_in_all_workers_and_the_next_reduction_works(together: Any) -> None:
+def test_values_of_different_shapes_fail_alike_in_all_workers_and_the_next_reduction_works(together: Any) -> None:
     def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         device = strategy.extended.parameter_devices[0]
         mine = strategy.experimental_distribute_values_from_function(lambda c: np.zeros(1 + c.replica_id_in_sync_group // 5))
@@ -671,7 +671,7 @@ def test_an_answer_that_cannot_be_sent_at_once_comes_although_its_program_ends_w
     assert not failures
 
 
-def test_what_one_worker_cannot_send_fails_alike_in_all_and_the_next_reduction_works(together: Any) -> None:
+def test_a_value_that_one_worker_cannot_send_fails_in_all_and_the_next_reduction_works(together: Any) -> None:
     def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         device, found = strategy.extended.parameter_devices[0], []
         for worker in range(NUM_WORKERS):
@@ -686,7 +686,7 @@ def test_what_one_worker_cannot_send_fails_alike_in_all_and_the_next_reduction_w
     assert together(part) == [([[15, 15]] * 3, [15, 15])] * 3
 
 
-def test_what_is_over_a_servers_limits_fails_alike_in_all_and_the_next_reduction_works(
+def test_a_value_over_a_servers_limits_fails_in_all_workers_and_the_next_reduction_works(
     together: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     send = Mailboxes.send

@@ -86,7 +86,9 @@ def test_the_next_message_comes_whole_where_the_other_is_still_reading_a_copy_of
     assert found[-1] == 2.0
 
 
-def test_what_could_not_be_sent_is_sent_before_the_program_goes_on(ends: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_message_that_could_not_be_sent_is_sent_before_the_program_continues(
+    ends: tuple[Link, Link], monkeypatch: pytest.MonkeyPatch
+) -> None:
     one, other = ends
     send, failures = Mailboxes.send, [Unavailable("ps 0: cannot be reached")] * 2
 

@@ -107,7 +107,9 @@ def test_the_documented_pattern_gives_the_bits_of_sync_replicas_optimizer(tmp_pa
 
 
 @pytest.mark.parametrize("play", [_by_strategy, _four_steps])
-def test_so_they_do_over_the_workers_of_a_cluster(start: Start, play: Any, tmp_path: Path) -> None:
+def test_apply_gradients_over_the_workers_of_a_cluster_gives_the_bits_of_sync_replicas_optimizer(
+    start: Start, play: Any, tmp_path: Path
+) -> None:
     spec = OPTIMIZERS["adam" if play is _by_strategy else "sgd"]
     cluster = start(Shape(num_ps=2, total_num_replicas=NUM_WORKERS, replicas_to_aggregate=NUM_WORKERS))
     meet = threading.Barrier(NUM_WORKERS)
@@ -124,7 +126,7 @@ def test_so_they_do_over_the_workers_of_a_cluster(start: Start, play: Any, tmp_p
         assert list(pool.map(work, range(NUM_WORKERS))) == [expected] * NUM_WORKERS
 
 
-def test_gradients_are_added_unless_it_says_otherwise_and_slots_can_be_read() -> None:
+def test_gradients_are_added_by_default_and_slots_can_be_read() -> None:
     strategy = ParameterServerStrategy(2)
     with strategy.scope():
         v, other = (Variable(np.zeros(2), name=name) for name in ("v", "other"))

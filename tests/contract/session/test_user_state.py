@@ -28,7 +28,7 @@ def join(session: Session) -> Session:
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
-def test_who_takes_a_worker_s_place_finds_what_its_last_contribution_had_brought(start: Start, policy: Any) -> None:
+def test_a_replacement_finds_the_user_state_of_the_lost_workers_last_contribution(start: Start, policy: Any) -> None:
     cluster = start(Shape(num_ps=2, total_num_replicas=1))
     first = cluster.session(0)
     if policy is not None:
@@ -73,7 +73,7 @@ def test_each_worker_has_a_state_of_its_own(start: Start) -> None:
         assert list(threads.map(train, range(2))) == [{"n": 2}, {"n": 12}]
 
 
-def test_a_contribution_that_is_dropped_takes_nothing_along_and_the_next_one_does(start: Start) -> None:
+def test_a_dropped_contribution_does_not_store_its_user_state_and_the_next_one_does(start: Start) -> None:
     cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=1))
     first, second = (join(cluster.session(index)) for index in range(2))
     first.step(ONES, timeout_s=20)
@@ -100,7 +100,7 @@ def test_after_a_rollback_the_state_is_that_of_the_step() -> None:
         assert dict(state) == {"n": 3}
 
 
-def test_under_another_chief_what_was_set_stays_set() -> None:
+def test_a_user_state_that_was_set_stays_under_another_chief() -> None:
     cluster = RollingCluster(join)
     with cluster.session() as session:
         session.user_state["n"] = 1
@@ -111,7 +111,7 @@ def test_under_another_chief_what_was_set_stays_set() -> None:
         assert dict(session.user_state) == {"n": 2}
 
 
-def test_what_cannot_be_kept_is_refused_at_the_line_that_sets_it(start: Start) -> None:
+def test_an_unsupported_user_state_is_refused_at_the_line_that_sets_it(start: Start) -> None:
     session = start(Shape(total_num_replicas=1)).session()
     with pytest.raises(NotInitialized, match=r"call create_or_join\(\) first"):
         session.user_state["n"] = 1

@@ -301,7 +301,7 @@ def test_what_cannot_be_restored_leaves_the_values_that_are_there(open_training:
 
 
 @pytest.mark.parametrize("transport", EACH_WAY)
-def test_adoption_brings_what_a_successor_must_know(open_training: Open, transport: str) -> None:
+def test_an_adoption_returns_the_pushes_and_settings_that_a_new_chief_needs(open_training: Open, transport: str) -> None:
     training = open_training(1, transport=transport)
     shard = training.shards[0]
     assert shard.adopt(fence(3, 1), chief_address="host:1") == Adoption(step=None, layout_hash="")

@@ -92,7 +92,7 @@ def test_rows_alone_need_no_arena_whatever_the_encoding(wide: Trainer, encoding:
 
 
 @pytest.mark.parametrize("encoding", LOSSY)
-def test_norms_are_of_what_arrives(shard: WholeShard, encoding: FloatEncoding) -> None:
+def test_norms_are_computed_from_the_decoded_gradients(shard: WholeShard, encoding: FloatEncoding) -> None:
     trainer = Trainer(shard, WIDE, clip=ClipSpec(norm=1.0))
     trainer.create()
     one = Encoded(WIDE, encoding, trainer.random(1))
@@ -105,7 +105,7 @@ def test_norms_are_of_what_arrives(shard: WholeShard, encoding: FloatEncoding) -
 
 
 @pytest.mark.parametrize("encoding", LOSSY)
-def test_arrivals_are_applied_at_once(wide: Trainer, encoding: FloatEncoding) -> None:
+def test_encoded_gradients_are_applied_on_arrival(wide: Trainer, encoding: FloatEncoding) -> None:
     wide.configure(1, applies_on_arrival=True)
     one = Encoded(WIDE, encoding, wide.random(1))
     assert wide.push(one.header(wide), one.bytes).result is PushResult.APPLIED

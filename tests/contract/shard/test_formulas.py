@@ -98,7 +98,7 @@ def test_formulas_follow_the_plain_updates_and_each_other_in_the_order_of_push_i
     assert (set(found["a"].tolist()), set(found["b"].tolist())) == ({(5 + 2) ** 2 + 2}, {2})
 
 
-def test_what_is_sent_and_asked_for_again_counts_once(model: Trainer) -> None:
+def test_a_formula_that_is_pushed_and_applied_repeatedly_counts_once(model: Trainer) -> None:
     header = replace(
         model.header(absent=tuple(set(ALL) - {1})), formulas=(FormulaUpdate(text="v + g", variables={"v": 1}, arrays={"g": 1}),)
     )
@@ -130,7 +130,7 @@ def test_arrays_of_formulas_travel_as_they_are_also_where_gradients_do_not(model
     assert values(model)["a"].tobytes() == (np.float32(1) + views(LAYOUT, arena)["a"]).tobytes()
 
 
-def test_those_that_a_step_is_done_without_compute_nothing(model: Trainer) -> None:
+def test_formulas_of_a_contribution_that_its_step_leaves_out_are_not_computed(model: Trainer) -> None:
     header = pushed(model, FormulaUpdate(text="v * 9", variables={"v": 1}))
     other = pushed(model, FormulaUpdate(text="v + 1", variables={"v": 1}), worker=1)
     model.apply(header.push_id, other.push_id, without=(header.push_id,))

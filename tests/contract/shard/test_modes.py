@@ -55,7 +55,7 @@ def test_weights_change_the_gradients_but_not_what_the_sum_is_divided_by(small: 
 
 
 @pytest.mark.parametrize("factors", [{"weights": (1.0, 1.0)}, {"scales": (1.0,)}])
-def test_factors_must_fit(small: Trainer, factors: dict[str, Any]) -> None:
+def test_weights_and_scales_of_the_wrong_number_are_refused(small: Trainer, factors: dict[str, Any]) -> None:
     header, _ = small.push_rows(dense=small.arena(2.0))
     with pytest.raises((InvalidSpec, MalformedMessage), match="give one"):
         small.shard.apply_step(small.request(header.push_id, **factors))
@@ -84,7 +84,7 @@ def test_scales_multiply_the_means(small: Trainer) -> None:
     np.testing.assert_array_equal([values["w"][0], values["b"][0], small.rows([1])[1][0, 0]], [-0.5, -0.25, -0.125])
 
 
-def test_preparing_is_answered_again_after_the_step(small: Trainer) -> None:
+def test_a_repeated_prepare_is_answered_after_its_step(small: Trainer) -> None:
     header, _ = small.push_rows(dense=small.arena(2.0))
     sums = small.shard.prepare_step(small.request(header.push_id))
     small.apply(header.push_id)
@@ -120,7 +120,7 @@ def test_discarded_contributions_are_dropped(small: Trainer) -> None:
         small.apply(headers[1].push_id, step=1)
 
 
-def test_return_to_strict_steps_drops_those_gone_by(small: Trainer) -> None:
+def test_a_return_to_strict_steps_drops_stale_contributions(small: Trainer) -> None:
     small.configure(1, accepts_stale=True)
     first, _ = small.push_rows(0, dense=small.arena(2.0))
     small.push_rows(1, dense=small.arena(4.0))
@@ -133,7 +133,7 @@ def test_return_to_strict_steps_drops_those_gone_by(small: Trainer) -> None:
     np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-3.0] * 4)
 
 
-def test_step_ahead_of_this_shard_is_taken_where_any_is(small: Trainer) -> None:
+def test_where_stale_contributions_are_kept_one_for_a_later_step_is_accepted_too(small: Trainer) -> None:
     small.configure(1, accepts_stale=True)
     header, reply = small.push_rows(step=1, dense=small.arena(2.0))
     assert reply.result is PushResult.STAGED
@@ -183,7 +183,7 @@ def test_arrivals_of_many_workers_overlap_and_readers_do_not_wait(small: Trainer
 
 
 @pytest.mark.parametrize("before", [True, False], ids=["from arrivals", "to arrivals"])
-def test_whether_it_applies_on_arrival_cannot_change_once_anything_is_applied(small: Trainer, before: bool) -> None:
+def test_applying_on_arrival_cannot_be_switched_once_a_contribution_has_been_applied(small: Trainer, before: bool) -> None:
     small.configure(1, applies_on_arrival=before)
     header, reply = small.push_rows(0, dense=small.arena(2.0))
     if reply.result is PushResult.STAGED:

@@ -88,7 +88,7 @@ def test_older_incarnation_of_a_worker_is_superseded(trainer: Trainer) -> None:
         trainer.push(trainer.header(incarnation=1))
 
 
-def test_what_the_older_incarnation_staged_may_still_be_applied(trainer: Trainer) -> None:
+def test_a_contribution_that_an_older_incarnation_staged_may_still_be_applied(trainer: Trainer) -> None:
     trainer.create(1.0)
     older = trainer.header(incarnation=1)
     trainer.push(older, trainer.arena(1.0))

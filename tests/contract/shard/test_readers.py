@@ -109,7 +109,7 @@ def test_step_does_not_wait_for_ever(fixture: _Fixture, monkeypatch: pytest.Monk
     chunks.close()
 
 
-def test_turn_that_does_not_end_is_told_to_others(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_call_that_waits_too_long_for_its_turn_is_refused_with_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "TURN_WAIT_S", 0.01)
     mine = gate.Gate("ps 0", budget=MemoryBudget(None, owner="ps 0"))
 

@@ -133,7 +133,7 @@ def test_the_first_values_and_every_contribution_go_to_all_replicas(scene: Scene
     assert scene.opened == [FIRST, SECOND]
 
 
-def test_a_contribution_that_one_replica_has_had_before_counts_and_one_that_is_too_late_for_one_does_not(scene: Scene) -> None:
+def test_a_push_that_one_replica_already_has_counts_and_one_too_late_for_a_replica_does_not(scene: Scene) -> None:
     header = scene.trainer.header(0, step=0)
     arena = scene.trainer.arena(1.0)
     assert scene.trainers[FIRST].push(header, arena).result is STAGED
@@ -143,7 +143,7 @@ def test_a_contribution_that_one_replica_has_had_before_counts_and_one_that_is_t
     assert scene.push(1) is STALE
 
 
-def test_what_fails_at_a_replica_that_the_chief_names_still_is_an_error(scene: Scene) -> None:
+def test_a_failure_at_a_replica_that_the_chief_still_names_is_an_error(scene: Scene) -> None:
     scene.replicas[SECOND].failure = Unavailable("cannot reach host-b:1")
     with pytest.raises(Unavailable):
         scene.push()
@@ -151,14 +151,14 @@ def test_what_fails_at_a_replica_that_the_chief_names_still_is_an_error(scene: S
     assert scene.num_staged(FIRST) == 1, "sent again, it is not counted twice"
 
 
-def test_without_a_lost_standby_it_goes_on_as_soon_as_the_chief_says_so(scene: Scene) -> None:
+def test_a_push_continues_without_a_lost_standby_once_the_chief_drops_it(scene: Scene) -> None:
     scene.replicas[SECOND].failure = Unavailable("cannot reach host-b:1")
     scene.name(FIRST)
     assert scene.push() is DUPLICATE, "the first one has had it"
     assert scene.replicas[SECOND].closed.is_set()
 
 
-def test_reads_come_from_the_standby_once_the_chief_has_put_it_in_the_place_of_the_first(scene: Scene) -> None:
+def test_reads_come_from_the_standby_once_the_chief_has_made_it_the_primary(scene: Scene) -> None:
     assert scene.trainer.read(0)[0] == 0
     scene.replicas[FIRST].failure = Unavailable("cannot reach host-a:1")
     scene.name(SECOND)

@@ -97,7 +97,7 @@ def test_a_step_of_nothing_but_missing_contributions_leaves_the_variables(traine
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
 
 
-def test_what_comes_of_a_missing_contribution_after_all_is_not_in_its_step_and_goes_with_it(trainer: Trainer) -> None:
+def test_a_missing_contribution_that_arrives_late_is_dropped(trainer: Trainer) -> None:
     trainer.create(1.0)
     headers = [trainer.header(0), trainer.header(1)]
     for header in headers:

@@ -117,7 +117,7 @@ def test_nothing_works_before_the_variables_exist(trainer: Trainer) -> None:
     ids=["no variables", "no elements", "a scalar", "a double"],
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_smallest_shards_step_along(shard: WholeShard, layout: Layout, optimizer: str) -> None:
+def test_shards_with_the_smallest_models_advance_with_the_others(shard: WholeShard, layout: Layout, optimizer: str) -> None:
     trainer = Trainer(shard, layout, optimizer=optimizer)
     assert trainer.create(1.0)
     for step in range(3):
@@ -202,7 +202,7 @@ def test_slot_is_read_with_its_step(shard: WholeShard) -> None:
         assert (view == 4.25).all()
 
 
-def test_status_counts(trainer: Trainer) -> None:
+def test_the_status_counts_steps_contributions_and_memory(trainer: Trainer) -> None:
     fresh = trainer.shard.status()
     assert (fresh.shard, fresh.fence.epoch, fresh.fence.chief_incarnation, fresh.step, fresh.report.allocated_bytes) == (0, 0, 0, None, 0)
     trainer.create()

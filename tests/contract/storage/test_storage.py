@@ -126,7 +126,7 @@ def test_tensor_can_be_read_in_parts_and_skipped(storage: CheckpointStorage) -> 
     np.testing.assert_array_equal(parts, np.arange(500))
 
 
-def test_what_a_failed_save_wrote_is_gone(storage: CheckpointStorage) -> None:
+def test_the_files_of_a_failed_save_are_removed(storage: CheckpointStorage) -> None:
     with pytest.raises(RuntimeError, match="mid"):
         with storage.create("t", "ps-0.safetensors", num_bytes=10) as writer:
             writer.write(b"12345")
@@ -235,7 +235,7 @@ def test_manifest_of_another_hash_is_refused(storage: CheckpointStorage) -> None
         read_checkpoint(storage, checkpoint.tag, sha256="0" * 64)
 
 
-def test_newest_ones_are_kept_and_the_rest_removed(storage: CheckpointStorage) -> None:
+def test_the_newest_checkpoints_are_kept_and_the_others_removed(storage: CheckpointStorage) -> None:
     for step in (1, 2, 3, 4):
         save(storage, step=step)
     write_files(storage, step=5)
@@ -244,7 +244,7 @@ def test_newest_ones_are_kept_and_the_rest_removed(storage: CheckpointStorage) -
     assert tags_of(storage) == [("step-000000003", True), ("step-000000004", True), ("step-000000006", False)]
 
 
-def test_damaged_one_does_not_count_as_kept(storage: CheckpointStorage) -> None:
+def test_a_damaged_checkpoint_does_not_count_among_those_to_keep(storage: CheckpointStorage) -> None:
     checkpoints = [save(storage, step=step) for step in (1, 2, 3)]
     damage(storage, checkpoints[2].tag, checkpoints[2].files[0].name, b"")
     assert prune(storage, cluster=CLUSTER, keep=1) == (checkpoints[0].tag,)
@@ -285,7 +285,7 @@ def test_name_that_could_lead_elsewhere_is_refused(storage: CheckpointStorage, n
         pass
 
 
-def test_what_is_not_ours_is_left_alone(storage: CheckpointStorage) -> None:
+def test_files_that_are_no_checkpoints_are_left_alone(storage: CheckpointStorage) -> None:
     if isinstance(storage, LocalStorage):
         root = Path(storage.place)
         (root / "my notes").mkdir(parents=True)
