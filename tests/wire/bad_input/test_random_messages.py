@@ -144,7 +144,7 @@ def addresses() -> Iterator[dict[str, str]]:
 
 @pytest.mark.parametrize("seed", range(2))
 @pytest.mark.timeout(120)
-def test_no_message_is_a_defect(addresses: dict[str, str], seed: int) -> None:
+def test_no_random_message_causes_an_internal_error(addresses: dict[str, str], seed: int) -> None:
     filler, choice = Filler(seed), random.Random(seed)
     wrong: list[str] = []
     before = psutil.Process().memory_info().rss

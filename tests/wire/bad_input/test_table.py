@@ -60,7 +60,7 @@ def _documented() -> dict[int, tuple[list[str], list[str]]]:
     return {int(number): (re.findall(r"`(\w+)`", status), re.findall(r"`(\w+)`", reason)) for number, status, reason in rows}
 
 
-def test_documented_rows_are_those_that_are_tried() -> None:
+def test_the_documented_rows_of_bad_input_are_exactly_those_that_are_tried() -> None:
     assert sorted(_documented()) == sorted(TABLE)
 
 
@@ -93,7 +93,7 @@ def test_bad_input_is_answered_as_the_table_says_and_the_next_call_works(servers
 
 
 @pytest.mark.timeout(180)
-def test_bad_input_again_and_again_makes_nothing_grow(servers: Scene) -> None:
+def test_repeated_bad_input_does_not_make_a_server_grow(servers: Scene) -> None:
     def all_cases() -> None:
         for _, case in CASES:
             if case.server == "shard":

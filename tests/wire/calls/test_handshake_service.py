@@ -39,7 +39,7 @@ def test_clients_learn_the_servers_identity(serve: Serve) -> None:
         chief.close()
 
 
-def test_anybody_will_do_for_a_caller_without_wishes(serve: Serve) -> None:
+def test_a_caller_that_expects_nothing_accepts_any_server(serve: Serve) -> None:
     with serve(PS) as address, contextlib.closing(Connection(address, name="the server", service="")) as connection:
         assert connection.handshake(None, index=None, cluster="", timeout_s=5).identity == PS
 

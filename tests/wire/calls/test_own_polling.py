@@ -32,7 +32,7 @@ def report(program: str, **environment: str) -> tuple[str, str]:
     return done.stdout.strip(), done.stderr.strip()
 
 
-def test_all_is_switched_that_has_to_be() -> None:
+def test_all_environment_variables_of_grpcs_polling_are_set() -> None:
     assert settings({}) == SAYS
 
 
@@ -53,7 +53,7 @@ def test_server_reads_its_flags_before_grpc_is_loaded_so_that_it_can_choose(modu
 
 
 @pytest.mark.parametrize("environment", [{SWITCH: "0"}, {"GRPC_EXPERIMENTS": "event_engine_client"}, {"GRPC_EXPERIMENTS": OFF}])
-def test_what_the_environment_says_stays(environment: dict[str, str]) -> None:
+def test_settings_of_the_users_environment_stay(environment: dict[str, str]) -> None:
     assert settings(environment) == {}
 
 
@@ -71,7 +71,7 @@ def test_library_that_does_not_know_the_switches_is_told_nothing(tmp_path: Path)
 
 
 @pytest.mark.parametrize("first", ["worker_client", "chief.serving.server", "ps_server.server", "lockstep.__main__\nimport grpc"])
-def test_each_module_as_the_first_import_has_it_and_leaves_nothing_behind(first: str) -> None:
+def test_each_module_imported_first_switches_polling_and_leaves_no_variable_behind(first: str) -> None:
     assert report(f"import {first}") == ("_Loader []", "")
 
 
@@ -79,9 +79,9 @@ def test_user_who_has_imported_grpc_before_keeps_it_as_it_is() -> None:
     assert report("import grpc\nimport worker_client") == ("ExtensionFileLoader []", "")
 
 
-def test_user_may_turn_it_off() -> None:
+def test_the_user_may_turn_own_polling_off() -> None:
     assert report("import worker_client", **{SWITCH: "0"}) == ("ExtensionFileLoader []", "")
 
 
-def test_what_the_user_has_set_is_there_afterwards() -> None:
+def test_a_variable_that_the_user_has_set_is_still_set_afterwards() -> None:
     assert report("import worker_client", GRPC_POLL_STRATEGY="epoll1") == ("_Loader ['GRPC_POLL_STRATEGY']", "")

@@ -39,14 +39,14 @@ def always_refused(left_s: float) -> str:
     raise refused()
 
 
-def test_answer_needs_one_attempt() -> None:
+def test_a_call_that_succeeds_is_made_once() -> None:
     attempt = Flaky()
     assert waiting.call(attempt, what="ps 0", timeout_s=5) == "answer"
     assert len(attempt.given_s) == 1
     assert attempt.given_s[0] == pytest.approx(5, abs=0.5)
 
 
-def test_unavailable_is_repeated_with_the_time_that_is_left() -> None:
+def test_a_call_that_is_unavailable_is_repeated_with_the_remaining_time() -> None:
     attempt = Flaky(refused(), refused(), refused())
     assert waiting.call(attempt, what="ps 0", timeout_s=5) == "answer"
     assert len(attempt.given_s) == 4
@@ -55,7 +55,7 @@ def test_unavailable_is_repeated_with_the_time_that_is_left() -> None:
 
 
 @pytest.mark.parametrize("error", [errors.ShuttingDown("x"), errors.Superseded("x"), errors.DeadlineExceeded("x"), ValueError("x")])
-def test_other_errors_pass_at_once(error: Exception) -> None:
+def test_errors_other_than_unavailable_are_raised_without_a_retry(error: Exception) -> None:
     attempt = Flaky(error)
     with pytest.raises(type(error)) as caught:
         waiting.call(attempt, what="ps 0", timeout_s=5)
@@ -63,7 +63,7 @@ def test_other_errors_pass_at_once(error: Exception) -> None:
     assert len(attempt.given_s) == 1
 
 
-def test_end_of_patience_is_the_last_failure_and_comes_in_time() -> None:
+def test_retries_end_at_the_time_limit_with_the_last_failure() -> None:
     started = time.monotonic()
     with pytest.raises(errors.Unavailable, match=r"cannot reach ps 0: connection refused \(tried for \d\.\d s\)") as caught:
         waiting.call(always_refused, what="ps 0", timeout_s=0.4)
@@ -71,7 +71,7 @@ def test_end_of_patience_is_the_last_failure_and_comes_in_time() -> None:
     assert caught.value.facts == {"a": "b"}
 
 
-def test_deadline_after_failures_tells_of_both() -> None:
+def test_a_deadline_after_failures_names_both() -> None:
     attempt = Flaky(refused(), errors.DeadlineExceeded("waited for x"))
     with pytest.raises(errors.DeadlineExceeded, match=r"waited for x \(before that: cannot reach ps 0: connection refused\)"):
         waiting.call(attempt, what="ps 0", timeout_s=5)
@@ -89,13 +89,13 @@ def test_warning_comes_before_anyone_has_waited_too_long(monkeypatch: pytest.Mon
     assert "cause=cannot reach ps 0: connection refused" in text
 
 
-def test_short_trouble_is_not_worth_a_warning(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_short_failure_is_not_warned_of(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.DEBUG):
         waiting.call(Flaky(refused()), what="ps 0", timeout_s=5)
     assert not caplog.records
 
 
-def test_closing_ends_the_wait() -> None:
+def test_closing_a_client_ends_its_wait_for_a_retry() -> None:
     stop, entered = threading.Event(), threading.Event()
     outcome: list[BaseException] = []
 

@@ -34,7 +34,7 @@ def test_a_call_that_hangs_is_named_while_it_hangs(watch: SilenceWatch, caplog: 
     assert "no answer yet from ps 1 at nowhere: push to step 7" in message
 
 
-def test_a_call_that_has_ended_or_may_take_long_is_not_named(watch: SilenceWatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_only_a_call_that_hangs_longer_than_expected_is_named(watch: SilenceWatch, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.WARNING), watch.expecting("slow", expected_s=60.0):
         with watch.expecting("quick"):
             pass

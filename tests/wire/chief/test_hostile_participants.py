@@ -89,7 +89,7 @@ def sent(channel: grpc.Channel, method: str, data: bytes) -> Outcome:
 
 
 @pytest.mark.parametrize("kind", [ParticipantKind.WORKER, ParticipantKind.OBSERVER])
-def test_what_a_participant_says_can_always_be_shown_to_others(kind: ParticipantKind, caplog: pytest.LogCaptureFixture) -> None:
+def test_text_from_a_participant_can_always_be_sent_to_others(kind: ParticipantKind, caplog: pytest.LogCaptureFixture) -> None:
     with (
         parameter_server() as server,
         RunningChief(server.address, total_num_replicas=2, page="127.0.0.1:0", lease_s=600.0) as chief,

@@ -238,7 +238,7 @@ def test_a_new_cluster_of_another_size_goes_on_where_the_last_one_ended(tmp_path
         assert second.status().epoch == 2
 
 
-def test_what_a_rolled_back_worker_had_pushed_is_in_no_step(open_scene: Callable[..., Scene]) -> None:
+def test_contributions_of_a_rolled_back_worker_are_in_no_step(open_scene: Callable[..., Scene]) -> None:
     scene = open_scene()
     scene.train(2)
     before = scene.values()

@@ -65,7 +65,7 @@ def test_contribution_counted_under_sync_is_applied_when_the_policy_becomes_asyn
         assert values(second) == pytest.approx(-2 * RATE)
 
 
-def test_staleness_is_told_bounded_and_weighed(chief: GrpcChief) -> None:
+def test_staleness_is_reported_bounded_and_weighed(chief: GrpcChief) -> None:
     with joined(chief) as fast, joined(chief) as slow:
         set_policy(chief, PolicySpec(name=PolicyName.SSP, staleness=5, max_staleness=1, too_stale=TooStale.SCALE))
         for step in range(3):
@@ -129,7 +129,7 @@ def test_optimizer_changes_between_two_steps_on_all_shards(chief: GrpcChief) -> 
         assert status.optimizer == "sgd (learning_rate 1)"
 
 
-def test_who_only_joins_is_never_told_to_initialise(chief: GrpcChief) -> None:
+def test_a_worker_that_only_joins_is_never_told_to_initialise(chief: GrpcChief) -> None:
     with Worker(chief) as guest, Worker(chief) as host:
         reply = guest.chief.register_model(guest.participant, MODEL, max_wait_s=0.05, joins_only=True)
         assert reply.state in (ModelState.ABSENT, ModelState.WAIT)

@@ -54,7 +54,7 @@ def shard(calls: list[str]) -> Iterator[RawShard]:
     ],
     ids=["AdoptShard", "Command", "GetShardStatus", "Read", "ReadMetrics"],
 )
-def test_what_only_a_chief_calls_is_a_sign_of_it(
+def test_methods_that_only_a_chief_calls_count_as_a_sign_of_life(
     shard: RawShard, calls: list[str], method: str, message: pb.AdoptShardRequest, is_of_a_chief: bool
 ) -> None:
     shard.call(method, message.SerializeToString())

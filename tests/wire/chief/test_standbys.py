@@ -119,7 +119,7 @@ def pair(socket_dir: Path) -> Iterator[Pair]:
         yield Pair(socket_dir, stack)
 
 
-def test_a_step_is_made_at_both_and_both_hold_the_same(pair: Pair) -> None:
+def test_a_step_is_applied_at_both_replicas_with_equal_results(pair: Pair) -> None:
     pair.create()
     push = pair.push()
     reply = pair.run(lambda link: link.apply_step(request(push), timeout_s=10))
@@ -128,7 +128,7 @@ def test_a_step_is_made_at_both_and_both_hold_the_same(pair: Pair) -> None:
     assert pair.reports[-1] == rev.ReplicasChanged(shard=0, address=pair.addresses[0], standby=pair.addresses[1])
 
 
-def test_the_processor_time_of_both_is_counted(pair: Pair) -> None:
+def test_the_processor_time_of_both_replicas_is_counted(pair: Pair) -> None:
     pair.create()
     before_s = time.process_time()
     status = pair.run(lambda link: link.status(timeout_s=5))
@@ -136,7 +136,7 @@ def test_the_processor_time_of_both_is_counted(pair: Pair) -> None:
     assert 2 * before_s <= status.report.cpu_s <= 2 * time.process_time()
 
 
-def test_the_standby_takes_the_place_of_a_primary_that_is_gone_and_remembers_that_it_is_alone(pair: Pair) -> None:
+def test_the_standby_takes_over_from_a_lost_primary_and_records_that_it_is_alone(pair: Pair) -> None:
     pair.create()
     push = pair.push()
 
@@ -170,7 +170,7 @@ def test_a_chief_that_is_superseded_at_the_standby_names_it_to_no_worker_as_the_
     assert {report.standby for report in pair.reports[1:]} == {pair.addresses[STANDBY]}
 
 
-def test_one_that_lacks_a_contribution_is_dropped_and_the_other_one_goes_on(pair: Pair) -> None:
+def test_a_replica_that_lacks_a_contribution_is_dropped_and_the_other_one_continues(pair: Pair) -> None:
     pair.create()
     push = pair.push(PRIMARY)
     assert pair.run(lambda link: link.apply_step(request(push), timeout_s=10)).step == 1
@@ -180,7 +180,7 @@ def test_one_that_lacks_a_contribution_is_dropped_and_the_other_one_goes_on(pair
     assert pair.status(PRIMARY).is_alone
 
 
-def test_one_that_was_given_other_gradients_is_dropped_and_the_worker_is_named(pair: Pair) -> None:
+def test_a_replica_that_was_given_other_gradients_is_dropped_and_the_worker_is_named(pair: Pair) -> None:
     pair.create()
     honest, lie, other = pair.push(worker=0), pair.push(worker=1, lie=0.5), pair.push(worker=2, lie=0.5)
     assert pair.run(lambda link: link.apply_step(request(honest, lie, other), timeout_s=10)).step == 1
@@ -192,7 +192,7 @@ def test_one_that_was_given_other_gradients_is_dropped_and_the_worker_is_named(p
     assert pair.status(STANDBY).step is None, "its step would not show a later chief that it was left behind"
 
 
-def test_one_that_was_given_other_gradients_keeps_its_variables_if_the_primary_is_lost_meanwhile(pair: Pair) -> None:
+def test_a_replica_that_was_given_other_gradients_keeps_its_variables_if_the_primary_is_lost_meanwhile(pair: Pair) -> None:
     """Else the shard would have no values left, and no checkpoint of it could be made."""
     pair.create()
     lie = pair.push(lie=0.5)
@@ -227,7 +227,7 @@ def test_one_that_was_given_other_gradients_keeps_its_variables_if_the_primary_i
     assert (pair.status(STANDBY).step, pair.status(STANDBY).is_alone) == (1, True)
 
 
-def test_what_both_refuse_is_refused_and_nobody_is_dropped(pair: Pair) -> None:
+def test_a_step_that_both_replicas_refuse_is_refused_and_neither_is_dropped(pair: Pair) -> None:
     pair.create()
     with pytest.raises(errors.ContributionMissing):
         pair.run(lambda link: link.apply_step(request(PushId(worker=9, incarnation=1, sequence=1)), timeout_s=10))
@@ -235,7 +235,7 @@ def test_what_both_refuse_is_refused_and_nobody_is_dropped(pair: Pair) -> None:
 
 
 @pytest.mark.parametrize("holder", [PRIMARY, STANDBY])
-def test_of_two_that_lack_contributions_the_one_that_lacks_fewer_is_believed_and_the_other_one_is_dropped(pair: Pair, holder: int) -> None:
+def test_of_two_replicas_that_lack_contributions_the_one_that_lacks_more_is_dropped(pair: Pair, holder: int) -> None:
     """A worker that knows of one server only has given it what it must; what neither has, nobody has given."""
     pair.create()
     given, nowhere = pair.push(holder), PushId(worker=9, incarnation=1, sequence=1)
@@ -265,7 +265,7 @@ def test_a_restarted_replica_is_noticed_without_a_step(pair: Pair) -> None:
     assert (pair.reports[-1].standby, "restarted" in pair.reports[-1].missing) == ("", True)
 
 
-def test_the_loss_of_both_is_seen_as_another_process(pair: Pair) -> None:
+def test_the_loss_of_both_replicas_shows_as_another_process(pair: Pair) -> None:
     pair.create()
 
     async def act(link: ReplicatedLink) -> Any:
@@ -281,7 +281,7 @@ def test_the_loss_of_both_is_seen_as_another_process(pair: Pair) -> None:
     assert pair.reports[-1].standby == pair.addresses[STANDBY], "both are counted on in the next epoch"
 
 
-def test_settings_that_two_servers_cannot_follow_leave_one(pair: Pair) -> None:
+def test_settings_that_allow_no_standby_drop_the_standby(pair: Pair) -> None:
     pair.create()
     settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=1, applies_on_arrival=True)
     pair.run(lambda link: link.configure(settings, timeout_s=5))
@@ -301,7 +301,7 @@ def test_a_standby_that_is_another_shard_is_refused(pair: Pair) -> None:
 # -- another chief
 
 
-def test_another_chief_has_the_one_that_lacks_a_step_make_it(pair: Pair) -> None:
+def test_another_chief_has_the_replica_that_lacks_a_step_apply_it(pair: Pair) -> None:
     pair.create()
     push = pair.push()
     pair.trainers[PRIMARY].apply(push)
@@ -326,7 +326,7 @@ def test_another_chief_compares_the_gradients_of_the_last_step(pair: Pair, has_b
     assert ("worker 0 had given it other gradients" in pair.reports[-1].missing) is bool(lie)
 
 
-def test_another_chief_leaves_out_one_that_has_made_the_last_step_of_other_contributions(pair: Pair) -> None:
+def test_another_chief_drops_a_replica_whose_last_step_has_other_contributions(pair: Pair) -> None:
     pair.create()
     pushes = [pair.push(worker=worker) for worker in (0, 1)]
     for trainer, push in zip(pair.trainers, pushes, strict=True):
@@ -336,7 +336,7 @@ def test_another_chief_leaves_out_one_that_has_made_the_last_step_of_other_contr
     assert "other contributors" in pair.reports[-1].missing
 
 
-def test_another_chief_leaves_out_the_one_that_was_left_behind(pair: Pair) -> None:
+def test_another_chief_drops_a_replica_that_is_more_than_a_step_behind(pair: Pair) -> None:
     pair.create()
     for step in range(2):
         push = pair.push(STANDBY, step=step)
@@ -423,7 +423,7 @@ def test_another_chief_leaves_out_a_replica_that_was_not_counted_on_though_it_ha
     assert "left behind" in pair.reports[-1].missing
 
 
-def test_who_was_restarted_after_the_chief_had_looked_may_have_gone_on_alone_before(pair: Pair) -> None:
+def test_a_replica_restarted_after_the_chief_looked_may_have_been_the_only_one_before(pair: Pair) -> None:
     pair.create()
 
     async def act(link: ReplicatedLink) -> Any:
@@ -476,9 +476,7 @@ def test_a_replica_that_was_left_out_stays_out_when_the_chief_takes_the_shard_ag
 
 
 @pytest.mark.parametrize("num_looks", [0, 1, 2])
-def test_a_standby_beside_an_empty_primary_is_not_believed_if_nothing_confirms_it_however_often_it_is_looked_at(
-    pair: Pair, num_looks: int
-) -> None:
+def test_a_standby_beside_an_empty_primary_is_not_used_without_confirmation(pair: Pair, num_looks: int) -> None:
     pair.create()
     pair.restart(PRIMARY)
 
@@ -603,7 +601,7 @@ def test_a_replica_that_answers_again_after_it_was_dropped_keeps_nothing_that_co
         pytest.param(LIFE + 1, "a chief of another life of the cluster has adopted it", id="of another life"),
     ],
 )
-def test_a_replica_that_has_obeyed_another_chief_of_the_same_number_comes_back_once_that_one_is_silent(
+def test_a_replica_that_obeyed_another_chief_of_equal_incarnation_returns_once_that_chief_is_silent(
     pair: Pair, monkeypatch: pytest.MonkeyPatch, life: int, why: str
 ) -> None:
     """What the other one had sent reached a server that was restarted since. Chiefs of one life and number have equal fences."""

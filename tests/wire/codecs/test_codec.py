@@ -111,7 +111,7 @@ def test_weights_stay_with_their_contributors() -> None:
     assert codec.decode(ApplyRequest, message).weights == (0.0, 0.1, 0.2)
 
 
-def test_what_an_older_client_leaves_out_has_its_first_meaning() -> None:
+def test_fields_that_an_older_client_omits_have_their_defaults() -> None:
     assert codec.decode(PolicySpec, chief_service_pb2.PolicySpec()) == policy.PolicySpec()
     dense = tensor_pb2.VariableSpec(name="w", data_type=tensor_pb2.DATA_TYPE_FLOAT32)
     assert codec.decode(VariableSpec, dense).sparse_mean is SparseMean.PER_INDEX

@@ -248,7 +248,7 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
 
 
 @pytest.mark.parametrize(("value_type", "message", "error", "words"), REFUSED, ids=[words for _, _, _, words in REFUSED])
-def test_what_cannot_be_right_is_refused(value_type: type[Any], message: Any, error: type[errors.PsError], words: str) -> None:
+def test_messages_with_impossible_values_are_refused(value_type: type[Any], message: Any, error: type[errors.PsError], words: str) -> None:
     with pytest.raises(error, match=words):
         codec.decode(value_type, message)
 

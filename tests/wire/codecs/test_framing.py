@@ -74,7 +74,7 @@ def test_framed_message_is_byte_for_byte_what_protobuf_writes(header: Any, offse
 
 
 @given(headers, offsets, st.binary(max_size=300), st.booleans())
-def test_what_was_framed_is_read_back(header: Any, offset: int, data: bytes, is_first: bool) -> None:
+def test_a_framed_message_is_read_back_unchanged(header: Any, offset: int, data: bytes, is_first: bool) -> None:
     framed = encode_frame(header.SerializeToString() if is_first else b"", offset=offset, data=data)
     read_header, frame = parse(framed, type(header))
     assert frame is not None
@@ -168,7 +168,7 @@ def test_payload_is_not_copied_when_it_is_read() -> None:
     assert frame.data.obj is message
 
 
-def test_much_besides_the_data_of_a_frame_takes_long() -> None:
+def test_a_message_with_much_besides_the_data_of_a_frame_is_decoded_by_a_thread() -> None:
     data, many = bytes(FRAME_BYTES), pb.PushRequest(header=pb.PushHeader(absent=range(20_000))).SerializeToString()
     assert not takes_long(encode_frame(PUSH.SerializeToString(), offset=5, data=data))
     assert takes_long(many) and takes_long(encode_frame(many, offset=0, data=b"x"))

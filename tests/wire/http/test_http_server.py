@@ -140,7 +140,7 @@ def test_every_answer_forbids_framing_guessing_and_loading(site: Site) -> None:
 
 
 @pytest.mark.parametrize("path", ["/nowhere", "/../etc/passwd", "/%2e%2e/etc/passwd", "/status/", "/STATUS"])
-def test_there_is_nothing_at_other_paths(site: Site, path: str) -> None:
+def test_other_paths_are_not_found(site: Site, path: str) -> None:
     assert site.ask(path).status == 404
 
 
@@ -187,7 +187,7 @@ def test_a_change_is_made_only_for_a_page_of_this_server_or_a_program(site: Site
     assert site.done == ([{"reason": "enough"}] if status == 200 else [])
 
 
-def test_own_origin_is_let_in_and_another_port_is_not(site: Site) -> None:
+def test_an_action_from_the_pages_own_origin_is_accepted_and_from_another_port_refused(site: Site) -> None:
     for port, status in ((site.port, 200), (site.port + 1, 403)):
         headers = {**ACTION, "Origin": f"http://127.0.0.1:{port}"}
         assert site.ask("/finish", method="POST", headers=headers, body=b"{}").status == status
@@ -285,7 +285,7 @@ def test_an_address_that_is_taken_is_named(site: Site) -> None:
         HttpServer([], address=f"127.0.0.1:{site.port}", cluster="job").start()
 
 
-def test_what_waits_keeps_nobody_from_being_answered() -> None:
+def test_requests_that_wait_keep_no_other_from_being_answered() -> None:
     with serving() as site, contextlib.ExitStack() as stack:
         for _ in range(10):
             stack.enter_context(site.connect()).sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")

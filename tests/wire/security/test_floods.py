@@ -73,7 +73,7 @@ def flood_until_cut(kind: str, port: int, *, is_let_in: bool = False) -> None:
 # Who has to wait.
 
 
-def test_as_many_may_come_in_vain_as_time_allows() -> None:
+def test_an_address_waits_once_it_fails_more_often_than_its_rate_allows() -> None:
     turnstile = Turnstile()
     for _ in range(15):
         turnstile.count(HERE, 1.0, 0.0)
@@ -95,7 +95,7 @@ def test_the_wait_of_an_address_is_bounded_however_often_it_connects(number: flo
     assert turnstile.waiting(seconds + 0.1) == frozenset()
 
 
-def test_where_as_many_are_let_in_as_fail_nobody_waits() -> None:
+def test_an_address_with_as_many_successes_as_failures_does_not_wait() -> None:
     turnstile = Turnstile()
     for _ in range(1_000):
         turnstile.count(HERE, 1.0, 0.0)
@@ -103,7 +103,7 @@ def test_where_as_many_are_let_in_as_fail_nobody_waits() -> None:
     assert turnstile.waiting(0.0) == frozenset()
 
 
-def test_one_address_does_not_wait_for_another_unless_there_are_too_many() -> None:
+def test_an_address_waits_for_its_own_failures_only_unless_there_are_too_many() -> None:
     turnstile = Turnstile()
     for number in range(64):
         turnstile.count(network_of(f"10.0.0.{number}"), 16.0, 0.0)
@@ -170,7 +170,7 @@ def test_descriptors_of_other_things_are_no_connections() -> None:
 
 @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
 @pytest.mark.parametrize("networks", [(HERE,), EVERYWHERE])
-def test_who_is_shut_out_waits_and_who_is_there_goes_on(family: socket.AddressFamily, networks: tuple[Network, ...]) -> None:
+def test_a_shut_out_address_waits_and_its_open_connections_continue(family: socket.AddressFamily, networks: tuple[Network, ...]) -> None:
     with listening_socket(family) as listening:
         port = listening.getsockname()[1]
         with connect(port) as caller, listening.accept()[0] as made:

@@ -52,7 +52,7 @@ def register(chief: GrpcChief, kind: ParticipantKind, request_id: int) -> Partic
 
 
 @pytest.mark.parametrize("role", ["observer", "admin"])
-def test_who_may_only_look_takes_no_workers_place(chief_address: str, files: Files, role: str) -> None:
+def test_a_role_that_may_only_observe_takes_no_workers_place(chief_address: str, files: Files, role: str) -> None:
     with calling(files.caller(role, tls=False), chief_address) as chief:
         with pytest.raises(PermissionDenied, match="RegisterWorker as a worker needs role worker"):
             register(chief, ParticipantKind.WORKER, 1)
@@ -62,7 +62,7 @@ def test_who_may_only_look_takes_no_workers_place(chief_address: str, files: Fil
 
 
 @pytest.mark.parametrize("role", ["observer", "admin"])
-def test_who_may_only_look_speaks_for_no_worker(chief_address: str, files: Files, role: str) -> None:
+def test_a_role_that_may_only_observe_cannot_act_for_a_worker(chief_address: str, files: Files, role: str) -> None:
     """A worker's number is in the status for everybody: that must not be enough to have it struck off, or to keep it alive."""
     with calling(files.caller("worker", tls=False), chief_address) as own, calling(files.caller(role, tls=False), chief_address) as chief:
         worker = register(own, ParticipantKind.WORKER, len(role) + 10)
@@ -79,7 +79,7 @@ def look(access: Access, address: str) -> None:
         shard.status()
 
 
-def test_who_only_looks_takes_no_more_room_than_is_left_for_it(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_calls_of_observing_roles_are_limited_in_number(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(admission, "MAX_GUEST_CALLS", 3)
     security = Security(token_file=files.directory / "tokens")
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as server:
@@ -103,7 +103,7 @@ def test_who_only_looks_takes_no_more_room_than_is_left_for_it(files: Files, mon
         wait_until(lambda: not is_refused(), timeout_s=20, what="there is room again")
 
 
-def test_who_ends_a_server_forges_no_line_of_its_log(files: Files) -> None:
+def test_the_reason_of_a_shutdown_forges_no_line_of_the_log(files: Files) -> None:
     security = Security(token_file=files.directory / "tokens")
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as server:
         with contextlib.closing(WholeGrpcShard(server.address, access=files.caller("admin", tls=False))) as shard:

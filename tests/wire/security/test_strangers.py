@@ -88,7 +88,7 @@ def test_refused_calls_make_no_thread(server: ParameterServer) -> None:
         assert num_rpc_threads() <= before
 
 
-def test_connection_has_so_many_calls_at_once() -> None:
+def test_a_connection_has_a_limit_of_concurrent_calls() -> None:
     """Else one connection could bring thousands, and the others would not be read until each of those was refused."""
     begun: list[Callable[[None], None]] = []
 
@@ -223,7 +223,7 @@ def test_log_that_nobody_reads_holds_up_no_call(files: Files) -> None:
         log.removeHandler(blocked)
 
 
-def test_strangers_keep_no_stranger_out() -> None:
+def test_the_newest_of_too_many_health_checks_is_answered() -> None:
     """The oldest of too many questions is ended, and the newest is answered."""
     method = grpc.unary_unary_rpc_method_handler(lambda request, context: request, bytes, bytes)
     server = grpc.server(futures.ThreadPoolExecutor(4))

@@ -194,7 +194,7 @@ def test_read_that_names_no_socket_of_its_own_is_told_so(shard: tuple[Trainer, W
         assert pb.ReadResponse.FromString(next(raw.answers)).header.error.reason == "MALFORMED_MESSAGE"
 
 
-def test_values_come_as_one_payload(shard: tuple[Trainer, WholeGrpcShard]) -> None:
+def test_variables_arrive_as_one_payload(shard: tuple[Trainer, WholeGrpcShard]) -> None:
     trainer, client = shard
     with contextlib.closing(Raw(client.address, "Read")) as raw:
         request = pb.ReadRequest(epoch=EPOCH, layout_hash=trainer.layout.hash, payload=pb.Payload(socket=raw.nonce, number=7))
@@ -265,7 +265,7 @@ def test_push_whose_socket_breaks_is_unavailable_and_counts_once_when_repeated(m
         assert trainer.apply(header.push_id).step == 1
 
 
-def test_without_a_way_to_the_data_port_grpc_carries_all_and_the_user_is_told(
+def test_without_access_to_the_data_port_grpc_carries_all_and_the_user_is_warned(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     with socket.create_server(("127.0.0.1", 0)) as closed:
@@ -377,7 +377,7 @@ def test_server_that_comes_back_is_given_payloads_over_sockets_again(
     assert not [record for record in caplog.records if "slower" in record.message]
 
 
-def test_way_that_is_closed_is_tried_more_and_more_seldom(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_data_socket_that_cannot_connect_is_tried_less_and_less_often(monkeypatch: pytest.MonkeyPatch) -> None:
     attempts: list[float] = []
     now = 0.0
 
@@ -483,7 +483,7 @@ def test_handler_of_a_signal_may_close_what_its_thread_is_closing() -> None:
         assert data_socket.is_over
 
 
-def test_wait_ends_with_the_bytes_that_were_waited_for() -> None:
+def test_a_wait_for_bytes_ends_when_they_have_arrived() -> None:
     ours, theirs = socket.socketpair()
     events: list[str] = []
     memory = memoryview(bytearray(8))
@@ -556,7 +556,7 @@ def _address(invited: Invitation) -> tuple[str, int]:
     return "127.0.0.1", invited.port
 
 
-def test_invited_connection_is_claimed_once(listener: DataListener) -> None:
+def test_an_invited_connection_is_claimed_once(listener: DataListener) -> None:
     invited = listener.invite()
     with contextlib.closing(connect("127.0.0.1:1", invited, peer="ps 0")):
         listener.claim(invited.nonce).close()
@@ -564,7 +564,7 @@ def test_invited_connection_is_claimed_once(listener: DataListener) -> None:
             listener.claim(invited.nonce)
 
 
-def test_nonce_is_good_for_one_connection(listener: DataListener) -> None:
+def test_a_nonce_is_valid_for_one_connection(listener: DataListener) -> None:
     invited = listener.invite()
     with contextlib.closing(connect("127.0.0.1:1", invited, peer="ps 0")):
         with pytest.raises(Unavailable):
@@ -572,7 +572,7 @@ def test_nonce_is_good_for_one_connection(listener: DataListener) -> None:
         listener.claim(invited.nonce).close()
 
 
-def test_stranger_is_dropped(listener: DataListener) -> None:
+def test_a_connection_without_a_nonce_is_dropped(listener: DataListener) -> None:
     invited = listener.invite()
     with socket.create_connection(_address(invited), timeout=TIMEOUT_S) as stranger:
         stranger.sendall(b"GET / HTTP/1.1\r\n\r\n")
@@ -580,7 +580,7 @@ def test_stranger_is_dropped(listener: DataListener) -> None:
             assert stranger.recv(1) == b""
 
 
-def test_nonce_may_come_in_two_pieces(listener: DataListener) -> None:
+def test_a_nonce_may_arrive_in_two_pieces(listener: DataListener) -> None:
     invited = listener.invite()
     with socket.create_connection(_address(invited), timeout=TIMEOUT_S) as slow:
         slow.sendall(invited.nonce[:5])
@@ -589,13 +589,13 @@ def test_nonce_may_come_in_two_pieces(listener: DataListener) -> None:
         listener.claim(invited.nonce).close()
 
 
-def test_silent_stranger_is_cut(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_silent_connection_to_the_data_port_is_closed(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "_STRANGER_S", 0.05)
     with socket.create_connection(_address(listener.invite()), timeout=TIMEOUT_S) as silent:
         assert silent.recv(1) == b""
 
 
-def test_strangers_do_not_keep_out_who_is_invited(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_connections_without_a_nonce_do_not_keep_out_invited_ones(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "_MAX_STRANGERS", 4)
     with contextlib.ExitStack() as stack:
         for _ in range(40):
@@ -604,7 +604,7 @@ def test_strangers_do_not_keep_out_who_is_invited(listener: DataListener, monkey
             listener.claim(found.nonce).close()
 
 
-def test_invitation_ends(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_invitation_to_the_data_port_expires(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "_INVITED_S", 0.05)
     invited = listener.invite()
     with contextlib.closing(connect("127.0.0.1:1", invited, peer="ps 0")) as unclaimed:
@@ -653,7 +653,7 @@ def test_server_that_is_ending_is_asked_again_and_not_taken_for_one_without_sock
         made.invite()
 
 
-def test_strangers_who_say_something_else_are_taken_slowly_and_the_invited_still_come_in(listener: DataListener) -> None:
+def test_connections_with_a_wrong_nonce_are_slowed_down_and_invited_ones_still_come_in(listener: DataListener) -> None:
     with socket.create_connection(_address(listener.invite()), timeout=TIMEOUT_S) as first:
         where, num_cut, until = first.getpeername(), 0, time.monotonic() + 1.0
     while time.monotonic() < until:

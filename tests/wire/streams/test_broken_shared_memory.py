@@ -94,7 +94,7 @@ def test_memory_that_differs_from_its_servers_answers_is_given_up(changes: dict[
 
 
 @pytest.mark.parametrize("step", [(1 << 62) + 1, 1 << 63, (1 << 64) - 2])
-def test_a_step_in_memory_that_cannot_be_one_is_not_believed(step: int) -> None:
+def test_an_impossible_step_in_shared_memory_is_not_used(step: int) -> None:
     with sharing(with_words(dict.fromkeys(STEPS, step))) as (_, shard):
         into = np.zeros(MIXED.nbytes, np.uint8)
         assert shard.read_variables(Segments([into]), epoch=EPOCH, step=None, layout_hash=MIXED.hash) == 0
@@ -113,7 +113,7 @@ def offered_without_end(response: pb.ShareMemoryResponse, number: int) -> list[p
     ("answer", "words_of_it"),
     [(granted_at_once, "has offered none for the variables"), (offered_without_end, "offers 100002 segments of memory, 2 were asked for")],
 )
-def test_memory_that_was_not_asked_for_is_not_taken(answer: Answer, words_of_it: str) -> None:
+def test_shared_memory_that_was_not_requested_is_refused(answer: Answer, words_of_it: str) -> None:
     with pytest.raises(MalformedMessage, match=words_of_it), sharing(answer):
         pass
 

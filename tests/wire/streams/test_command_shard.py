@@ -132,7 +132,7 @@ def test_a_server_whose_answer_to_a_command_is_no_message_is_told_of_by_name() -
                 linked(address, ask)
 
 
-def test_what_a_server_finds_wrong_with_a_request_is_said_in_its_words_and_not_called_its_answer(server: ParameterServer) -> None:
+def test_a_servers_refusal_of_a_request_keeps_its_text(server: ParameterServer) -> None:
     settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=1)
     spec = ShardSpec(epoch=EPOCH, shard=0, layout=LAYOUT, optimizer=OptimizerSpec(name="sgd", learning_rate=constant(0.1)))
     request = RestoreRequest(fence=settings.fence, spec=spec, tag="step-1", manifest_sha256="none", settings=settings)
@@ -161,7 +161,7 @@ def test_error_is_the_answer_of_its_command_and_the_stream_goes_on(trainer: Trai
     assert commands.command(4, apply=codec.encode(request)).apply.step == 1
 
 
-def test_what_is_no_message_ends_the_stream(trainer: Trainer, server: ParameterServer) -> None:
+def test_bytes_that_are_no_message_end_the_command_stream(trainer: Trainer, server: ParameterServer) -> None:
     with RawShard(server.address) as raw:
         outcome = raw.call("Command", b"\xff\xff")
     assert (outcome.code, outcome.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")

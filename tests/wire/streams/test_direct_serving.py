@@ -322,7 +322,7 @@ def test_thread_makes_few_answers_for_a_peer_that_does_not_take_them() -> None:
 
 @pytest.mark.usefixtures("way")
 @pytest.mark.parametrize(("error", "code"), [(InvalidSpec("no"), CODE.INVALID_ARGUMENT), (ZeroDivisionError(), CODE.INTERNAL)])
-def test_what_a_thread_raises_ends_the_stream_and_nothing_more_is_done(error: Exception, code: grpc.StatusCode) -> None:
+def test_an_exception_in_a_thread_ends_the_stream_and_no_further_message_is_taken(error: Exception, code: grpc.StatusCode) -> None:
     taken: list[bytes] = []
 
     def answers(message: bytes) -> Iterator[bytes]:

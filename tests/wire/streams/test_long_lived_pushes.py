@@ -114,7 +114,7 @@ def test_contribution_that_the_stream_ends_in_has_no_effect(server: Server) -> N
     assert server.trainer.shard.status().report.num_staged == 0
 
 
-def test_what_is_not_wanted_is_answered_before_it_is_sent_and_its_frames_are_dropped(server: Server) -> None:
+def test_an_unwanted_contribution_is_answered_before_it_is_sent_and_its_frames_are_dropped(server: Server) -> None:
     stale, good, is_answered = server.header(), server.header(), threading.Event()
     server.trainer.train(server.step)
     good.step = server.step

@@ -312,5 +312,5 @@ def test_memory_is_kept_unless_the_environment_forbids_it(environment: dict[str,
     assert is_allowed(environment) is expected
 
 
-def test_keeping_memory_twice_is_as_once() -> None:
+def test_asking_twice_to_keep_freed_memory_changes_nothing() -> None:
     assert keep_freed_memory() == keep_freed_memory()

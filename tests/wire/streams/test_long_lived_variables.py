@@ -89,7 +89,7 @@ def test_step_that_the_reader_holds_is_sent_if_another_one_is_asked_for(trained:
 
 
 @pytest.mark.parametrize("encoding", [FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16])
-def test_halves_travel(encoding: FloatEncoding) -> None:
+def test_variables_are_sent_in_half_precision(encoding: FloatEncoding) -> None:
     with open_server(ParameterServerConfig(index=0)) as running:
         with contextlib.closing(WholeGrpcShard(running.address, variables_encoding=encoding)) as shard:
             trainer = Trainer(shard)

@@ -71,7 +71,7 @@ def test_steps_are_reported_one_by_one_on_one_stream() -> None:
     assert len(opened) == 1
 
 
-def test_what_a_server_refuses_is_not_applied_and_the_next_step_is() -> None:
+def test_a_step_that_a_server_refuses_is_not_applied_and_the_next_one_is() -> None:
     def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for number, data in enumerate(requests):
             yield answer(data, is_error=number == 0)

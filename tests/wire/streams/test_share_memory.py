@@ -257,7 +257,7 @@ def test_new_epoch_ends_sharing(server: ParameterServer, trainer: Trainer) -> No
     assert (allocated(trainer), trainer.shard.status().report.num_staged) == (before, 0)
 
 
-def test_closed_shard_raises(server: ParameterServer, trainer: Trainer) -> None:
+def test_a_closed_shared_memory_shard_raises(server: ParameterServer, trainer: Trainer) -> None:
     with sharing(server) as shard:
         pass
     with pytest.raises(Cancelled):
@@ -276,7 +276,9 @@ def test_memory_that_cannot_be_mapped_leaves_the_connection_as_it_was(
 
 
 @pytest.mark.parametrize("boot_id", ["", "of another host"])
-def test_other_host_is_told_so(server: ParameterServer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, boot_id: str) -> None:
+def test_a_caller_on_another_host_is_refused_shared_memory_with_the_reason(
+    server: ParameterServer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch, boot_id: str
+) -> None:
     monkeypatch.setattr(memory_segments, "boot_id", lambda: boot_id)
     with pytest.raises(MemoryNotShared) as caught, sharing(server):
         pass
