@@ -99,7 +99,7 @@ def test_everything_killed_at_once_goes_on_from_the_newest_checkpoint(start: Sta
     cluster.assert_as_without_faults()
 
 
-def test_chief_after_chief_after_chief(start: Started) -> None:
+def test_a_chief_killed_again_and_again_is_replaced_each_time(start: Started) -> None:
     cluster = start(Plan(num_steps=60))
     for step in (10, 20, 30, 40):
         cluster.await_step(step)

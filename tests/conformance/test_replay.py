@@ -31,20 +31,20 @@ def _written(path: Path, content: dict[str, Any]) -> Path:
 
 
 @pytest.mark.parametrize("kind", sorted(path.stem for path in CASES.glob("*.json")))
-def test_recorded_cases_come_out_as_in_the_original(kind: str) -> None:
+def test_recorded_cases_give_the_results_of_the_original(kind: str) -> None:
     found, num_cases, failures = replay_file(CASES / f"{kind}.json", start=cluster_of_objects)
     assert (found, failures) == (kind, [])
     assert num_cases >= 12
 
 
 @pytest.mark.parametrize("kind", sorted(path.stem for path in CASES.glob("*.json")))
-def test_first_cases_of_each_kind_come_out_over_grpc(kind: str, tmp_path: Path) -> None:
+def test_the_first_cases_of_each_kind_give_the_same_results_over_grpc(kind: str, tmp_path: Path) -> None:
     content = json.loads((CASES / f"{kind}.json").read_text(encoding="utf-8"))
     file = _written(tmp_path / f"{kind}.json", {**content, "cases": content["cases"][:NUM_OVER_GRPC]})
     assert replay_file(file, start=cluster_of_threads) == (kind, NUM_OVER_GRPC, [])
 
 
-def test_cases_come_out_against_real_processes(tmp_path: Path) -> None:
+def test_recorded_cases_give_the_same_results_against_real_processes(tmp_path: Path) -> None:
     kinds, files = ["optimizer", "sync_replicas"], []
     for kind in kinds:
         content = json.loads((CASES / f"{kind}.json").read_text(encoding="utf-8"))
@@ -57,7 +57,7 @@ def test_cases_come_out_against_real_processes(tmp_path: Path) -> None:
     assert result.stdout.splitlines()[-1] == "2 passed, 0 failed"
 
 
-def test_what_does_not_come_out_is_told_and_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_case_with_another_result_is_reported_and_is_the_exit_status(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     content = json.loads((CASES / "dense_accumulator.json").read_text(encoding="utf-8"))
     content["cases"] = content["cases"][:2]
     place = next(index for index, op in enumerate(content["cases"][1]["ops"]) if op["op"] == "num_accumulated")

@@ -17,25 +17,25 @@ _MAX_SCENARIOS = 150
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("first", range(0, 50, _AT_ONCE))
-def test_promises_hold(first: int) -> None:
+def test_the_promises_hold_in_every_simulated_scenario(first: int) -> None:
     _, broken = try_seeds(range(first, first + _AT_ONCE))
     assert not broken, "\n".join(f"python -m tests.simulation --seed {seed}: {words}" for seed, words in broken)
 
 
 @pytest.mark.timeout(120)
-def test_promises_hold_without_locking() -> None:
+def test_the_promises_hold_in_every_simulated_scenario_without_locking() -> None:
     _, broken = try_unlocked(range(_AT_ONCE))
     assert not broken, "\n".join(f"python -m tests.simulation --unlocked --seed {seed}: {words}" for seed, words in broken)
 
 
 @pytest.mark.parametrize("scenario", [pytest.param(scenario, id=what.replace(" ", "-")) for what, scenario in kept()])
-def test_what_was_found_once_is_mended(scenario: Scenario) -> None:
+def test_every_scenario_that_once_broke_a_promise_keeps_it(scenario: Scenario) -> None:
     run(scenario)
 
 
 @pytest.mark.timeout(120)
 @pytest.mark.parametrize("name", MUTATIONS)
-def test_broken_copy_is_caught(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_simulation_detects_every_mutation(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     mutation = MUTATIONS[name]
     mutation.break_it(monkeypatch)
     suited = (scenario for seed in range(mutation.first_seed, 100_000) if (scenario := mutation.suit(scenario_of(seed))) is not None)

@@ -119,7 +119,7 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
 
 
 @pytest.mark.parametrize("name", UNKNOWN)
-def test_what_servers_have_no_formula_for_is_refused_with_its_part_and_what_to_do(name: str) -> None:
+def test_an_optimizer_that_servers_have_no_formula_for_is_refused_with_its_part_and_what_to_do(name: str) -> None:
     make, words = UNKNOWN[name]
     with lockstep.local() as session, pytest.raises(lockstep.errors.InvalidSpec, match=words) as caught:
         lj.create_or_join(session, PARAMS, make())
@@ -153,7 +153,7 @@ def test_a_large_model_is_compared_on_a_few_elements_of_each_array() -> None:
     proof.compare(optax.adamw(0.01, mask=_matrices), recognize(optax.adamw(0.01, mask=_matrices), params), tree, values)
 
 
-def test_what_lockstep_has_itself_is_taken_as_it_is() -> None:
+def test_an_optimizer_of_lockstep_is_used_as_it_is() -> None:
     with lockstep.local() as session:
         lj.create_or_join(session, PARAMS, lockstep.momentum(0.1))
         assert session.get_slot_names() == ["momentum"]

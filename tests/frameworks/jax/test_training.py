@@ -238,7 +238,7 @@ def _deleted() -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", BAD)
-def test_a_wrong_call_has_a_sentence_and_training_goes_on(name: str) -> None:
+def test_a_wrong_call_is_refused_with_a_reason_and_training_continues(name: str) -> None:
     call, words = BAD[name]
     with lockstep.local() as session:
         lj.create_or_join(session, _params(), optax.sgd(1.0))
@@ -257,7 +257,7 @@ def test_a_wrong_call_has_a_sentence_and_training_goes_on(name: str) -> None:
         ({}, "got dict without any array in it"),
     ],
 )
-def test_what_has_no_gradient_is_no_parameter(params: Any, words: str) -> None:
+def test_an_array_without_a_gradient_is_refused_as_a_parameter(params: Any, words: str) -> None:
     with lockstep.local() as session, pytest.raises(lockstep.errors.InvalidSpec, match=words):
         lj.create_or_join(session, params, optax.sgd(0.1))
 

@@ -52,7 +52,7 @@ def _failures(backend: str) -> dict[str, str]:
 @pytest.mark.timeout(820)
 @pytest.mark.parametrize("claim", CLAIMS)
 @pytest.mark.parametrize("backend", ["torch", "jax", "tensorflow"])
-def test_claim_holds(backend: str, claim: str) -> None:
+def test_every_claim_holds_with_every_backend(backend: str, claim: str) -> None:
     _installed(backend)
     assert claim not in _failures(backend), _failures(backend)[claim]
 

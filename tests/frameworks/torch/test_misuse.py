@@ -322,7 +322,7 @@ IN_PROCESSES = {
 
 
 @pytest.mark.parametrize("case", IN_PROCESSES)
-def test_the_interpreter_survives(case: str) -> None:
+def test_a_program_with_worker_processes_ends_without_crashing_the_interpreter(case: str) -> None:
     code, want = IN_PROCESSES[case]
     program = BEGIN + textwrap.indent(textwrap.dedent(code), "    ")
     command = [sys.executable, "-W", "ignore", "-c", program]

@@ -13,7 +13,7 @@ from tests.processes.cli.test_demo import demo
 from tests.support.processes.commands import lockstep_here
 
 
-def test_it_learns_the_digits_with_contributions_that_are_stale(tmp_path: Path) -> None:
+def test_the_demo_learns_the_digits_from_stale_contributions(tmp_path: Path) -> None:
     policy = "ssp(2), scales beyond staleness 9"
     arguments = "--ps 1 --policy ssp --staleness 2 --max-staleness 9 --too-stale scale"
     with demo(*arguments.split(), "--pace", "0", "--output", str(tmp_path)) as process:

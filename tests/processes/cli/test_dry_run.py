@@ -57,7 +57,7 @@ def test_the_one_worker_of_a_dry_run_gets_all_of_the_data_that_it_divides(tmp_pa
         ("import sys; sys.exit('bad luck')", "bad luck\n[dry run] the program ended with exit code 1"),
     ],
 )
-def test_what_is_wrong_is_told(tmp_path: Path, program: str, words: str) -> None:
+def test_a_dry_run_reports_the_mistake_of_a_program(tmp_path: Path, program: str, words: str) -> None:
     begin = time.monotonic()
     code, out = dry_run(tmp_path, program)
     assert code == 1 and words in out, out

@@ -66,12 +66,12 @@ def test_where_its_address_is_given_its_tokens_are_found(running: list[str], run
     assert "2 of 2 worker places taken" in refused.stderr and "start it again with --workers 3" in refused.stderr
 
 
-def test_it_is_listed(running: list[str], runtime: Path) -> None:
+def test_lockstep_ls_lists_the_running_cluster(running: list[str], runtime: Path) -> None:
     listed = here(runtime, "ls").stdout
     assert "train.py" in listed and "http://127.0.0.1:" in listed
 
 
-def test_its_page_is_printed_with_a_token_that_lets_its_reader_in(running: list[str], runtime: Path) -> None:
+def test_lockstep_page_prints_an_address_whose_token_is_accepted(running: list[str], runtime: Path) -> None:
     printed = here(runtime, "page").stdout.strip()
     assert any(line.endswith(printed) for line in running), "it is the address that `up` has printed"
     url, _, token = printed.partition("#token=")
@@ -85,7 +85,7 @@ def test_its_page_is_printed_with_a_token_that_lets_its_reader_in(running: list[
     assert here(runtime, "page", "--admin").stdout.strip().partition("#")[0] == url
 
 
-def test_several_are_told_apart(running: list[str], runtime: Path) -> None:
+def test_with_several_clusters_the_commands_ask_which_one(running: list[str], runtime: Path) -> None:
     (path,) = (runtime / "lockstep").glob("*.json")
     other = path.with_name("other.json")
     other.write_text(path.read_text())

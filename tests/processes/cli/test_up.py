@@ -99,7 +99,7 @@ def test_a_last_checkpoint_that_takes_long_is_waited_for(tmp_path: Path, monkeyp
     assert [words for words in said if words.startswith("training is finished; the chief saves a last checkpoint, step")]
 
 
-def test_where_it_ends_it_says_what_is_saved_and_where_it_begins_which_processes_there_are(tmp_path: Path) -> None:
+def test_up_prints_its_process_ids_at_the_start_and_the_saved_checkpoint_at_the_end(tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     with up("--workers", "1", "--checkpoint-dir", str(place), worker=TRAIN, run_dir=tmp_path / "run") as process:
         lines = read_until(process, "step 3")
@@ -121,7 +121,7 @@ def test_a_program_can_tell_that_its_training_was_interrupted(tmp_path: Path) ->
     assert "[worker 0] END interrupted" in out
 
 
-def test_workers_that_never_join_end_it_too_but_no_training_is_claimed(tmp_path: Path) -> None:
+def test_up_ends_with_workers_that_never_join_and_does_not_report_a_training(tmp_path: Path) -> None:
     code, out = run_up("--workers", "2", worker="print('nothing to do')", run_dir=tmp_path / "run")
     assert code == 0, out
     assert "[lockstep] all workers ended without any having joined a training" in out
@@ -137,7 +137,7 @@ def test_a_directory_that_cannot_be_made_is_told_in_one_line(command: list[str])
     assert len(result.stderr.splitlines()) == 1
 
 
-def test_each_worker_gets_its_own_place_and_no_variables_of_another_cluster(tmp_path: Path) -> None:
+def test_each_worker_gets_its_own_index_and_no_environment_variables_of_another_cluster(tmp_path: Path) -> None:
     worker = "import os; print(*(os.environ[f'LOCKSTEP_{name}'] for name in ('WORKER_INDEX', 'NUM_WORKERS', 'CLUSTER', 'CHIEF')))"
     others = {"LOCKSTEP_CHIEF": "10.0.0.1:1", "LOCKSTEP_MAX_STEPS": "nonsense", "LOCKSTEP_ADVERTISE": "nonsense"}
     worker += "; assert 'LOCKSTEP_HISTORY' not in os.environ"

@@ -70,7 +70,7 @@ def test_worker_is_given_no_key_and_no_token_but_its_own() -> None:
 
 
 @pytest.mark.parametrize("pod", sorted(PODS))
-def test_pod_may_do_nothing_that_it_need_not(pod: str) -> None:
+def test_a_pod_has_no_privileges_that_it_does_not_need(pod: str) -> None:
     spec, own = PODS[pod], container(pod)["securityContext"]
     assert spec["automountServiceAccountToken"] is False
     assert spec["securityContext"]["runAsNonRoot"] is True

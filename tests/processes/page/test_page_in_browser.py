@@ -131,7 +131,7 @@ def test_a_reader_sees_the_progress_and_which_worker_is_stuck(scene: Scene, brow
     browser.await_text("Nothing is waited for", selector="#headline")
 
 
-def test_an_action_needs_its_token(scene: Scene, browser: Browser) -> None:
+def test_an_action_on_the_page_needs_a_token(scene: Scene, browser: Browser) -> None:
     browser.open(scene.url)
     browser.await_text("This needs the token of a worker or an admin", selector="#may-not")
     assert not browser.evaluate("document.getElementById('actions').checkVisibility()")
@@ -153,7 +153,7 @@ def test_without_a_token_the_page_asks_for_one(scene: Scene, browser: Browser) -
 
 
 @pytest.mark.parametrize(("width", "is_dark"), [(360, False), (1280, True)])
-def test_it_fits_a_phone_and_the_dark(scene: Scene, browser: Browser, width: int, is_dark: bool) -> None:
+def test_the_page_fits_a_phone_and_a_dark_theme(scene: Scene, browser: Browser, width: int, is_dark: bool) -> None:
     browser.resize(width, 800, is_dark=is_dark)
     browser.open(scene.url)
     browser.await_text("Nothing is waited for", selector="#headline")
@@ -202,7 +202,7 @@ def test_a_worker_whose_host_would_be_markup_is_shown_as_text(browser: Browser) 
             assert browser.evaluate("document.title") != "run"
 
 
-def test_it_goes_on_when_the_chief_is_restarted(own_scene: Scene, browser: Browser) -> None:
+def test_the_page_continues_when_the_chief_is_restarted(own_scene: Scene, browser: Browser) -> None:
     browser.open(own_scene.url)
     browser.await_text("Nothing is waited for", selector="#headline")
     run = browser.evaluate("seen.run")

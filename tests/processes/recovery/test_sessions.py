@@ -103,7 +103,7 @@ def cluster(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Killed
 
 @pytest.mark.parametrize("cluster", ["shared_memory"], indirect=True)
 @pytest.mark.skipif(not can_share(), reason="memory cannot be shared on this system, so there is none to let go")
-def test_memory_of_a_server_that_is_gone_is_let_go(cluster: KilledCluster) -> None:
+def test_the_shared_memory_of_a_lost_server_is_unmapped(cluster: KilledCluster) -> None:
     """A program that makes few objects seldom looks for cycles: what they keep stays for hours."""
 
     def begin(epoch: int) -> set[str]:

@@ -94,7 +94,7 @@ def test_flags_that_make_no_sense_are_told_in_one_line(
     assert said in words
 
 
-def test_killed_with_tokens_and_checkpoints_it_comes_back_at_the_step_that_was_saved(tmp_path: Path) -> None:
+def test_a_combined_process_killed_with_tokens_and_checkpoints_comes_back_at_the_saved_step(tmp_path: Path) -> None:
     """Both roles are gone at once, with all that they had in memory; who has no token gets nowhere before and after."""
     files = make(tmp_path / "certs", cluster="lockstep")
     (tmp_path / "saved").mkdir()

@@ -60,7 +60,7 @@ def _health(address: str, service: str) -> str:
 
 
 @pytest.mark.parametrize(("is_unix", "number"), [(False, signal.SIGTERM), (True, signal.SIGINT)], ids=["tcp", "unix"])
-def test_it_announces_where_it_serves_and_a_signal_ends_it_in_order_within_two_seconds(
+def test_a_server_announces_its_address_and_a_signal_ends_it_in_order_within_two_seconds(
     tmp_path: Path, socket_dir: Path, monkeypatch: pytest.MonkeyPatch, is_unix: bool, number: signal.Signals
 ) -> None:
     for name in ("http_proxy", "https_proxy"):
@@ -84,7 +84,7 @@ def test_it_announces_where_it_serves_and_a_signal_ends_it_in_order_within_two_s
     assert f"ps 0 ended reason={number.name}" in said and "Traceback" not in said
 
 
-def test_chief_ends_it(tmp_path: Path) -> None:
+def test_the_chief_can_shut_a_parameter_server_down(tmp_path: Path) -> None:
     with _serving(tmp_path) as (process, announced):
         with contextlib.closing(WholeGrpcShard(announced)) as shard:
             shard.adopt(fence(1, 1))
