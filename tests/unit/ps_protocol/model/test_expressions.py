@@ -58,7 +58,7 @@ def _larger(inner: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
         inner.map(_total("sum", np.sum)),
         inner.map(_total("norm", lambda x: np.sqrt(np.sum(np.square(x))))),
         inner.map(lambda made: (f"-{made[0]}", lambda a: np.negative(made[1](a)))),
-        inner.map(lambda made: (f"({made[0]}) ** 2", lambda a: np.power(made[1](a), a["v"].dtype.type(2)))),
+        inner.map(lambda made: (f"({made[0]}) ** 2", lambda a: np.square(made[1](a)))),
     )
 
 
