@@ -2,11 +2,13 @@
 
 import argparse
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 DIRECTORY = Path("lockstep-runs")
+_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 class WrongArguments(ValueError):
@@ -19,6 +21,14 @@ def at_least_one(text: str) -> int:
     if value < 1:
         raise argparse.ArgumentTypeError(f"got {value}, want 1 or more")
     return value
+
+
+def parse_bytes(amount: str) -> int:
+    """Returns the bytes of an amount such as "64MiB" or "1048576". The type of an option; raises ArgumentTypeError."""
+    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)", amount)
+    if match is None or match[2] not in _UNITS:
+        raise argparse.ArgumentTypeError(f"got {amount!r}, want bytes, such as 64MiB or 1048576")
+    return int(match[1]) * _UNITS[match[2]]
 
 
 def add_json(parser: argparse.ArgumentParser) -> None:

@@ -1,10 +1,10 @@
 """The setting of a run: size, transport, sockets, wire and policy; checks the transport that sessions used. Starts nothing."""
 
-import re
+import argparse
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from benchmarks.harness.arguments import WrongArguments
+from benchmarks.harness.arguments import WrongArguments, parse_bytes
 from benchmarks.harness.workload import Workload
 from benchmarks.report.figures import human_bytes
 from ps_protocol.errors import InvalidSpec
@@ -96,7 +96,6 @@ class Setting:
 
 
 SIZES = ("4KiB/4", "1MiB/8", "4MB/1000", "16MiB/16", "64MiB/16", "256MiB/16")
-_UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "KB": 10**3, "MB": 10**6, "GB": 10**9}
 
 
 def workload_of(size: str, *, num_steps: int, num_ps: int = 1, num_workers: int = 2) -> Workload:
@@ -107,10 +106,13 @@ def workload_of(size: str, *, num_steps: int, num_ps: int = 1, num_workers: int 
 
 def parse_size(size: str) -> tuple[int, int]:
     """Returns bytes and variables. Raises WrongArguments."""
-    match = re.fullmatch(r"(\d+)\s*([A-Za-z]*)/(\d+)", size)
-    if match is None or match[2] not in _UNITS:
-        raise WrongArguments(f"--sizes {size}: want bytes/variables, such as 4KiB/4 or 1048576/8")
-    return int(match[1]) * _UNITS[match[2]], int(match[3])
+    amount, separator, num_variables = size.rpartition("/")
+    try:
+        if separator and num_variables.isdecimal():
+            return parse_bytes(amount), int(num_variables)
+    except argparse.ArgumentTypeError:
+        pass
+    raise WrongArguments(f"--sizes {size}: want bytes/variables, such as 4KiB/4 or 1048576/8")
 
 
 def size_title(workload: Workload) -> str:

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, show
+from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, parse_bytes, show
 from benchmarks.harness.one_server import OneServer, PlainCopy
 from benchmarks.report.figures import human_bytes
 from ps_server.config import default_apply_threads
@@ -104,7 +104,7 @@ def _ms(seconds: float) -> float:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--bytes", type=int, default=64 << 20, help="bytes of all variables (default 64 MiB)")
+    parser.add_argument("--bytes", type=parse_bytes, default=64 << 20, help="bytes of all variables (default 64 MiB)")
     parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="(default adam)")
     parser.add_argument("--threads", type=at_least_one, default=default_apply_threads(), help="of an apply (default: one a processor)")
     parser.add_argument("--saves", type=int, default=5, help="how many are made (default 5)")

@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.arguments import add_json, show
+from benchmarks.harness.arguments import add_json, parse_bytes, show
 from benchmarks.harness.processes import Cluster, cpu_s, rss_bytes
 from benchmarks.report.figures import human_bytes
 from benchmarks.suites.scale.turns import ScaleWork
@@ -20,7 +20,7 @@ DESCRIPTION = "Measures a cluster of many parameter servers: start, step, status
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--ps", type=int, default=64, help="parameter servers (default 64)")
-    parser.add_argument("--bytes", type=int, default=4 << 20, help="of float32 in all (default 4 MiB)")
+    parser.add_argument("--bytes", type=parse_bytes, default=4 << 20, help="of float32 in all (default 4 MiB)")
     parser.add_argument("--variables", type=int, default=256, help="that these are in (default 256)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)

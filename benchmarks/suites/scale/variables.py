@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.arguments import add_json, show
+from benchmarks.harness.arguments import add_json, parse_bytes, show
 from benchmarks.harness.processes import Cluster, cpu_s, peak_rss_bytes
 from benchmarks.report.figures import as_row, head_rows, human_bytes
 from benchmarks.suites.scale.turns import ScaleWork
@@ -23,7 +23,7 @@ DESCRIPTION = "Measures the same bytes in many variables and in few: what a vari
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--bytes", type=int, default=40_000_000, help="of float32 in all (default 40000000)")
+    parser.add_argument("--bytes", type=parse_bytes, default=40_000_000, help="of float32 in all (default 40000000)")
     parser.add_argument("--variables", type=int, default=10_000, help="many (default 10000)")
     parser.add_argument("--few", type=int, default=10, help="few (default 10)")
     parser.add_argument("--workers", type=int, default=2)

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, show
+from benchmarks.harness.arguments import WrongArguments, add_json, at_least_one, parse_bytes, show
 from benchmarks.harness.one_server import NUM_CONTRIBUTIONS, OneServer
 from benchmarks.report.figures import human_bytes
 from ps_protocol.model.layout import Layout, VariableSlice, aligned_bytes
@@ -174,7 +174,7 @@ def in_words(report: dict[str, Any]) -> str:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     default_threads = sorted({1, default_apply_threads()})
-    parser.add_argument("--bytes", type=int, default=64 << 20, help="bytes of all variables (default 64 MiB)")
+    parser.add_argument("--bytes", type=parse_bytes, default=64 << 20, help="bytes of all variables (default 64 MiB)")
     parser.add_argument("--threads", type=at_least_one, nargs="+", default=default_threads, help=f"default: {default_threads}")
     parser.add_argument(
         "--optimizers", nargs="+", choices=(*OPTIMIZERS, *CUSTOM, UPDATE), default=OPTIMIZERS, metavar="NAME", help="which (default: all)"

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import process_memory
-from benchmarks.harness.arguments import add_json
+from benchmarks.harness.arguments import add_json, parse_bytes
 from benchmarks.harness.processes import Cluster
 from benchmarks.harness.runs import WORKER
 from benchmarks.harness.workload import NUM_SLOTS, Workload
@@ -165,7 +165,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--only", nargs="+", choices=("large", "long"), default=("large", "long"), help="which measurements (default: both)"
     )
-    parser.add_argument("--bytes", type=int, default=_LARGE["bytes"], help="variables of the large one (default 256 MiB)")
+    parser.add_argument("--bytes", type=parse_bytes, default=_LARGE["bytes"], help="variables of the large one (default 256 MiB)")
     parser.add_argument("--optimizer", choices=sorted(NUM_SLOTS), default="sgd", help="of the large one (default sgd)")
     parser.add_argument("--steps", type=int, default=_LONG["steps"], help="of the long one (default 2000)")
     add_json(parser)

@@ -4,7 +4,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from benchmarks.harness.arguments import add_json, show
+from benchmarks.harness.arguments import add_json, parse_bytes, show
 from benchmarks.harness.runs import run_once
 from benchmarks.harness.setting import POLICIES, TRANSPORTS, WIRES, Setting
 from benchmarks.harness.workload import OPTIMIZERS, Workload
@@ -69,7 +69,7 @@ def in_words(report: dict[str, Any]) -> str:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--bytes", type=int, default=1 << 20, help="bytes of all variables together, float32 (default 1 MiB)")
+    parser.add_argument("--bytes", type=parse_bytes, default=1 << 20, help="bytes of all variables together, float32 (default 1 MiB)")
     parser.add_argument("--variables", type=int, default=8, help="variables that they are split over evenly (default 8)")
     parser.add_argument("--workers", type=int, default=2, help="workers; a step takes a contribution of each (default 2)")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (default 1)")

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from benchmarks.harness.arguments import add_json, show
+from benchmarks.harness.arguments import add_json, parse_bytes, show
 from benchmarks.harness.runs import run_once
 from benchmarks.harness.setting import Setting
 from benchmarks.harness.workload import Workload
@@ -106,7 +106,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--wire", action="append", metavar="FORMAT", help="only this one; may be repeated (default: all)")
     parser.add_argument("--what", nargs="+", choices=("bytes", "time", "accuracy"), default=["bytes", "time", "accuracy"])
-    parser.add_argument("--sizes", nargs="+", type=int, default=[16 << 20, 64 << 20], help="bytes of the model (default 16 and 64 MiB)")
+    parser.add_argument("--sizes", nargs="+", type=parse_bytes, default=[16 << 20, 64 << 20], help="of the model (default 16 and 64 MiB)")
     parser.add_argument("--steps", type=int, default=15, help="timed steps of a run (default 15)")
     parser.add_argument("--turns", type=int, default=3, help="runs of each format, by turns (default 3)")
     parser.add_argument("--train-steps", type=int, default=300, help="steps of the digits model (default 300)")

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from benchmarks.harness.arguments import add_json, show
+from benchmarks.harness.arguments import add_json, parse_bytes, show
 from benchmarks.report.figures import human_bytes, table_lines
 from benchmarks.report.machine import machine
 from lockstep.launcher.supervisor import LaunchFailed
@@ -84,5 +84,5 @@ def _words(seconds: float | None, share: float | None) -> tuple[str, str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--mbit", type=int, nargs="+", default=[100, 1_000], help="rates of the link (default 100 and 1000)")
-    parser.add_argument("--bytes", type=int, default=64 << 20, help="of the model, in float32 (default 64 MiB)")
+    parser.add_argument("--bytes", type=parse_bytes, default=64 << 20, help="of the model, in float32 (default 64 MiB)")
     add_json(parser)

@@ -18,6 +18,7 @@ from typing import Self, TypeVar
 
 import numpy as np
 
+from benchmarks.harness.arguments import parse_bytes
 from chief.shards.link import GrpcShardLink
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.errors import PsError
@@ -62,7 +63,7 @@ def main() -> None:
     """Measures, or runs the other end of a plain copy."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--mbit", type=int, required=True)
-    parser.add_argument("--bytes", type=int, default=64 << 20)
+    parser.add_argument("--bytes", type=parse_bytes, default=64 << 20)
     parser.add_argument("--only-try", action="store_true")
     parser.add_argument("--sink", action="store_true")
     options = parser.parse_args()
