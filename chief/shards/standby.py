@@ -548,6 +548,9 @@ class ReplicatedLink:
     async def _adopt(self, one: Replica, timeout_s: float) -> tuple[ShardStatus, Adoption]:
         status = self._met(one, await one.link.status(timeout_s=timeout_s))
         adoption = await self.join(one, timeout_s=timeout_s, forgets=status.process_incarnation in self._distrusted)
+        if not adoption.was_alone:
+            # The chief before has taken in another one between the two calls.
+            self._were_alone.discard(one)
         self._distrusted.discard(status.process_incarnation)
         one.process = status.process_incarnation
         return status, adoption

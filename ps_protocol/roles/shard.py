@@ -197,7 +197,8 @@ class Adoption:
     """Where a shard stands when a chief takes it over; `step` is None and `layout_hash` empty before its variables exist.
 
     `record` is the latest that a chief has had kept there (empty: none), `last_apply` the step that was applied last in this epoch.
-    `session_keys`: all that it knows of this life's.
+    `session_keys`: all that it knows of this life's. `was_alone`: of several replicas, the chief before counted on this one alone, up to
+    the moment when this chief took it.
     """
 
     step: int | None
@@ -207,6 +208,7 @@ class Adoption:
     last_apply: ApplyRequest | None = None
     pushes: tuple[WorkerPushes, ...] = ()
     session_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    was_alone: bool = False
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

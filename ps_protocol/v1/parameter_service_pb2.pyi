@@ -72,7 +72,7 @@ class ReplicaState(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_alone: bool = ..., forgets: bool = ...) -> None: ...
 
 class AdoptShardResponse(_message.Message):
-    __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes", "session_keys")
+    __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes", "session_keys", "was_alone")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -80,6 +80,7 @@ class AdoptShardResponse(_message.Message):
     LAST_APPLY_FIELD_NUMBER: _ClassVar[int]
     PUSHES_FIELD_NUMBER: _ClassVar[int]
     SESSION_KEYS_FIELD_NUMBER: _ClassVar[int]
+    WAS_ALONE_FIELD_NUMBER: _ClassVar[int]
     step: int
     layout_hash: str
     record: bytes
@@ -87,7 +88,8 @@ class AdoptShardResponse(_message.Message):
     last_apply: ApplyRequest
     pushes: _containers.RepeatedCompositeFieldContainer[WorkerPushes]
     session_keys: _containers.RepeatedScalarFieldContainer[bytes]
-    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ..., session_keys: _Optional[_Iterable[bytes]] = ...) -> None: ...
+    was_alone: bool
+    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ..., session_keys: _Optional[_Iterable[bytes]] = ..., was_alone: bool = ...) -> None: ...
 
 class WorkerPushes(_message.Message):
     __slots__ = ("worker", "incarnation", "applied")

@@ -435,8 +435,8 @@ class ChiefNotes:
 
     def __init__(self, *, budget: MemoryBudget, clock: Callable[[], float]) -> None:
         self.address = ""
-        # How the chief counts on this replica, as it has said last.
-        self.replica = ONLY_REPLICA
+        # How the chief counts on this replica, as it has said last; and whether the chief before counted on it alone.
+        self.replica, self.was_alone = ONLY_REPLICA, False
         self.record = b""
         self.record_version = 0
         self._budget = budget
@@ -463,6 +463,10 @@ class ChiefNotes:
         self._budget.release(len(self.record))
         self.address, self.replica, self.record, self.record_version = "", ONLY_REPLICA, b"", 0
         self._heard_at = None
+
+    def begin_another(self) -> None:
+        """Another chief has the server: it numbers what it says from 1 again."""
+        self.replica, self.was_alone = ONLY_REPLICA, self.replica.is_alone
 
     def count_on(self, replica: ReplicaState) -> bool:
         """Sets how the chief counts on this replica; returns whether that is new, and not a late copy."""

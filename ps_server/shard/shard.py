@@ -144,7 +144,7 @@ class Shard:
             if is_new_epoch:
                 self._end_epoch_locked(is_damaged=is_damaged)
             if (fence.life, fence.chief_incarnation) != (before.life, before.chief_incarnation):
-                chief.replica = ONLY_REPLICA  # each chief has numbers of its own
+                chief.begin_another()
             if chief.count_on(replica) and replica.forgets:
                 reason = NotInitialized(f"{self._name}: another replica holds the shard, this one has dropped its variables; ask the chief")
                 self._checkpoints.forget_restore(reason)
@@ -667,6 +667,7 @@ class Shard:
             last_apply=last if last is not None and last.fence.epoch == self._gate.fences.epoch else None,
             pushes=model.inbox.push_ids.lately_applied() if model else (),
             session_keys=self._gate.admitted.keys,
+            was_alone=chief.was_alone,
         )
 
 

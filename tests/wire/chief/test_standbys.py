@@ -462,6 +462,30 @@ def test_another_chief_takes_also_the_replica_that_the_former_one_has_counted_on
     assert (pair.reports[-1].address, pair.reports[-1].standby) == (pair.addresses[STANDBY], pair.addresses[PRIMARY])
 
 
+def test_another_chief_takes_also_the_replica_that_the_former_one_counts_on_again_while_it_adopts_the_first(pair: Pair) -> None:
+    pair.create()
+    pair.run(lambda link: _mark_alone(link, STANDBY), is_taken=False)
+
+    async def act(link: ReplicatedLink) -> Any:
+        primary, standby = (one.link for one in link.replicas)
+        with patch.object(primary, "status", side_effect=errors.Unavailable("it is away")):
+            await link.status(timeout_s=5)
+        adopt, numbers = standby.adopt, iter([10])
+
+        async def adopt_late(*args: Any, **words: Any) -> Any:
+            for number in numbers:
+                await adopt(fence(EPOCH, CHIEF), timeout_s=5, replica=ReplicaState(version=number))
+            return await adopt(*args, **words)
+
+        with patch.object(standby, "adopt", adopt_late):
+            await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+        with pytest.raises(errors.Superseded):
+            await primary.adopt(fence(EPOCH, CHIEF), timeout_s=5)
+
+    pair.run(act, is_taken=False)
+    assert (pair.reports[-1].address, pair.reports[-1].standby) == (pair.addresses[STANDBY], pair.addresses[PRIMARY])
+
+
 def test_a_replica_that_was_left_out_stays_out_when_the_chief_takes_the_shard_again(pair: Pair) -> None:
     pair.create()
     pair.trainers[PRIMARY].apply(pair.push(PRIMARY))
