@@ -25,35 +25,35 @@ PYTEST := $(BIN)/python -m pytest
   bench-policies bench-sparse bench-checkpoint fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve pictures fix-lint fix-format fix-protos fix-stubs fix-docs
 
-help:  ## this list
+help:  ## list the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):[^#]*## */  make \1\t/' | expand -t 26
 
-install: $(DEV)  ## the environment .venv, with the package as editable
+install: $(DEV)  ## create the environment .venv with the package installed editable
 
-demo: $(DEMO)  ## 2 parameter servers, a chief and 3 workers train on handwritten digits; ARGS="…" are passed on
+demo: $(DEMO)  ## train on handwritten digits with 2 parameter servers, a chief and 3 workers; ARGS="…" are passed on
 	@$(BIN)/lockstep demo $(ARGS)
 
 # A fifth of the generated examples, files in memory, and no thread for each test that watches it.
-test-fast: $(DEV)  ## the tests for the inner loop: no network, no processes; under 20 seconds
+test-fast: $(DEV)  ## run tests/unit and tests/repo: no network, no processes; under 20 seconds
 	@PYTEST_DEBUG_TEMPROOT=$(wildcard /dev/shm) $(PYTEST) tests/unit tests/repo -m "not slow" -n 2 --dist worksteal \
 	  --hypothesis-profile=fast -o faulthandler_timeout=0 $(ARGS)
 
 # A step is measured in `make test` too.
-test-benchmarks: $(DEV)  ## every benchmark in small, with real processes
+test-benchmarks: $(DEV)  ## test every benchmark at a small size, with real processes
 	@$(PYTEST) tests/processes/benchmarks -m "benchmark or not benchmark" -n 3 --dist worksteal $(ARGS)
 
 # What docker-compose.yml promises, on a real engine. DOCKER_BUILD_FLAGS='--network host' where containers have no network during a build.
-test-compose: $(DEV)  ## the image, and docker-compose.yml with a killed parameter server; says why where no engine answers
+test-compose: $(DEV)  ## test the image, and docker-compose.yml with a killed parameter server; without a container engine, says so
 	@$(BIN)/python -m tests.processes.deploy.compose_run
 
 # In an environment that has only the wheel, and in a directory that has no checkout.
-test-wheel: $(DEV)  ## what is published: built, installed where nothing else is, and run
+test-wheel: $(DEV)  ## build the wheel, install it in an empty environment, and run it
 	@rm -rf dist .venv-wheel && $(BIN)/python -m pip wheel --quiet --no-deps --wheel-dir dist . && $(PYTHON) -m venv .venv-wheel
 	@.venv-wheel/bin/python $(PIP) dist/*.whl && cp examples/linear_regression.py .venv-wheel/train.py
 	@cd .venv-wheel && bin/lockstep --version && bin/lockstep up --ps 2 --workers 2 --run-dir run -- python train.py
 
 # Each dependency in the oldest version that pyproject.toml promises to work with.
-test-lowest: $(DEV)  ## all tests with the oldest dependencies, in .venv-lowest
+test-lowest: $(DEV)  ## run all tests with the oldest supported dependencies, in .venv-lowest
 	@rm -rf .venv-lowest && $(PYTHON) -m venv .venv-lowest && .venv-lowest/bin/python $(PIP) --upgrade 'pip>=25.1'
 	@$(BIN)/python -m tests.repo.lowest >.venv-lowest/floors.txt
 	@.venv-lowest/bin/python $(PIP) --constraint .venv-lowest/floors.txt --editable '.[demo,certs,estimator,bfloat16,remote]' --group dev
@@ -61,25 +61,25 @@ test-lowest: $(DEV)  ## all tests with the oldest dependencies, in .venv-lowest
 
 # The frameworks take 2 GB. PyTorch, and nothing else, comes from its own index, which has builds without CUDA; TORCH_INDEX= does without it.
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
-test-frameworks:  ## tests with PyTorch, JAX and others, in .venv-frameworks
+test-frameworks:  ## run the tests with PyTorch, JAX and other frameworks, in .venv-frameworks
 	@test -x .venv-frameworks/bin/python || $(PYTHON) -m venv .venv-frameworks
 	@.venv-frameworks/bin/python $(PIP) --upgrade 'pip>=25.1'
 	@.venv-frameworks/bin/python $(PIP) --no-deps $(addprefix --extra-index-url=,$(TORCH_INDEX)) 'torch>=2.6,<3'
 	@.venv-frameworks/bin/python $(PIP) --editable '.[demo,certs,estimator,bfloat16,remote,jax,keras,torch]' --group frameworks
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/frameworks tests/contract/session/test_documented_programs.py -n 2 --dist worksteal $(ARGS)
 
-coverage: $(DEV)  ## which lines and branches the tests reach, processes and all
+coverage: $(DEV)  ## measure which lines and branches the tests reach, subprocesses included
 	@$(BIN)/coverage erase && $(BIN)/coverage run -m pytest -n 3 --dist worksteal $(ARGS); found=$$?; \
 	  $(BIN)/coverage combine --quiet; $(BIN)/coverage report; exit $$found
 
 # Four at once on two processors: tests of real processes wait for a third of their time.
-test: $(DEV)  ## all tests but chaos and benchmarks; ARGS="-k framing" are passed to pytest
+test: $(DEV)  ## run all tests but chaos and benchmarks; ARGS="-k framing" are passed to pytest
 	@$(PYTEST) -n 5 --dist worksteal $(ARGS)
 
 # The second line are floods and the third one is the soak, which need the machine for themselves. SOAK=0 leaves the soak out, and with
 # FLOODS=all every flood meets every role, which takes 10 minutes more.
 SOAK ?= 600
-chaos: $(DEV)  ## real processes killed, stopped, cut off, flooded and sent wrong clocks, then 10 minutes of random faults; under 20 minutes
+chaos: $(DEV)  ## kill, stop, disconnect and flood real processes, shift their clocks, then 10 minutes of random faults; under 20 minutes
 	@rm -f lockstep-runs/chaos/recovery.jsonl
 	@$(PYTEST) tests/chaos -m "chaos or quick" -n 2 --ignore tests/chaos/test_soak.py --ignore tests/chaos/test_floods.py $(ARGS); found=$$?; \
 	  $(PYTEST) tests/chaos/test_floods.py -m chaos -n 0 -s -o faulthandler_timeout=0 $(ARGS) || found=1; \
@@ -87,7 +87,7 @@ chaos: $(DEV)  ## real processes killed, stopped, cut off, flooded and sent wron
 	  $(BIN)/python -m tests.chaos.recovery_table; exit $$found
 
 # What it finds stays in lockstep-runs/fuzz/, and the next run begins with it. `make test` runs the same targets without the fuzzer.
-fuzz: $(FUZZ)  ## damaged messages and checkpoint files, SECONDS=10 for each target
+fuzz: $(FUZZ)  ## fuzz messages and checkpoint files, SECONDS=10 for each target
 	@set -o pipefail; mkdir -p lockstep-runs/fuzz/found; for target in frames tensor_file manifest; do echo "fuzzing $$target"; \
 	  $(BIN)/python -m tests.fuzz $$target lockstep-runs/fuzz/$$target -max_total_time=$(or $(SECONDS),10) -max_len=4096 -timeout=10 \
 	  -verbosity=0 -artifact_prefix=lockstep-runs/fuzz/found/ $(ARGS) 2>&1 \
@@ -95,77 +95,77 @@ fuzz: $(FUZZ)  ## damaged messages and checkpoint files, SECONDS=10 for each tar
 
 # Chief, servers and workers under faults, in simulated time. What breaks a promise is printed with its seed, and shrunk by --seed N.
 SEEDS ?= 20000
-simulate: $(DEV)  ## the promises of docs/explanation/reliability.md on 20,000 simulated clusters; SEEDS=1000, ARGS="--seed 17" shows one
+simulate: $(DEV)  ## check the promises of docs/explanation/reliability.md on 20,000 simulated clusters; SEEDS=1000, ARGS="--seed 17" shows one
 	@$(BIN)/python -m tests.simulation --seeds $(SEEDS) $(ARGS)
 
 # `make bench` and `make bench-peers` keep their figures in lockstep-runs/ as JSON, and draw them there.
-bench: $(BENCH)  ## a step's time, CPU and memory at six sizes over every transport, 7 minutes; ARGS="--sizes 4KiB/4 64MiB/16 --ps 1"
+bench: $(BENCH)  ## measure a step's time, CPU and memory at six sizes over every transport, 7 minutes; ARGS="--sizes 4KiB/4 64MiB/16 --ps 1"
 	@mkdir -p lockstep-runs && $(BIN)/python -m benchmarks run table --plot lockstep-runs/bench.png $(ARGS)
 
-bench-peers: $(BENCH)  ## … beside TensorFlow, torch (gloo) and MXNet, which it installs, 15 minutes; ARGS="--sizes 4KiB/4 --repeat 1"
+bench-peers: $(BENCH)  ## measure steps beside TensorFlow, torch (gloo) and MXNet, which it installs, 15 minutes; ARGS="--sizes 4KiB/4 --repeat 1"
 	@mkdir -p lockstep-runs && $(BIN)/python -m benchmarks run peers --plot lockstep-runs/peers.png $(ARGS)
 
-bench-torch:  ## PyTorch models over lockstep.torch, beside DistributedDataParallel (gloo), in .venv-frameworks; ARGS="--models mlp-64MiB"
+bench-torch:  ## measure PyTorch models over lockstep.torch beside DistributedDataParallel (gloo), in .venv-frameworks; ARGS="--models mlp-64MiB"
 	@test -x .venv-frameworks/bin/python || { echo "make test-frameworks makes .venv-frameworks, which this needs" >&2; exit 1; }
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks run torch $(ARGS)
 
-bench-profile: $(DEV)  ## where each millisecond of a step of 64 MiB goes, with shared memory and over gRPC
+bench-profile: $(DEV)  ## measure each part of a step of 64 MiB, with shared memory and over gRPC
 	@$(BIN)/python -m benchmarks run profile $(ARGS)
 
-bench-apply: $(DEV)  ## each optimizer's apply against a copy of as many bytes
+bench-apply: $(DEV)  ## measure each optimizer's apply against a copy of as many bytes
 	@$(BIN)/python -m benchmarks run apply $(ARGS)
 
-bench-memory: $(DEV)  ## the memory of a parameter server at 256 MiB, and whether it grows over 2,000 steps
+bench-memory: $(DEV)  ## measure the memory of a parameter server at 256 MiB, and whether it grows over 2,000 steps
 	@$(BIN)/python -m benchmarks run memory $(ARGS)
 
-bench-checkpoint: $(DEV)  ## what saving costs: how long steps wait for the copy, and a step's time with each --durability; 3 minutes
+bench-checkpoint: $(DEV)  ## measure the cost of checkpoints: how long steps wait for the copy, and a step's time with each --durability; 3 minutes
 	@$(BIN)/python -m benchmarks run checkpoint && $(BIN)/python -m benchmarks run durability $(ARGS)
 
-bench-compression: $(DEV)  ## bytes, step time and test accuracy of each encoding of gradients and variables
+bench-compression: $(DEV)  ## measure bytes, step time and test accuracy of each encoding of gradients and variables
 	@$(BIN)/python -m benchmarks run compression $(ARGS)
 
-bench-link: $(DEV)  ## what gets over links of 100 Mbit/s and 1 Gbit/s, made of network namespaces; says why where the system permits none
+bench-link: $(DEV)  ## measure throughput over links of 100 Mbit/s and 1 Gbit/s, made of network namespaces; says so where they are not permitted
 	@$(BIN)/python -m benchmarks run shaped $(ARGS)
 
-bench-scale: $(DEV)  ## 1,000 workers on one chief, 10,000 variables against 10, 64 parameter servers
+bench-scale: $(DEV)  ## measure 1,000 workers on one chief, 10,000 variables against 10, and 64 parameter servers
 	@for what in workers variables servers; do $(BIN)/python -m benchmarks run scale_$$what $(ARGS) || exit 1; done
 
-bench-straggler: $(BENCH)  ## late workers: R = T against backup workers, and what `lockstep plan` predicts; 4 minutes
+bench-straggler: $(BENCH)  ## measure late workers: R = T against backup workers, and what `lockstep plan` predicts; 4 minutes
 	@$(BIN)/python -m benchmarks run straggler $(ARGS)
 
-bench-policies: $(DEV)  ## sync, ssp and async on the same work, with one slow worker
+bench-policies: $(DEV)  ## measure sync, ssp and async on the same work, with one slow worker
 	@$(BIN)/python -m benchmarks run policies $(ARGS)
 
-bench-sparse: $(DEV)  ## a table of ten million rows: rows/s, bytes a step, memory
+bench-sparse: $(DEV)  ## measure a table of ten million rows: rows/s, bytes a step, memory
 	@$(BIN)/python -m benchmarks run sparse_table $(ARGS)
 
-check: check-lint check-format check-types check-protos check-stubs check-imports check-docs  ## all that can be checked without running it
+check: check-lint check-format check-types check-protos check-stubs check-imports check-docs  ## run every static check
 
-fix: fix-lint fix-format fix-protos fix-stubs fix-docs  ## what of it can be mended by itself
+fix: fix-lint fix-format fix-protos fix-stubs fix-docs  ## fix what can be fixed automatically
 
-check-lint: $(DEV)  ## ruff's rules
+check-lint: $(DEV)  ## check ruff's rules
 	@$(BIN)/ruff check .
 
-fix-lint: $(DEV)  ## … mended
+fix-lint: $(DEV)  ## apply ruff's automatic fixes
 	@$(BIN)/ruff check --fix .
 
-check-format: $(DEV)  ## ruff's format
+check-format: $(DEV)  ## check the format of the code
 	@$(BIN)/ruff format --check --quiet . || { echo "not formatted: run 'make fix-format'" >&2; $(BIN)/ruff format --diff . 2>&1 | head -40; exit 1; }
 
-fix-format: $(DEV)  ## … applied
+fix-format: $(DEV)  ## format the code
 	@$(BIN)/ruff format .
 
-check-types: $(DEV)  ## mypy, strict
+check-types: $(DEV)  ## check types: mypy, strict
 	@$(BIN)/mypy
 
-check-protos: $(DEV)  ## buf's rules and format
+check-protos: $(DEV)  ## check buf's rules and format
 	@$(BIN)/buf lint
 	@$(BIN)/buf format --diff --exit-code || { echo "protos are not formatted: run 'make fix-protos'" >&2; exit 1; }
 
-fix-protos: $(DEV)  ## … applied
+fix-protos: $(DEV)  ## format the protos
 	@$(BIN)/buf format --write
 
-check-stubs: $(PROTO)  ## the committed stubs are those of the protos
+check-stubs: $(PROTO)  ## check that the committed stubs match the protos
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT \
 	  && .venv-proto/bin/python -m grpc_tools.protoc -I protos --python_out="$$out" --pyi_out="$$out" $(PROTOS) \
 	  && { diff -r -x __init__.py -x __pycache__ "$$out/ps_protocol/v1" ps_protocol/v1 \
@@ -178,36 +178,36 @@ proto: $(PROTO)  ## generate ps_protocol/v1 from protos/
 	@.venv-proto/bin/python -m grpc_tools.protoc -I protos --python_out=. --pyi_out=. $(PROTOS)
 	@echo "generated ps_protocol/v1 with grpcio-tools $(GRPCIO_TOOLS)"
 
-check-imports: $(DEV)  ## who may import whom
+check-imports: $(DEV)  ## check import directions
 	@$(PYTEST) -q tests/repo/test_import_directions.py
 
 # Material asks to try its successor on every run; the answer is no until that builds our pages.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-check-docs: $(DEV)  ## the documentation builds without a warning, and its tables of flags are those of the programs
+check-docs: $(DEV)  ## build the documentation without a warning, and check its tables of flags
 	@$(BIN)/python -m tests.repo.cli_reference
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && $(MKDOCS) build --quiet --strict --site-dir "$$out"
 
-fix-docs: $(DEV)  ## … its tables of flags, made again
+fix-docs: $(DEV)  ## regenerate the tables of flags in the documentation
 	@$(BIN)/python -m tests.repo.cli_reference --write
 
-docs: fix-docs  ## the documentation as a site, in site/
+docs: fix-docs  ## build the documentation as a site, in site/
 	@$(MKDOCS) build --quiet --strict && echo "open site/index.html"
 
 # Real clusters in a real Chromium (Debian's package chromium). Look at them before you commit them.
-pictures: $(BENCH)  ## the pictures of the page in the documentation, taken again; 4 minutes
+pictures: $(BENCH)  ## take the pictures of the page for the documentation again; 4 minutes
 	@$(BIN)/python -m tests.processes.page.pictures $(ARGS)
 
-docs-serve: $(DEV)  ## … shown in a browser, and built again when a page changes
+docs-serve: $(DEV)  ## serve the documentation, and rebuild it when a page changes
 	@$(MKDOCS) serve --quiet
 
 # Against the newest release, or against AGAINST=<ref>.
-check-breaking: $(DEV)  ## the protos still understand the last release's messages
+check-breaking: $(DEV)  ## check that the protos are compatible with the last release
 	@against="$(AGAINST)"; against=$${against:-$$(git describe --tags --abbrev=0 2>/dev/null)}; \
 	  if [ -z "$$against" ]; then echo "no release to compare with; pass AGAINST=<git ref>"; \
 	  else $(BIN)/buf breaking --against ".git#ref=$$against"; fi
 
-clean:  ## remove the environments, caches and what demos wrote
+clean:  ## remove environments, caches and files of demos
 	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .venv-frameworks .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist site *.egg-info lockstep-demo lockstep-runs
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 

@@ -55,7 +55,7 @@ class CheckpointStorageMissing(PsError):
 
 
 class StorageFull(PsError):
-    """There is no room for a checkpoint; training goes on."""
+    """There is no room for a checkpoint; training continues."""
 
     reason = "STORAGE_FULL"
     status = "RESOURCE_EXHAUSTED"
@@ -308,7 +308,7 @@ class ProtocolMismatch(PsError):
 
 
 class TrainingFailed(PsError):
-    """The cluster cannot go on."""
+    """The cluster cannot continue."""
 
     reason = "TRAINING_FAILED"
     status = "FAILED_PRECONDITION"

@@ -66,7 +66,7 @@ class ChiefSilence:
         self._warned_at = now
         silence = f"{now - since:.0f} s"
         if is_adopted:
-            consequence = "if it is gone, start it again, here or elsewhere: training then goes on at its step"
+            consequence = "if it is gone, start it again, here or elsewhere: training then continues at its step"
             return f"the chief has been silent for {silence}; {consequence}"
         return f"no chief has adopted this parameter server for {silence}; is the chief started with --ps naming {address}?"
 

@@ -40,7 +40,7 @@ class ApplyThreads:
             raise error
 
     def stop(self) -> None:
-        """Ends the threads, after work under way. Idempotent; `run` goes on in the thread of its caller."""
+        """Ends the threads, after work under way. Idempotent; `run` continues in the thread of its caller."""
         with self._in_use:
             self._is_stopped = True
             for _ in self._helpers:

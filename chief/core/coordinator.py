@@ -121,7 +121,7 @@ class Coordinator:
         # The address where workers reach this chief, for messages to people; empty: unknown.
         self.address = ""
         self._failure = self._finish_reason = ""
-        # Whether the cluster cannot go on, and whether training is finished: asked for several times with every contribution.
+        # Whether the cluster cannot continue, and whether training is finished: asked for several times with every contribution.
         self.is_failed = self.is_finished = False
         self._end = End.FINISHED  # once there is a reason
         # Set while a step is being applied that shall be the last one, with the calls that wait for that.
@@ -324,7 +324,7 @@ class Coordinator:
         return self._members.check_worker(participant, what, now=now)
 
     def refuse_if_failed(self) -> None:
-        """Raises TrainingFailed once the cluster cannot go on."""
+        """Raises TrainingFailed once the cluster cannot continue."""
         if self._failure:
             raise TrainingFailed(self._failure)
 

@@ -1,4 +1,4 @@
-"""The coordinator as its parts see it, a Protocol: whether training goes on, which callers are valid, what to do next. Holds nothing."""
+"""The coordinator as its parts see it, a Protocol: whether training continues, which callers are valid, what to do next. Holds nothing."""
 
 from typing import Protocol
 
@@ -19,7 +19,7 @@ class Host(Protocol):
 
     @property
     def is_failed(self) -> bool:
-        """Whether the cluster cannot go on."""
+        """Whether the cluster cannot continue."""
 
     @property
     def is_finished(self) -> bool:
@@ -60,7 +60,7 @@ class Host(Protocol):
         """Returns the live worker that calls. Raises TrainingFailed, and the errors of Membership."""
 
     def refuse_if_failed(self) -> None:
-        """Raises TrainingFailed once the cluster cannot go on."""
+        """Raises TrainingFailed once the cluster cannot continue."""
 
     def refuse_if_recovering(self, now: float) -> None:
         """Raises Unavailable while nothing can be counted, so that the caller tries again."""

@@ -1,7 +1,7 @@
 """How a chief begins, takes over from another, and brings shards back to a checkpoint. Knows no clock or wire.
 
 A chief looks at all shards first. If all are empty, the newest whole checkpoint is restored, or training begins. If all hold the model of
-one epoch, training goes on there. In any other case, and when a shard is restarted later, all go back to a checkpoint under a new epoch.
+one epoch, training continues there. In any other case, and when a shard is restarted later, all go back to a checkpoint under a new epoch.
 The result is a `Start`, from which a new `Training` is made.
 """
 
@@ -44,14 +44,14 @@ _HARMLESS = ("incomplete", "it is of cluster")
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Where training goes on: the open step, and, if only some shards have applied it, that step as it was asked for (`redo`)."""
+    """Where training continues: the open step, and, if only some shards have applied it, that step as it was asked for (`redo`)."""
 
     step: int
     redo: ApplyRequest | None = None
 
 
 def resumption(adoptions: Sequence[Adoption | None], *, names: Sequence[str], has_steps: bool = True) -> Resumption | str:
-    """Returns the step to go on at, or the reason why that is not possible.
+    """Returns the step to continue at, or the reason why that is not possible.
 
     All shards are at the same step, or some are one ahead: then that step was interrupted, and is repeated with the same contributions.
     Where shards apply on arrival there is no step that all have; the highest count holds.
@@ -139,7 +139,7 @@ class Search:
 
 
 def nothing_found(search: Search, *, restore: str, step: int, failure: str = "") -> str:
-    """Says why a cluster cannot go on without a checkpoint; empty: it may begin anew. `failure`: of the latest attempt to make one."""
+    """Says why a cluster cannot continue without a checkpoint; empty: it may begin anew. `failure`: of the latest attempt to make one."""
     there = search.damage
     last = f" (the last attempt failed: {failure})" if failure else ""
     if search.has_lost:
@@ -180,7 +180,7 @@ class _Restoring:
 class _TakingOver:
     """The stage after finding a model that an earlier chief has trained: the shards' reports, and the plan that follows.
 
-    `found`: training can go on, perhaps after an interrupted step has been repeated; `pushes` have been applied, and `chosen` are promised.
+    `found`: training can continue, perhaps once an interrupted step is repeated; `pushes` have been applied, and `chosen` are promised.
     `must_tell`: some shards may have settings that are not in force.
     """
 
@@ -213,7 +213,7 @@ class Recovery:
         self._parts, self._host, self._new_life = parts, host, new_life
         self._out, self._members, self._model, self._servers = parts.out, parts.members, parts.model, parts.servers
         self._settings, self._checkpoints, self._data, self._versions = parts.settings, parts.checkpoints, parts.data, parts.versions
-        self._stage: _Begun | _Seeking | _Restoring | _TakingOver | None = None  # None: training goes on, or there was no look yet
+        self._stage: _Begun | _Seeking | _Restoring | _TakingOver | None = None  # None: training continues, or there was no look yet
         # The reason of a rollback or a takeover that is under way, and its plan; empty: there is none.
         # Why shards are being brought to one step; empty: they are not.
         self.why = ""
@@ -286,7 +286,7 @@ class Recovery:
             self._stage.record = event.record
 
     def adopted(self, event: ShardAdopted, now: float) -> None:
-        """A shard obeys this chief; once all do, training goes on where they are."""
+        """A shard obeys this chief; once all do, training continues where they are."""
         self._servers.adopted(event.shard, process_incarnation=event.process_incarnation)
         stage = self._stage
         if not self._host.is_over and isinstance(stage, _TakingOver):
@@ -395,7 +395,7 @@ class Recovery:
         if checkpoint is not None:
             search.highest_epoch = max(search.highest_epoch, checkpoint.fence.epoch)
         if checkpoint is None or (not search.has_lost and config.restore == RESTORE_NONE):
-            self._go_on_without_checkpoint(search)
+            self._continue_without_checkpoint(search)
         elif why := self._misfit(checkpoint):
             self._out.note(f"checkpoint {checkpoint.tag} is skipped: {printable(why)}", is_warning=True)
             self._seek_another(search, checkpoint.tag, why)
@@ -410,7 +410,7 @@ class Recovery:
             self._restore(search, checkpoint, event.manifest_sha256)
 
     def restored(self, event: ShardsRestored, now: float) -> None:
-        """All shards hold the checkpoint's values: training goes on there."""
+        """All shards hold the checkpoint's values: training continues there."""
         stage = self._restoring(event.epoch, event.tag)
         if stage is None:
             return
@@ -435,7 +435,7 @@ class Recovery:
         self.kept(now)
 
     def kept(self, now: float) -> None:
-        """The shards keep a record: if they were brought back, training goes on now."""
+        """The shards keep a record: if they were brought back, training continues now."""
         is_restored = isinstance(self._stage, _Restoring) and self._stage.is_restored
         if is_restored and not self._host.is_over and not self._host.training.answers.is_keeping:
             # Saved again, so that the number of the new epoch is on disk before another start could take it.
@@ -491,7 +491,7 @@ class Recovery:
         elif isinstance(stage, _Restoring) and not stage.is_restored:
             self._restore(stage.search, stage.checkpoint, stage.manifest_sha256)
 
-    def _go_on_without_checkpoint(self, search: Search) -> None:
+    def _continue_without_checkpoint(self, search: Search) -> None:
         config = self._config.checkpoints
         assert config is not None
         if search.has_lost and search.is_start and not search.has_looked:
@@ -538,7 +538,7 @@ class Recovery:
         return stage if is_it and isinstance(stage, _Restoring) and not self._host.is_over else None
 
     def _take_settings_of(self, record: ChiefRecord) -> None:
-        """A chief that starts goes on with the settings of a checkpoint; one that has trained goes on with those that hold now."""
+        """A chief that starts continues with the settings of a checkpoint; one that has trained continues with those that hold now."""
         # A worker may have presented its model already; only what a chief has initialised or taken over has settings of its own.
         if not self._model.is_created and record.model is not None:
             self._settings.take_policy(record.policy)
@@ -568,7 +568,7 @@ class Recovery:
         """Counts a rollback, if it is one, and says so; loudly, since steps are done again."""
         epoch = self._members.epoch
         if not search.has_lost:
-            self._out.note(f"training goes on at step {checkpoint.step} of checkpoint {checkpoint.tag}, under epoch {epoch}")
+            self._out.note(f"training continues at step {checkpoint.step} of checkpoint {checkpoint.tag}, under epoch {epoch}")
             return
         self._num_rollbacks += 1
         self._last_rollback = f"rolled back to step {checkpoint.step} (epoch {epoch}): {search.why}"
@@ -577,10 +577,10 @@ class Recovery:
         self._last_rollback += f"; {again}"
         self._out.note(self._last_rollback, kind=NoteKind.ROLLED_BACK, is_warning=True)
 
-    # -- going on where another chief was
+    # -- continuing where another chief ended
 
     def presented(self, now: float) -> None:
-        """A worker has presented a model: if it is the one that shards hold, training goes on."""
+        """A worker has presented a model: if it is the one that shards hold, training continues."""
         stage = self._stage
         if isinstance(stage, _TakingOver) and stage.is_waiting_for_model and self._model.model is not None:
             stage.is_waiting_for_model, stage.must_tell = False, True
@@ -621,7 +621,7 @@ class Recovery:
             self._seek(search)
 
     def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption | None]) -> str:
-        """Takes note of where the shards are. Returns why training cannot go on there, in words; empty: it can."""
+        """Takes note of where the shards are. Returns why training cannot continue there, in words; empty: it can."""
         record, names = stage.record, self._servers.names
         # At once: a record may have to be kept for the data that is leased while the model is unknown.
         self._versions.skip_to(max((adoption.record_version for adoption in adoptions if adoption is not None), default=0))
@@ -735,7 +735,7 @@ class Recovery:
         """The shards are at one step. If steps are announced only once saved, saves this one too: the earlier chief may not have."""
         training = self._host.training
         if not self._checkpoints.holds_steps:
-            self._go_on(now)
+            self._continue(now)
             return
         self.why = self.why or "another chief was here before"
         self._plan = f"step {training.step} is saved before it is announced"
@@ -743,9 +743,9 @@ class Recovery:
 
     def _secured(self, tag: str, now: float) -> None:
         if not self._host.is_over:
-            self._go_on(now)
+            self._continue(now)
 
-    def _go_on(self, now: float) -> None:
+    def _continue(self, now: float) -> None:
         stage, training = self._stage, self._host.training
         must_tell = isinstance(stage, _TakingOver) and stage.must_tell
         self._out.note(f"took over at step {training.step} from an earlier chief (this is number {self._members.chief_incarnation})")
@@ -806,6 +806,6 @@ class Recovery:
         return AdoptShards(fence=self._members.fence)
 
     def _life_of(self, statuses: Sequence[ShardStatus]) -> int:
-        """The life that the shards are in, as long as one of them has been in any: epochs and incarnations go on there. Else another."""
+        """The life that the shards are in, as long as one of them has been in any: epochs and incarnations continue there. Else another."""
         lives = {status.fence.life for status in statuses if status.fence.epoch}
         return lives.pop() if len(lives) == 1 else self._new_life()

@@ -198,7 +198,7 @@ def _explain_free_step(situation: Situation, now: float) -> str:
         ahead = listed([f"{member.name} ({policy.lead(member.index)} ahead)" for member in waiting])
         return (
             f"{ahead} {'waits' if len(waiting) == 1 else 'wait'}: at most {policy.spec.staleness} ahead of the slowest is allowed;"
-            f" slowest: {listed(behind) or 'nobody'}; they go on when it contributes or leaves, or its lease ends"
+            f" slowest: {listed(behind) or 'nobody'}; they continue when it contributes or leaves, or its lease ends"
         )
     computing = sorted(live, key=lambda member: member.last_seen)
     return f"step {policy.step} has no contribution; computing: {listed([f'{m.name} ({_sign_of_life(m, now)})' for m in computing])}"
@@ -288,7 +288,7 @@ def _replace(lost: list[Member], situation: Situation) -> str:
         start += f" once its process or its lease has ended{_command(situation, index=lost[0].index)}"
     else:
         start += f" once their leases have ended{_command(situation)}"
-    # A lease that does not end is one of a worker in this process. Of those that failed or left the processes have ended, or go on alone.
+    # A lease that does not end belongs to a worker in this process. Processes of workers that failed or left have ended, or continue alone.
     silent = [member for member in lost if (member.is_live or member.state is MemberState.LAPSED) and lease_end(member.lease_s)]
     if not silent:
         return start

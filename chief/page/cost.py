@@ -43,7 +43,7 @@ class CostCount:
             # One that has fallen is that of another process.
             self._totals[what] = self._totals.get(what, 0.0) + (number - before if number >= before else number)
             self._heard[key] = number
-        # A worker that joins again has said nothing until its next heartbeat, and then goes on where it was.
+        # A worker that joins again has said nothing until its next heartbeat, and then continues where it was.
         while len(self._heard) > 2 * len(now) + _MAX_GONE:
             del self._heard[next(iter(self._heard))]
         if not self._past or at - self._past[-1][0] >= _GRAIN_S:

@@ -25,7 +25,7 @@ def check_model(spec: PolicySpec, model: ModelSpec) -> None:
 def new_policy(
     config: CoordinationConfig, *, step: int = 0, counted: Sequence[Counted] = (), workers: Iterable[int] = (), is_start: bool = True
 ) -> Policy:
-    """Returns a policy that goes on from `step`, with what is `counted` and not applied, and the workers that live.
+    """Returns a policy that continues from `step`, with what is `counted` and not applied, and the workers that live.
 
     Without a lock nothing can be taken over: `counted` must be empty. Not `is_start`: workers are at work already, perhaps with variables
     of steps gone by, and what they push now may be dropped; so a queue of tokens begins with at least one for each.

@@ -1,6 +1,6 @@
 """Asynchronous training with an order: each contribution is a step by itself, one applied after the other. Knows no leases or clocks.
 
-A worker goes on when its contribution is applied ("async"), and if it is not too far ahead of the slowest live worker ("ssp").
+A worker continues when its contribution is applied ("async"), and if it is not too far ahead of the slowest live worker ("ssp").
 """
 
 from collections import Counter, deque
@@ -144,13 +144,13 @@ class OrderedPolicy:
         return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=applied_step, staleness=staleness, weight=weight)
 
     def after_commit(self, worker: int) -> list[Grant]:
-        """Returns those that may go on because the slowest has been dropped as too stale, and so has made a contribution more."""
+        """Returns those that may continue because the slowest has been dropped as too stale, and so has made a contribution more."""
         has_moved, self._has_slowest_moved = self._has_slowest_moved, False
         return self._hand_out() if has_moved else []
 
     def ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
         """Gives the open step, as soon as all that the worker gave is applied and it is not too far ahead."""
-        if self._may_go_on(worker):
+        if self._may_continue(worker):
             self._wishes.pop(worker, None)
             return self._step
         self._wishes[worker] = None
@@ -211,7 +211,7 @@ class OrderedPolicy:
             progress.incarnation, progress.num_pending = incarnation, 0
         progress.num_pending += 1
 
-    def _may_go_on(self, worker: int) -> bool:
+    def _may_continue(self, worker: int) -> bool:
         progress = self._progress.get(worker)
         if self._takes_no_more or progress is None:
             return not self._takes_no_more
@@ -230,7 +230,7 @@ class OrderedPolicy:
             del self._counts[num_done]
 
     def _hand_out(self, workers: Sequence[int] | None = None) -> list[Grant]:
-        lucky = [worker for worker in (self._wishes if workers is None else workers) if self._may_go_on(worker)]
+        lucky = [worker for worker in (self._wishes if workers is None else workers) if self._may_continue(worker)]
         for worker in lucky:
             del self._wishes[worker]
         return [Grant(worker, self._step) for worker in lucky]

@@ -1,6 +1,6 @@
-"""Synchronous steps: R contributions make one. A token rule decides which worker may contribute, and when a worker goes on.
+"""Synchronous steps: R contributions make one. A token rule decides which worker may contribute, and when a worker continues.
 
-Strict tokens are here: a worker that waits goes on when the step is applied. Knows no leases, calls or clocks.
+Strict tokens are here: a worker that waits continues when the step is applied. Knows no leases, calls or clocks.
 """
 
 from collections.abc import Iterable, Sequence
@@ -16,7 +16,7 @@ from ps_protocol.roles.contribution import PushId
 
 
 class TokenRule(Protocol):
-    """Which worker may contribute to the open step, and when one that waits goes on. `is_open`: the step takes more contributions.
+    """Which worker may contribute to the open step, and when one that waits continues. `is_open`: the step takes more contributions.
 
     `advice_to_all_waiting`, `num_free`, `num_old`: see `Policy`, where the latter are `num_free_tokens` and `num_old_tokens`.
     """

@@ -135,7 +135,7 @@ class _AtShards:
         except PsError as error:
             self._failed(error.message)
             return
-        raise AssertionError(f"{work} waits for something, and nothing goes on beside it")
+        raise AssertionError(f"{work} waits for something, and nothing runs beside it")
 
     def whole(self, index: int, call: Callable[[Any], Result], request: object) -> Result:
         """Makes one call, and once more if a Ctrl-C breaks it off, which is kept: half a step would be the end for all threads."""
@@ -168,7 +168,7 @@ class _AtShards:
 
     async def sleep(self, seconds: float) -> None:
         """Never called."""
-        raise AssertionError("a pause, and nothing goes on meanwhile")
+        raise AssertionError("a pause, and nothing runs meanwhile")
 
     async def together(self, calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
         """Does one after the other."""
@@ -306,7 +306,7 @@ class InProcessChief(Chief):
         own, interrupt = deque(work), None
         while own:
             item = own.popleft()
-            # A checkpoint is written while steps go on, so what follows from a copied step must not wait for the writing.
+            # A checkpoint is written while steps continue, so what follows from a copied step must not wait for the writing.
             following = self._to_do if isinstance(item, (ev.ApplyStep, ev.SaveStep)) else own
 
             def report(event: ev.Event, following: deque[Work] = following) -> None:

@@ -150,7 +150,7 @@ class ChiefServer:
             yield from reported_families(self._page.reported)
 
     def _start_page(self) -> None:
-        """Serves the page. If its port cannot be opened, training goes on without it."""
+        """Serves the page. If its port cannot be opened, training continues without it."""
         if self._page is None:
             return
         try:

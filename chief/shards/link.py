@@ -167,7 +167,7 @@ class ShardLink(Protocol):
         """Ends the server."""
 
     async def close(self) -> None:
-        """Closes the connection; the server goes on."""
+        """Closes the connection; the server continues."""
 
 
 # What chiefs count up from 1, and count on.
@@ -269,7 +269,7 @@ class GrpcShardLink:
         self._commands.close()
 
     async def close(self) -> None:
-        """Closes the connection; the server goes on."""
+        """Closes the connection; the server continues."""
         self._commands.close()
         self._connection.close()
 

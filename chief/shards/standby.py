@@ -70,7 +70,7 @@ class Replica:
 class Finding:
     """The reports of one shard's replicas before a chief has adopted them: `best` is the replica with the highest step.
 
-    `is_proven`: no other can have gone on without it. `is_known`: it holds a model.
+    `is_proven`: no other can have continued without it. `is_known`: it holds a model.
     """
 
     best: Replica
@@ -108,7 +108,7 @@ def judge(statuses: Mapping[Replica, ShardStatus], failures: Sequence[PsError]) 
     """Judges replicas that no chief has adopted yet. Raises a failure if the one that does not answer may have a later step.
 
     One that was counted on alone is enough, and is the one to believe: the others were left behind, however far they are. Else all must
-    answer: the absent one might have gone on without the others.
+    answer: the absent one might have continued without the others.
     """
     alone = [replica for replica, status in statuses.items() if status.is_alone and status.step is not None]
     if failures and not alone:
@@ -285,7 +285,7 @@ class ReplicatedLink:
         self._session_keys: tuple[bytes, ...] = ()
         self._first = self.replicas[0]
         self._finding: Finding | None = None
-        # Those that obey this chief, so that no earlier one can go on with them; and those that were counted on alone until then.
+        # Those that obey this chief, so that no earlier one can continue with them; and those that were counted on alone until then.
         self._obeying: set[Replica] = set()
         self._were_alone: set[Replica] = set()
         self._is_proven = True
@@ -419,14 +419,14 @@ class ReplicatedLink:
     def _taken_in_since(self, wanted: Sequence[Replica]) -> list[Replica]:
         """Returns the replicas that were not looked at, unless another is counted on alone.
 
-        The earlier chief has counted on them since, and may go on with them.
+        The earlier chief has counted on them since, and may continue with them.
         """
         return [] if not self._were_alone.isdisjoint(wanted) else [one for one in self.replicas if one not in wanted]
 
     def _check_adopted(self, failed: Mapping[Replica, PsError]) -> None:
-        """Raises a failure if another chief has that replica, or an earlier one may go on with it: then both would tell of steps.
+        """Raises a failure if another chief has that replica, or an earlier one may continue with it: then both would tell of steps.
 
-        None may go on with one that obeys this chief; nor with any other, if it counted on that one alone.
+        None may continue with one that obeys this chief; nor with any other, if it counted on that one alone.
         """
         is_alone = not self._were_alone.isdisjoint(self._obeying)
         errors = [error for one, error in failed.items() if isinstance(error, Superseded) or not (is_alone or one in self._obeying)]
@@ -434,7 +434,7 @@ class ReplicatedLink:
             raise min(errors, key=order_of)
 
     def _best_of(self, finding: Finding, found: Mapping[Replica, tuple[ShardStatus, Adoption]]) -> Replica:
-        """Returns the one to believe. An earlier chief may have gone on by a step since they were looked at, and cannot any more."""
+        """Returns the one to believe. An earlier chief may have had one apply a step since the look, and cannot any more."""
         if finding.best in self._were_alone:
             return finding.best
         steps = {one: adoption.step for one, (status, adoption) in found.items() if status.fence.epoch == self.fence.epoch}
@@ -597,7 +597,7 @@ class ReplicatedLink:
             if one not in self.members or len(self.members) == 1:
                 return
             others = [member for member in self.members if member is not one]
-            what = f"its standby at {others[0].address} takes its place" if one is self._first else "training goes on without it"
+            what = f"its standby at {others[0].address} takes its place" if one is self._first else "training continues without it"
             log.warning("a replica is lost ps=%d address=%s cause=%s; %s", self.index, one.address, why, what)
             is_superseded = False
             try:

@@ -469,7 +469,7 @@ class ShardWork:
         return status, adoption
 
     def _check_life(self, status: ShardStatus) -> None:
-        """Raises Superseded if this chief goes on in a life that it has found, and the shard is in another one since.
+        """Raises Superseded if this chief continues in a life that it has found, and the shard is in another one since.
 
         To take it over would give its steps the numbers that others have in the life before.
         """

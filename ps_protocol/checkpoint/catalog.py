@@ -107,7 +107,7 @@ def list_checkpoints(storage: CheckpointStorage, *, cluster: str = "") -> tuple[
 def highest_epoch(storage: CheckpointStorage) -> int:
     """Returns the highest epoch of all checkpoints, of whatever cluster, by their manifests or, of incomplete ones, by name; 0: none.
 
-    A run that does not go on from one of them begins above it, or they would count as newer than its own.
+    A run that does not continue from one of them begins above it, or they would count as newer than its own.
     """
     candidates, skipped = _candidates(storage)
     return max((*(candidate.age_order[0] for candidate in candidates), *(epoch_of(one.tag) for one in skipped)), default=0)

@@ -200,7 +200,7 @@ def _spans(layout: Layout, encoding: FloatEncoding, into: Segments) -> Iterator[
         stop = one.start
         while position < len(pieces) and pieces[position][0] < one.arena.stop:
             start, piece = pieces[position]
-            # Pieces end where variables do, but a piece may go on into the next range.
+            # Pieces end where variables do, but a piece may continue into the next range.
             first, last = max(one.arena.start - start, 0), min(one.arena.stop - start, piece.size)
             target = piece[first:last]
             if one.is_encoded:

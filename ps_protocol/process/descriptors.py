@@ -119,7 +119,7 @@ def cut(descriptor: int, *, number: int) -> bool:
 
 
 def shut_out(listening: int, network: Network, *, is_out: bool) -> None:
-    """Has the kernel drop packets that would open a connection from a network, or accept them again. Open connections go on.
+    """Has the kernel drop packets that would open a connection from a network, or accept them again. Open connections continue.
 
     It sets that packets from there are signed (RFC 2385), with a random key. Any process may do that, while a packet filter
     needs an administrator. On a kernel without signatures it has no effect.

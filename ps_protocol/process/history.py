@@ -244,7 +244,7 @@ def note_step(history: History, *, epoch: int, step: int, contributors: Sequence
 
 
 def note_rolled_back(history: History, *, epoch: int, step: int, tag: str, chief: int) -> None:
-    """Notes that the cluster goes on at `step` of a checkpoint, under a new epoch."""
+    """Notes that the cluster continues at `step` of a checkpoint, under a new epoch."""
     history.write(ROLLED_BACK, {"epoch": epoch, "step": step, "tag": tag, "chief": chief})
 
 

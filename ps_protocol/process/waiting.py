@@ -180,7 +180,7 @@ class Wait:
         time.sleep(seconds if left_s is None else min(seconds, left_s))  # the caller wants time to pass, and waits for nothing
 
     def explain(self, waiting_for: str) -> None:
-        """Takes note that the wait goes on; logs why if it is time to. Raises DeadlineExceeded at the deadline."""
+        """Takes note that the wait continues; logs why if it is time to. Raises DeadlineExceeded at the deadline."""
         now = time.monotonic()
         reason = waiting_for or "no reason was given"
         if self._deadline_s is not None and now >= self._deadline_s:

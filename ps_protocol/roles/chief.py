@@ -617,7 +617,7 @@ class Chief(Protocol):
         """Reports the cluster."""
 
     def close(self) -> None:
-        """Releases the caller's connection; the chief goes on."""
+        """Releases the caller's connection; the chief continues."""
 
     def register_worker(self, request: RegisterRequest) -> Registration:
         """Takes a participant in. Raises WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull."""

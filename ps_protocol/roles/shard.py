@@ -470,7 +470,7 @@ class Shard(Protocol):
         """Reports step, memory and counters."""
 
     def close(self) -> None:
-        """Releases the caller's connection; the server goes on."""
+        """Releases the caller's connection; the server continues."""
 
 
 class WholeShard(Shard, Protocol):

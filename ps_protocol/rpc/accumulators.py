@@ -111,7 +111,7 @@ class GrpcAccumulators:
         return answer.deleted
 
     def close(self) -> None:
-        """Closes the connection; calls under way end with Cancelled. The server goes on. Idempotent."""
+        """Closes the connection; calls under way end with Cancelled. The server continues. Idempotent."""
         self._connection.close()
 
 

@@ -75,7 +75,7 @@ class GrpcChief(Chief):
             return codec.decode(ClusterStatus, answer)
 
     def close(self) -> None:
-        """Closes the connection; calls under way end with Cancelled. The chief goes on. Idempotent."""
+        """Closes the connection; calls under way end with Cancelled. The chief continues. Idempotent."""
         self._streams.close()
         self._deadlines.close()
         self._connection.close()

@@ -62,7 +62,7 @@ class Cancellable(Protocol):
 class CancellingOnInterrupt:
     """A block whose Ctrl-C cancels the watched call first, and ends the block with KeyboardInterrupt. An inner block takes its place.
 
-    `outlives_block`: the call goes on after a block without Ctrl-C, for the next one.
+    `outlives_block`: the call continues after a block without Ctrl-C, for the next one.
     """
 
     def __init__(self, *, outlives_block: bool = False) -> None:

@@ -156,7 +156,7 @@ class _DirectStream:
         self.cancel()
         self._unsent.clear()
         if self._is_sending:
-            # What is being written to a server that is stopped stays so until it goes on, or is given up. gRPC keeps the call, and
+            # What is being written to a server that is stopped stays so until it continues, or is given up. gRPC keeps the call, and
             # descriptors of it, until its last event has been taken.
             threading.Thread(target=self._take_last_events, name="lockstep-ended-stream", daemon=True).start()
         else:
@@ -346,7 +346,7 @@ class LongLivedStream:
             data_socket.close()
 
     def let_go_of_socket(self) -> None:
-        """Closes the data socket, if there is one; the stream goes on without."""
+        """Closes the data socket, if there is one; the stream continues without."""
         data_socket, self.data_socket = self.data_socket, None
         if data_socket is not None:
             data_socket.close()

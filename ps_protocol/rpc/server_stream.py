@@ -98,9 +98,9 @@ class Peer(Protocol):
         """Waits until nothing waits behind the message that is leaving; False if the stream is over. For threads of their own."""
 
     def pause(self) -> None:
-        """Asks for no message after those that have been asked for, until `go_on`; for `take`. Idempotent."""
+        """Asks for no message after those that have been asked for, until `resume`; for `take`. Idempotent."""
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """Asks for the next message. Idempotent."""
 
     def answer(self, message: bytes) -> None:
@@ -184,7 +184,7 @@ class ThreadedPeer:
         """See Peer."""
         self._is_paused = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         """See Peer."""
         with self._changed:
             self._is_paused = False
@@ -193,7 +193,7 @@ class ThreadedPeer:
     def answer(self, message: bytes) -> None:
         """See Peer."""
         self.send(message)
-        self.go_on()
+        self.resume()
 
     def end(self, error: PsError | None = None) -> None:
         """See Peer."""
@@ -368,7 +368,7 @@ class _EventPeer:
     def pause(self) -> None:
         self._is_paused = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self._is_paused = False
         self._receive()
 

@@ -163,7 +163,7 @@ class VariablesStreams:
                     return decode_call_error(again.error)
                 raise MalformedMessage("a header came again in the middle of an answer")
             if frame is None or not frame.data:
-                # Else a server could go on so without end.
+                # Otherwise a server could do so without end.
                 raise MalformedMessage("a message in the middle of an answer has no bytes of it")
             writer.write(frame.offset, frame.data)
         writer.finish()
@@ -402,7 +402,7 @@ class GrpcShard:
         return self._variables.read(request, into.writer, timeout_s=_limit(timeout_s), awaited=f"slot {name!r}")
 
     def close(self) -> None:
-        """Closes the connection; calls under way end with Cancelled. The server goes on. Idempotent."""
+        """Closes the connection; calls under way end with Cancelled. The server continues. Idempotent."""
         self._pushes.close()
         self._reads.close()
         self._deadlines.close()

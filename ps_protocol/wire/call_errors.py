@@ -1,4 +1,4 @@
-"""Errors within streams that go on, and what of any error may travel: reason, text and facts, cut to fit. Knows the message; no stream."""
+"""Errors within streams that continue, and the parts of any error that travel: reason, text and facts, cut to fit. No streams here."""
 
 from ps_protocol.errors import ERRORS, PsError
 from ps_protocol.v1 import error_pb2

@@ -309,7 +309,7 @@ class AverageKeeper:
         return rate / (1.0 - product) if product < 1.0 else 0.0
 
     def product_before(self, step: int) -> float:
-        """Returns the product of the decays of all steps before `step`, which a later keeper goes on from; 1 where it is not needed."""
+        """Returns the product of the decays of all steps before `step`, which a later keeper continues from; 1 where it is not needed."""
         if not self._spec.zero_debias:
             return 1.0
         if step < self._next_step:
@@ -679,7 +679,7 @@ class FusedApply:
         return self._keeper.product_before(step) if self._keeper is not None else 1.0
 
     def resume_averages(self, product: float) -> None:
-        """Goes on from a result of `average_product` for the initial step."""
+        """Continues from a result of `average_product` for the initial step."""
         self._initial_product = product
         self._keeper = self._make_keeper()
 

@@ -1,7 +1,7 @@
 """The long-lived streams of a parameter server: contributions up, variables down, commands of the chief. Knows messages; decides nothing.
 
 The thread that takes gRPC's events does only work that takes no longer than waking another thread. A thread of the stream does the rest,
-and no message is taken meanwhile. An error is answered within its stream, which goes on. A message that is too large, or a defect of
+and no message is taken meanwhile. An error is answered within its stream, which continues. A message that is too large, or a defect of
 gRPC's, ends the stream.
 """
 
@@ -370,17 +370,17 @@ class PushStream:
         ).flow()
         self._lock = threading.Lock()
         self._is_running = self._is_closed = False
-        self._go_on(None)
+        self._advance(None)
 
     def take(self, message: bytes) -> None:
         """Takes in the next message of a contribution, and answers the contribution that it completes; or has the stream's thread do it."""
-        if self._go_on(message) is _Wish.TIME:
+        if self._advance(message) is _Wish.TIME:
             self._peer.pause()
             self._thread.do(self._take_time)
 
     def finish(self) -> None:
         """Handles the worker's end of the stream: an incomplete contribution is answered with an error."""
-        self._go_on(None)
+        self._advance(None)
         self._peer.end()
 
     def close(self) -> None:
@@ -394,9 +394,9 @@ class PushStream:
             self._flow.close()
 
     def _take_time(self) -> None:
-        while self._go_on(None) is _Wish.TIME:
+        while self._advance(None) is _Wish.TIME:
             pass
-        self._peer.go_on()
+        self._peer.resume()
 
     def _answer(self, message: bytes) -> None:
         """Sends an answer after which nothing is sent before the worker's next message."""
@@ -406,8 +406,8 @@ class PushStream:
         else:
             self._peer.answer(message)
 
-    def _go_on(self, message: bytes | None) -> _Wish | None:
-        """Lets the flow go on to its next wish; None if it is over. One thread at a time, but for `close`."""
+    def _advance(self, message: bytes | None) -> _Wish | None:
+        """Runs the flow to its next wish; None if it is over. One thread at a time, but for `close`."""
         with self._lock:
             if self._is_closed:
                 return None
@@ -709,7 +709,7 @@ class VariablesStream:
 
     def _done(self) -> None:
         self._idle_streams.rest(self._stream, self._peer)
-        self._peer.go_on()
+        self._peer.resume()
 
 
 class _Wait:
@@ -811,7 +811,7 @@ class CommandStream:
 
     def _take_time(self, message: bytes) -> None:
         # The next one may come while this is at work.
-        self._peer.go_on()
+        self._peer.resume()
         self._stream.begin_work()
         answers: list[bytes] = []
         self._carry_out(message, answers.append)

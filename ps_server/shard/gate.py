@@ -71,7 +71,7 @@ class Gate:
         return _Turn(self, check)
 
     def arrival(self) -> "_Arrival":
-        """A block while no step is under way, which may go on beside others like it. Waits for a step; raises Unavailable."""
+        """A block while no step is under way, which may continue beside others like it. Waits for a step; raises Unavailable."""
         return _Arrival(self)
 
     # -- readers

@@ -57,7 +57,7 @@ def test_a_chief_killed_at_any_point_of_a_manifest_leaves_a_whole_checkpoint_or_
 
 @pytest.mark.parametrize("failure", ["error:enospc", "error:eio"])
 @pytest.mark.parametrize("where", ["ps.save.mid_file", "ps.save.before_fsync"])
-def test_a_disk_that_fails_once_is_told_and_training_goes_on(start: Started, where: str, failure: str) -> None:
+def test_a_disk_that_fails_once_is_reported_and_training_continues(start: Started, where: str, failure: str) -> None:
     """F19: the old checkpoints stay, the next interval tries again."""
     cluster = start(Plan(failpoints={"ps 1": f"{where}={failure}@2"}))
     cluster.await_end()

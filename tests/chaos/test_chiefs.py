@@ -87,7 +87,7 @@ def test_chief_and_parameter_server_killed_together_come_back_together(start: St
     cluster.assert_as_without_faults()
 
 
-def test_everything_killed_at_once_goes_on_from_the_newest_checkpoint(start: Started, record: Record) -> None:
+def test_everything_killed_at_once_continues_from_the_newest_checkpoint(start: Started, record: Record) -> None:
     """A machine that loses its power."""
     cluster = start(Plan())
     cluster.await_step(12)
@@ -127,7 +127,7 @@ def test_a_chief_that_slept_still_ends_leases_and_answers_in_words(start: Starte
     cluster.assert_as_without_faults(num_steps=cluster.finish())
 
 
-def test_a_sleeping_chief_that_nobody_replaced_goes_on_when_it_wakes(start: Started) -> None:
+def test_a_stopped_chief_that_nobody_replaced_continues_when_it_wakes(start: Started) -> None:
     cluster = start(Plan(durability=None, lease_s=20.0))
     cluster.await_step(12)
     cluster.signal("chief", signal.SIGSTOP)

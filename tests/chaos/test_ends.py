@@ -36,7 +36,7 @@ def test_a_chief_that_is_asked_to_end_saves_a_checkpoint_and_ends_everything_in_
     assert whole(cluster)[-1].name == f"step-{steps.pop():09}"
 
 
-def test_a_training_that_was_ended_goes_on_where_it_was(start: Started) -> None:
+def test_a_training_that_was_ended_continues_where_it_was(start: Started) -> None:
     cluster = start(Plan(checkpoint_steps=2000))
     cluster.await_step(12)
     cluster.signal("chief", signal.SIGTERM)
@@ -66,7 +66,7 @@ def test_every_role_and_worker_can_be_restarted_one_after_the_other(start: Start
 
 
 def test_everything_asked_to_end_at_once_loses_nothing_that_was_told(start: Started) -> None:
-    """F30: a machine that is shut down. With durability `step` the next run goes on behind all that a worker was told."""
+    """F30: a machine that is shut down. With durability `step` the next run continues behind all that a worker was told."""
     cluster = start(Plan(durability="step", checkpoint_steps=None))
     cluster.await_step(12)
     told = cluster.reached()
@@ -140,7 +140,7 @@ def test_the_launcher_starts_again_what_was_killed(tmp_path: Path, words: tuple[
     up.assert_as_without_faults()
 
 
-def test_the_launcher_that_is_interrupted_saves_a_last_checkpoint_and_the_next_goes_on_from_it(tmp_path: Path, record: Record) -> None:
+def test_the_launcher_that_is_interrupted_saves_a_last_checkpoint_and_the_next_continues_from_it(tmp_path: Path, record: Record) -> None:
     up = Up(tmp_path)
     up.until("step 17")
     up.process.send_signal(signal.SIGINT)

@@ -1,4 +1,4 @@
-"""Strangers that send as fast as they can: training goes on nearly as fast, and no step differs. Needs the machine for itself."""
+"""Strangers that send as fast as they can: training continues nearly as fast, and no step differs. Needs the machine for itself."""
 
 import itertools
 import json
@@ -129,7 +129,7 @@ def rate_alone(cluster: Cluster) -> float:
 
 
 def slow_beside(cluster: Cluster, floods: Sequence[tuple[str, str, str]], *, tls: bool = False) -> list[str]:
-    """Floods one after the other: words about it, its address, its kind. Returns words about each that training does not go on beside."""
+    """Floods one after the other: description, address, kind. Returns the descriptions of floods that training does not survive."""
     slow = []
     after = rate_alone(cluster)
     for what, address, kind in floods:
@@ -149,7 +149,7 @@ def slow_beside(cluster: Cluster, floods: Sequence[tuple[str, str, str]], *, tls
     return slow
 
 
-def test_training_goes_on_beside_floods_of_the_port_for_data(start: Started) -> None:
+def test_training_continues_beside_floods_of_the_port_for_data(start: Started) -> None:
     """F36: a connection that says no nonce is dropped, and costs nothing."""
     port = free_ports(3)
     cluster = start(replace(PLAN, transport="sockets", port=port, environment={"ps": {"LOCKSTEP_DATA_PORT": str(port + 2)}}))
@@ -163,7 +163,7 @@ def test_training_goes_on_beside_floods_of_the_port_for_data(start: Started) -> 
 
 
 @pytest.mark.parametrize("security", SECURITIES)
-def test_training_goes_on_beside_floods(start: Started, tmp_path: Path, security: str) -> None:
+def test_training_continues_beside_floods(start: Started, tmp_path: Path, security: str) -> None:
     """F36: on plain TCP with both ways of polling, with tokens, and with TLS and tokens."""
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     access, environment = DEFAULT_ACCESS, dict[str, dict[str, str]]()

@@ -1,4 +1,4 @@
-"""Processes with too few files, descriptors, disk or time, also beside a flood: training goes on, or says why it cannot."""
+"""Processes with too few files, descriptors, disk or time, also beside a flood: training continues, or says why it cannot."""
 
 import itertools
 import json
@@ -63,7 +63,7 @@ def _link_to_another(place: Path, aside: Path) -> None:
 
 
 @pytest.mark.parametrize("take_away", [_remove, _put_a_file_there, _link_to_nowhere, _link_to_another])
-def test_training_goes_on_when_the_checkpoint_directory_is_taken_away_and_saves_once_it_is_back(
+def test_training_continues_without_its_checkpoint_directory_and_saves_once_it_is_back(
     start: Started, take_away: Callable[[Path, Path], None]
 ) -> None:
     """F19: and what was saved before it was taken away is whole still."""
@@ -138,7 +138,7 @@ def _ports_of(pid: int) -> set[int]:
 
 @pytest.mark.parametrize("kind", ["ping", "calls"])
 @pytest.mark.parametrize("name", ["ps 0", "chief", "worker 0"])
-def test_a_role_that_is_stopped_beside_a_flood_goes_on_where_it_was(start: Started, name: str, kind: str) -> None:
+def test_a_role_that_is_stopped_beside_a_flood_continues_where_it_was(start: Started, name: str, kind: str) -> None:
     """The flood is at the role itself, and at the chief where a worker is stopped."""
     cluster = start(Plan(num_steps=ENDLESS, num_ps=1, num_workers=2, port=free_ports(), lease_s=10.0, transport="grpc"))
     cluster.await_step(20)
@@ -149,7 +149,7 @@ def test_a_role_that_is_stopped_beside_a_flood_goes_on_where_it_was(start: Start
         time.sleep(5)  # how long the role is stopped: what is tried
         cluster.signal(name, signal.SIGCONT)
         at = cluster.reached()
-        cluster.await_(lambda: cluster.reached() >= at + 20, what="it goes on")
+        cluster.await_(lambda: cluster.reached() >= at + 20, what="it continues")
         words, _ = flood.communicate(timeout=60)
     assert json.loads(words)["connections"] >= 2
     assert cluster.rollbacks() == 0

@@ -81,7 +81,7 @@ def test_a_server_that_the_kernel_kills_for_want_of_memory_costs_the_steps_since
 
 
 @pytest.mark.parametrize("name", ["ps 1", "chief"])
-def test_a_role_that_gets_no_more_memory_while_it_trains_goes_on_or_ends_and_does_not_hang(start: Started, name: str) -> None:
+def test_a_role_that_gets_no_more_memory_while_it_trains_continues_or_ends_and_does_not_hang(start: Started, name: str) -> None:
     """F37: what it needs for a save or a new connection is refused, or ends it; then it is started again, as launchers do."""
     cluster = start(Plan(num_steps=ENDLESS))
     _await_save(cluster)

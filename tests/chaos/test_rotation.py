@@ -53,14 +53,14 @@ def _endless(environment: Mapping[str, dict[str, str]], access: Access) -> Plan:
 
 
 def _let_pass(cluster: Cluster, seconds: float) -> float:
-    """Waits while training goes on; returns when that is over."""
+    """Waits while training continues; returns when that is over."""
     until = time.monotonic() + seconds
     cluster.await_(lambda: time.monotonic() > until, what="time passes")
     return time.monotonic()
 
 
 @pytest.mark.parametrize("security", ["tokens", "tls"])
-def test_training_goes_on_while_all_tokens_are_replaced_twice(start: Started, tmp_path: Path, security: str) -> None:
+def test_training_continues_while_all_tokens_are_replaced_twice(start: Started, tmp_path: Path, security: str) -> None:
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     access = files.caller("worker", tls=security == "tls")
     cluster = start(_endless(security_of(files.directory, security), access))
@@ -74,7 +74,7 @@ def test_training_goes_on_while_all_tokens_are_replaced_twice(start: Started, tm
     cluster.assert_as_without_faults(num_steps=cluster.finish())
 
 
-def test_training_goes_on_while_certificates_of_a_few_seconds_expire(start: Started, tmp_path: Path) -> None:
+def test_training_continues_while_certificates_of_a_few_seconds_expire(start: Started, tmp_path: Path) -> None:
     """All have certificates, which are replaced in time; who comes late, or again, finds those that are good then. Then they are not."""
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     roles = ("chief", "ps", "worker")
@@ -97,13 +97,13 @@ def test_training_goes_on_while_certificates_of_a_few_seconds_expire(start: Star
             cluster.restart("worker 1")
             cluster.await_step(cluster.reached() + 5)
     assert time.monotonic() - began_at > 2 * _GOOD_S
-    # Nobody renews them in time: connections that stand go on, and what connects anew says why it waits.
+    # Nobody renews them in time: connections that stand continue, and what connects anew says why it waits.
     _let_pass(cluster, _GOOD_S + 2)
     cluster.kill("chief")
     cluster.restart("chief")
     cluster.await_(lambda: "its certificate has expired" in cluster.text_of("chief"), what="the chief says what it waits for")
     files.renew(*roles, valid_s=600)
     at = cluster.reached()
-    cluster.await_(lambda: cluster.reached() > at + 20, what="training goes on with certificates that are good")
+    cluster.await_(lambda: cluster.reached() > at + 20, what="training continues with certificates that are good")
     assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults(num_steps=cluster.finish())

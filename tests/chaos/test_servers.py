@@ -150,7 +150,7 @@ def test_a_parameter_server_that_was_replaced_while_it_slept_does_no_harm_when_i
     stopped_at = cluster.signal("ps 1", signal.SIGSTOP)
     (cluster.sockets / "ps1").unlink()
     cluster.start_one("ps 1")
-    cluster.await_(lambda: cluster.rollbacks() > 0, what="the cluster goes on with the new ps 1", timeout_s=60)
+    cluster.await_(lambda: cluster.rollbacks() > 0, what="the cluster continues with the new ps 1", timeout_s=60)
     record("ps stopped and replaced: half-open connections given up", standstill_s=time.monotonic() - stopped_at, target_s=40.0)
     sleeper.send_signal(signal.SIGCONT)
     cluster.await_end()

@@ -131,9 +131,9 @@ def test_a_random_fault_every_five_seconds_loses_nothing_and_grows_nothing(start
         threading.Event().wait(PERIOD_S)
         nemesis.mend()
         assert not sizes.look(cluster), f"CHAOS_SEED={SEED}"
-    # All is mended: now it must go on.
+    # All is mended: now it must continue.
     before = len(cluster.events())
-    cluster.await_(lambda: len(cluster.events()) > before + 200, what=f"steps go on (CHAOS_SEED={SEED})", timeout_s=60)
+    cluster.await_(lambda: len(cluster.events()) > before + 200, what=f"steps continue (CHAOS_SEED={SEED})", timeout_s=60)
     last = cluster.finish()
     print(f"faults: {dict(nemesis.done)}; last step {last}; {sizes.words()}", flush=True)
     cluster.assert_as_without_faults(num_steps=last)

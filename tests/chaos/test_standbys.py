@@ -33,7 +33,7 @@ def test_a_killed_standby_is_done_without(start: Started, record: Record) -> Non
     cluster.await_end(expected={"standby 0": KILLED})
     record("standby killed", standstill_s=cluster.standstill_s(killed_at), target_s=TARGET_S)
     _assert_nothing_lost(cluster)
-    assert "training goes on without it" in cluster.text_of("chief")
+    assert "training continues without it" in cluster.text_of("chief")
 
 
 def test_a_restarted_primary_comes_back_as_standby_and_takes_over_again(start: Started, record: Record) -> None:
@@ -95,7 +95,7 @@ def test_another_chief_counts_on_the_replicas_that_are_there(start: Started, rec
     _assert_nothing_lost(cluster)
 
 
-def test_another_chief_goes_on_with_the_replica_that_was_counted_on_alone(start: Started) -> None:
+def test_another_chief_continues_with_the_replica_that_was_counted_on_alone(start: Started) -> None:
     """The other one is gone for good: the one that is left says that it was the only one."""
     cluster = start(Plan(has_standbys=True, history=True, num_ps=1, durability=None, num_steps=60))
     cluster.await_step(12)

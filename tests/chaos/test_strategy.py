@@ -68,7 +68,7 @@ with lockstep.connect() as session, ParameterServerStrategy(2, session=session) 
         time.sleep(3)  # a program that takes long to start
     with strategy.scope():
         done, total = Variable(0.0, name="done"), Variable(np.zeros(50), name="total")
-    # A program that is started again goes on where the variables are.
+    # A program that is started again continues where the variables are.
     while (number := int(done.read_value())) < NUMBER:
         strategy.run(step, args=(done, total))
         if number == 10 and not session.worker_index and "END_AT" not in os.environ:

@@ -42,7 +42,7 @@ def test_with_backup_workers_a_killed_worker_is_not_even_missed(start: Started, 
 
 
 def test_a_late_gradient_of_a_worker_that_slept_is_dropped(start: Started) -> None:
-    """F4, within its lease: the others went on without it, and its old contribution counts for nothing."""
+    """F4, within its lease: the others continued without it, and its old contribution counts for nothing."""
     cluster = start(Plan(durability=None, history=True, num_steps=80, lease_s=30.0, chief_flags=["--replicas-to-aggregate", "2"]))
     cluster.await_step(8)
     cluster.signal("worker 1", signal.SIGSTOP)
@@ -68,7 +68,7 @@ def test_a_worker_killed_between_token_and_commit_costs_nothing(start: Started, 
     cluster.assert_as_without_faults()
 
 
-def test_a_worker_that_sleeps_beyond_its_lease_goes_on_when_it_wakes(start: Started) -> None:
+def test_a_worker_that_sleeps_beyond_its_lease_continues_when_it_wakes(start: Started) -> None:
     """F4: its old contribution has no effect, or counts once."""
     cluster = start(PLAN)
     cluster.await_step(8)
@@ -118,7 +118,7 @@ def test_a_gradient_of_a_wrong_shape_is_refused_and_the_right_one_then_counts(st
 
 
 def test_a_nan_gradient_spoils_its_own_variable_and_no_other(start: Started) -> None:
-    """F33: it counts, as any other, and the cluster goes on."""
+    """F33: it counts, as any other, and the cluster continues."""
     cluster = start(Plan(durability=None, history=True, worker_flags={1: ["--fails-at", "9", "--failure", "nan"]}))
     cluster.await_end()
     expected = script.reference(num_steps=cluster.plan.num_steps, num_workers=3, gradients_of=_with_nan)
@@ -130,7 +130,7 @@ def test_a_nan_gradient_spoils_its_own_variable_and_no_other(start: Started) -> 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])
 def test_a_gradient_that_is_not_a_number_is_refused_where_the_cluster_wants_that(start: Started, transport: str) -> None:
-    """F33: nothing is spoilt, the others go on, and the right one then counts."""
+    """F33: nothing is spoilt, the others continue, and the right one then counts."""
     flags = {1: ["--fails-at", "9", "--failure", "refused nan"]}
     cluster = start(Plan(durability=None, transport=transport, chief_flags=["--reject-nonfinite"], worker_flags=flags))
     cluster.await_end()
@@ -169,7 +169,7 @@ def test_a_flood_of_registrations_is_refused_and_slows_nobody_down(start: Starte
         chief.close()
     assert reasons <= {"CLUSTER_FULL", "CHIEF_BUSY", "UNAVAILABLE"}
     assert reasons
-    assert cluster.reached() > begun_at, "steps went on meanwhile"
+    assert cluster.reached() > begun_at, "steps continued meanwhile"
     cluster.assert_as_without_faults(num_steps=cluster.finish())
 
 

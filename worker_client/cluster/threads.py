@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 def run_bounded(calls: Sequence[Callable[[], object]], *, name: str, timeout_s: float) -> bool:
     """Runs all calls at the same time, each in a daemon thread, and waits for them at most `timeout_s`; returns whether all have ended.
 
-    A call that has not ended goes on by itself, and delays neither the caller nor the interpreter's end. Calls handle their own errors.
+    A call that has not ended continues by itself, and delays neither the caller nor the interpreter's end. Calls handle their own errors.
     """
     threads = [threading.Thread(target=call, name=name, daemon=True) for call in calls]
     for thread in threads:

@@ -148,18 +148,18 @@ class WorkerCalls:
             log.warning("%s: %s", self.worker.who, self._words(request.former, request.cause))
 
     def _words(self, former: Participant, cause: PsError) -> str:
-        """Says where the worker goes on, and why there."""
+        """Says where the worker continues, and why there."""
         state = self.worker.state
         participant, step = state.participant, state.local_step
         if participant.shares_era(former):
             # If its calls were cancelled, the end of the lease was the reason.
             why = "its lease had ended" if isinstance(cause, Cancelled) else _without_advice(cause)
-            return f"goes on at step {step} as incarnation {participant.incarnation}: {why}"
+            return f"continues at step {step} as incarnation {participant.incarnation}: {why}"
         with suppress(PsError):
             found = self._member.status(max_ledger_entries=0, timeout_s=_STATUS_S)
             if found.epoch == participant.era.epoch and f"(epoch {found.epoch})" in found.last_rollback:
                 is_there = found.last_rollback.startswith(f"rolled back to step {step} ")
-                return found.last_rollback if is_there else f"{found.last_rollback}; goes on at step {step}"
+                return found.last_rollback if is_there else f"{found.last_rollback}; continues at step {step}"
         return f"rolled back to step {step} (epoch {participant.era.epoch}): {_without_advice(cause)}"
 
     # -- counting and waiting
@@ -198,7 +198,7 @@ class WorkerCalls:
         return reply
 
     def _state_unreadable(self, request: ask.StateUnreadable) -> None:
-        log.warning("%s: %s; it goes on with an empty user_state", self.worker.who, request.cause.message)
+        log.warning("%s: %s; it continues with an empty user_state", self.worker.who, request.cause.message)
 
     def _note_outcome(self, participant: Participant, commit: PushCommit, result: CommitResult) -> None:
         if result.outcome is PushOutcome.ACCEPTED:

@@ -39,7 +39,7 @@ class WorkerMetrics:
         return f"{self._server.url}{PATH.removeprefix('/')}" if self._is_serving else ""
 
     def start(self, families: Callable[[], Iterable[Family]], *, worker: int) -> None:
-        """Begins to serve. If the port cannot be opened, training goes on without it."""
+        """Begins to serve. If the port cannot be opened, training continues without it."""
         self._page = MetricsPage(families, role=f"worker {worker}")
         try:
             self._server.start()

@@ -130,7 +130,7 @@ class Observer:
         )
 
     def save_checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
-        """Has the cluster save a checkpoint, and returns its `tag` and `step` once it is whole; training goes on meanwhile.
+        """Has the cluster save a checkpoint, and returns its `tag` and `step` once it is whole; training continues meanwhile.
 
         `timeout_s` (None: no limit) bounds the wait. Raises DeadlineExceeded, with what is waited for, but it is saved all the same;
         InvalidSpec where the cluster was started without a place for checkpoints.

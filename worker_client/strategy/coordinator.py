@@ -400,7 +400,7 @@ def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name
     """Runs the closures that the coordinator of this name schedules, until it is closed; returns how many have run here.
 
     `functions`: the functions that can be scheduled, by name. If one raises, the coordinator gets the error. Returns too once
-    training is finished. Raises what the session raises when it cannot go on.
+    training is finished. Raises what the session raises when it cannot continue.
     """
     check_name(name)
     if not isinstance(session, Session):

@@ -13,7 +13,7 @@ from worker_client.strategy.values import select
 
 
 class _Abandoned(BaseException):
-    """Ends a replica whose run has failed in another one. Not an Exception, so that no replica function goes on after it."""
+    """Ends a replica whose run has failed in another one. Not an Exception, so that no replica function continues after it."""
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)
@@ -95,7 +95,7 @@ def run_replicas(
     """Returns the results of `fn` in each replica, by id. Call it across replicas.
 
     The replicas run one after the other, each until its merge_call; then the function of the merge runs here, with the arguments of all
-    replicas as `merged` makes them one, and each goes on with its part of the result. Raises what a replica or a merge raised, once all
+    replicas as `merged` makes them one, and each continues with its part of the result. Raises what a replica or a merge raised, once all
     replicas have ended, and RuntimeError if some replicas merge where others have ended, or merge with another function.
     """
 

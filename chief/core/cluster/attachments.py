@@ -107,7 +107,7 @@ class ContributedAttachments:
         return StepAttachments(user_states=user_states(self._states)) if self._states else NO_STEP_ATTACHMENTS
 
     def lasting_of(self, worker: int, *, only_applied: bool) -> Attachments:
-        """Returns the state that a worker goes on with: that of its contributions that count, applied or not."""
+        """Returns the state that a worker continues with: that of its contributions that count, applied or not."""
         counted = [] if only_applied else [push_id for push_id, one in self._counted.items() if push_id.worker == worker and one.user_state]
         state = self._counted[max(counted)].user_state if counted else self._states.get(worker, "")
         return Attachments(user_state=state) if state else NO_ATTACHMENTS

@@ -44,7 +44,7 @@ class Saver(Protocol):
 
     @property
     def is_ready(self) -> bool:
-        """Whether the shards hold values, and training goes on from them or has ended with them."""
+        """Whether the shards hold values, and training continues from them or has ended with them."""
 
     @property
     def num_bytes(self) -> int:
@@ -177,7 +177,7 @@ class Checkpoints:
     # -- when
 
     def training_begins(self, now: float) -> None:
-        """Notes that training begins, or goes on, at the open step, which is saved: this epoch then has a checkpoint to go back to."""
+        """Notes that training begins, or continues, at the open step, which is saved: this epoch then has a checkpoint to go back to."""
         if self._config is None:
             return
         self._arm(now)
@@ -248,7 +248,7 @@ class Checkpoints:
     # -- its outcome
 
     def copied(self, event: StepCopied) -> bool:
-        """All shards have copied the step; True if steps may go on."""
+        """All shards have copied the step; True if steps may continue."""
         save = self._save
         if save is None or event.tag != save.tag or save.is_copied:
             return False
@@ -290,7 +290,7 @@ class Checkpoints:
             self._out.afterwards(self._proceed)
 
     def failed(self, event: SaveFailed, now: float) -> bool:
-        """A checkpoint could not be saved; training goes on. Returns whether steps that waited for the copies may go on."""
+        """A checkpoint could not be saved; training continues. Returns whether steps that waited for the copies may continue."""
         save = self._save
         if save is None or event.tag != save.tag:
             return False
@@ -337,7 +337,7 @@ class Checkpoints:
         return self._fulfilled.get(request)
 
     def refuse(self, error: PsError) -> None:
-        """The cluster cannot go on: there will be no more checkpoints."""
+        """The cluster cannot continue: there will be no more checkpoints."""
         self._save = self._held = None
         self._is_saving_last = False
         self._wishes.clear()
@@ -386,7 +386,7 @@ class Checkpoints:
         if save.is_held or self._config is None:
             return f"step {save.draft.step} is not announced before it is saved; trying again in {seconds(RETRY_S)}"
         if self._config.durability is Durability.INTERVAL and self._is_training():
-            return f"training goes on; the next attempt follows in {seconds(self._config.interval_s)} at the latest"
+            return f"training continues; the next attempt follows in {seconds(self._config.interval_s)} at the latest"
         return "earlier ones stay"
 
     def _remember_whole(self, checkpoint: Checkpoint, now: float) -> SavedCheckpoint:

@@ -72,7 +72,7 @@ class ModelRegistry:
         rest = len(differences) - _MAX_DIFFERENCES
         text = "; ".join(differences[:_MAX_DIFFERENCES]) + (f"; and {rest} more differences" if rest > 0 else "")
         advice = (
-            "To go on training with your numbers, say create_or_join(…, on_optimizer_change='adopt'); with the cluster's: 'keep'"
+            "To keep training with your numbers, say create_or_join(…, on_optimizer_change='adopt'); with the cluster's: 'keep'"
             if self.model.optimizer_changes(model) is not None
             else "If the cluster's is right, start this worker with it; if yours is, begin anew: restart the cluster, with --restore none"
             " if it has checkpoints"

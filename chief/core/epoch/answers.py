@@ -213,7 +213,7 @@ class Answers:
 
     @property
     def is_keeping(self) -> bool:
-        """Whether training may go on only once a record is kept that is on its way."""
+        """Whether training may continue only once a record is kept that is on its way."""
         return self._is_needed and self._on_its_way is not None
 
     def keep(self, *, for_all: bool = True) -> None:

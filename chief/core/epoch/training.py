@@ -804,7 +804,7 @@ class Training:
         if self._host.is_finishing and not self._policy.is_complete:
             self._host.finish_as_asked(now)
         else:
-            self._end_or_go_on(granted, now)
+            self._end_or_continue(granted, now)
 
     def _counted_on_arrival(self, push_id: PushId, now: float) -> None:
         """A contribution that the shards had applied on arrival has been counted as a step."""
@@ -812,9 +812,9 @@ class Training:
         self._ledger.close_step(now=now)
         self._answers.finished_ranges(self._data.applied((push_id,)))
         self._checkpoints.stepped(self.step)
-        self._end_or_go_on([], now)
+        self._end_or_continue([], now)
 
-    def _end_or_go_on(self, granted: Sequence[Grant], now: float) -> None:
+    def _end_or_continue(self, granted: Sequence[Grant], now: float) -> None:
         max_steps = self._settings.config.max_steps
         if max_steps is not None and self.step >= max_steps and not self._host.is_finished:
             self._host.finish(f"max_steps {max_steps} reached", now)
@@ -831,17 +831,17 @@ class Training:
             self.proceed(now)
 
     def save_failed(self, event: SaveFailed, now: float) -> None:
-        """A checkpoint could not be saved; training goes on."""
-        goes_on = self._checkpoints.failed(event, now) and self._under_way is UnderWay.SAVE
+        """A checkpoint could not be saved; training continues."""
+        continues = self._checkpoints.failed(event, now) and self._under_way is UnderWay.SAVE
         if self._replicas_due and self._checkpoints.is_holding and not self._checkpoints.holds_steps:
-            # The step need not be saved: training goes on, and the replicas come back another time.
+            # The step need not be saved: training continues, and the replicas come back another time.
             why = f"the step that it is to be brought back from could not be saved: {printable(event.why)}"
             for shard in self._replicas_due:
                 self._servers.miss_standby(shard, why=why)
             self._replicas_due.clear()
             self._checkpoints.let_go(now)
             self._advance(now)
-        if goes_on:
+        if continues:
             self._under_way = None
             self.proceed(now)
 
@@ -928,7 +928,7 @@ class Training:
         self._configure(self._settings.as_they_are())
 
     def configured(self, event: ShardsConfigured, now: float) -> None:
-        """Goes on after all shards have the new settings."""
+        """Continues after all shards have the new settings."""
         is_expected = self._under_way is UnderWay.CONFIGURE and event.version == self._settings.version
         if not is_expected or not self._is_current(event.epoch):
             return  # reported again, or too late to matter

@@ -120,7 +120,7 @@ def test_read_begins_again_on_all_shards_if_one_has_moved_on() -> None:
             assert len(faulty.shards[0].arguments_of("read_variables")) == 2
 
 
-def test_error_of_a_shard_is_raised_and_the_session_goes_on() -> None:
+def test_error_of_a_shard_is_raised_and_the_session_continues() -> None:
     faulty = FaultyCluster()
     with faulty.session as session:
         faulty.shards[1].refuse("push_gradients", InternalError("internal error 7"))
@@ -237,7 +237,7 @@ def beating(chief: Any) -> Heartbeat:
 def test_heartbeats_survive_an_absent_chief_and_warn_once(caplog: pytest.LogCaptureFixture) -> None:
     chief = FakeChief(*[Unavailable("nobody there")] * 3, False)
     heartbeat = beating(chief)
-    wait_until(lambda: chief.num_beats >= 5, what="the heartbeat goes on after the chief has come back")
+    wait_until(lambda: chief.num_beats >= 5, what="the heartbeat continues after the chief has come back")
     heartbeat.stop()
     beats = chief.num_beats
     assert len([record for record in caplog.records if "nobody there" in record.getMessage()]) == 1

@@ -17,7 +17,7 @@ def join(session: Session) -> None:
 
 
 def assert_begun_anew(session: Session, *, num_lost: int) -> None:
-    """The worker is at the beginning, in an epoch of the number that the one before had, and goes on there."""
+    """The worker is at the beginning, in an epoch of the number that the one before had, and continues there."""
     assert (session.local_step, session.epoch, session.num_rollbacks) == (0, 1, num_lost)
     np.testing.assert_array_equal(session.read()["w"], VALUES["w"])
     assert session.step(ONES, timeout_s=20).is_accepted

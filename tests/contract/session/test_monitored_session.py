@@ -1,4 +1,4 @@
-"""A monitored session that the cluster gives up, or whose answers are lost, goes on by itself, and no contribution counts twice."""
+"""A monitored session that the cluster gives up, or whose answers are lost, continues by itself, and no contribution counts twice."""
 
 from collections.abc import Iterator
 from contextlib import ExitStack

@@ -1,4 +1,4 @@
-"""A session whose cluster rolls back, or gets another chief: it goes on by itself, and reports the outcome of its contributions."""
+"""A session whose cluster rolls back, or gets another chief: it continues by itself, and reports the outcome of its contributions."""
 
 import gc
 import logging

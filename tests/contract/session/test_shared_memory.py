@@ -195,7 +195,7 @@ def test_foreign_arrays_and_missing_gradients_are_accepted_over_shared_memory(op
     assert_all({name: array for name, array in session.views().items() if name != "b"}, -2)
 
 
-def test_slow_backup_worker_goes_on_with_a_step_that_is_still_kept(opened: Opening) -> None:
+def test_slow_backup_worker_continues_with_a_step_that_is_still_kept(opened: Opening) -> None:
     slow, fast = opened(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2)), opened()
     slow.read()
     for _ in range(5):

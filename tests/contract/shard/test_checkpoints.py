@@ -197,7 +197,7 @@ def test_memory_is_not_shared_any_more_after_a_restoration(open_training: Open) 
     assert all(shard.is_shared for shard in workers.of.values())
 
 
-def test_steps_go_on_while_a_checkpoint_is_written(open_training: Open) -> None:
+def test_steps_continue_while_a_checkpoint_is_written(open_training: Open) -> None:
     training = open_training(2)
     training.create()
     training.train(2)

@@ -252,7 +252,7 @@ def test_later_epoch_begins_with_the_settings_of_the_model(small: Trainer) -> No
     np.testing.assert_array_equal(views(small.layout, small.read(epoch=EPOCH + 1)[1])["w"], [-8.0 - 0.5] * 4)
 
 
-def test_shard_goes_on_applying_on_arrival_in_a_later_epoch(small: Trainer) -> None:
+def test_shard_keeps_applying_on_arrival_in_a_later_epoch(small: Trainer) -> None:
     small.configure(4, applies_on_arrival=True)
     small.push(small.header())
     assert small.shard.adopt(fence(EPOCH + 1, CHIEF)).step == 1

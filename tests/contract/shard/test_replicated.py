@@ -52,7 +52,7 @@ class Moody(ForwardingShard):
         return self._forward.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
 
     def close(self) -> None:
-        """The shard goes on: it is the fixture's."""
+        """The shard continues: it is the fixture's."""
         self.closed.set()
 
     def _be_moody(self) -> None:

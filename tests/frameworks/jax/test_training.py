@@ -89,7 +89,7 @@ def test_two_leaves_of_one_name_are_refused() -> None:
         lj.create_or_join(session, {"a/b": W, "a": {"b": W}}, optax.sgd(0.1))
 
 
-def test_what_was_read_stays_as_it_is_while_training_goes_on() -> None:
+def test_values_that_were_read_do_not_change_while_training_continues() -> None:
     large = {"w": jnp.zeros(1 << 20)}  # so large that JAX uses NumPy's memory in place, where it is aligned
     with lockstep.local() as session:
         kept = [lj.create_or_join(session, large, optax.sgd(1.0))]
@@ -189,7 +189,7 @@ def test_an_optimizer_of_the_workers_adds_the_mean_of_their_updates() -> None:
         np.testing.assert_allclose(final[index]["w"], np.full(2, expected), rtol=1e-6)
 
 
-# Wrong calls: each has a sentence, and training goes on after it.
+# Wrong calls: each has a sentence, and training continues after it.
 
 
 def _in_jit(session: Any) -> None:

@@ -75,7 +75,7 @@ def train(place: Path, *, until: int, run_dir: Path) -> LocalStorage:
     return LocalStorage(place)
 
 
-def test_a_training_goes_on_with_the_same_bits_after_export_and_import(tmp_path: Path) -> None:
+def test_a_training_continues_with_the_same_bits_after_export_and_import(tmp_path: Path) -> None:
     place = train(tmp_path / "ckpt", until=4, run_dir=tmp_path / "first")
     file, other = tmp_path / "all.safetensors", tmp_path / "other"
     assert main(["checkpoint", "export", str(file), "--slots", "--checkpoint-dir", place.place]) == 0

@@ -1,4 +1,4 @@
-"""Workers that end with exit code 0 before the others: training goes on if it can, else it ends with a message instead of a silent wait."""
+"""Workers that end with exit code 0 before the others: training continues if it can, or ends with a message, not in a silent wait."""
 
 from pathlib import Path
 

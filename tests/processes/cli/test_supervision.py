@@ -238,7 +238,7 @@ def test_a_signal_ends_even_stubborn_processes_within_two_seconds(tmp_path: Path
 
 
 def test_a_signal_ends_a_launcher_whose_guardian_takes_its_time(tmp_path: Path) -> None:
-    """The guardian goes on by itself."""
+    """The guardian continues by itself."""
     with launcher(tmp_path, STUBBORN, count=1, mark="guardian") as process:
         directory = Path(read_until(process, is_last=lambda lines: num_ready(lines) == 1)[0])
         (guardian,) = [one for one in psutil.Process(process.pid).children() if "guardian.py" in " ".join(one.cmdline())]

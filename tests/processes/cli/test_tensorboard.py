@@ -45,7 +45,7 @@ def test_up_has_event_files_written_until_training_ends(program: Path, tmp_path:
     assert [event.step for event in points] == sorted({event.step for event in points})
 
 
-def test_training_goes_on_where_no_event_file_can_be_written(program: Path, tmp_path: Path) -> None:
+def test_training_continues_where_no_event_file_can_be_written(program: Path, tmp_path: Path) -> None:
     (tmp_path / "board").write_text("a file")
     ended = up(program, tmp_path, "--max-steps", "50", "--tensorboard", str(tmp_path / "board"))
     assert ended.returncode == 0, ended.stdout + ended.stderr

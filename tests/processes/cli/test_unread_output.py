@@ -1,4 +1,4 @@
-"""Output of a launcher or a role without a reader: training goes on, failures are handled, and Ctrl-C ends everything."""
+"""Output of a launcher or a role without a reader: training continues, failures are handled, and Ctrl-C ends everything."""
 
 import os
 import signal
@@ -81,7 +81,7 @@ def test_killed_chief_is_restarted_and_a_signal_ends_all(tmp_path: Path, unread:
         chief.kill()
         wait_until(lambda: [one for one in running(process, "chief") if one.pid != chief.pid], timeout_s=10.0, what="there is a new chief")
         step = last_step(log)
-        wait_until(lambda: last_step(log) > step + 3, timeout_s=20.0, what="training goes on")
+        wait_until(lambda: last_step(log) > step + 3, timeout_s=20.0, what="training continues")
         everybody = family(process)
         begin = time.monotonic()
         process.send_signal(number)

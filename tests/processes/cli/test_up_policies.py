@@ -7,7 +7,7 @@ from tests.support.processes.commands import run_up
 # A process less to start. The launcher asks the chief the same, wherever that runs.
 IN_PS = "--chief-in-ps"
 
-# All wait for all to come; then worker 0 ends of its own accord after a few contributions, and the others go on to the end.
+# All wait for all to come; then worker 0 ends of its own accord after a few contributions, and the others continue to the end.
 EARLY = """
 import os
 import threading

@@ -61,7 +61,7 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
         yield cluster
 
 
-def test_training_goes_on_under_tls_tokens_and_certificates(cluster: Cluster) -> None:
+def test_training_continues_under_tls_tokens_and_certificates(cluster: Cluster) -> None:
     with worker_client.connect(cluster.chief, timeout_s=20, security=worker_client.Security(**cluster.proofs())) as session:
         halves = worker_client.fixed_size_partitioner(2)
         values = {"w": np.zeros((64, 8), np.float32), "rows": worker_client.EmbeddingTable((30, 2), partitioner=halves)}

@@ -43,7 +43,7 @@ def _server(directory: Path, index: int, *, failpoints: str = "") -> Iterator[tu
             process.kill()
 
 
-def test_cluster_goes_on_from_its_checkpoint_after_a_server_was_killed(tmp_path: Path) -> None:
+def test_cluster_continues_from_its_checkpoint_after_a_server_was_killed(tmp_path: Path) -> None:
     with _server(tmp_path, 0) as (_, survivor):
         with _server(tmp_path, 1) as (process, lost):
             training = ShardedTraining(shards=[survivor, lost], model=MODEL, checkpoint_dir=str(tmp_path / "checkpoints"))

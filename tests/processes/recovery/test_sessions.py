@@ -134,7 +134,7 @@ def mapped_segments(*, server: int) -> set[str]:
     return set(re.findall(rf"/memfd:{NAME_PREFIX}\S*-ps{server}-\w+", Path("/proc/self/maps").read_text()))
 
 
-def test_workers_go_on_whatever_is_killed(cluster: KilledCluster) -> None:
+def test_workers_continue_whatever_is_killed(cluster: KilledCluster) -> None:
     cluster.go_on(15)
     cluster.servers[1].kill()
     cluster.servers[1].wait()
@@ -153,7 +153,7 @@ def test_workers_go_on_whatever_is_killed(cluster: KilledCluster) -> None:
 
 
 @pytest.mark.parametrize("cluster", ["grpc"], indirect=True)
-def test_workers_go_on_in_another_life_of_the_cluster_when_all_but_them_was_lost(cluster: KilledCluster) -> None:
+def test_workers_continue_in_another_life_of_the_cluster_when_all_other_processes_were_lost(cluster: KilledCluster) -> None:
     cluster.go_on(15)
     for process in (cluster.chief, *cluster.servers):
         process.kill()

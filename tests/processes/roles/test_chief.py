@@ -74,7 +74,7 @@ def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) ->
             first.wait(10)
         with chief("--ps", server.address, "--workers", "1", "--announce", str(tmp_path / "b"), "--takeover") as second:
             client = GrpcChief(announced(second, tmp_path / "b"))
-            wait_until(lambda: client.status().state is ClusterState.TRAINING, timeout_s=20, what="the second chief goes on")
+            wait_until(lambda: client.status().state is ClusterState.TRAINING, timeout_s=20, what="the second chief continues")
             status = client.status()
             client.close()
             assert (status.global_step, status.epoch, status.chief_incarnation) == (1, 1, 2)

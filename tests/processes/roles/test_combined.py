@@ -118,7 +118,7 @@ def test_a_combined_process_killed_with_tokens_and_checkpoints_comes_back_at_the
         (tmp_path / name).unlink()
     with combined(tmp_path, *chief_flags, ps_flags=recovery) as process:
         with contextlib.closing(client()) as chief:
-            wait_until(lambda: chief.status().state is ClusterState.TRAINING, timeout_s=30, what="training goes on")
+            wait_until(lambda: chief.status().state is ClusterState.TRAINING, timeout_s=30, what="training continues")
             assert chief.status().global_step == 3
 
 

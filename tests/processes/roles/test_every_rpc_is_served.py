@@ -23,7 +23,7 @@ METHODS = [
     for method in service.methods
 ]
 NO_MESSAGE = b"\xff"  # cannot be decoded, so the answer is an error at once
-ANSWERED_WITHIN = {"Push", "Read"}  # the stream goes on
+ANSWERED_WITHIN = {"Push", "Read"}  # the stream continues
 
 
 @pytest.fixture(scope="module")

@@ -159,7 +159,7 @@ def test_each_error_at_the_start_is_reported_in_one_line(arguments: list[str], s
 
 
 def test_grpc_is_what_answers_and_nothing_else() -> None:
-    """An HTTP/1.1 client is turned away, and the server goes on."""
+    """An HTTP/1.1 client is turned away, and the server continues."""
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
         host, port = server.address.split(":")
         with socket.create_connection((host, int(port)), timeout=10) as connection:

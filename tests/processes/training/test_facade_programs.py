@@ -50,7 +50,7 @@ def test_example_trains_with_two_workers(tmp_path: Path) -> None:
     assert "training is finished at step 200: the chief worker (0) has ended its session" in out
 
 
-def test_worker_that_slept_beyond_its_lease_goes_on_and_nothing_counts_twice(socket_dir: Path) -> None:
+def test_worker_that_slept_beyond_its_lease_continues_and_nothing_counts_twice(socket_dir: Path) -> None:
     with ExitStack() as stack:
         cluster = GrpcTestCluster(Shape(lease_s=1.0), stack, directory=socket_dir)
         address = cluster.chief_address

@@ -47,12 +47,12 @@ def await_everybody(cluster: ThreadedCluster) -> None:
     wait_until(
         lambda: all(now >= then + STEPS_A_PHASE for now, then in zip(num_accepted(cluster), before, strict=True)),
         timeout_s=20,
-        what=f"every worker goes on under {cluster.observer.status().policy.text}",
+        what=f"every worker continues under {cluster.observer.status().policy.text}",
     )
 
 
 def switch(cluster: ThreadedCluster, policy: PolicySpec) -> int:
-    """Changes the policy, sees that everybody goes on under it, and returns the first step under it."""
+    """Changes the policy, sees that everybody continues under it, and returns the first step under it."""
     step = cluster.observer.set_policy(policy, timeout_s=20)
     assert cluster.observer.status().policy == policy
     await_everybody(cluster)
@@ -79,7 +79,7 @@ def test_workers_train_along_through_every_change_and_no_step_is_lost(launch: La
     assert [policy for result in results for policy in result["policies"]] == ["sync", "async", "ssp(2)", "sync"] * 3
 
 
-def test_a_stuck_cluster_is_freed_by_going_on_asynchronously(stack: ExitStack, socket_dir: Path) -> None:
+def test_a_stuck_cluster_is_freed_by_a_change_to_async(stack: ExitStack, socket_dir: Path) -> None:
     cluster = real_cluster(Shape(num_ps=2, total_num_replicas=2, lease_s=3.0), stack, directory=socket_dir)
     cluster.all_do("join", model="counting")
     alive, dead = cluster.workers

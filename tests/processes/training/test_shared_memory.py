@@ -70,7 +70,7 @@ def test_values_are_those_of_grpc_to_the_bit(launch: Launch) -> None:
     assert values[0] == values[1] and len(set(values[0])) == STEPS
 
 
-def test_killed_worker_leaves_nothing_and_the_other_goes_on(launch: Launch, socket_dir: Path) -> None:
+def test_killed_worker_leaves_nothing_and_the_other_continues(launch: Launch, socket_dir: Path) -> None:
     cluster = launch(replicas_to_aggregate=1)
     cluster.all_do("train_randomly", times=2)
     before = status(socket_dir / "only")

@@ -208,7 +208,7 @@ class RecoveryDriver(Driver):
         return workers
 
     def come_back(self, worker: Worker, **fields: Any) -> Registration:
-        """A worker registers again, as whom it was, and goes on with what it is given."""
+        """A worker registers again, as whom it was, and continues with what it is given."""
         registration = self.register(worker.index, former=worker.participant, **fields)
         worker.registration, worker.participant = registration, registration.participant
         worker.local_step = registration.global_step

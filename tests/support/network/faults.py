@@ -112,7 +112,7 @@ class Nemesis:
         return result
 
     def _hold(self, work: Callable[..., Any], given: tuple[Any, ...], named: dict[str, Any]) -> None:
-        # The caller goes on and writes there again.
+        # The caller continues and writes there again.
         own = tuple(map(_own, given))
         with self._lock:
             self._held.append(lambda: work(*own, **named))

@@ -9,7 +9,7 @@ import grpc
 
 from ps_protocol.rpc.channel import CHANNEL_OPTIONS, server_options
 
-# Takes a method's last name, an answer and its number, from 1, within its call; gives what goes on in its place.
+# Takes a method's last name, an answer and its number, from 1, within its call; gives what continues in its place.
 Change = Callable[[str, bytes, int], Iterable[bytes]]
 
 

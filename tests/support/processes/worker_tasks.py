@@ -60,7 +60,7 @@ def push_ones(session: Session, *, times: int, waits: bool = True) -> list[Recor
 
 @task
 def await_token(session: Session) -> bool:
-    """Waits until all that the worker has pushed is applied; whether training goes on."""
+    """Waits until all that the worker has pushed is applied; whether training continues."""
     return session.wait(timeout_s=20)
 
 

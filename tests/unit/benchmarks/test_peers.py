@@ -75,7 +75,7 @@ def test_the_runs_of_all_systems_alternate() -> None:
     assert comparison.ratio(GRPC, peer="other") == pytest.approx(1.5)
 
 
-def test_a_peer_that_fails_is_left_out_and_the_others_go_on() -> None:
+def test_a_peer_that_fails_is_left_out_and_the_others_continue() -> None:
     def fail() -> RunFigures:
         tries.append(1)
         raise PeerFailed("No matching distribution\n  found | at all")

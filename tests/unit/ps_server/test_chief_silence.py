@@ -22,7 +22,7 @@ def test_a_chief_that_falls_silent_is_told_after_ten_seconds_and_then_once_a_min
     said = _looks(silence, 1, 80, is_adopted=True)
     assert list(said) == [13, 73]
     assert said[73] == (
-        "the chief has been silent for 70 s; if it is gone, start it again, here or elsewhere: training then goes on at its step"
+        "the chief has been silent for 70 s; if it is gone, start it again, here or elsewhere: training then continues at its step"
     )
 
 

@@ -24,7 +24,7 @@ SHARD = "/ps_protocol.v1.ParameterService"
 
 @dataclass(frozen=True, slots=True)
 class Case:
-    """One call: `server` is the one that must go on working afterwards; `answer` looks at what a call that ends well was answered."""
+    """One call: `server` is the one that must keep working afterwards; `answer` looks at what a call that ends well was answered."""
 
     act: Callable[[Scene], Outcome]
     code: grpc.StatusCode

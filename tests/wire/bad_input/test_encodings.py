@@ -1,4 +1,4 @@
-"""Encoded gradients that no client of ours would send: a parameter server refuses them and goes on serving."""
+"""Encoded gradients that no client of ours would send: a parameter server refuses them and keeps serving."""
 
 import contextlib
 from collections.abc import Iterator

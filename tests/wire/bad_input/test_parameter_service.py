@@ -1,4 +1,4 @@
-"""Input that no client of ours would send: a parameter server refuses it and goes on serving."""
+"""Input that no client of ours would send: a parameter server refuses it and keeps serving."""
 
 import logging
 from collections.abc import Callable, Iterator

@@ -1,4 +1,4 @@
-"""Wrong requests for records, saves and restorations: a parameter server refuses them with a reason and goes on serving."""
+"""Wrong requests for records, saves and restorations: a parameter server refuses them with a reason and keeps serving."""
 
 import contextlib
 from collections.abc import Callable, Iterator

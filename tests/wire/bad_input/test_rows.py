@@ -1,4 +1,4 @@
-"""Gradients and reads of rows that no client of ours would send: a parameter server refuses them and goes on serving."""
+"""Gradients and reads of rows that no client of ours would send: a parameter server refuses them and keeps serving."""
 
 import contextlib
 import dataclasses

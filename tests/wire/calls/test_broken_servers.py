@@ -160,7 +160,7 @@ def test_variables_of_another_step_than_was_asked_for_are_refused(wanted: int | 
 
 
 def without_end(message: bytes) -> Callable[[Messages], Iterator[bytes]]:
-    """Begins right, and goes on with this message."""
+    """Begins right, and continues with this message."""
     return lambda requests: itertools.chain([headed(4)], itertools.repeat(message))
 
 
@@ -168,7 +168,7 @@ def without_end(message: bytes) -> Callable[[Messages], Iterator[bytes]]:
     "message",
     [b"", pb.ReadResponse(frame=pb.ReadResponse().frame).SerializeToString(), encode_frame(b"", offset=0, data=b""), headed(4)],
 )
-def test_an_answer_that_goes_on_without_end_and_brings_nothing_is_broken_off(message: bytes) -> None:
+def test_an_endless_answer_without_content_is_broken_off(message: bytes) -> None:
     with shard_that(without_end(message)) as shard, pytest.raises(MalformedMessage, match="in the middle of an answer"):
         read(shard, step=4)
 

@@ -186,7 +186,7 @@ def test_ctrl_c_ends_a_blocking_call_at_once_and_the_server_is_told(service: str
                 thread.start()
                 with pytest.raises(KeyboardInterrupt):
                     WAYS_TO_CALL[service](connection)
-                assert method.left.wait(5), "the call goes on at the server"
+                assert method.left.wait(5), "the call continues at the server"
     finally:
         signal.signal(signal.SIGINT, previous)
         thread.join(10)

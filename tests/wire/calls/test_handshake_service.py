@@ -64,7 +64,7 @@ def test_garbage_is_refused_with_a_reason_and_not_logged(serve: Serve, caplog: p
             refused = raw.call("", garbage, path=HANDSHAKE)
             assert (refused.code, refused.reason) == (grpc.StatusCode.INVALID_ARGUMENT, "MALFORMED_MESSAGE")
             assert "bytes are not a HandshakeRequest" in refused.text
-        # The server goes on.
+        # The server continues.
         assert raw.handshake().code is grpc.StatusCode.OK
     assert not [record for record in caplog.records if record.levelno >= logging.WARNING or record.exc_info]
 

@@ -221,7 +221,7 @@ def test_answer_that_cannot_be_right_is_refused_by_the_reader(messages: list[byt
         assert not memory.any()
 
 
-def test_error_in_the_middle_of_a_read_arrives_and_the_stream_goes_on() -> None:
+def test_error_in_the_middle_of_a_read_arrives_and_the_stream_continues() -> None:
     overwritten = pb.ReadHeader(error=encode_call_error(errors.StepGone("step 4 was overwritten")))
     answers = iter([[FULL[0], pb.ReadResponse(header=overwritten).SerializeToString()], FULL])
     with client_of(read_from(lambda request: next(answers))) as shard:

@@ -76,4 +76,4 @@ def test_a_chief_waits_for_a_server_that_gives_wrong_answers(method: str, change
                 except PsError:
                     return False
 
-            wait_until(is_trained, timeout_s=20, what="training goes on")
+            wait_until(is_trained, timeout_s=20, what="training continues")

@@ -229,7 +229,7 @@ def test_an_address_that_is_no_place_for_a_page_is_refused(page: str) -> None:
         RunningChief("127.0.0.1:1", page=page, total_num_replicas=1)
 
 
-def test_training_goes_on_though_the_page_cannot_be_served() -> None:
+def test_training_continues_though_the_page_cannot_be_served() -> None:
     with training() as (first, _):
         taken = first.page_url.removeprefix("http://").rstrip("/")
         with (

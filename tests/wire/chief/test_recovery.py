@@ -153,7 +153,7 @@ def test_a_server_that_stays_away_is_explained_and_waited_for(open_scene: Callab
     wait_until(lambda: scene.status().state is ClusterState.TRAINING and scene.status().epoch == 2, timeout_s=20, what="it is back")
 
 
-def test_a_killed_chief_is_followed_by_one_that_goes_on_at_the_same_step(open_scene: Callable[..., Scene]) -> None:
+def test_a_killed_chief_is_followed_by_one_that_continues_at_the_same_step(open_scene: Callable[..., Scene]) -> None:
     scene = open_scene()
     scene.train(3)
     before = scene.values()
@@ -223,7 +223,7 @@ def test_a_checkpoint_is_saved_on_demand(open_scene: Callable[..., Scene]) -> No
 
 
 @pytest.mark.parametrize("num_ps", [1, 3])
-def test_a_new_cluster_of_another_size_goes_on_where_the_last_one_ended(tmp_path: Path, num_ps: int) -> None:
+def test_a_new_cluster_of_another_size_continues_where_the_last_one_ended(tmp_path: Path, num_ps: int) -> None:
     with contextlib.ExitStack() as stack:
         first = Scene(tmp_path, stack, num_ps=2)
         first.train(3)

@@ -86,7 +86,7 @@ def test_an_index_that_is_taken_is_refused_with_facts_and_a_takeover_fences_its_
         assert client.heartbeat(newer.participant) is End.NOT_YET
 
 
-def test_a_silent_worker_loses_its_lease_and_a_replacement_goes_on() -> None:
+def test_a_silent_worker_loses_its_lease_and_a_replacement_continues() -> None:
     with cluster(total_num_replicas=2, lease_s=0.5) as chief, client_of(chief) as client, Worker(client, 0) as alive, Worker(client, 1):
         alive.join_model()
         alive.commit(alive.push())
@@ -106,7 +106,7 @@ def test_a_silent_worker_loses_its_lease_and_a_replacement_goes_on() -> None:
             with Worker(client, 1) as replacement:
                 replacement.join_model()
                 assert replacement.commit(replacement.push()).outcome is PushOutcome.ACCEPTED
-                wait_until(lambda: call, what="the waiting worker goes on")
+                wait_until(lambda: call, what="the waiting worker continues")
         finally:
             beating.set()
             for thread in threads:
@@ -213,7 +213,7 @@ def test_a_restarted_parameter_server_fails_the_training_in_words() -> None:
         assert chief.ended() == 1
 
 
-def test_a_contribution_that_no_server_holds_is_told_to_its_worker_and_training_goes_on() -> None:
+def test_the_worker_of_a_contribution_that_no_server_holds_is_told_and_training_continues() -> None:
     with cluster() as chief, client_of(chief) as client, Worker(client) as worker:
         worker.join_model()
         with pytest.raises(

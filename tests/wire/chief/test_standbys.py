@@ -356,7 +356,7 @@ def test_another_chief_waits_for_a_replica_that_may_know_better_but_not_if_one_w
     assert pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False).step == 0
 
 
-def test_another_chief_goes_on_once_no_replica_obeys_the_former_one_any_more(pair: Pair) -> None:
+def test_another_chief_continues_once_no_replica_obeys_the_former_chief(pair: Pair) -> None:
     pair.create()
 
     async def act(link: ReplicatedLink) -> Any:

@@ -55,7 +55,7 @@ class Peer:
         self._connection = Connection(address, name="ps 0", service="test.One")
 
     def call(self, error: BaseException | None) -> PsError:
-        """Returns what a client gets when the server raises `error`, and then sees that the server goes on."""
+        """Returns what a client gets when the server raises `error`, and then sees that the server continues."""
         self.raising[0] = error
         caught = self._catch(self._call)
         self.raising[0] = None

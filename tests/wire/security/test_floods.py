@@ -1,4 +1,4 @@
-"""Limits of strangers' traffic to a port: a stranger that goes on is cut and has to wait, and other callers notice nothing."""
+"""Limits of strangers' traffic to a port: a stranger that continues is cut and has to wait, and other callers notice nothing."""
 
 import contextlib
 import socket

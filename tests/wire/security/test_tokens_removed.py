@@ -141,7 +141,7 @@ def test_long_lived_call_ends_when_its_token_is_given_to_another_role(tokens: To
         assert call.code() in (grpc.StatusCode.CANCELLED, grpc.StatusCode.PERMISSION_DENIED)
 
 
-def test_training_goes_on_while_all_tokens_are_replaced(tokens: Tokens, addresses: dict[str, str], tmp_path: Path) -> None:
+def test_training_continues_while_all_tokens_are_replaced(tokens: Tokens, addresses: dict[str, str], tmp_path: Path) -> None:
     """Every token of every role, three times over, with the old ones removed in between: no step is lost or counted twice."""
     own = tmp_path / "worker.token"
     credentials.write_secret(own, f"{tokens.lines['worker'][0]}\n")

@@ -438,7 +438,7 @@ def interrupt_when(has_begun: threading.Event) -> list[float]:
 
 
 @pytest.mark.parametrize("what", ["push", "read", "opening"])
-def test_interrupt_ends_a_payload_at_once_and_the_client_goes_on(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_interrupt_ends_a_payload_at_once_and_the_client_continues(what: str, monkeypatch: pytest.MonkeyPatch) -> None:
     with a_shard(LARGE) as (trainer, client):
         monkeypatch.setattr(payloads, "_TIMEOUT_S", TIMEOUT_S)
         hindrance = HangingInvitations(monkeypatch) if what == "opening" else Proxy(monkeypatch, passes_requests=what == "read")

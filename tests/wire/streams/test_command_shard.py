@@ -150,7 +150,7 @@ def test_a_chief_whose_command_is_no_message_is_told_of_by_name(
     assert re.match(r"cannot understand the chief at ipv4:127.0.0.1:\d+: 2 bytes are not a CommandRequest", words)
 
 
-def test_error_is_the_answer_of_its_command_and_the_stream_goes_on(trainer: Trainer, commands: Commands) -> None:
+def test_error_is_the_answer_of_its_command_and_the_stream_continues(trainer: Trainer, commands: Commands) -> None:
     request = request_of(trainer, 0)
     ahead = codec.encode(request)
     ahead.step = 7

@@ -86,7 +86,7 @@ def test_next_call_of_a_stream_is_taken_when_the_one_before_is_answered(
     other.close()
 
 
-def test_error_is_the_answer_of_its_call_and_the_stream_goes_on(first: Worker, talk: Talk) -> None:
+def test_error_is_the_answer_of_its_call_and_the_stream_continues(first: Worker, talk: Talk) -> None:
     talk.ask(1, commit=of_stranger())
     answer = talk.answer()
     assert (answer.call, answer.error.reason, answer.error.facts["epoch"]) == (1, "EPOCH_MISMATCH", "1")
@@ -96,7 +96,7 @@ def test_error_is_the_answer_of_its_call_and_the_stream_goes_on(first: Worker, t
     assert talk.answer().token.result == pb.TOKEN_RESULT_WAIT
 
 
-def test_unknown_kind_of_call_is_refused_and_the_stream_goes_on(first: Worker, talk: Talk) -> None:
+def test_unknown_kind_of_call_is_refused_and_the_stream_continues(first: Worker, talk: Talk) -> None:
     talk.ask(5)
     answer = talk.answer()
     assert (answer.call, answer.error.reason) == (5, "MALFORMED_MESSAGE")

@@ -95,7 +95,7 @@ def test_reader_that_stops_in_the_middle_harms_nobody() -> None:
             trainer.train(1)
             for call in stopped[1:]:
                 call.cancel()
-            # The first goes on. What it reads was overwritten, and it is told; or all of it was on its way before, which is as well.
+            # The first continues. What it reads was overwritten, and it is told; or all of it was on its way before, which is as well.
             ended = outcome(stopped[0])
             assert ended.code is CODE.OK
             answers = [pb.ReadResponse.FromString(message) for message in (firsts[0], *ended.messages)]

@@ -177,7 +177,7 @@ def test_nothing_is_taken_while_the_handler_has_paused(scene: Scene) -> None:
     wait_until(lambda: bool(scene.talks) and scene.talks[0].taken == [b"pause"], what="the first message")
     assert scene.ended(b"y")[2] == [b"y"], "others are served meanwhile"
     assert scene.talks[0].taken == [b"pause"]
-    scene.talks[0].peer.go_on()
+    scene.talks[0].peer.resume()
     assert next(call) == b"x"
     call.cancel()
 
@@ -273,7 +273,7 @@ def _threaded(answers: Callable[[bytes], Iterator[bytes]]) -> Any:
             self._thread.end()
 
         def _answer(self, message: bytes) -> None:
-            self._peer.go_on()
+            self._peer.resume()
             for answer in answers(message):
                 if not self._peer.wait_for_room():
                     return

@@ -38,12 +38,12 @@ class _Peer:
 
     def answer(self, message: bytes) -> None:
         self.send(message)
-        self.go_on()
+        self.resume()
 
     def pause(self) -> None:
         self.is_paused = True
 
-    def go_on(self) -> None:
+    def resume(self) -> None:
         self.is_paused = False
 
     def end(self, error: PsError | None = None) -> None:

@@ -126,7 +126,7 @@ def test_a_failed_checkpoint_is_reported_and_training_continues() -> None:
     status = driver.coordinator.status(driver.now).checkpoint
     assert status is not None
     assert (status.tag, status.failure, status.saving) == ("step-000000000", "no space left on device", "")
-    words = "checkpoint step-000000001 failed: no space left on device; training goes on; the next attempt"
+    words = "checkpoint step-000000001 failed: no space left on device; training continues; the next attempt"
     assert any(note.is_warning and words in note.text for note in driver.notes)
     driver.full = False
     driver.pass_time(60.0)

@@ -139,7 +139,7 @@ class StrictSync(RuleBasedStateMachine):
         assert len(every_push) == len(set(every_push)), "a push is part of two steps"
 
     def teardown(self) -> None:
-        """Heal everything: every index has a live worker that works properly; then the steps must go on."""
+        """Heal everything: every index has a live worker that works properly; then the steps must continue."""
         if not hasattr(self, "driver"):
             return
         workers = [Worker(self.driver, worker.index, takeover=True) for worker in self.workers]

@@ -50,7 +50,7 @@ def numbers(participant: Participant) -> tuple[int, int]:
     return participant.era.epoch, participant.incarnation
 
 
-def test_a_life_goes_on_under_another_chief_and_through_a_rollback() -> None:
+def test_a_life_continues_under_another_chief_and_through_a_rollback() -> None:
     driver, workers = trained(5, **SAVED)
     life, before = life_of(driver), workers[0].participant
     assert before.era.life == life != 0
@@ -60,7 +60,7 @@ def test_a_life_goes_on_under_another_chief_and_through_a_rollback() -> None:
     assert driver.come_back(workers[0]).participant == replace(before, era=era(2, life=before.era.life))
 
 
-def test_a_life_goes_on_while_one_server_of_it_is_left() -> None:
+def test_a_life_continues_while_one_of_its_servers_is_left() -> None:
     driver, workers = trained(5, **SAVED)
     life = life_of(driver)
     driver.kill(1)

@@ -303,7 +303,7 @@ def test_old_members_may_say_goodbye_in_their_old_epoch() -> None:
     assert driver.coordinator.status(driver.now).participants[0].state == "left"
 
 
-def test_a_cluster_that_starts_goes_on_with_the_newest_checkpoint_of_its_place() -> None:
+def test_a_cluster_that_starts_continues_with_the_newest_checkpoint_of_its_place() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
     (worker,) = driver.train(0)
     steps(driver, [worker], 4)
@@ -429,7 +429,7 @@ def test_a_training_that_is_finished_during_a_rollback_is_not_restored() -> None
 
 @pytest.mark.parametrize("has_checkpoints", [False, True])
 def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_meanwhile(has_checkpoints: bool) -> None:
-    """Once it has taken such a parameter server, neither chief's workers may go on with what is there."""
+    """Once it has taken such a parameter server, neither chief's workers may continue with what is there."""
     driver = RecoveryDriver(checkpoints=CheckpointConfig(restore="latest") if has_checkpoints else None)
     driver.new_chief()  # so its epoch is a later one
     driver.is_manual = True
@@ -475,7 +475,7 @@ def test_a_chief_without_a_model_looks_for_checkpoints_when_a_server_was_restart
         assert driver.coordinator.epoch == (epoch + 1 if is_second else epoch)
 
 
-def test_a_chief_that_has_trained_nothing_goes_on_from_a_checkpoint_that_another_was_still_saving_when_it_looked_first() -> None:
+def test_a_chief_that_has_trained_nothing_continues_from_a_checkpoint_completed_since_its_first_look() -> None:
     """That checkpoint is of an earlier epoch than this chief's: all servers were lost, and the other one began again in epoch 1."""
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
     driver.is_manual = True
@@ -493,7 +493,7 @@ def test_a_chief_that_has_trained_nothing_goes_on_from_a_checkpoint_that_another
     assert (driver.coordinator.state, driver.step, driver.coordinator.epoch) == (ClusterState.TRAINING, 4, 3)
 
 
-def test_a_chief_that_has_saved_nothing_goes_on_from_a_checkpoint_that_another_made_in_an_earlier_epoch_after_all_was_lost() -> None:
+def test_a_chief_that_has_saved_nothing_continues_from_anothers_checkpoint_after_all_was_lost() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
     driver.new_chief()
     driver.train(0)

@@ -16,7 +16,7 @@ from tests.support.chief.recovery_driver import RecoveryDriver
 from tests.support.examples import machine_settings
 
 pick = st.integers(min_value=0, max_value=1 << 16)
-# All goes on within that once all is well.
+# All continues within that once all is well.
 _HEALED_S = 40.0
 
 
@@ -165,7 +165,7 @@ class Recovery(RuleBasedStateMachine):
                     assert push_id in shard.applied[step], f"{push_id} was accepted for step {step}, made of {shard.applied[step]}"
 
     def teardown(self) -> None:
-        """Heal everything; then steps must go on."""
+        """Heal everything; then steps must continue."""
         if not hasattr(self, "driver"):
             return
         driver = self.driver

@@ -27,7 +27,7 @@ def trained(num_steps: int = 3, **config: Any) -> tuple[RecoveryDriver, list[Wor
     return driver, workers
 
 
-def test_a_new_chief_goes_on_at_the_shards_step_in_the_same_epoch() -> None:
+def test_a_new_chief_continues_at_the_shards_step_in_the_same_epoch() -> None:
     driver, workers = trained()
     driver.new_chief()
     coordinator = driver.coordinator
@@ -44,7 +44,7 @@ def test_a_new_chief_goes_on_at_the_shards_step_in_the_same_epoch() -> None:
 
 
 @pytest.mark.parametrize("num_tokens", [1_020, 0])
-def test_a_new_chief_with_other_options_goes_on_though_the_initial_tokens_do_not_go_with_them(num_tokens: int) -> None:
+def test_a_new_chief_with_other_options_continues_though_the_initial_tokens_do_not_go_with_them(num_tokens: int) -> None:
     driver, _ = trained()
     driver.set_policy(PolicySpec(tokens=TokenMode.FIFO, num_tokens=num_tokens))
     driver.new_chief(total_num_replicas=1, replicas_to_aggregate=1 if num_tokens else 2)

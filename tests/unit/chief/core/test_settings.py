@@ -119,7 +119,7 @@ def test_contributions_counted_under_sync_become_single_steps_under_async() -> N
     calls = [worker.ask(commit=worker.next_commit()) for worker in workers[:2]]
     driver.set_policy(ASYNC)
     assert [len(step.contributors) for step in driver.applied] == [1, 1]
-    assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=False)), "and who waited goes on"
+    assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=False)), "and who waited continues"
     result = workers[2].commit(0)
     assert (result.outcome, result.applied_step, result.staleness) == (ACCEPTED, 2, 2)
 
@@ -150,7 +150,7 @@ def test_queued_async_contributions_are_applied_before_sync_begins_and_new_ones_
     assert third.push() is LATE
     late = third.ask()
     driver.apply()
-    assert waiting not in driver.answers, "it goes on under the new policy"
+    assert waiting not in driver.answers, "it continues under the new policy"
     driver.apply()
     (change,) = driver.to_configure
     assert (driver.step, change.accepts_stale) == (2, False)

@@ -1,4 +1,4 @@
-"""Whole distributed situations on the coordinator alone: processes die, and training goes on or reports why it does not."""
+"""Whole distributed situations on the coordinator alone: processes die, and training continues or reports why it does not."""
 
 import pytest
 
@@ -33,7 +33,7 @@ def test_with_one_of_three_killed_twenty_updates_of_two_take_twenty_rounds_witho
     assert driver.coordinator.status(driver.now).num_stale == 0
 
 
-def test_a_backup_that_comes_too_late_goes_on_with_the_next_step() -> None:
+def test_a_backup_that_comes_too_late_continues_with_the_next_step() -> None:
     driver = Driver(replicas_to_aggregate=2, total_num_replicas=3, applies_at_once=False)
     workers = driver.train(0, 1, 2)
     assert [worker.push() for worker in workers] == [ACCEPTED, ACCEPTED, LATE]

@@ -227,7 +227,7 @@ def test_of_two_replicas_the_one_with_the_latest_epoch_and_step_is_used() -> Non
     assert judge({FIRST: status(epoch=2, at=3), SECOND: status(at=8)}, []).best is FIRST
 
 
-def test_no_replica_is_trusted_while_one_is_absent_that_may_have_gone_on_alone() -> None:
+def test_no_replica_is_trusted_while_one_is_absent_that_may_have_continued_alone() -> None:
     with pytest.raises(Unavailable):
         judge({FIRST: status(at=7)}, [ABSENT])
     assert judge({FIRST: status(at=7, is_alone=True)}, [ABSENT]).best is FIRST

@@ -15,7 +15,7 @@ EVERY_2 = CheckpointConfig(every_steps=2)
 
 
 def step(driver: Driver, workers: list[Worker], *states: str) -> None:
-    """All workers contribute, each with a state (empty: unchanged), and go on."""
+    """All workers contribute, each with a state (empty: unchanged), and continue."""
     calls = [worker.ask(commit=worker.next_commit(user_state=state)) for worker, state in zip(workers, states, strict=True)]
     assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
 

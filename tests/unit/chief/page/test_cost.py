@@ -44,7 +44,7 @@ def test_the_cost_of_processes_that_ended_stays_counted() -> None:
     assert count.add(used(10.0, pid=101, server_s=1.5, num_bytes=150), at=2.0).cpu_s["workers"] == 18.0
 
 
-def test_a_worker_that_joins_again_goes_on_where_it_was() -> None:
+def test_a_worker_that_joins_again_continues_where_it_was() -> None:
     count = CostCount()
     count.add(used(8.0, num_bytes=100), at=0.0)
     silent = cluster_status(worker_status(0, incarnation=2))

@@ -124,7 +124,7 @@ class ChangingPolicies(RuleBasedStateMachine):
         assert versions == sorted(set(versions))
 
     def teardown(self) -> None:
-        """Let the shards obey: every change is answered; then steps must go on, and everything accepted gets applied."""
+        """Let the shards obey: every change is answered; then steps must continue, and everything accepted gets applied."""
         if not hasattr(self, "driver"):
             return
         while self.shards_obey():

@@ -107,7 +107,7 @@ class Participant:
 
 
 @pytest.mark.parametrize("seed", range(examples(150)))
-def test_under_all_policies_every_worker_goes_on_and_every_contribution_is_there_when_it_is_applied(seed: int) -> None:
+def test_under_all_policies_every_worker_continues_and_every_contribution_is_there_when_it_is_applied(seed: int) -> None:
     rng = random.Random(seed)
     scene = Scene(rng, rng.choice(POLICIES))
     joined = scene.train(*range(NUM_WORKERS))

@@ -14,7 +14,7 @@ def silence(driver: Driver, living: list[Worker], duration_s: float = 12.0) -> N
             worker.heartbeat()
 
 
-def test_a_step_goes_on_with_the_living_as_soon_as_a_lease_ends() -> None:
+def test_a_step_continues_with_the_living_as_soon_as_a_lease_ends() -> None:
     driver = Driver(total_num_replicas=3, min_replicas=1, lease_s=10.0)
     first, second, _dead = driver.train(0, 1, 2)
     calls = [first.ask(commit=first.next_commit()), second.ask(commit=second.next_commit())]

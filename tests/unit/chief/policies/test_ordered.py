@@ -1,4 +1,4 @@
-"""ssp and async: each contribution is a step by itself; its staleness, when its worker goes on, and which workers wait."""
+"""ssp and async: each contribution is a step by itself; its staleness, when its worker continues, and which workers wait."""
 
 import pytest
 
@@ -86,7 +86,7 @@ def test_a_contribution_too_stale_by_its_turn_is_dropped_at_the_chief_and_at_the
     push = slow.next_push()
     result = slow.commit(0, push_id=push)
     assert (result.outcome, result.applied_step, result.staleness) == (STALE, None, max_staleness + 1)
-    assert slow.has_token(slow.ask()), "and it goes on"
+    assert slow.has_token(slow.ask()), "and it continues"
     slow.local_step = driver.step
     assert slow.push() is ACCEPTED
     assert [step.discards for step in driver.applied] == [()] * (max_staleness + 1) + [(push,)]
@@ -191,7 +191,7 @@ def test_without_a_lock_a_wait_for_a_token_is_answered_at_once() -> None:
 
 
 def take_steps(worker: Worker, number: int) -> int:
-    """Contributes up to so many times; returns how often it went on."""
+    """Contributes up to so many times; returns how often it continued."""
     for count in range(number):
         worker.local_step = worker.driver.step
         worker.push()
@@ -225,7 +225,7 @@ def test_with_no_staleness_two_workers_take_turns() -> None:
 
 
 @pytest.mark.parametrize("how", ["leaves", "fails", "falls silent"])
-def test_when_the_slowest_is_gone_the_others_go_on(how: str) -> None:
+def test_when_the_slowest_is_gone_the_others_continue(how: str) -> None:
     driver = ssp(1)
     fast, slow = driver.train(0, 1)
     assert take_steps(fast, 5) == 1
@@ -257,7 +257,7 @@ def test_a_wait_for_the_slowest_is_explained() -> None:
     driver.pass_time(1.5)
     assert driver.coordinator.status(driver.now).waiting_for == (
         "worker 0 (2 ahead) waits: at most 1 ahead of the slowest is allowed; slowest: worker 1 (last seen 1.5 s ago on host-b pid 912,"
-        " lease ends in 8.5 s); they go on when it contributes or leaves, or its lease ends"
+        " lease ends in 8.5 s); they continue when it contributes or leaves, or its lease ends"
     )
 
 

@@ -124,7 +124,7 @@ def test_a_waiting_worker_gets_an_extra_once_it_has_contributed() -> None:
     assert tokens.holds(0)
 
 
-# The queue of SyncReplicasOptimizer, habits and all: when workers go on, and what is lost; and that strict tokens lose nothing.
+# The queue of SyncReplicasOptimizer, habits and all: when workers continue, and what is lost; and that strict tokens lose nothing.
 
 
 ACCEPTED, STALE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.LATE

@@ -119,7 +119,7 @@ def test_a_step_that_cannot_be_applied_fails_the_training_for_all(error: Excepti
         scene.wait(0)
 
 
-def test_a_contribution_that_only_some_shards_have_counts_where_it_is_and_training_goes_on() -> None:
+def test_a_contribution_that_only_some_shards_have_counts_where_it_is_and_training_continues() -> None:
     scene = Scene()
     forged = scene.push(0, gradient=1.0, num_shards=1)
     with pytest.raises(ContributionMissing, match="worker 0: it committed contribution 0/1/1 to step 0, which ps 1"):
@@ -136,7 +136,7 @@ def test_a_lease_ends_by_the_clock_that_was_given() -> None:
     assert scene.chief.status().participants[0].state == "lapsed"
 
 
-def test_a_chief_that_follows_another_goes_on_with_its_model() -> None:
+def test_a_chief_that_follows_another_continues_with_its_model() -> None:
     scene = Scene()
     scene.chief.commit_push(scene.worker, scene.push(0))
     follower = InProcessChief(scene.shards, config=CoordinationConfig(), clock=lambda: 0.0)

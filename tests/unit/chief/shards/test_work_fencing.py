@@ -124,7 +124,7 @@ def test_a_step_is_not_asked_again_of_another_process() -> None:
 
 
 @pytest.mark.parametrize("own_life", [LIFE, LIFE + 1])
-def test_a_chief_that_goes_on_with_what_it_has_found_leaves_shards_where_all_began_anew_since_to_the_other_chief(own_life: int) -> None:
+def test_a_chief_leaves_shards_that_another_chief_has_begun_anew_to_that_chief(own_life: int) -> None:
     async def act(scene: Scene) -> None:
         for link in scene.links:
             link.step, link.epoch, link.chief_incarnation = 7, 1, 4

@@ -105,7 +105,7 @@ def test_a_straggler_is_timed_over_several_steps_and_begins_anew_at_once() -> No
     a, b, slow = seen.workers
     for second, who in (
         (0.1, (a, slow)),  # opens step 1
-        (0.2, (b,)),  # from the variables of step 0: stale, and goes on with those of step 1
+        (0.2, (b,)),  # from the variables of step 0: stale, and continues with those of step 1
         (0.3, (a,)),
         (0.4, (b,)),  # opens step 2
         (0.6, (a, b)),  # opens step 3

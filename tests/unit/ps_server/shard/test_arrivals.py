@@ -90,7 +90,7 @@ def test_push_that_comes_again_while_it_is_applied_is_not_applied_again(arrivals
     np.testing.assert_array_equal(views(LAYOUT, arrivals.read()[1])["w"], [-0.5] * 4)
 
 
-def test_reading_goes_on_during_arrivals_and_configuring_waits(arrivals: Trainer, held: _HeldRule, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_reads_continue_during_arrivals_and_configuring_waits(arrivals: Trainer, held: _HeldRule, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "TURN_WAIT_S", 0.05)
     with ThreadPoolExecutor(1) as pool:
         first = pool.submit(arrivals.push, arrivals.header())

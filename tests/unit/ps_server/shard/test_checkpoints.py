@@ -84,7 +84,7 @@ def test_save_is_begun_once_however_often_it_is_asked_for(training: ShardedTrain
     later.do_all()
     done = training.shards[0].save(_request(training), max_wait_s=1.0)
     assert done.state is SaveState.DONE
-    # Its file is there: nothing is to be done again, though steps have gone on.
+    # Its file is there: nothing is to be done again, though steps have continued.
     assert training.shards[0].save(_request(training)) == done
     assert not later.work
 

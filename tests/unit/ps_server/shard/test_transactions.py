@@ -243,7 +243,7 @@ def test_apply_repeated_while_it_is_at_work_is_answered_once_it_is_done(created:
     assert created.store.status().step == 1
 
 
-def test_everything_but_slots_goes_on_during_an_apply(created: _Fixture, held: _HeldApply) -> None:
+def test_all_calls_but_reads_of_slots_continue_during_an_apply(created: _Fixture, held: _HeldApply) -> None:
     header = created.header()
     created.push(header)
     with ThreadPoolExecutor(1) as pool:

@@ -1,4 +1,4 @@
-"""A monitored session that cannot go on, or that begins from a checkpoint."""
+"""A monitored session that cannot continue, or that begins from a checkpoint."""
 
 from pathlib import Path
 
