@@ -28,7 +28,7 @@ ORIGIN = "lockstep"
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Part:
-    """What a tensor of a file belongs to: a variable, or (with `part`) one of its slots or its average."""
+    """The owner of a tensor in a file: a variable, or (with `part`) one of its slots or its average."""
 
     piece: VariableSlice
     part: str

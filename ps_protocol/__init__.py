@@ -1,4 +1,4 @@
-"""What the three roles agree on: words, checks and the wire. Knows no role."""
+"""The words, checks and wire format that the three roles share. Knows no role."""
 
 from ps_protocol.rpc import library
 

@@ -149,7 +149,7 @@ def rows_of(record: Mapping[str, Any]) -> Iterator[list[str]]:
 
 
 def missed_targets(records: Sequence[Mapping[str, Any]]) -> tuple[int, list[str]]:
-    """Returns the number of targets that were checked, and those that were missed, in words."""
+    """Returns the number of targets that were checked, and a description of each that was missed."""
     judged = [
         (f"{record['size']}, {name}: {target['text']} ({target['ratio']:.3g})", target["ratio"] <= target["at_most"])
         for record in records

@@ -1,4 +1,4 @@
-"""Describes the machine that figures were made on, as far as this process can tell. Measures nothing."""
+"""Describes the machine that figures were made on, as far as this process can see. Measures nothing."""
 
 import datetime
 import os

@@ -340,7 +340,7 @@ class Coordinator:
             raise TrainingFailed(f"training is finished ({self._finish_reason}); its settings cannot be changed any more")
 
     def begin_training(self, start: Start) -> Training:
-        """Another training takes the place of the one that there is."""
+        """Replaces the present training by another."""
         self._training.end()
         self._training = Training(self._parts, start, self)
         return self._training

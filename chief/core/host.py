@@ -92,7 +92,7 @@ class Host(Protocol):
         """Finishes training: answers all that wait."""
 
     def finish_as_asked(self, now: float) -> None:
-        """Training ends as was asked for: with the step that has been applied, or without the one that is being applied."""
+        """Ends training as requested: with the step that has been applied, or without the step that is being applied."""
 
     def fail(self, reason: str) -> None:
         """Fails the cluster, which cannot continue: all that wait get the reason."""

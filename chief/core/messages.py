@@ -202,7 +202,7 @@ class SessionKeysFound:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSeen:
-    """A shard answered, and said this of itself."""
+    """A shard answered with its status."""
 
     shard: int
     process_incarnation: int
@@ -471,7 +471,7 @@ class NoteKind(enum.Enum):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Note:
-    """Something happened that belongs in the log, in words; `is_detail`: only at the level DEBUG."""
+    """A line for the log; `is_detail`: only at the level DEBUG."""
 
     text: str
     kind: NoteKind = NoteKind.OTHER

@@ -127,7 +127,7 @@ class Search:
         return [f"checkpoint {printable(tag)} is skipped: {printable(why)}" for tag, why in fresh]
 
     def exclude(self, tag: str, why: str) -> None:
-        """One did not do."""
+        """An attempt that failed."""
         self.excluded.append(tag)
         self.damaged[tag] = why
 
@@ -150,7 +150,7 @@ def nothing_found(search: Search, *, restore: str, step: int, failure: str = "")
     if search.only:
         return f"there is no whole checkpoint {search.only!r} to begin with{there}; see `lockstep checkpoint ls`"
     if there and restore != RESTORE_NONE:
-        return f"there are checkpoints, and none of them can be restored{there}; mend them, or begin anew with --restore none"
+        return f"there are checkpoints, and none of them can be restored{there}; repair them, or begin anew with --restore none"
     return ""
 
 
@@ -203,7 +203,7 @@ class RecoveryHost(Host, Protocol):
         """The training that there is now."""
 
     def begin_training(self, start: Start) -> Training:
-        """Another training takes the place of the one that there is."""
+        """Replaces the present training by another."""
 
 
 class Recovery:
@@ -229,7 +229,7 @@ class Recovery:
 
     @property
     def plan(self) -> str:
-        """The plan of the recovery, in words."""
+        """A description of the recovery's plan."""
         return self._plan
 
     @property
@@ -621,7 +621,7 @@ class Recovery:
             self._seek(search)
 
     def _look(self, stage: _TakingOver, adoptions: Sequence[Adoption | None]) -> str:
-        """Takes note of where the shards are. Returns why training cannot continue there, in words; empty: it can."""
+        """Takes note of where the shards are. Returns the reason why training cannot continue there; empty: it can."""
         record, names = stage.record, self._servers.names
         # At once: a record may have to be kept for the data that is leased while the model is unknown.
         self._versions.skip_to(max((adoption.record_version for adoption in adoptions if adoption is not None), default=0))

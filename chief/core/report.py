@@ -1,4 +1,4 @@
-"""The cluster's status, and in words what it waits for and what to do about that. Reads the core's state; changes nothing."""
+"""The cluster's status, and a text that says what it waits for and what to do about that. Reads the core's state; changes nothing."""
 
 import shlex
 from collections.abc import Iterator

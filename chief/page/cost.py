@@ -1,4 +1,4 @@
-"""What training has used up: processor time and bytes of all roles, since they began and in the last hour. Pure: no clock, no thread."""
+"""The cost of training: processor time and bytes of all roles, since they began and in the last hour. Pure: no clock, no thread."""
 
 from collections import deque
 from collections.abc import Iterator, Mapping

@@ -19,7 +19,7 @@ Point = tuple[float, int, float | None]
 
 @light_dataclass(frozen=True, slots=True)
 class _Sum:
-    """What had come together by a moment. `beginning`: how often it had begun anew; there are no differences across that."""
+    """Sums up to a moment. `beginning`: how often they had begun anew; there are no differences across that."""
 
     at: float
     step: int
@@ -82,7 +82,7 @@ class History:
         self.speed.add(at=at, step=step, total=float(step), weight=at)
 
     def add_metrics(self, cells: Iterable[MetricCell], *, step: int, at: float) -> None:
-        """What workers have reported by a moment, together."""
+        """The sums of all reports of workers up to a moment."""
         sums: dict[str, list[float]] = {}
         for cell in cells:
             entry = sums.setdefault(cell.name, [0.0, 0.0])

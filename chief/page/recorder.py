@@ -69,7 +69,7 @@ class Look:
 
 @light_dataclass(frozen=True, slots=True)
 class _Counts:
-    """What grows, at one moment: the step, and by worker its contributions that counted and what it has read."""
+    """Counters at one moment: the step, and by worker its contributions that counted and the bytes that it has read."""
 
     at: float
     step: int
@@ -130,7 +130,7 @@ class Recorder:
 
     @property
     def cells(self) -> Sequence[MetricCell]:
-        """What workers have reported, as it was read last."""
+        """The metrics that workers have reported, as read last."""
         return self._cells
 
     def read_metrics_now(self) -> None:

@@ -79,7 +79,7 @@ class Page:
 
     @property
     def reported(self) -> Sequence[MetricCell]:
-        """What workers have reported, as it was read last."""
+        """The metrics that workers have reported, as read last."""
         return self._recorder.cells
 
     def start(self) -> None:

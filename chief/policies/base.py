@@ -1,4 +1,4 @@
-"""The seam for coordination policies: the coordinator tells what happened, and asks what follows. Knows worker numbers and steps.
+"""The seam for coordination policies: the coordinator reports events, and asks what follows. Knows worker numbers and steps.
 
 A policy decides when a contribution counts, when there is something to apply, and when a worker may continue. It knows no leases, calls or
 clocks. The caller applies its contributions, one step at a time: `contributors` as long as it `is_complete`, then `advance`.

@@ -111,7 +111,7 @@ class _AtShards:
         report: Callable[[ev.Event], None],
         clock: Callable[[], float],
     ) -> None:
-        self.shard = 0  # the one that is asked
+        self.shard = 0  # the shard of the call under way
         self.interrupt: KeyboardInterrupt | None = None
         self._shards, self._store, self._authority, self._report, self._clock = shards, store, authority, report, clock
 

@@ -1,4 +1,4 @@
-"""Runs a coordinator: tells it what happens, and hands out its answers. Owns its lock, timer and blocked callers; decides nothing.
+"""Runs a coordinator: passes it events, and hands out its answers. Owns its lock, timer and blocked callers; decides nothing.
 
 Any thread may report an event, one at a time; that thread also sends the answers. The shard side carries out what concerns shards.
 """
@@ -57,7 +57,7 @@ class Runner:
         on_note: Callable[[ev.Note, int], None] | None = None,
     ) -> None:
         self._clock = clock
-        # Is given what the log is told, with the step; under the lock.
+        # Called with each line of the log and the step; under the lock.
         self._on_note = on_note
         self._loop = asyncio.get_running_loop()
         # Guards the coordinator. Taken again by a thread whose answer ends a call.

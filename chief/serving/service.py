@@ -53,7 +53,7 @@ class SingleCall:
             self._runner.cancel(number)
 
     def finish(self) -> None:
-        """The caller has said all: nothing changes, if it has said anything. Raises MalformedMessage."""
+        """Takes the end of the caller's messages: changes nothing if there was any. Raises MalformedMessage."""
         if not self._is_begun:
             raise MalformedMessage("no message; this call takes one")
 

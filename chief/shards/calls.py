@@ -17,9 +17,9 @@ from ps_protocol.roles.shard import ShardStatus
 log = logging.getLogger("lockstep.chief")
 
 TRANSIENT = (Unavailable, DeadlineExceeded, ShuttingDown, Cancelled)
-# Short, so that the first thing said about an absent shard is said within 2 s.
+# Short, so that the first line about an absent shard is logged within 2 s.
 CONTROL_TIMEOUT_S = 1.5
-# Looked at between two attempts, each of which may take as long as that: so it is said in time.
+# Checked between two attempts, each of which may take as long as that, so the line is logged in time.
 _FIRST_NOTICE_S = FIRST_NOTICE_S / 2
 
 Result = TypeVar("Result")
@@ -70,14 +70,14 @@ class ShardCalls:
         return self.pace.now() - self._heard_at[index]
 
     def adopted(self, index: int, *, process_incarnation: int) -> None:
-        """From now on this process is the one that is called again."""
+        """Makes this process the one that repeated calls go to."""
         self._processes[index] = process_incarnation
 
     async def check_process(self, index: int) -> None:
-        """Raises EpochMismatch if another process is at the place of the one that was adopted."""
+        """Raises EpochMismatch if another process is at the address of the adopted one."""
         status = await self.links[index].status(timeout_s=CONTROL_TIMEOUT_S)
         if status.process_incarnation != self._processes.get(index, status.process_incarnation):
-            raise EpochMismatch(f"{self.name(index)} is another process than the one that this chief has adopted")
+            raise EpochMismatch(f"{self.name(index)} is another process than this chief adopted")
 
     def name(self, index: int) -> str:
         """For example "ps 1 at 10.0.0.4:5000"."""

@@ -77,7 +77,7 @@ def restore_failure(work: RestoreShards, error: PsError) -> RestoreFailed:
 class Authority:
     """Of a chief's latest adoption; NOBODY: it has adopted nothing yet. `ShardWork` changes it in place.
 
-    `session_key`: the chief's own. `session_keys`: that, and those of earlier chiefs of this life that shards have told of.
+    `session_key`: the chief's own. `session_keys`: that, and those of earlier chiefs of this life that shards have reported.
     """
 
     session_key: bytes = field(repr=False)

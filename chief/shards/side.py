@@ -185,7 +185,7 @@ class ShardSide:
                 # Usually the launcher that ends all processes has ended this one too.
                 log.info("parameter server has ended already, or cannot be reached ps=%d cause=%s", index, error.message)
             except (TimeoutError, PsError) as error:
-                log.warning("parameter server could not be told to end; end it yourself ps=%d cause=%s", index, error or "no answer")
+                log.warning("parameter server did not take the order to end; end it yourself ps=%d cause=%s", index, error or "no answer")
 
         await asyncio.gather(*(shut_down(index) for index in range(len(self._calls))))
 

@@ -279,7 +279,7 @@ class ReplicatedLink:
     def __init__(self, links: Sequence[ReplicaLink], *, index: int) -> None:
         self.index = index
         self.replicas = [Replica(link) for link in links]
-        self.members: list[Replica] = []  # the first is the one that is asked
+        self.members: list[Replica] = []  # the first is the primary
         self.fence = NOBODY
         self._chief_address = ""
         self._session_keys: tuple[bytes, ...] = ()
@@ -331,7 +331,7 @@ class ReplicatedLink:
         return reply
 
     async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
-        """Returns the status of the one that is asked, if any member is the process that it was; and drops those that are not."""
+        """Returns the primary's status, if any member is the process that it was; and drops those that are not."""
         if not self.members:
             answers = await all_of(*(one.link.status(timeout_s=timeout_s) for one in self.replicas))
             both = zip(self.replicas, answers, strict=True)
@@ -398,7 +398,7 @@ class ReplicatedLink:
                 # They drop their state of an earlier epoch, so that all have the same state.
                 adoptions = {one: await self.join(one, timeout_s=timeout_s, forgets=True) for one in members}
         for one in tuple(adoptions):
-            # Another one has told of a key since. Workers may call also those that are not counted on, until they hear of that.
+            # Another replica has reported a key since. Workers may also call replicas that are not counted on, until they hear of that.
             if set(adoptions[one].session_keys) != set(self._session_keys):
                 adoptions[one] = await self.join(one, timeout_s=timeout_s)
         self._identity = self._told or best.process
@@ -424,7 +424,7 @@ class ReplicatedLink:
         return [] if not self._were_alone.isdisjoint(wanted) else [one for one in self.replicas if one not in wanted]
 
     def _check_adopted(self, failed: Mapping[Replica, PsError]) -> None:
-        """Raises a failure if another chief has that replica, or an earlier one may continue with it: then both would tell of steps.
+        """Raises a failure if another chief has that replica, or an earlier one may continue with it: then both would report steps.
 
         None may continue with one that obeys this chief; nor with any other, if it counted on that one alone.
         """
@@ -458,7 +458,7 @@ class ReplicatedLink:
         await self._at_members(lambda link: link.keep_record(fence, version=version, record=record, timeout_s=timeout_s))
 
     async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
-        """Has the one that is asked save a step; the others would write the same."""
+        """Has the primary save a step; the others would write the same."""
         return await self._first.link.save(request, max_wait_s=max_wait_s, timeout_s=timeout_s)
 
     async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
@@ -478,7 +478,7 @@ class ReplicatedLink:
         return (await self._at_members(lambda link: link.prepare_step(request, timeout_s=timeout_s)))[0]
 
     async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
-        """Has all members make the next step; drops those that have made it of other gradients than the one that is asked.
+        """Has all members make the next step; drops those that have applied other gradients than the primary.
 
         The last member keeps what it holds, whatever it was given.
         """
@@ -523,7 +523,7 @@ class ReplicatedLink:
         return adoption
 
     def numbered(self, request: RestoreRequest) -> RestoreRequest:
-        """Returns a request that a replica obeys as long as it is not told anything else."""
+        """Returns a request that a replica obeys until it gets another."""
         return replace(request, replica_version=self._num_states)
 
     async def mark_alone(self) -> None:
@@ -604,7 +604,7 @@ class ReplicatedLink:
                 if len(others) == 1:
                     await self.join(others[0], is_alone=True)
             except Superseded:
-                # That chief may count on both: what workers give to this one alone, because they are told to, could be missing there.
+                # That chief may count on both: contributions that workers are told to give to this one alone could be missing there.
                 is_superseded = True
                 raise
             except PsError:

@@ -126,7 +126,7 @@ class ClusterSpec:
 
     @property
     def needs_text(self) -> str:
-        """The contributions that a step needs, in words."""
+        """A description of the contributions that a step needs."""
         if not self.is_sync:
             return f"policy {self.policy.text}: every contribution is a step"
         needs = self.replicas_to_aggregate

@@ -50,7 +50,7 @@ _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepNeeds:
-    """The number of workers that training needs to continue, and what a step needs, in words."""
+    """The number of workers that training needs to continue, and a description of what a step needs."""
 
     num_workers: int
     text: str

@@ -46,7 +46,7 @@ class Question:
 
     @property
     def size_text(self) -> str:
-        """The given number, in words."""
+        """A description of the given number."""
         return f"{self.num_workers} workers" if self.num_workers else f"{self.num_required} contributions a step"
 
     @property

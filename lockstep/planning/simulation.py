@@ -218,7 +218,7 @@ _SETUP_CALL = MAX_WORKERS  # calls of workers are numbered by worker index
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Costs:
-    """What a contribution costs besides computing, in seconds.
+    """The seconds that a contribution takes besides computing.
 
     `calls_s`: the calls of one contribution, half of them before it is computed and half after. `send_s`, `receive_s`: to send the
     variables to one worker, and to receive one contribution, with nothing else under way; transfers at the same time share the servers'

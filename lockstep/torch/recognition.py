@@ -39,7 +39,7 @@ class Recognized:
         """Raises ValueError, which begins with `what`, for a group without an option of this optimizer, or with another formula."""
         for name in self.watched:
             if name not in group:
-                raise ValueError(f"{what} has no {name!r}, so it is of another optimizer than the one that this was made with")
+                raise ValueError(f"{what} has no {name!r}, so it belongs to another optimizer than this one was made with")
         for name, value in self.fixed.items():
             if group.get(name, value) != value:
                 raise ValueError(

@@ -118,7 +118,7 @@ def verify_checkpoint(
 ) -> None:
     """Reads every byte of a checkpoint. Raises DataLoss if one is not what was written, and others of the storage.
 
-    `on_read`: is told of bytes as they are read.
+    `on_read`: called with the number of bytes as they are read.
     """
     for file in checkpoint.files:
         check_file(storage, checkpoint.tag, file, max_tensors=max_tensors_of(checkpoint, file.shard), on_read=on_read)
@@ -130,7 +130,7 @@ def max_tensors_of(checkpoint: Checkpoint, shard: int) -> int:
 
 
 class KnownCheckpoints:
-    """What was seen of whole checkpoints once, so that not every manifest is read for each that is added: a manifest never changes."""
+    """Remembers whole checkpoints, so that adding one does not read every manifest again: a manifest never changes."""
 
     def __init__(self) -> None:
         self._seen: dict[str, _Seen] = {}

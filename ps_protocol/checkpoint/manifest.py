@@ -63,7 +63,7 @@ class ManifestEncoder:
         self._model_text = self._placement_text = ""
 
     def encode(self, checkpoint: Checkpoint, *, saved_at: str) -> bytes:
-        """Returns a manifest; `saved_at` is the time of day in words, for people."""
+        """Returns a manifest; `saved_at` is the date and time as text, for people."""
         self._encode_what_stays(checkpoint.record.model, checkpoint.placement)
         rest: dict[str, Any] = MessageToDict(_encode_rest(checkpoint, saved_at), preserving_proto_field_name=True)
         record = _joined(rest.pop("record", {}), {"model": self._model_text})

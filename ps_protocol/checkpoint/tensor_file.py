@@ -72,7 +72,7 @@ class TensorEntry:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Header:
-    """What a file says of itself: its metadata, its tensors as they lie, and how many bytes stand before the first."""
+    """The header of a file: its metadata, its tensors in file order, and the number of bytes before the first."""
 
     metadata: Mapping[str, str]
     tensors: tuple[TensorEntry, ...]
@@ -330,7 +330,7 @@ def open_file(
 ) -> Iterator[TensorFileReader]:
     """Opens a file of a whole checkpoint. `max_tensors`: more than so many are taken for damage.
 
-    `on_read`: is told of bytes as they are read.
+    `on_read`: called with the number of bytes as they are read.
 
     Raises CheckpointNotFound, DataLoss and others of the storage.
     """

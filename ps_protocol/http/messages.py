@@ -65,7 +65,7 @@ _STATUSES = {
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """What was asked for. Names of headers are in small letters."""
+    """A request. Names of headers are in small letters."""
 
     method: str
     path: str

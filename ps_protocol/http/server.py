@@ -212,7 +212,7 @@ class HttpServer:
 
 
 class _Gate:
-    """Who may ask for what, by tokens and certificates, as for gRPC."""
+    """The roles that may request each path, by tokens and certificates, as for gRPC."""
 
     def __init__(self, security: Security, *, cluster: str) -> None:
         self._tokens = TokenTable(security.token_file) if security.token_file is not None else None
@@ -292,7 +292,7 @@ class _Tls:
 
 
 async def _in_thread(work: Callable[[], Response]) -> Response:
-    """Does it in a thread for which nobody waits when the process ends, unlike those of an executor."""
+    """Runs a call in a thread that does not delay the end of the process, unlike those of an executor."""
     loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
     done: asyncio.Future[Response] = loop.create_future()
 

@@ -102,9 +102,9 @@ def _workers(workers: Sequence[ParticipantStatus]) -> Iterator[Family]:
     silent = [(f"{{{name}}}", round(one.seen_ago_s, 3)) for name, one in named]
     yield gauge("lockstep_worker_silence_seconds", "Time since the chief last heard of the worker", *silent)
     moved = [(f"{{{name}}}", one.traffic) for name, one in named if one.traffic is not None]
-    words = "Bytes of gradients that the worker has sent, as it said last; none through shared memory"
+    words = "Bytes of gradients that the worker has sent, as last reported; none through shared memory"
     yield counter("lockstep_worker_sent_bytes_total", words, *((where, traffic.sent_bytes) for where, traffic in moved))
-    words = "Bytes of variables that the worker has received, as it said last; none through shared memory"
+    words = "Bytes of variables that the worker has received, as last reported; none through shared memory"
     yield counter("lockstep_worker_received_bytes_total", words, *((where, traffic.received_bytes) for where, traffic in moved))
     counts = [(f'{{{name},outcome="{outcome}"}}', count(one)) for name, one in named for outcome, count in _OUTCOMES]
     yield counter("lockstep_worker_contributions_total", "Contributions of the worker by what became of them", *counts)

@@ -35,7 +35,7 @@ Shape = tuple[int, ...]
 
 @light_dataclass(frozen=True, slots=True)
 class _Function:
-    """What a name followed by parentheses means. `takes_condition`: of its arguments, the first is a comparison."""
+    """A function that formulas may call by its name. `takes_condition`: of its arguments, the first is a comparison."""
 
     num_arguments: tuple[int, int]
     compute: Callable[..., Any]

@@ -20,7 +20,7 @@ from ps_protocol.model.programs import Program
 
 @light_dataclass(frozen=True, slots=True)
 class _Domain:
-    """The values that an argument may have, as a test and in words."""
+    """The values that an argument may have, as a test and as a text."""
 
     allows: Callable[[float], bool]
     want: str
@@ -440,7 +440,7 @@ class OptimizerSpec:
 
     @property
     def kind(self) -> OptimizerKind:
-        """What is true of all optimizers of this name."""
+        """The properties that all optimizers of this name share."""
         return _CUSTOM_KIND if self.is_custom else OPTIMIZERS[self.name]
 
     @property
@@ -485,7 +485,7 @@ class OptimizerSpec:
 
     @property
     def fixed_hyperparameters(self) -> frozenset[str]:
-        """Those that cannot change while training."""
+        """The hyper-parameters that cannot change while training."""
         return frozenset() if self.is_custom else INITIAL_HYPERPARAMETERS
 
     def differs_in_numbers(self, other: "OptimizerSpec") -> bool:

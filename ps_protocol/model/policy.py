@@ -34,7 +34,7 @@ class TokenMode(enum.Enum):
 
 
 class TooStale(enum.Enum):
-    """What becomes of a contribution beyond `max_staleness`: dropped, or applied with the weight 1 / (1 + staleness - max_staleness)."""
+    """The treatment of a contribution beyond `max_staleness`: dropped, or applied with the weight 1 / (1 + staleness - max_staleness)."""
 
     DROP = 1
     SCALE = 2
@@ -91,7 +91,7 @@ class PolicySpec:
 
     @property
     def kind(self) -> "PolicyKind":
-        """What is true of all policies of this name."""
+        """The properties that all policies of this name share."""
         return KINDS[self.name]
 
     @property

@@ -240,7 +240,7 @@ class ModelSpec:
         return changes
 
     def differences(self, other: "ModelSpec") -> list[str]:
-        """Says in words how `other` differs from this model, variable by variable and field by field; empty if it does not."""
+        """Describes how `other` differs from this model, variable by variable and field by field; empty if it does not."""
         return list(self._differences(other))
 
     def _differences(self, other: "ModelSpec") -> Iterator[str]:

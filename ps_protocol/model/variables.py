@@ -24,14 +24,14 @@ MAX_SLICES = 10_000
 
 
 class SparseMean(enum.Enum):
-    """What the rows of a sparse gradient are divided by: the contributions that have the row, or all contributions of the step."""
+    """The divisor of the rows of a sparse gradient: the contributions that have the row, or all contributions of the step."""
 
     PER_INDEX = 1
     PER_REPLICA = 2
 
 
 class ConstraintKind(enum.Enum):
-    """What a variable is made to satisfy after each update.
+    """A condition that a variable is made to satisfy after each update.
 
     NON_NEGATIVE: no element below 0. CLIP: every element within `low` and `high`. MAX_NORM: the Euclidean norm over axis 0 at most `high`.
     UNIT_NORM: that norm is 1. A vector has one norm, and so has a scalar. FORMULA: the value of `formula`, in which it is `v`.

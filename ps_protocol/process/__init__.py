@@ -1,4 +1,4 @@
-"""What every process needs of its machine: options, waiting, listening, logs, history, memory, faults on request. Knows no gRPC.
+"""The parts of a process that concern its machine: options, waiting, listening, logs, history, memory, faults on request. Knows no gRPC.
 
 `options` is the table of all flags and variables. `waiting` has conditions, retries and deadlines, `listening` addresses to listen at,
 `local_clusters` the clusters that launchers run on this machine, `descriptors` the sockets that gRPC has opened, `history` the records for

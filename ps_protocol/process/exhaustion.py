@@ -18,7 +18,7 @@ _LAST_WORDS = b"a thread got no memory: this process ends, and may be started ag
 
 @contextmanager
 def ending_without_memory() -> Iterator[None]:
-    """In this block a MemoryError that ends a thread, or that nobody can be told of, ends the process. Other errors are shown as ever."""
+    """Ends the process, within this block, at a MemoryError that ends a thread or cannot be reported. Other errors are shown as usual."""
     failures: SimpleQueue[Any] = SimpleQueue()
     show, show_of_thread = sys.unraisablehook, threading.excepthook
 

@@ -96,7 +96,7 @@ class HistoryWriter:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One thing that happened: its kind, its number in its file, its words, and its bytes (one-dimensional uint8, read-only)."""
+    """One event: its kind, its number in its file, its text, and its bytes (one-dimensional uint8, read-only)."""
 
     kind: str
     number: int

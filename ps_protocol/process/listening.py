@@ -26,7 +26,7 @@ def check_bind_address(address: str, *, is_insecure_network_allowed: bool, is_cl
 
 
 def check_address_is_free(address: str) -> None:
-    """Raises InvalidSpec in words if nothing can listen at `address`: taken, not of this machine, forbidden.
+    """Raises InvalidSpec if nothing can listen at `address`: taken, not of this machine, forbidden.
 
     gRPC itself would take over the socket file of a living server, and is content with one of the two addresses of localhost.
     """

@@ -197,7 +197,7 @@ class BoundedLogHandler(logging.Handler):
         self._write(self.format(logging.LogRecord(first.name, first.levelno, first.pathname, first.lineno, words, values, None)))
 
     def _write(self, text: str) -> None:
-        with suppress(OSError):  # standard error is gone, and there is nowhere to say so
+        with suppress(OSError):  # standard error is gone, and there is nowhere to report that
             self._output.write(f"{text}\n")
 
 

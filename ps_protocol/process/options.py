@@ -46,7 +46,7 @@ _ROLES, _LAUNCHERS, _ALL_BUT_LAUNCHERS = (SERVER, CHIEF), (UP, DEMO), (SERVER, C
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Option(Generic[T]):
-    """One option. `metavar` empty: a switch. `otherwise`: the default in words, where `default` doesn't say it.
+    """One option. `metavar` empty: a switch. `otherwise`: a description of the default, where `default` is none.
 
     `variable_name`: None: LOCKSTEP_ and the name; empty: there is none. `needs_place`: it makes no sense without --checkpoint-dir.
     `is_of_machine`: it is about the machine and not about one cluster, so a launcher lets the variable reach its processes.
@@ -191,7 +191,7 @@ def options_of(*programs: Program, group: str | None = None) -> tuple[Option[Any
 
 
 def cluster_variables() -> tuple[str, ...]:
-    """Returns the variables that tell roles about one cluster: a launcher's shell may mean another one."""
+    """Returns the variables that describe one cluster to roles: those of a launcher's shell may be about another one."""
     return tuple(dict.fromkeys(one.variable for one in TABLE if {*_ROLES} & {*one.programs} and one.variable and not one.is_of_machine))
 
 

@@ -1,4 +1,4 @@
-"""TF_CONFIG, by which cluster engines tell a TensorFlow process its cluster and task, read for our roles. Opens nothing."""
+"""TF_CONFIG, by which cluster engines give a TensorFlow process its cluster and task, read for our roles. Opens nothing."""
 
 import json
 

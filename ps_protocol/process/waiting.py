@@ -194,7 +194,7 @@ class Wait:
 #
 # `call` warns between two attempts; a server that is stopped, or behind a cut network, lets a single attempt hang until keepalive or
 # the deadline ends it. Any wait over 2 s is logged with its reason, so a separate thread checks the calls under way.
-# Where that may be mended, as by looking for a server that has moved, it sounds an alarm as well.
+# Where a search for a server that has moved may help, it sounds an alarm as well.
 
 
 _LOOK_INTERVAL_S = 0.5

@@ -1,4 +1,4 @@
-"""What each role can be asked, as Protocols and values, whatever carries the call. Pure; knows no transport and no thread.
+"""The calls of each role, as Protocols and values, whatever carries them. Pure; knows no transport and no thread.
 
 `shard` is a parameter server, `chief` the chief, `contribution` what one is called and what it brings besides tensors, `fence` shows when
 and by whom something is said (eras, fences, session secrets), `accumulators` is the holder of named accumulators, `checkpoint` what is

@@ -20,7 +20,7 @@ INDEX_BYTES = 8
 
 
 class Reduction(enum.Enum):
-    """What taking makes of the gradients."""
+    """The result that a take computes from the gradients."""
 
     MEAN = 1
     SUM = 2
@@ -28,7 +28,7 @@ class Reduction(enum.Enum):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class AccumulatorSpec:
-    """What an accumulator takes and gives. `shape` None: not declared; UNKNOWN in it: this extent is not declared.
+    """The specification of an accumulator. `shape` None: not declared; UNKNOWN in it: this extent is not declared.
 
     A sparse one takes rows; `shape` is that of the whole, and `sparse_mean` says what the mean divides rows by.
     """
@@ -116,7 +116,7 @@ class GradientReply:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Taken:
-    """What was taken: the mean or sum of `count` gradients; `step` is the accumulator's, after it.
+    """The result of a take: the mean or sum of `count` gradients; `step` is the accumulator's, after it.
 
     `values` None: the time was up; `count` are then those that were in. Of a sparse one `indices` ascend, `values` are the rows, and
     `dense_shape` is that of the whole, UNKNOWN for what is not known.

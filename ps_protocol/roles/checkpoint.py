@@ -1,4 +1,4 @@
-"""What a checkpoint is: its name, and what its manifest says. Knows no file, no storage and no wire."""
+"""A checkpoint: its name, and the contents of its manifest. Knows no file, no storage and no wire."""
 
 import enum
 import re
@@ -18,7 +18,7 @@ _OWN_TAG = re.compile(r"step-\d{9,19}(?:-epoch-(\d{1,9})(?!\d))?(?:-|\Z)")
 
 
 class Durability(enum.Enum):
-    """What a crash of a parameter server may cost: everything (NONE), the steps since the last checkpoint (INTERVAL), or nothing (STEP)."""
+    """How much training a server crash may cost: everything (NONE), the steps since the last checkpoint (INTERVAL), or nothing (STEP)."""
 
     NONE = "none"
     INTERVAL = "interval"
@@ -38,7 +38,7 @@ class ChosenPush:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ChiefRecord:
-    """What a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
+    """The record that a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
 
     `rejects_nonfinite`: whether the shards refuse gradients that are not finite.
 
@@ -97,7 +97,7 @@ def check_tag(tag: str) -> str:
 
 
 def epoch_of(tag: str) -> int:
-    """Returns the epoch that a name by `tag_of` tells, with or without more behind it; 0: it is none."""
+    """Returns the epoch in a name made by `tag_of`, with or without a suffix; 0: it is no such name."""
     found = _OWN_TAG.match(tag)
     return 0 if found is None else int(found.group(1) or 1)
 

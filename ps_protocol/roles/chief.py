@@ -1,4 +1,4 @@
-"""What workers and observers can ask of the chief, and the values of those calls. Knows words and numbers; no transport, no tensor."""
+"""The calls of workers and observers to the chief, and their values. Knows words and numbers; no transport, no tensor."""
 
 import enum
 from collections.abc import Mapping
@@ -52,7 +52,7 @@ class Participant:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Registration:
-    """What a participant gets. `may_contribute` is False if its index has given its share to the open step already.
+    """The answer to a registration. `may_contribute` is False if its index has given its share to the open step already.
 
     `shards_version`: grows when other processes hold the shards than before; 0: there are no standbys, and it stays so.
     `rejects_nonfinite`: gradients with elements that are not finite are refused.
@@ -70,7 +70,7 @@ class Registration:
 
 
 class ModelState(enum.Enum):
-    """What a worker shall do about the model."""
+    """What a worker is to do about the model: see the members."""
 
     ABSENT = 1
     INITIALIZE = 2
@@ -140,7 +140,7 @@ class PushCommit:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CommitResult:
-    """The outcome; with DUPLICATE, `first_outcome` is the one that this push id had.
+    """The outcome; with DUPLICATE, `first_outcome` is the first outcome of this push id.
 
     `applied_step`: the step that the contribution is a part of, if it is accepted: the variables of the step after it have it. `staleness`:
     how many steps older the variables were that it was computed from. `weight`: what its gradients are multiplied with.
@@ -296,7 +296,7 @@ class RegisterRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerTraffic:
-    """What a worker has used, and has exchanged with the parameter servers since it came, by its own count.
+    """The processor time and bytes that a worker has used since it joined, by its own count.
 
     Through shared memory no bytes move. `received_bytes`: as they lie in its memory. `reading_s`: how long it took to read variables,
     `num_reads` times. `cpu_s`: processor time of its process, of all threads.
@@ -519,7 +519,7 @@ class ServerStatus:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class LedgerEntry:
-    """What one applied step was made of; durations in seconds.
+    """The record of one applied step; durations in seconds.
 
     `duration_s`: from its opening to its end. `wait_duration_s`: of that, from its first contribution to the last that it needed;
     `apply_duration_s`: from then on. Before its first contribution, workers read variables and computed. `arrivals_us`: microseconds from
@@ -624,7 +624,7 @@ class Chief(Protocol):
         return self.call(request)
 
     def heartbeat(self, participant: Participant, *, transports: tuple[str, ...] = (), traffic: WorkerTraffic | None = None) -> End:
-        """Renews the lease; tells whether training has ended, and how."""
+        """Renews the lease; returns whether training has ended, and how."""
         return self.call(HeartbeatRequest(participant=participant, transports=transports, traffic=traffic))
 
     def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:

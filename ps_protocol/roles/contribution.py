@@ -62,7 +62,7 @@ MAX_USER_STATES_BYTES = 4 << 20
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Attachments:
-    """What one contribution brings besides tensors.
+    """The parts of one contribution besides its tensors.
 
     `hyperparameters`: what the step that it becomes a part of shall use, unless a contribution of a lower push id to it has some too.
     `user_state`: state of its worker's program from it on, a JSON object; empty: it has not changed.
@@ -77,7 +77,7 @@ NO_ATTACHMENTS = Attachments()
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class GivenNumbers:
-    """What contributions have their step use of hyper-parameters, each of `push_ids` the same."""
+    """The hyper-parameters that contributions give for their step, the same for each of `push_ids`."""
 
     push_ids: tuple[PushId, ...]
     hyperparameters: tuple[StepHyperparameter, ...]
@@ -93,7 +93,7 @@ class UserState:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepAttachments:
-    """What contributions have brought, as a step has it; in a record and in a checkpoint, what lasts of it.
+    """The attachments of the contributions of a step; in a record and in a checkpoint, the part of them that lasts.
 
     `numbers`: hyper-parameters of the step, in the order of its contributors; they do not last. `user_states`: in a command, those that
     change with the step, and those that changed earlier and that no record has; else those of all workers as of the step.

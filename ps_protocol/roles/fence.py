@@ -1,6 +1,6 @@
 """Values that prove when and by whom a call was made: a cluster's era and fence, a registration's secret. Pure; knows no call.
 
-Only the codec takes eras and fences apart. Compare whole values, except to say in words what differs, or where only the epoch is sent.
+Only the codec takes eras and fences apart. Compare whole values, except to describe what differs, or where only the epoch is sent.
 """
 
 import hashlib
@@ -10,7 +10,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 
 
 class Era(NamedTuple):
-    """One epoch of one life of a cluster: what was said in it holds in no other.
+    """One epoch of one life of a cluster: a statement made in it holds in no other.
 
     `life` is random for each existence of a cluster. Another one begins where no server knows of the one before: then epochs and
     incarnations may be given that were given in it. `epoch` grows with each rollback. Both are at least 1 once a chief has begun.
@@ -22,7 +22,7 @@ class Era(NamedTuple):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """What a chief commands by: the era, and its own number among the chiefs of that life."""
+    """A chief's proof that it is in charge: the era, and its own number among the chiefs of that life."""
 
     era: Era
     chief_incarnation: int

@@ -113,7 +113,7 @@ def check_versions(*, client: ProtocolVersion, server: ProtocolVersion) -> str:
 
 
 class Role(enum.Enum):
-    """What a process of the cluster is for."""
+    """The purpose of a process of the cluster."""
 
     PARAMETER_SERVER = 1
     CHIEF = 2
@@ -130,13 +130,13 @@ class Identity:
 
     @property
     def name(self) -> str:
-        """The process in words."""
+        """A description of the process."""
         return name_of(self.role, self.index)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeRequest:
-    """What the caller believes to be at the address; an empty cluster and None accept any."""
+    """The process that the caller expects at the address; an empty cluster and None accept any."""
 
     cluster: str
     expected_role: Role | None
@@ -146,7 +146,7 @@ class HandshakeRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeReply:
-    """What is at the address; `epoch` is 0 before a chief has adopted the process, `warning` a caution for the user, mostly empty."""
+    """The process at the address; `epoch` is 0 before a chief has adopted the process, `warning` a caution for the user, mostly empty."""
 
     identity: Identity
     version: ProtocolVersion

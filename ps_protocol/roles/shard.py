@@ -1,4 +1,4 @@
-"""What chief and workers can ask of a parameter server, and the values of those calls. Knows steps and bytes; no transport."""
+"""The calls of chief and workers to a parameter server, and their values. Knows steps and bytes; no transport."""
 
 import enum
 from collections.abc import Callable, Mapping, Sequence
@@ -42,7 +42,7 @@ class Metric:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class PushHeader:
-    """What a contribution is and belongs to. `step` is that of the variables that its gradients were computed from.
+    """The header of a contribution. `step` is that of the variables that its gradients were computed from.
 
     Its bytes are, one after the other: the arena (left out if `absent` has all slices); then for each of `sparse`, whose tables ascend, the
     indices (int64, little-endian, counted from the slice's first row) and the rows' values; what is not strictly ascending is sorted, and
@@ -171,7 +171,7 @@ class ApplyRequest:
 
     @property
     def hyperparameters(self) -> tuple[StepHyperparameter, ...]:
-        """What the optimizers use in this step only, in place of the settings: that of the lowest contribution that is here and has any."""
+        """Hyper-parameters for this step only, in place of the settings: those of the lowest contribution that is here and has any."""
         return self.attached.hyperparameters(without=self.without) if self.attached is not NO_STEP_ATTACHMENTS else ()
 
 
@@ -185,7 +185,7 @@ class AppliedPush:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class WorkerPushes:
-    """What has been applied of one worker lately, by its newest incarnation; in order of sequences."""
+    """The latest applied contributions of one worker's newest incarnation, in order of sequences."""
 
     worker: int
     incarnation: int
@@ -254,7 +254,7 @@ class RowsRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class MetricCell:
-    """What one worker has reported under one name in applied contributions: sum of value * weight, sum of weights, and how often."""
+    """One worker's reports under one name in applied contributions: sum of value * weight, sum of weights, and how often."""
 
     name: str
     worker: int
@@ -266,7 +266,7 @@ class MetricCell:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
-    """What a shard has counted since its start, and what it needs: the chief's status passes it on as it is, and all of it is shown.
+    """A shard's counters since its start, and its needs: the chief's status passes it on as it is, and all of it is shown.
 
     The name of a field says how it is shown: `num_…` a count, `…_bytes` memory, `…_s` a duration in seconds. `variables_bytes` (two copies)
     and `slots_bytes` (with averages) are parts of `allocated_bytes`; the rest is for contributions, and buffers that are used again.

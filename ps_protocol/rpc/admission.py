@@ -267,7 +267,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
     def _kept(
         self, method: str, handler: MethodHandler, make: Callable[[], MethodHandler], *, guest: CallerRole | None = None
     ) -> MethodHandler:
-        """What serves the method instead of its own handler: made once."""
+        """The handler that serves the method instead of its own: made once."""
         key = (method, id(handler), guest)
         if key not in self._guarded:
             self._guarded[key] = make()

@@ -106,7 +106,7 @@ class Access:
 
     @property
     def security(self) -> Security:
-        """What it was made of."""
+        """The certificates and options that the channel was made with."""
         return self._security
 
     def uses_tls(self, address: str) -> bool:

@@ -313,7 +313,7 @@ class LongLivedStream:
             except StreamEnded as end:
                 if not self._has_rested or end.code is not grpc.StatusCode.OK or self._is_cut:
                     raise
-                # The server had too many streams at rest, and ended this one in order after its last answer.
+                # The server had too many idle streams, and ended this one in order after its last answer.
                 self.break_off()
                 result = act(self)
             is_done = self._has_rested = True

@@ -158,11 +158,11 @@ class Commands:
                 answered.report(decode_call_error(answer.error) if answer.HasField("error") else answer)
 
     def _broken(self, end: StreamEnded | Unavailable | None) -> None:
-        """What is under way is not known to be carried out; another stream is opened with the next command."""
+        """Gives up the commands under way, which may have been carried out; the next command opens another stream."""
         with self._lock:
             stream, self._stream = self._stream, None
             is_cut, self._is_cut, expired, self._expired = self._is_cut, False, self._expired, None
-            # The server had too many streams at rest, and ended this one in order after its last answer: what came too late is sent again.
+            # The server had too many idle streams, and ended this one in order after its last answer: later commands are sent again.
             was_resting = isinstance(end, StreamEnded) and end.code is grpc.StatusCode.OK and self._has_answered and not is_cut
             failed = {number: one for number, one in self._under_way.items() if not was_resting or one.has_moved}
             for number in failed:

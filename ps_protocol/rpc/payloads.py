@@ -96,5 +96,5 @@ class Payloads:
 
 
 def next_payload(data_socket: DataSocket) -> pb.Payload:
-    """Returns what a stream is told of the next payload."""
+    """Returns the announcement of the next payload for a stream."""
     return pb.Payload(socket=data_socket.nonce, number=data_socket.next_number())

@@ -111,7 +111,7 @@ class Peer(Protocol):
 
 
 class Handler(Protocol):
-    """What is done with one stream. `take` is called for one message after the other, never for two at once."""
+    """The handler of one stream. `take` is called for one message after the other, never for two at once."""
 
     def take(self, message: bytes) -> None:
         """Handles a message. Must not wait: the server's other streams stand still meanwhile. A PsError ends the stream with its status."""

@@ -194,7 +194,7 @@ def _is_under_way(use: LongLivedStream, request: ReadRequest) -> bool:
 
 
 def _exchange(stream: Stream, messages: Iterator[bytes], *, num_bytes: int) -> bytes:
-    """Sends a contribution and returns the answer. A small one leaves as a request, of which gRPC tells once, with its answer."""
+    """Sends a contribution and returns the answer. A small one leaves as a request, for which gRPC has one event, with its answer."""
     if num_bytes > _SMALL_BYTES:
         return stream.exchange(messages)
     *before, last = messages
@@ -261,7 +261,7 @@ class GrpcShard:
 
     @property
     def deadlines(self) -> CallDeadlines:
-        """What ends calls on long-lived streams when their time is up."""
+        """The timer that ends calls on long-lived streams when their time is up."""
         return self._deadlines
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:

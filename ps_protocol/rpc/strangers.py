@@ -126,7 +126,7 @@ class _Open:
 
 
 class _Bell:
-    """What a thread waits for, besides descriptors that become readable. Any thread may ring. Knows Linux."""
+    """A signal that a thread waits for besides readable descriptors. Any thread may ring. Knows Linux."""
 
     def __init__(self) -> None:
         self._descriptor, self._lock = -1, threading.Lock()

@@ -126,7 +126,7 @@ class SegmentMaker:
 
 
 def map_segment(*, pid: int, descriptor: int, num_bytes: int, kind: SegmentKind, arena_bytes: int) -> SharedSegment:
-    """Maps a segment of another process, that of variables for reading only. Raises OSError, in words, if it is not there or another."""
+    """Maps a segment of another process, that of variables for reading only. Raises OSError if it does not exist or is another."""
     path = f"/proc/{pid}/fd/{descriptor}"
     # Before it is opened: with what else may lie there, opening could block or do something.
     if not (name := os.readlink(path)).startswith(f"/memfd:{NAME_PREFIX}"):

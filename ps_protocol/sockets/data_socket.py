@@ -67,7 +67,7 @@ class DataSocket:
 
     @property
     def is_over(self) -> bool:
-        """Whether it is closed, by either side, or carries bytes that were not announced; for a connection at rest."""
+        """Whether it is closed, by either side, or carries bytes that were not announced; for an idle connection."""
         with self._lock:
             if self._is_closed:
                 return True
@@ -80,7 +80,7 @@ class DataSocket:
             return True
 
     def next_number(self) -> int:
-        """Returns the number of the next payload, which the stream is told."""
+        """Returns the number of the next payload, which the stream announces."""
         self.last_number += 1
         return self.last_number
 

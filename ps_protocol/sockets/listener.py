@@ -36,7 +36,7 @@ _ALL_ADDRESSES = ("", "0.0.0.0", "::")
 
 @light_dataclass(slots=True)
 class _Stranger:
-    """A connection that has not said its nonce yet."""
+    """A connection that has not sent its nonce yet."""
 
     connection: socket.socket
     since: float
@@ -96,7 +96,7 @@ class DataListener:
         return Invitation(nonce=nonce, port=address.port, path=address.path)
 
     def claim(self, nonce: bytes) -> DataSocket:
-        """Returns the connection that has said a nonce; it is the caller's. Raises MalformedMessage if there is none."""
+        """Returns the connection that has sent a nonce; it is the caller's. Raises MalformedMessage if there is none."""
         with self._lock:
             _, connection = self._invited.get(nonce, (0.0, None))
             if connection is None:

@@ -1,6 +1,6 @@
 """Values to messages and back: `encode(value)`, and `decode(type, message)`, which checks. Knows every pair of them; no RPC, no tensor.
 
-Which dataclass is which message is said once, in PAIRS; `fields` makes the code of it, and `special` has what differs. `decode` takes
+PAIRS alone says which dataclass is which message; `fields` makes the code of it, and `special` has what differs. `decode` takes
 messages that came from anywhere, and raises MalformedMessage, InvalidSpec or LimitExceeded with the place in its text.
 """
 

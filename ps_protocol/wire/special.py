@@ -93,7 +93,7 @@ def check_accumulator(message: accumulator_service_pb2.AccumulatorSpec) -> None:
 
 
 def variable_place(message: tensor_pb2.VariableSpec) -> str:
-    """Returns the variable in words."""
+    """Returns a description of the variable."""
     return f"variable {message.name!r}"
 
 

@@ -37,7 +37,7 @@ from ps_server.numbers.memory import MemoryBudget
 PLACE_S = 5.0
 # Callers whose last gradient is remembered; the longest silent one is forgotten first.
 MAX_CALLERS = 4_096
-# Results that are kept in case their answer was lost, besides the newest one; the oldest is let go first.
+# Results that are kept in case their answer was lost, besides the newest one; the oldest is dropped first.
 MAX_KEPT_RESULTS = 16
 MAX_KEPT_BYTES = 64 << 20
 

@@ -72,7 +72,7 @@ class MemoryBudget:
             ) from None
 
     def release(self, nbytes: int) -> None:
-        """Takes bytes off the count whose buffer has been let go; a negative number counts bytes that are held already."""
+        """Subtracts the bytes of a released buffer from the count; a negative number counts bytes that are held already."""
         with self._lock:
             self.allocated_bytes -= nbytes
 

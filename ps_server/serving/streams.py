@@ -500,7 +500,7 @@ class _Contributions:
             if frame is not None and not frame.offset and num_bytes == len(frame.data) and self._is_quick(push):
                 return push.finish_with(frame.data)
             if num_bytes:
-                # Nothing but their number tells where the contribution ends.
+                # Only their number shows where the contribution ends.
                 push.expect(num_bytes)
             while not push.is_answered:
                 if frame is not None and FORMATS[header.encoding].is_decoded_on_arrival:
@@ -732,7 +732,7 @@ class _Wait:
             deadlines.end(number)
 
     def claim(self) -> bool:
-        """Returns True to exactly one caller: the one that answers the request."""
+        """Returns True to exactly one caller, which answers the request."""
         with self._lock:
             if self._is_answered:
                 return False

@@ -574,7 +574,7 @@ class Checkpoints:
 
     @property
     def restoring(self) -> str:
-        """How far a restoration that is under way is, in words; empty if there is none. In a block, too."""
+        """The progress of a restoration under way, as text; empty if there is none. In a block, too."""
         restore = self._restore
         return "" if restore is None or restore.is_over else restore.restore_words()
 

@@ -435,7 +435,7 @@ class ChiefNotes:
 
     def __init__(self, *, budget: MemoryBudget, clock: Callable[[], float]) -> None:
         self.address = ""
-        # How the chief counts on this replica, as it has said last; and whether the chief before counted on it alone.
+        # How the chief counts on this replica, by its latest message; and whether the chief before counted on it alone.
         self.replica, self.was_alone = ONLY_REPLICA, False
         self.record = b""
         self.record_version = 0

@@ -1,4 +1,4 @@
-"""The shard as many threads see it: what is pushed to it, read from it and asked of it with every step. Knows no wire.
+"""The shard as many threads use it: pushes, reads and the calls of every step. Knows no wire.
 
 What takes long (copies of tensors, files, the apply) runs outside the gate's lock; what ends in `_locked` is called in a block of it.
 """
@@ -198,7 +198,7 @@ class Shard:
             self._gate.check_chief(request.fence)
             self._gate.fences.check_epoch(request.spec.epoch)
             if request.replica_version < self._gate.chief.replica.version:
-                raise Unavailable(f"{self._name}: the chief has said since how it counts on this replica; repeat the call")
+                raise Unavailable(f"{self._name}: the chief has changed how it counts on this replica since; repeat the call")
         return self._checkpoints.restore(request, max_wait_s=max_wait_s)
 
     def shutdown(self, fence: Fence, *, reason: str) -> None:
@@ -635,7 +635,7 @@ class Shard:
         if is_same_life:
             is_free = (is_free or replica.forgets) and fence.epoch >= known.epoch
         if is_free and chief.is_silent:
-            log.warning("%s: another chief of incarnation %d takes it, since the one that had it is silent", self._name, number)
+            log.warning("%s: another chief of incarnation %d takes it, since the former chief is silent", self._name, number)
             fences.forget_chief()
             chief.forget()
         elif is_same_life:

@@ -171,7 +171,7 @@ class Sharings:
         return other is not sharing and other.claim.worker == mine.worker and other.claim.incarnation <= mine.incarnation
 
     def end_locked(self, sharings: Sequence[Sharing], *, is_lost: bool = False) -> Callable[[], None]:
-        """Ends sharings; returns a function that tells the workers, to be called when the lock is free."""
+        """Ends sharings; returns a function that informs the workers, to be called when the lock is free."""
         sharings = tuple(sharings)
         for sharing in sharings:
             sharing.is_ended = True

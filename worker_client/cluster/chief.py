@@ -182,7 +182,7 @@ class ChiefLink:
             self._search_alone(chief)
 
     def _search_alone(self, chief: Chief) -> None:
-        """Searches, unless another thread does already; `chief` is the one that was silent."""
+        """Searches, unless another thread does already; `chief`: the silent one."""
         if not self.address or not self._lock.acquire(blocking=False):
             return
         try:

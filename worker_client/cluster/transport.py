@@ -162,7 +162,7 @@ class LocalTransport:
 class GrpcTransport:
     """Implements Transport over gRPC, for one participant. `transport` is one of TRANSPORTS; see `connect()`.
 
-    `cluster` is what every server must be of; empty until the first chief has said it. Thread-safe.
+    `cluster` is what every server must be of; empty until the first chief has named it. Thread-safe.
     """
 
     is_in_process = False
@@ -193,7 +193,7 @@ class GrpcTransport:
 
     @property
     def cluster(self) -> str:
-        """Name of the cluster; empty before the first chief has said it."""
+        """Name of the cluster; empty before the first chief has named it."""
         return self._cluster
 
     def enter(self, address: str) -> Chief:

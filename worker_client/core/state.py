@@ -237,7 +237,7 @@ class WorkerState:
     ) -> Push | PushCommit:
         """Returns the outcome of a contribution whose worker has lost its place, or a commit to ask the chief about, for `outcome_of`.
 
-        `accepted`: the chief's answer, if it said that the contribution counts.
+        `accepted`: the chief's answer, if the contribution counts.
         """
         if commit is not None and commit.staged:
             if giver.shares_era(self.participant) and accepted is not None:

@@ -137,7 +137,7 @@ class Heartbeat:
                     log.warning("heartbeat failed, trying on worker=%d: %s", self._index, error)
                 is_reachable = False
             except PsError as error:
-                # The next call of the worker itself raises this; here it would only be said again and again.
+                # The next call of the worker itself raises this; here it would only be logged again and again.
                 if not self._stopped.is_set():
                     log.warning("heartbeat ended worker=%d: %s", self._index, error)
                 return
@@ -152,7 +152,7 @@ MAX_FAILURE_CHARACTERS = 500
 
 
 def failure_text(error: BaseException | None) -> str:
-    """Returns what to tell the chief about an exception that ends a session; empty for none, and for an exit that is no failure."""
+    """Returns the text for the chief about an exception that ends a session; empty for none, and for an exit that is no failure."""
     if error is None or isinstance(error, GeneratorExit) or (isinstance(error, SystemExit) and not error.code):
         return ""
     text = str(error)
@@ -239,7 +239,7 @@ class Membership:
 
     @property
     def is_finished(self) -> bool:
-        """Whether the chief has said with a heartbeat that training is finished."""
+        """Whether the answer to a heartbeat has reported that training is finished."""
         return self.place.is_finished
 
     def shards(self) -> Shards:

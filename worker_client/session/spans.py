@@ -14,7 +14,7 @@ from ps_protocol.roles.chief import TokenReply, TokenResult
 from worker_client.core import requests as ask
 
 _SCOPE = "lockstep"
-# What a worker does within a step, in words.
+# Descriptions of what a worker does within a step.
 _NAMES: Mapping[type, str] = {
     ask.Stage: "lockstep.stage",
     ask.PushParts: "lockstep.push",

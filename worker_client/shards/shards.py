@@ -33,7 +33,7 @@ SLOWEST_BYTES_PER_S = 10e6
 CLOSE_WAIT_S = 0.25
 # How often shards that have moved on are read again, to get one step from all of them.
 MAX_ALIGNMENTS = 8
-# Readings of the newest variables before it is said that steps pass faster than they can be read.
+# Reads of the newest variables before an error says that steps pass faster than they can be read.
 MAX_NEWEST_ATTEMPTS = 20
 # The most bytes that the caller's own thread copies from shared memory.
 MAX_NEAR_BYTES = 1 << 20
@@ -149,7 +149,7 @@ class Shards:
     Unavailable, within the transport's `timeout_s`.
 
     The errors of several shards end as the error of the first of them, after all calls have ended. `traffic` counts the bytes that travel.
-    `ask_again` tells where shards are that have standbys. For one thread.
+    `ask_again` returns the addresses of shards that have standbys. For one thread.
     """
 
     def __init__(
@@ -163,7 +163,7 @@ class Shards:
         self.participant = registration.participant
         self.epoch = registration.participant.era.epoch
         self._transport, self._traffic = transport, traffic
-        # Where the shards are, if they have standbys: then that changes, and `ask_again` tells where to.
+        # The addresses of the shards if they have standbys: these change, and `ask_again` returns the new ones.
         self._places = ShardPlaces(registration, ask_again=ask_again) if registration.shards_version and ask_again is not None else None
         self._addresses = registration.shard_addresses
         name = f"lockstep-{registration.participant.index}-ps"
@@ -479,7 +479,7 @@ class Shards:
 
         read = _until_it_stands(read_once) if step is None else read_once
 
-        # Copied in this thread where that is sooner done than said to another.
+        # Copied in this thread where that is quicker than handing it to another.
         found: dict[int, int] = {}
         for index in self.memories.shards:
             if index in indices and into.segments[index].nbytes <= MAX_NEAR_BYTES and not self.memories.travels(index):

@@ -184,7 +184,7 @@ class ReplicatedShard:
 
     @property
     def replicas(self) -> tuple[Shard, ...]:
-        """Those that are counted on now, first the one that is read from."""
+        """The replicas that are counted on now, the primary first."""
         with self._lock:
             return tuple(self._shards[address] for address in self._order)
 

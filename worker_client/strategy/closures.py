@@ -60,7 +60,7 @@ class Call:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Outcome:
-    """The result of a call; or, if it failed, the error in words."""
+    """The result of a call; or, if it failed, the text of the error."""
 
     value: Any = None
     error: str = ""

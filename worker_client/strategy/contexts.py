@@ -1,4 +1,4 @@
-"""The context of a thread: of one replica, across replicas, or updating a variable. Knows strategies only to tell them apart."""
+"""The context of a thread: of one replica, across replicas, or updating a variable. Knows strategies only to distinguish them."""
 
 import threading
 from collections.abc import Callable, Iterator

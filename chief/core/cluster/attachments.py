@@ -77,7 +77,7 @@ class ContributedAttachments:
         return given is not NO_ATTACHMENTS
 
     def applied(self, contributors: Sequence[PushId]) -> None:
-        """These contributions, in their order, are applied."""
+        """Notes that these contributions are applied, in their order."""
         if not self._counted:
             return
         for push_id in contributors:

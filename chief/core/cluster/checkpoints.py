@@ -52,7 +52,7 @@ class Saver(Protocol):
 
     @property
     def tag_suffix(self) -> str:
-        """The suffix that tells its checkpoints from those of another chief in the same epoch."""
+        """The suffix that distinguishes its checkpoints from those of another chief in the same epoch."""
 
     def draft(self, *, tag: str, step: int, extra: tuple[PushId, ...]) -> Checkpoint:
         """Returns the checkpoint of a step, without its files; `extra`: the contributions of the open step, if that is saved."""
@@ -149,7 +149,7 @@ class Checkpoints:
 
     @property
     def saving(self) -> str:
-        """The reason why steps wait for a save, in words; empty: they do not."""
+        """The reason why steps wait for a save, as text; empty: they do not wait."""
         return self._saving
 
     @property

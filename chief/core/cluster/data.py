@@ -144,7 +144,7 @@ class DataLeases:
         return request_id < last_request or not any(self._leased.get(identity) == (worker, incarnation) for identity in last)
 
     def give_back(self, worker: int, incarnation: int, ranges: Iterable[int]) -> bool:
-        """These are free again, if the worker holds them; True if any is."""
+        """Frees these ranges again if the worker holds them; True if it held any."""
         back = [identity for identity in dict.fromkeys(ranges) if self._leased.get(identity) == (worker, incarnation)]
         for identity in back:
             del self._leased[identity]
@@ -173,7 +173,7 @@ class DataLeases:
             self._in_counted.update(taken)
 
     def applied(self, contributors: Iterable[PushId]) -> list[int]:
-        """These contributions are applied: their ranges are done. Returns them."""
+        """Marks the ranges of these applied contributions as done, and returns them."""
         done: list[int] = []
         for push_id in contributors:
             ranges = self._counted.pop(push_id, ())

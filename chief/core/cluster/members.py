@@ -101,7 +101,7 @@ class PushOutcomes:
 
 
 class MemberState(enum.Enum):
-    """Where a participant is: its lease runs, has ended, it said goodbye, or the chief has done with it."""
+    """The state of a participant: its lease runs or has ended, it has left, or the chief has forgotten it."""
 
     LIVE = "live"
     LAPSED = "lapsed"

@@ -87,7 +87,7 @@ class Settings:
         return tuple(self._optimizers.values())
 
     def optimizer_words(self) -> str:
-        """Returns the optimizers in words; empty: there is no model."""
+        """Returns a description of the optimizers; empty: there is no model."""
         model = self._model.model
         if self._words or model is None:
             return self._words
@@ -108,7 +108,7 @@ class Settings:
             self._take_in(("hyperparameters", request.request_id), request.hyperparameters, call)
 
     def wait(self, call: int, *, max_wait_s: float, now: float) -> None:
-        """Has the caller of a change wait that is not carried out yet, or tells it so at once if it has no time."""
+        """Blocks the caller of a change that is not carried out yet, or answers it at once if it has no time left."""
         blocked = self._calls.take(call)
         if blocked is None:
             return

@@ -73,7 +73,7 @@ class _Record:
 
 
 class Answers:
-    """What stays true in one epoch even if the chief dies, and the answers that wait for that.
+    """The facts of one epoch that survive the chief's death, and the answers that wait until a fact does.
 
     `is_needed` is False where the chief cannot die without its shards.
 

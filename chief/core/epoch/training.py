@@ -178,7 +178,7 @@ class Discards:
 
 
 class Training:
-    """One epoch's training, from a `Start` on."""
+    """The training of one epoch, from a `Start` on."""
 
     def __init__(self, parts: Parts, start: Start, host: Host) -> None:
         self._host = host
@@ -279,7 +279,7 @@ class Training:
 
     @property
     def saving(self) -> str:
-        """The reason why steps wait, in words; empty: they do not."""
+        """The reason why steps wait, as text; empty: they do not wait."""
         if self._returning:
             named = listed([self._servers[shard].name for shard in sorted(self._returning)])
             return f"{named}: a standby is being brought back to step {self.step + 1}"

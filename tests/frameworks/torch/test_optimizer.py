@@ -186,7 +186,7 @@ def test_an_option_that_changes_the_formula_while_training_is_refused_and_may_be
 def test_the_state_of_another_optimizer_is_refused_and_one_of_an_older_torch_is_taken(session: Session) -> None:
     model = made()
     optimizer = lt.Optimizer(session, model, torch.optim.AdamW(model.parameters(), lr=0.1))
-    with pytest.raises(ValueError, match="group 0 has no 'betas', so it is of another optimizer"):
+    with pytest.raises(ValueError, match="group 0 has no 'betas', so it belongs to another optimizer"):
         optimizer.load_state_dict(torch.optim.SGD(model.parameters(), lr=0.1).state_dict())
     older = copy.deepcopy(optimizer.state_dict())
     del older["param_groups"][0]["maximize"]
