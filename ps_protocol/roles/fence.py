@@ -22,7 +22,7 @@ class Era(NamedTuple):
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Fence:
-    """A chief's proof that it is in charge: the era, and its own number among the chiefs of that life."""
+    """The value that shows that a chief is in charge: the era, and its own number among the chiefs of that life."""
 
     era: Era
     chief_incarnation: int
