@@ -21,11 +21,13 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 
 
-def encoded_frames(layout: Layout, memory: Array, encoding: FloatEncoding, max_bytes: int) -> Iterator[tuple[int, memoryview]]:
+def encoded_frames(
+    layout: Layout, memory: Array, encoding: FloatEncoding, max_bytes: int, *, into: Array | None = None
+) -> Iterator[tuple[int, memoryview]]:
     """Yields (offset, bytes) of the encoded arena in order, each of at most `max_bytes`. For encodings of variables.
 
-    `memory`: the arena, a one-dimensional uint8 array; each frame's part of it is read when that frame is asked for. What is yielded is
-    valid until the next is asked for.
+    `memory`: the arena, a one-dimensional uint8 array; each frame's part of it is read when that frame is asked for. `into`: memory for
+    all encoded bytes, where frames stay valid; None: each frame is valid until the next is asked for.
     """
     entry = FORMATS[encoding]
     if not entry.is_for_variables:
@@ -33,7 +35,8 @@ def encoded_frames(layout: Layout, memory: Array, encoding: FloatEncoding, max_b
     if isinstance(entry.coding, Units):
         units = entry.coding
         num_at_once = units.size * max(1, max_bytes // units.unit_bytes)
-        scratch = np.empty(min(units.nbytes(num_at_once), encoded_nbytes(layout, encoding)), np.uint8)
+        if into is None:
+            scratch = np.empty(min(units.nbytes(num_at_once), encoded_nbytes(layout, encoding)), np.uint8)
     for one in encoded_ranges(layout, encoding):
         content = memory[one.arena.start : one.arena.stop]
         if not one.is_encoded:
@@ -43,9 +46,10 @@ def encoded_frames(layout: Layout, memory: Array, encoding: FloatEncoding, max_b
         values = content.view(np.float32)
         for start in range(0, values.size, num_at_once):
             part = values[start : start + num_at_once]
-            encoded = scratch[: units.nbytes(part.size)]
+            offset, nbytes = one.start + units.nbytes(start), units.nbytes(part.size)
+            encoded = scratch[:nbytes] if into is None else into[offset : offset + nbytes]
             units.encode(part, encoded)
-            yield one.start + units.nbytes(start), encoded.data
+            yield offset, encoded.data
 
 
 def decoding_writer(

@@ -60,6 +60,18 @@ class MemoryBudget:
         """Returns a zeroed buffer; raises LimitExceeded if it does not fit."""
         return self.allocate_by(lambda: aligned_bytes(nbytes), nbytes, purpose=purpose)
 
+    def allocate_spare(self, nbytes: int) -> Array | None:
+        """Returns a zeroed buffer if it fits without anybody's letting go of anything, else None."""
+        with self._lock:
+            if not self._fits(nbytes):
+                return None
+            self.allocated_bytes += nbytes
+        try:
+            return aligned_bytes(nbytes)
+        except MemoryError:
+            self.release(nbytes)
+            return None
+
     def allocate_by(self, make: Callable[[], Memory], nbytes: int, *, purpose: str) -> Memory:
         """Returns `make(nbytes)`; raises LimitExceeded if the bytes do not fit, or if `make` raises MemoryError or OSError."""
         self.reserve(nbytes, purpose=purpose)

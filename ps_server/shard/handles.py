@@ -1,6 +1,8 @@
 """What is under way between the shard and one caller: push, creation, reading. Copies bytes outside the shard's lock; knows no wire."""
 
-from collections.abc import Callable, Generator
+import threading
+import weakref
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import AbstractContextManager
 from types import TracebackType
 
@@ -15,6 +17,7 @@ from ps_protocol.roles.shard import PushReply, ShardSpec
 from ps_server.contributions.inbox import Contribution
 from ps_server.contributions.staging import StagedGradients
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel
+from ps_server.numbers.memory import MemoryBudget
 from ps_server.numbers.tables import Table, check_indices
 from ps_server.shard.gate import Gate
 
@@ -211,8 +214,98 @@ class Creation:
             self._gate.changed()
 
 
+class EncodedVariables:
+    """The latest variables as they travel in an encoding, encoded once for all who read them. Thread-safe.
+
+    It has memory for that only where a step before had several readers in the encoding, and the budget allows; else, and for a step that is
+    not the latest, each reader encodes for itself.
+    """
+
+    def __init__(self, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._lock = threading.Lock()
+        self._memory: Array | None = None
+        # Whose encoding it is: an arena, its version, the encoding and the length of the frames.
+        self._arena: weakref.ref[Array] | None = None
+        self._kind: tuple[int, FloatEncoding, int] | None = None
+        self._made: list[tuple[int, memoryview]] = []
+        self._rest: Iterator[tuple[int, memoryview]] = iter(())
+        self._num_under_way = 0  # readers of what is in the memory
+        self._num_readers = 0  # of the arena in all, up to now
+        budget.on_shortage(self.release)
+
+    def frames(
+        self, layout: Layout, arena: Array, encoding: FloatEncoding, max_bytes: int, *, version: int
+    ) -> Generator[tuple[int, memoryview], None, None]:
+        """Yields what `encoded_frames` does of an arena, whose contents have a version."""
+        if not self._enter(layout, arena, (version, encoding, max_bytes)):
+            yield from encoded_frames(layout, arena, encoding, max_bytes)
+            return
+        try:
+            position = 0
+            while (frame := self._frame(position)) is not None:
+                yield frame
+                position += 1
+        finally:
+            with self._lock:
+                self._num_under_way -= 1
+
+    def release(self) -> None:
+        """Gives its memory back unless somebody reads it."""
+        with self._lock:
+            self._release_locked()
+
+    def _enter(self, layout: Layout, arena: Array, kind: tuple[int, FloatEncoding, int]) -> bool:
+        """Whether the caller may read what is encoded for all."""
+        with self._lock:
+            if self._arena is not None and self._arena() is arena and self._kind == kind:
+                self._num_readers += 1
+                if self._memory is None:
+                    return False
+                self._num_under_way += 1
+                return True
+            if self._num_under_way:
+                return False
+            had_several, self._num_readers = self._num_readers > 1, 1
+            self._arena, self._kind = weakref.ref(arena), kind
+            _, encoding, max_bytes = kind
+            if not self._has_room_locked(encoded_nbytes(layout, encoding) if had_several else 0):
+                return False
+            self._made.clear()
+            self._rest = encoded_frames(layout, arena, encoding, max_bytes, into=self._memory)
+            self._num_under_way = 1
+            return True
+
+    def _has_room_locked(self, nbytes: int) -> bool:
+        if self._memory is not None and self._memory.nbytes == nbytes:
+            return True
+        self._release_locked()
+        if nbytes:
+            self._memory = self._budget.allocate_spare(nbytes)
+        return self._memory is not None
+
+    def _release_locked(self) -> None:
+        if self._memory is not None and not self._num_under_way:
+            self._made.clear()
+            self._rest = iter(())
+            self._budget.release(self._memory.nbytes)
+            self._memory = self._arena = None
+
+    def _frame(self, position: int) -> tuple[int, memoryview] | None:
+        with self._lock:
+            if position == len(self._made):
+                frame = next(self._rest, None)
+                if frame is None:
+                    return None
+                self._made.append(frame)
+            return self._made[position]
+
+
 class Reading:
-    """An arena to be copied, valid until `check` fails. `step` is the step that it belongs to; `hold` is entered while it is copied."""
+    """An arena to be copied, valid until `check` fails. `step` is the step that it belongs to; `hold` is entered while it is copied.
+
+    `encode`: yields its frames in an encoding, as `encoded_frames` does.
+    """
 
     def __init__(
         self,
@@ -223,6 +316,7 @@ class Reading:
         is_intact: Callable[[], bool],
         hold: Callable[[int], AbstractContextManager[None]],
         name: str,
+        encode: Callable[[Layout, Array, FloatEncoding, int], Iterable[tuple[int, memoryview]]] = encoded_frames,
     ) -> None:
         self.step = step
         self._memory = memory
@@ -230,6 +324,7 @@ class Reading:
         self._is_intact = is_intact
         self._hold = hold
         self._name = name
+        self._encode = encode
 
     def nbytes(self, encoding: FloatEncoding = FloatEncoding.AS_IS) -> int:
         """Returns how many bytes the chunks have together."""
@@ -241,7 +336,7 @@ class Reading:
             if encoding is FloatEncoding.AS_IS:
                 yield from Segments([self._memory]).chunks(max_bytes)
             else:
-                yield from encoded_frames(self._layout, self._memory, encoding, max_bytes)
+                yield from self._encode(self._layout, self._memory, encoding, max_bytes)
 
     def check(self) -> None:
         """Raises StepGone unless everything copied before this call belongs to one step."""

@@ -7,8 +7,10 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from ps_protocol.checkpoint.storage import CheckpointStorage
+from ps_protocol.encodings.arena import encoded_frames
 from ps_protocol.errors import (
     Cancelled,
     EpochMismatch,
@@ -49,13 +51,13 @@ from ps_protocol.roles.shard import (
 )
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_server.contributions.inbox import Contribution
-from ps_server.model.shard_model import ShardModel, difference
+from ps_server.model.shard_model import SMALL_BYTES, ShardModel, difference
 from ps_server.model.snapshot import HiddenState, Snapshot, StateMemory
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner
 from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
 from ps_server.shard.checkpoints import Checkpoints, RunInBackground
 from ps_server.shard.gate import Gate
-from ps_server.shard.handles import Creation, OpenPush, Reading, RowReading
+from ps_server.shard.handles import Creation, EncodedVariables, OpenPush, Reading, RowReading
 from ps_server.shard.sharing import Claim, Sharing, Sharings
 
 log = logging.getLogger("lockstep.server")
@@ -95,6 +97,7 @@ class Shard:
         self._segments = segments
         self._history = ShardHistory(history, process_incarnation=process_incarnation)
         self._gate = Gate(self._name, budget=self.budget, clock=clock)
+        self._encoded = EncodedVariables(self.budget)
         self._sharings = Sharings(self._gate, segments, name=self._name)
         self._checkpoints = Checkpoints(
             _CheckpointSide(self),
@@ -559,6 +562,8 @@ class Shard:
         buffer = model.buffer(step)
         found = buffer.step
         assert found is not None
+        # Not of a step gone by, which a late reader reads, and not where values change in place.
+        is_shared = found == model.step and not model.applies_on_arrival and buffer.memory.nbytes > SMALL_BYTES
         return Reading(
             buffer.memory,
             layout=model.spec.layout,
@@ -566,6 +571,7 @@ class Shard:
             is_intact=model.watch(buffer),
             hold=self._gate.reading,
             name="the copy of the variables",
+            encode=partial(self._encoded.frames, version=buffer.version) if is_shared else encoded_frames,
         )
 
     def _make_model(self, spec: ShardSpec) -> ShardModel:
@@ -593,6 +599,7 @@ class Shard:
             if not model.has_applied:  # one that was restored counts as such
                 self._history.created(model)
         else:
+            self._encoded.release()
             # Without a model nothing calls back into the shard.
             self._sharings.end_locked(self._sharings.open)()
 
