@@ -67,7 +67,7 @@ def _serve(server: "ParameterServer") -> None:
 
 
 def _is_given(flag: str, variable: str) -> bool:
-    """Whether the process is given an option: asked before the flags can be looked at properly."""
+    """Whether the process is given an option: needed before the flags can be parsed."""
     return bool(os.environ.get(variable)) or any(argument.startswith(flag) for argument in sys.argv)
 
 

@@ -160,7 +160,7 @@ install()
 
 
 def __getattr__(name: str) -> Any:
-    """Loads what is built on a session when it is first asked for."""
+    """Loads a module that is built on sessions when it is first used."""
     if name not in _LAZY:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_LAZY[name]), name)

@@ -337,7 +337,7 @@ def _keep(estimator: Any, trained: Trained, former: _Former | None) -> None:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class _Parameters:
-    """The parameters of an estimator, checked: scikit-learn wants constructors that check nothing."""
+    """The parameters of an estimator, checked: scikit-learn requires constructors that check nothing."""
 
     hidden_units: tuple[int, ...]
     activation: str

@@ -289,7 +289,7 @@ def _own_cluster() -> LocalCluster:
 
 
 def made_cluster() -> LocalCluster | None:
-    """Returns the cluster of this process; None: the program has not asked for it."""
+    """Returns the cluster of this process; None: the program has opened none."""
     return _made[0] if _made else None
 
 

@@ -281,7 +281,7 @@ class Coordinator:
 
     @property
     def end(self) -> End:
-        """Whether it is, and how it has ended."""
+        """Whether training is finished, and how it has ended."""
         return self._end if self._finish_reason else End.NOT_YET
 
     @property
@@ -505,7 +505,7 @@ class Coordinator:
             self._finish_timer.set(now + _FINISH_GRACE_S)
 
     def finish_as_asked(self, now: float) -> None:
-        """Training ends as was asked for."""
+        """Ends training as requested."""
         self.finish(self._pending_finish, now)
 
     def finish(self, reason: str, now: float) -> None:
@@ -541,7 +541,7 @@ class Coordinator:
         self._end_if_deserted()
 
     def _after_loss(self, now: float) -> None:
-        """A participant is gone: perhaps it was the last."""
+        """Handles the loss of a participant: perhaps it was the last."""
         if self.state is ClusterState.TRAINING and not self._pending_finish and self._members.last_left_in_peace():
             self._finish_when_applied("all workers have left", now)
         else:
@@ -616,7 +616,7 @@ class Coordinator:
     # -- checkpoints
 
     def _want_checkpoint(self, call: int | None, request: SaveCheckpointRequest, now: float) -> None:
-        """A client wants a checkpoint of the open step, or a later one. Raises CheckpointStorageMissing, NotInitialized, TrainingFailed."""
+        """Handles a request for a checkpoint of this step or a later one. Raises CheckpointStorageMissing, NotInitialized, TrainingFailed."""
         if self._settings.config.checkpoints is None:
             raise CheckpointStorageMissing("the cluster has no place for checkpoints; start its roles with --checkpoint-dir")
         self.refuse_if_failed()

@@ -27,7 +27,7 @@ class Host(Protocol):
 
     @property
     def end(self) -> End:
-        """Whether it is, and how it has ended."""
+        """Whether training is finished, and how it has ended."""
 
     @property
     def is_over(self) -> bool:

@@ -1,4 +1,4 @@
-"""Events, which the coordinator handles, and instructions, which it wants carried out. Plain values: no behaviour, no transport.
+"""Events, which the coordinator handles, and instructions, which the shell carries out. Plain values: no behaviour, no transport.
 
 `call` numbers a caller that wants an answer; the shell chooses it, and gets it back in `Reply` or `Refuse`.
 """
@@ -31,7 +31,7 @@ from ps_protocol.roles.shard import Adoption, CheckpointFile, ShardReport, Shard
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardsFound:
-    """All shards have been looked at, by index; nothing has been done to them."""
+    """The statuses of all shards, by index; nothing has been changed there."""
 
     statuses: tuple[ShardStatus, ...]
 
@@ -116,7 +116,7 @@ class StepSaved:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointCommitted:
-    """The manifest stands: the checkpoint is whole."""
+    """The manifest is written: the checkpoint is whole."""
 
     tag: str
 
@@ -166,7 +166,7 @@ class ReplicasBack:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """A caller's request; `call` None: it wants no answer."""
+    """A caller's request; `call` None: it needs no answer."""
 
     call: int | None
     request: Request[Any]

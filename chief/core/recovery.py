@@ -254,7 +254,7 @@ class Recovery:
     # -- the beginning
 
     def found(self, event: ShardsFound, now: float) -> None:
-        """All shards have been looked at: decides how this chief begins."""
+        """Decides how this chief begins, once the statuses of all shards are known."""
         if self._host.is_over or self._stage is not None:
             return
         statuses = event.statuses
@@ -315,7 +315,7 @@ class Recovery:
             self._seek(Search(why=why, is_start=False, has_lost=True))
 
     def _is_another(self, event: ShardAdopted) -> bool:
-        """Whether another process was adopted than the empty one that was looked at; then there may be checkpoints that were not there."""
+        """Whether another process was adopted than the empty one seen before; then there may be new checkpoints."""
         was = self._empty.get(event.shard)
         self._empty[event.shard] = event.process_incarnation
         return self._config.checkpoints is not None and was != event.process_incarnation

@@ -17,7 +17,7 @@ _PATIENCE_S = 1.0
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Situation:
-    """The parts of the core that a report looks at. `asking`: a worker that waits for a token although it does not block.
+    """The parts of the core that a report reads. `asking`: a worker that waits for a token although it does not block.
 
     `address`: where workers reach this chief; empty: unknown.
     """

@@ -74,7 +74,7 @@ class FifoTokens:
         self._wishes.pop(worker, None)
 
     def drop(self, worker: int) -> list[Grant]:
-        """Forgets a worker that is gone. A token that it took is lost, as in the original."""
+        """Forgets a lost worker. A token that it took is lost, as in the original."""
         self._wishes.pop(worker, None)
         self._granted.pop(worker, None)
         return []

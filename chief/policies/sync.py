@@ -50,7 +50,7 @@ class TokenRule(Protocol):
         """Ends a worker's wait; it keeps its tokens."""
 
     def drop(self, worker: int) -> list[Grant]:
-        """The worker is gone; returns the tokens that others get by it."""
+        """Forgets a lost worker; returns the tokens that others get by that."""
 
     def open_step(self, step: int) -> list[Grant]:
         """The next step is open; returns the tokens that are due."""
@@ -257,7 +257,7 @@ class StrictTokens:
         self._wishes.pop(worker, None)
 
     def drop(self, worker: int) -> list[Grant]:
-        """Forgets a worker that is gone, and takes its unspent extra back for others."""
+        """Forgets a lost worker, and takes its unspent extra token back for others."""
         self._wishes.pop(worker, None)
         self._last_extra.pop(worker, None)
         if worker in self._held:

@@ -36,7 +36,7 @@ _ANY_HOST = ("0.0.0.0", "::", "")
 
 
 def reachable(address: str) -> str:
-    """Returns an address as others may call it; empty if it stands for every network interface, which no caller can use."""
+    """Returns an address as others may call it; empty if it means every network interface, which no caller can use."""
     parsed = parse_address(address)
     return "" if _is_everywhere(parsed) else address
 

@@ -83,7 +83,7 @@ class Finding:
         return self.statuses[self.best].step is not None
 
     def has_met(self, one: Replica, status: ShardStatus, adoption: Adoption) -> bool:
-        """Whether a replica that a chief has adopted is the process that was looked at, or holds a model if none was."""
+        """Whether a replica that a chief has adopted is the process seen before, or holds a model if none was."""
         before = self.statuses.get(one)
         return adoption.step is not None if before is None else before.process_incarnation == status.process_incarnation
 

@@ -264,7 +264,7 @@ class ShardWork:
         self._calls.report(ev.RecordKept(epoch=work.fence.epoch, version=work.version))
 
     async def watch(self, index: int, *, is_paused: Callable[[], bool]) -> None:
-        """Looks several times a second whether a shard that was not heard of meanwhile is still the same process. Does not end.
+        """Checks several times a second whether a silent shard is still the same process. Does not end.
 
         A shard that answers with every step is asked for its report at intervals.
         """

@@ -66,7 +66,7 @@ class LineStream(Protocol):
         """Takes a line."""
 
     def isatty(self) -> bool:
-        """Whether it is a terminal."""
+        """Whether the output is a terminal."""
 
     @property
     def has_dropped(self) -> bool:
@@ -156,7 +156,7 @@ class Process:
         return self.returncode is None
 
     def has_exited(self) -> bool:
-        """Whether it has ended; it stays a zombie until `reap`, so that its pid is not reused."""
+        """Whether the process has ended; it stays a zombie until `reap`, so that its pid is not reused."""
         return os.waitid(os.P_PID, self.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def signal_group(self, number: signal.Signals) -> None:

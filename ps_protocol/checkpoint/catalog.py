@@ -198,7 +198,7 @@ def _has_all_sizes(seen: _Seen) -> bool:
 
 
 def _candidates(storage: CheckpointStorage, *, cluster: str = "", excluded: Collection[str] = ()) -> tuple[list[_Candidate], list[Skipped]]:
-    """Returns the whole ones that are wanted, the oldest first, and what is left out and why; manifests are only looked at, not checked."""
+    """Returns the requested whole checkpoints, the oldest first, and those left out with the reason; manifests are not checked."""
     candidates, skipped = [], []
     for stored in storage.stored():
         if not stored.is_whole:

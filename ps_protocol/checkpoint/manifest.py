@@ -28,7 +28,7 @@ _END_BYTES = len(',\n"sha256": ""\n}\n') + 64
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class StoredManifest:
-    """A checkpoint as its manifest describes it, the SHA-256 of the manifest itself, and when it was saved (words, for people)."""
+    """A checkpoint as its manifest describes it, the SHA-256 of the manifest itself, and the time of the save as text."""
 
     checkpoint: Checkpoint
     sha256: str

@@ -153,7 +153,7 @@ def storage_failures(what: str) -> Iterator[None]:
 
 
 def size_text(num_bytes: int) -> str:
-    """Returns a size for people, for example "4.2 GiB"."""
+    """Formats a size, for example "4.2 GiB"."""
     for unit, name in _UNITS:
         if num_bytes >= unit:
             return f"{num_bytes / unit:.1f} {name}"

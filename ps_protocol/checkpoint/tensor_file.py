@@ -277,7 +277,7 @@ class TensorFileReader:
 
     @property
     def num_bytes_read(self) -> int:
-        """How far the reading is; may be asked for from another thread."""
+        """The number of bytes read so far; may be called from another thread."""
         return self._position
 
     def __iter__(self) -> Iterator[TensorEntry]:

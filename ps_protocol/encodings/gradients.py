@@ -143,7 +143,7 @@ class _Source:
         self.absent = tuple(span for span in spans if span[1] > span[0])
 
     def blocks(self, arena: ArenaRange, scratch: Array) -> Iterator[tuple[int, Array]]:
-        """Yields (position of the first element, elements), valid until the next is asked for."""
+        """Yields (position of the first element, elements), valid until the next one."""
         for start in range(arena.start, arena.stop, 4 * _BLOCK):
             stop = min(start + 4 * _BLOCK, arena.stop)
             block = self._view(start, stop)

@@ -90,7 +90,7 @@ class HttpServer:
 
     @property
     def url(self) -> str:
-        """Where it serves, as a browser wants it; empty before `start`."""
+        """The URL of the server, for a browser; empty before `start`."""
         if self._socket is None:
             return ""
         host, port = self._wanted.host, self._socket.getsockname()[1]

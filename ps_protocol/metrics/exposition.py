@@ -134,7 +134,7 @@ _SAME_FOR_S = 0.5
 
 
 class MetricsPage:
-    """The answer to scrapes. Thread-safe. `role`: what runs here, for example "chief". `families`: asked for each new answer."""
+    """The answer to scrapes. Thread-safe. `role`: the role of this process, for example "chief". `families`: called for each new answer."""
 
     def __init__(self, families: Callable[[], Iterable[Family]], *, role: str) -> None:
         self._families, self._role = families, role

@@ -150,7 +150,7 @@ class VariableSlice:
 
     @property
     def is_contiguous(self) -> bool:
-        """Whether it is one run of bytes of the whole variable."""
+        """Whether the slice is one run of bytes of the whole variable."""
         return self.axis == 0 or self.is_whole
 
     @property

@@ -69,7 +69,7 @@ class Constraint:
 
     @property
     def needs_whole_variable(self) -> bool:
-        """Whether it is about more than single elements, so that the variable must lie on one shard."""
+        """Whether the constraint is about more than single elements, so that the variable must lie on one shard."""
         if self.kind is ConstraintKind.FORMULA:
             return self.parsed.needs_all_elements
         return self.kind in (ConstraintKind.MAX_NORM, ConstraintKind.UNIT_NORM)
@@ -271,7 +271,7 @@ class VariableSpec:
 
     @property
     def is_state(self) -> bool:
-        """Whether it takes plain updates instead of gradients."""
+        """Whether the variable takes plain updates instead of gradients."""
         return self.optimizer is not None and self.optimizer.is_update_rule
 
     @property

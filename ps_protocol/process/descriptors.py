@@ -28,7 +28,7 @@ class Network(NamedTuple):
 
     @property
     def is_v4(self) -> bool:
-        """Whether it is one of IPv4."""
+        """Whether the network is one of IPv4."""
         return self.address.startswith(_MAPPED)
 
 
@@ -37,7 +37,7 @@ EVERYWHERE = (Network(_MAPPED + bytes(4), 0), Network(bytes(16), 0))
 
 
 class Seen(NamedTuple):
-    """A connection: its number, which no other one ever gets, and how many bytes have come and have been sent. All 0 for anything else."""
+    """A connection: its unique number, and the bytes received and sent. All 0 for anything else."""
 
     number: int
     num_received: int
@@ -62,7 +62,7 @@ def descriptors() -> set[int]:
 
 
 def listening_at(port: int) -> list[int]:
-    """Returns the sockets that listen at a port; none where connections cannot be looked at."""
+    """Returns the sockets that listen at a port; none where connections cannot be inspected."""
     found = []
     for descriptor in descriptors():
         with suppress(OSError), _socket_at(descriptor) as one:
@@ -152,7 +152,7 @@ def _number(connection: socket.SocketType) -> int:
 
 
 def _bytes(connection: socket.SocketType) -> tuple[int, int]:
-    """Returns how many have left and were acknowledged, and how many have come."""
+    """Returns the bytes that were sent and acknowledged, and the bytes received."""
     about = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _AT_BYTES + 16)
     if len(about) < _AT_BYTES + 16:
         raise OSError("this kernel does not count them")

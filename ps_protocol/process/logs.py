@@ -213,7 +213,7 @@ class SeldomWarning:
         self._next_at = 0.0
 
     def warn(self, words: str, values: Callable[[], tuple[object, ...]]) -> None:
-        """Warns, unless it has within the last 10 s; `values`, which belong into the words, are asked for only then."""
+        """Logs a warning at most every 10 s; `values`, which the text needs, are computed only then."""
         with self._lock:
             if time.monotonic() < self._next_at:
                 return

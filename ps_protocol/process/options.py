@@ -84,7 +84,7 @@ class Option(Generic[T]):
 
     @property
     def is_switch(self) -> bool:
-        """Whether the flag stands alone."""
+        """Whether the flag takes no value."""
         return not self.metavar
 
     def help_text(self, *, has_variable: bool) -> str:
@@ -101,14 +101,14 @@ class Option(Generic[T]):
 
 
 class Given:
-    """The options given to a process: each by its flag, else its variable, else its default. Checks a text when it is asked for."""
+    """The options given to a process: each by its flag, else its variable, else its default. Checks a text when it is read."""
 
     def __init__(self, flags: Mapping[str, object], environment: Mapping[str, str]) -> None:
         self._flags = flags
         self._environment = environment
 
     def __contains__(self, option: Option[Any]) -> bool:
-        """Whether it was given, by flag or variable."""
+        """Whether the option was given, by flag or variable."""
         return bool(self.source(option))
 
     def __getitem__(self, option: Option[T]) -> T:

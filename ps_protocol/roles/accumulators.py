@@ -184,7 +184,7 @@ def arrays_of(content: Array, *, data_type: DataType, shape: tuple[int, ...], nu
 
 
 def check_num_required(num_required: int, *, name: str) -> None:
-    """Raises InvalidSpec unless at least one gradient is asked for."""
+    """Raises InvalidSpec unless at least one gradient is required."""
     if isinstance(num_required, bool) or not isinstance(num_required, int) or num_required <= 0:
         raise InvalidSpec(f"accumulator {name!r}: num_required: got {num_required!r}, want >= 1")
 

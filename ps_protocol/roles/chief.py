@@ -171,7 +171,7 @@ class TokenResult(enum.Enum):
 
 
 class End(enum.Enum):
-    """Whether training has ended, and how: as planned (the last step, a client's wish, no worker left), or by a stop before that."""
+    """Whether training has ended, and how: as planned (the last step, a client's request, no worker left), or by a stop before that."""
 
     NOT_YET = 0
     FINISHED = 1
@@ -214,7 +214,7 @@ class SavedCheckpoint:
 
 
 class LeaseResult(enum.Enum):
-    """How a wish for ranges of the training data ended."""
+    """The outcome of a request for ranges of the training data."""
 
     GRANTED = 1
     WAIT = 2
@@ -337,7 +337,7 @@ class DeregisterRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterModelRequest:
-    """A worker presents the model that it wants to train. `joins_only`: the chief never asks it to initialise it."""
+    """A worker presents its model. `joins_only`: the chief never asks it to initialise it."""
 
     participant: Participant
     model: ModelSpec
@@ -359,7 +359,7 @@ class CompleteInitializationRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class GetModelRequest:
-    """A client wants to know the agreed model."""
+    """A request for the agreed model."""
 
     max_wait_s: float = MAX_WAIT_SLICE_S
     answer: ClassVar[type[AgreedModel]] = AgreedModel
@@ -395,7 +395,7 @@ class DequeueTokenRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSettingsRequest:
-    """A client wants another `policy`, or other `hyperparameters` for an optimizer."""
+    """A request for another `policy`, or other `hyperparameters` of an optimizer."""
 
     request_id: int
     max_wait_s: float = MAX_WAIT_SLICE_S
@@ -415,7 +415,7 @@ class ChangeSettingsRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCheckpointRequest:
-    """A client wants a checkpoint."""
+    """A request for a checkpoint."""
 
     request_id: int
     max_wait_s: float = MAX_WAIT_SLICE_S
@@ -425,7 +425,7 @@ class SaveCheckpointRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRangesRequest:
-    """A worker wants ranges of the training data; `held`: those that it has, of all that it knows to be leased to it."""
+    """A request for ranges of the training data; `held`: those that the worker has, of all that it knows to be leased to it."""
 
     participant: Participant
     data: DataSpec

@@ -162,7 +162,7 @@ def name_of(role: Role, index: int | None) -> str:
 
 
 def answer(request: HandshakeRequest, *, identity: Identity, epoch: int) -> HandshakeReply:
-    """Returns the answer of `identity`; raises ProtocolMismatch, WrongCluster or WrongRole if the caller wants another process."""
+    """Returns the answer of `identity`; raises ProtocolMismatch, WrongCluster or WrongRole if the caller expects another process."""
     warning = check_versions(client=request.version, server=PROTOCOL_VERSION)
     facts = {"cluster": identity.cluster, "role": identity.role.name, "index": str(identity.index)}
     if request.cluster and request.cluster != identity.cluster:

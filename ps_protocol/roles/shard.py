@@ -194,7 +194,7 @@ class WorkerPushes:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Adoption:
-    """Where a shard stands when a chief takes it over; `step` is None and `layout_hash` empty before its variables exist.
+    """The state of a shard when a chief takes it over; `step` is None and `layout_hash` empty before its variables exist.
 
     `record` is the latest that a chief has had kept there (empty: none), `last_apply` the step that was applied last in this epoch.
     `session_keys`: all that it knows of this life's. `was_alone`: of several replicas, the chief before counted on this one alone, up to
@@ -322,7 +322,7 @@ class SaveRequest:
 
 
 class SaveState(enum.Enum):
-    """How far a save is: the values are copied and being written; the file is on stable storage; it has come to nothing."""
+    """The state of a save: the values are copied and being written; the file is on stable storage; the save has failed."""
 
     WRITING = 1
     DONE = 2
@@ -400,7 +400,7 @@ class Shard(Protocol):
     """
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
-        """Creates all variables with their initial values, all or nothing; False if they stood already.
+        """Creates all variables with their initial values, all or nothing; False if they exist already.
 
         Raises VariableExists if others stand.
         """

@@ -232,7 +232,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         return handler
 
     def may_act_as(self, role: CallerRole, context: grpc.ServicerContext) -> bool:
-        """Whether the caller, which was let in, has this role by all that was asked for. Raises Unauthenticated, PermissionDenied."""
+        """Whether the admitted caller has this role by all its credentials. Raises Unauthenticated, PermissionDenied."""
         if self._tokens is not None and self._role(context.invocation_metadata()) is not role:
             return False
         return not self._checks_certificates or role in self._certified(context)
@@ -339,7 +339,7 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
 
 
 def interceptors(security: Security, *, cluster: str, address: str, strangers: StrangerGuard) -> "list[AuthorizationInterceptor]":
-    """Returns what guards a server at `address`; nothing on a Unix socket if no tokens were asked for. Raises InvalidSpec.
+    """Returns the guard of a server at `address`; none on a Unix socket without tokens. Raises InvalidSpec.
 
     `strangers` is told of calls on a port that strangers can reach.
     """

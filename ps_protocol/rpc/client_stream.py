@@ -72,7 +72,7 @@ class Stream(Protocol):
         """Ends the stream. Idempotent, never waits."""
 
     def end(self) -> None:
-        """Ends the stream and lets go of what it holds, for the thread whose turn it is. Idempotent."""
+        """Ends the stream and releases its resources, for the thread whose turn it is. Idempotent."""
 
 
 def open_stream(channel: grpc.Channel, path: str, *, metadata: Metadata = ()) -> Stream:

@@ -54,7 +54,7 @@ def never_waiting(serve: Serve) -> Serve:
 
 
 class Received:
-    """How many bytes of calls and messages have come on one connection, since `since`.
+    """How many bytes of calls and messages one connection has received, since `since`.
 
     Each message adds to it, whatever thread takes it. What two threads add at the same moment may count once: budgets bear that.
     """
@@ -98,7 +98,7 @@ class Peer(Protocol):
         """Waits until nothing waits behind the message that is leaving; False if the stream is over. For threads of their own."""
 
     def pause(self) -> None:
-        """Asks for no message after those that have been asked for, until `resume`; for `take`. Idempotent."""
+        """Requests no further message until `resume`; for `take`. Idempotent."""
 
     def resume(self) -> None:
         """Asks for the next message. Idempotent."""
@@ -434,7 +434,7 @@ class _EventPeer:
         return None, ()
 
     def _receive(self) -> None:
-        """Asks for a message, unless one has been asked for, or none is wanted."""
+        """Requests a message, unless one is requested already, or none is needed."""
         with self._lock:
             if self._is_receiving or self._is_paused or self._is_over or self._is_ending or self._is_deaf or self._call is None:
                 return

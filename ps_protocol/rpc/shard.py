@@ -58,7 +58,7 @@ def step_of(message: bytes) -> int:
 
 
 def _is_answer(step: int, wanted: int | None) -> bool:
-    """Whether a step is the one that was asked for, or can be one where the latest was."""
+    """Whether a step is the requested one, or is possible where the latest was requested."""
     return step == wanted or (wanted is None and 0 <= step <= MAX_STEP)
 
 
@@ -278,7 +278,7 @@ class GrpcShard:
             return codec.decode(ShardStatus, answer)
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
-        """Sends all variables with their initial values; False if they stood already."""
+        """Sends all variables with their initial values; False if they exist already."""
         header = pb.CreateVariablesRequest(spec=codec.encode(spec))
         answer = self._connection.stream_up(
             "CreateVariables",

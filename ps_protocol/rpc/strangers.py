@@ -62,7 +62,7 @@ _NUM_NEW, _LISTING_S, _MAX_NEW = 8, 3.0, 256
 
 
 class Turnstile:
-    """Which networks have to wait until they are let in again, by how often their connections have ended in vain. Pure."""
+    """Which networks have to wait before they connect again, by the number of their connections that failed. Pure."""
 
     # So many are free at once, and so many a second. One that had to be cut counts as several. However many there were, a wait lasts no
     # longer than four times the last one's number takes; for calls without end, no longer than this number.
@@ -75,7 +75,7 @@ class Turnstile:
         self._left: dict[Network, tuple[float, float]] = {}
 
     def count(self, network: Network | None, number: float, now: float, *, for_calls: float = 0.0) -> None:
-        """Connections have ended in vain; less than none: some were let in. None: it is not known whose, probably the last one's.
+        """Counts failed connections; a negative number: some were let in. None: the network is unknown, probably the last one.
 
         `for_calls`: how much their calls count besides.
         """
@@ -99,7 +99,7 @@ class Turnstile:
 
     @property
     def is_counting(self) -> bool:
-        """Whether any connection has ended in vain lately."""
+        """Whether any connection has failed lately."""
         return bool(self._left)
 
     def _left_of(self, network: Network, now: float) -> float:
@@ -185,7 +185,7 @@ class StrangerGuard:
         self._warning, self._num_cut = SeldomWarning(log), 0
 
     def start(self, port: int) -> None:
-        """Begins to watch a port at which the process listens already; does nothing where connections cannot be looked at."""
+        """Begins to watch a port at which the process listens already; does nothing where connections cannot be inspected."""
         self._port, self._listening = port, listening_at(port)
         if self._listening:
             self._bell.hang()
@@ -319,7 +319,7 @@ class StrangerGuard:
             self._say_cut("no call that is let in", one, num_bytes, now)
 
     def _compare(self, descriptor: int, one: _Open, received: tuple[int, int], seen: Seen, now: float) -> None:
-        """Cuts a connection that was let in if too much has come that is neither a call nor a message.
+        """Cuts an admitted connection that has sent too many bytes that are neither a call nor a message.
 
         `received`: what calls and messages were worth before its bytes were looked at, and what they are now. Much may come in between.
         """
@@ -348,7 +348,7 @@ class StrangerGuard:
         return MAX_MESSAGE_BYTES if 0 < num_expected <= _MAX_EXPECTED else 0
 
     def _know(self, descriptor: int, one: _Open) -> None:
-        """It is known what becomes of a stranger."""
+        """Notes that a stranger was let in or cut."""
         one.is_stranger = False
         self._young.pop(descriptor, None)
         self._strangers.discard(one.peer)
@@ -370,7 +370,7 @@ class StrangerGuard:
         self._waiting = waiting
 
     def _charge_unseen(self, now: float) -> None:
-        """Has networks pay for calls of connections that are gone: of one that is cut, many may have come already."""
+        """Charges networks for calls of connections that have ended: one that is cut may have sent many calls."""
         for peer in self._charged.keys() - self._strangers:
             charged, host = self._charged.pop(peer), peer.partition(":")[2].rpartition(":")[0]
             if peer not in self._admitted:

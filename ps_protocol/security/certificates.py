@@ -1,4 +1,4 @@
-"""Certificates and keys as gRPC wants them, for callers and for servers. Knows files and gRPC; no method and no token."""
+"""Certificates and keys in the form that gRPC takes, for callers and for servers. Knows files and gRPC; no method and no token."""
 
 import logging
 import os

@@ -88,7 +88,7 @@ def _check_token(token: str, name: str) -> None:
 
 
 class WatchedFile:
-    """A small text file whose newest whole content counts. Thread-safe; looks at the file once a second at most.
+    """A small text file whose newest whole content counts. Thread-safe; checks the file once a second at most.
 
     With `settles`, a file that was written to in place counts when two looks have found it the same: it may be half written. One that was
     replaced counts at once.

@@ -48,7 +48,7 @@ class GradientBuffers:
         return len(self._buffers)
 
     def are_of(self, push_id: PushId) -> bool:
-        """Whether it is for a contribution of this worker's that these are."""
+        """Whether these buffers belong to the worker of a contribution."""
         return push_id.worker == self.worker and push_id.incarnation == self._incarnation
 
     @property
@@ -104,7 +104,7 @@ class GradientBuffers:
         return self.free()
 
     def known(self, header: PushHeader) -> PushReply | None:
-        """Returns the outcome of a contribution, if it is known without its bytes: it has come before, or its step is gone."""
+        """Returns the outcome of a contribution, if it is known without its bytes: a repetition, or its step is over."""
         sequence, step, board = header.push_id.sequence, header.step, self._board
         if sequence <= self._last_sequence and sequence in self._outcomes:
             first_step, result = self._outcomes[sequence]

@@ -363,7 +363,7 @@ class SharedMemoryShard:
     # -- what lies in no shared memory
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
-        """Sends all variables with their initial values; False if they stood already."""
+        """Sends all variables with their initial values; False if they exist already."""
         return self._shard.create_variables(spec, values, timeout_s=timeout_s)
 
     def read_rows(

@@ -97,7 +97,7 @@ def parse(message: bytes, message_type: type[StreamMessage]) -> tuple[StreamMess
 
 
 def takes_long(message: bytes) -> bool:
-    """Whether it may take long to decode a stream message: there is much in it besides its frame's data, as a long list."""
+    """Whether decoding a stream message may take long: it has much besides its frame's data, such as a long list."""
     if len(message) <= _QUICK_BYTES:
         return False
     start = _end_of_field_1(message)

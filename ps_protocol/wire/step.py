@@ -135,7 +135,7 @@ def write_push_header(header: PushHeader, message: parameter_service_pb2.PushHea
 
 
 def decode_push_header(message: parameter_service_pb2.PushHeader) -> PushHeader:
-    """Decodes and checks what a contribution is and belongs to; whether it fits the shard's layout is not looked at."""
+    """Decodes and checks the header of a contribution, but not whether it fits the shard's layout."""
     require(message, "era")
     require(message, "push_id")
     sparse = tuple([SparsePart(table=part.table, num_rows=part.num_rows) for part in message.sparse])
@@ -187,7 +187,7 @@ def write_read_request(request: ReadRequest, message: parameter_service_pb2.Read
 
 
 def decode_read_request(message: parameter_service_pb2.ReadRequest) -> ReadRequest:
-    """Decodes which variables are wanted. Raises InvalidSpec if variables do not travel as the message wants."""
+    """Decodes a request for variables. Raises InvalidSpec if variables cannot be sent as requested."""
     encoding = _FOR_VARIABLES.get(message.encoding)
     if encoding is None:
         raise no_encoding(message.encoding, tuple(_FOR_VARIABLES.values()), what="variables")
@@ -310,7 +310,7 @@ def decode_commit_result(message: chief_service_pb2.CommitResult) -> CommitResul
 
 
 def write_token_request(request: DequeueTokenRequest, message: chief_service_pb2.DequeueTokenRequest) -> None:
-    """Encodes the wish for a token."""
+    """Encodes the request for a token."""
     write_participant(request.participant, message.participant)
     message.local_step = request.local_step
     message.request_id = request.request_id
@@ -320,7 +320,7 @@ def write_token_request(request: DequeueTokenRequest, message: chief_service_pb2
 
 
 def decode_token_request(message: chief_service_pb2.DequeueTokenRequest) -> DequeueTokenRequest:
-    """Decodes and checks the wish for a token."""
+    """Decodes and checks the request for a token."""
     require(message, "participant")
     return DequeueTokenRequest(
         participant=decode_participant(message.participant),
@@ -423,7 +423,7 @@ def decode_apply_reply(message: parameter_service_pb2.ApplyReply) -> ApplyReply:
 
 
 def _decode_discard(message: tensor_pb2.PushId) -> PushId:
-    """A sequence of 0 stands for all of the incarnation."""
+    """A sequence of 0 means all of the incarnation."""
     if message.incarnation < 1:
         raise MalformedMessage(f"push id: got incarnation {message.incarnation}, want >= 1")
     return PushId(message.worker, message.incarnation, message.sequence)
@@ -473,7 +473,7 @@ def check_ranges(ranges: Sized, *, field: str) -> None:
 
 
 def no_encoding(value: int, known: Sequence[FloatEncoding], *, what: str) -> InvalidSpec:
-    """Returns the error for a number that stands for no encoding of `what`."""
+    """Returns the error for a number that is no encoding of `what`."""
     return InvalidSpec(f"encoding: got {value}, {what} come as one of {', '.join(f'{one.value} ({one.name})' for one in known)}")
 
 

@@ -127,7 +127,7 @@ class NamedAccumulator:
             return AccumulatorStatus(spec=self.spec, num_accumulated=rounds.count, step=rounds.step, num_waiting=rounds.num_waiting)
 
     def end(self, failure: PsError) -> None:
-        """Makes every call, also those that wait, raise `failure`, and lets go of all memory. Idempotent: the first failure stays."""
+        """Makes every call, also those that wait, raise `failure`, and releases all memory. Idempotent: the first failure stays."""
         with self._lock:
             self._failure = self._failure or failure
             self._waiting.clear()
@@ -159,7 +159,7 @@ class NamedAccumulator:
                 self._lock.wait(min(left_s, PLACE_S))
 
     def leave(self, taking: "Taking", request: TakeRequest, waiting: _Waiting | None, *, is_gone: bool) -> None:
-        """Ends one call's part in a taking, which keeps its place for a while unless its caller is gone; for Taking. Idempotent."""
+        """Ends one call's part in a take, which keeps its place for a while unless its caller is gone; for Taking. Idempotent."""
         with self._lock:
             if waiting is None or taking not in waiting.calls:
                 return
@@ -273,7 +273,7 @@ class Taking:
         return self._accumulator.wait(self._request, self._waiting)
 
     def abandon(self) -> None:
-        """Handles a caller that is gone: withdraws its request if that waits and no other call shares it. Idempotent."""
+        """Handles a lost caller: withdraws its request if that waits and no other call shares it. Idempotent."""
         self._accumulator.leave(self, self._request, self._waiting, is_gone=True)
 
 

@@ -86,7 +86,7 @@ class Rounds:
         return local_step < self.step
 
     def apply(self, gradient: Gradient, *, local_step: int) -> bool:
-        """Adds a gradient and owns its arrays from now on; False: it was stale, was not looked at, and is dropped.
+        """Adds a gradient and owns its arrays from now on; False: it was stale, and is dropped unread.
 
         Raises ShapeMismatch, and then nothing has changed. May complete a taking.
         """
@@ -183,7 +183,7 @@ def fits(shape: tuple[int, ...], declared: tuple[int, ...] | None) -> bool:
 
 
 def shape_text(shape: tuple[int, ...] | None) -> str:
-    """Returns a shape for people; "?" for a dimension that is not declared."""
+    """Formats a shape; "?" for a dimension that is not declared."""
     if shape is None:
         return "any"
     return "(" + ", ".join("?" if extent == UNKNOWN else str(extent) for extent in shape) + ("," if len(shape) == 1 else "") + ")"

@@ -392,7 +392,7 @@ class Inbox:
         )
 
     def checksums(self, contributions: Iterable[Contribution]) -> tuple[int, ...]:
-        """Returns the checksum of each contribution that `select` has returned. Takes long where they have not been asked for before."""
+        """Returns the checksum of each contribution that `select` has returned. Takes long on the first call."""
         return tuple(self._staging.checksum(contribution.memory) for contribution in contributions if contribution.memory is not None)
 
     def end(self, contributions: Iterable[Contribution], *, step: int) -> None:
@@ -423,7 +423,7 @@ class Inbox:
         self._shared.advance(step, accepts_any_step=self.accepts_any_step)
 
     def discard(self, push_ids: Iterable[PushId], *, current_step: int) -> None:
-        """Drops contributions that will never be applied, whole or under way; sequence 0 stands for all of that incarnation."""
+        """Drops contributions that will never be applied, whole or under way; sequence 0 means all of that incarnation."""
         for push_id in push_ids:
             self._shared.discard(push_id)
             for contribution in [c for c in self._staged.values() if _is_named(c.push_id, push_id)]:

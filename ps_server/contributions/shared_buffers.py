@@ -134,7 +134,7 @@ class SharedBuffers:
             self._drop_orphans()
 
     def discard(self, push_id: PushId) -> None:
-        """Drops a contribution that will never be applied; sequence 0 stands for all of that incarnation."""
+        """Drops a contribution that will never be applied; sequence 0 means all of that incarnation."""
         for buffer in list(self):
             if buffer.key == (push_id.worker, push_id.incarnation):
                 sequence = buffer.words[at.SEQUENCE]

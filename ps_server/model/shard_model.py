@@ -312,7 +312,7 @@ class ShardModel:
         return self._tables.slot(position, name) if name else None
 
     def step_of_rows(self, request: RowsRequest) -> int:
-        """Returns the step whose rows are asked for; raises InvalidSpec, SlotNotFound, StepGone or StepNotReady."""
+        """Returns the step whose rows are requested; raises InvalidSpec, SlotNotFound, StepGone or StepNotReady."""
         self._tables.table(request.table)
         if request.slot:
             self._tables.slot(request.table, request.slot)

@@ -37,7 +37,7 @@ class VersionedBuffer:
         self._words[self._place + at.STEP] = step
 
     def withdraw(self) -> None:
-        """Tells readers that it is gone."""
+        """Tells readers that the step is gone."""
         self.step = None
         self._words[self._place + at.STEP] = NO_STEP
         self.renew()

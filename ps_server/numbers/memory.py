@@ -18,7 +18,7 @@ _PEAK_WINDOW = 64
 
 
 def format_bytes(nbytes: int) -> str:
-    """Returns a size for people, for example "1.5 GiB"."""
+    """Formats a size, for example "1.5 GiB"."""
     value, unit = float(nbytes), "bytes"
     for larger in ("KiB", "MiB", "GiB", "TiB"):
         if value < 1024:

@@ -170,7 +170,7 @@ class UpdateRule:
 
     @property
     def num_scratch(self) -> int:
-        """How many blocks of scratch memory `apply` wants; at least NUM_SCRATCH."""
+        """How many blocks of scratch memory `apply` needs; at least NUM_SCRATCH."""
         return self._formula.num_scratch
 
     @property
@@ -180,7 +180,7 @@ class UpdateRule:
 
     @property
     def sums(self) -> bool:
-        """Whether it wants the sum of the contributions, not their mean."""
+        """Whether the optimizer needs the sum of the contributions, not their mean."""
         return self._spec.kind.sums
 
     def begin(self, step: int) -> None:

@@ -96,7 +96,7 @@ class InProcessShard:
         return self._shard.restore(request, max_wait_s=max_wait_s)
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
-        """Creates all variables with their initial values; False if they stood already."""
+        """Creates all variables with their initial values; False if they exist already."""
         with self._shard.open_creation(spec) as creation:
             for offset, data in values.chunks(_CHUNK_BYTES):
                 if not creation.write(offset, data):

@@ -458,7 +458,7 @@ class Attempt:
 
     @property
     def is_over(self) -> bool:
-        """Whether it has an outcome."""
+        """Whether the work has an outcome."""
         return self.is_done or self.failure is not None
 
     def check_wanted(self) -> None:
@@ -479,7 +479,7 @@ class Attempt:
         return RestoreProgress(is_done=self.is_done, num_bytes_read=self.num_bytes_read, num_bytes=self.num_bytes)
 
     def restore_words(self) -> str:
-        """The same for people."""
+        """Describes how far a restoration is."""
         share = f"{format_bytes(self.num_bytes_read)} of {format_bytes(self.num_bytes)} read" if self.num_bytes else "its manifest is read"
         return f"being restored from checkpoint {self.tag}: {share}"
 

@@ -54,13 +54,13 @@ class OpenPush:
 
     @property
     def is_whole(self) -> bool:
-        """Whether all bytes have come, or no more are wanted; then `finish`."""
+        """Whether all bytes have arrived, or no more are needed; then `finish`."""
         memory = self._contribution.memory
         return memory is None or memory.writer.is_full
 
     @property
     def is_small(self) -> bool:
-        """Whether it is put in order in a moment, in a model that is small: many rows may come for a table of few."""
+        """Whether sorting the rows takes a moment only, in a small model: many rows may arrive for a small table."""
         memory = self._contribution.memory
         return memory is None or memory.writer.nbytes <= SMALL_BYTES
 
@@ -100,7 +100,7 @@ class OpenPush:
         return self._finish(data)
 
     def finish(self) -> PushReply:
-        """Stages or applies the contribution, if all of it has come (else TruncatedStream), or returns its other outcome.
+        """Stages or applies the contribution, if all of it has arrived (else TruncatedStream), or returns its other outcome.
 
         Raises IndexOutOfRange if a table has no such row, NonFiniteGradient where those are refused; that, too, has no effect.
         """
@@ -186,7 +186,7 @@ class Creation:
         return True
 
     def finish(self) -> bool:
-        """Makes the values the shard's variables, if all have come (else TruncatedStream); False if variables stood already."""
+        """Makes the values the shard's variables, if all have arrived (else TruncatedStream); False if variables exist already."""
         model, writer, memories = self.model, self._writer, self._memories
         if model is not None and writer is not None and self._begin_write():
             try:

@@ -342,7 +342,7 @@ class Shard:
         return model is None or (model.is_small and self._gate.is_free)
 
     def open_sharing(self, claim: Claim, *, on_end: Callable[[], object]) -> Sharing:
-        """Begins to share memory with a worker; `on_end` is called if that must end before the worker wants it."""
+        """Begins to share memory with a worker; `on_end` is called if the sharing must end before the worker ends it."""
         with self._gate.admit(claim.epoch):
             return self._sharings.open_locked(self._model_locked(claim.layout_hash), claim, on_end=on_end)
 

@@ -35,7 +35,7 @@ class SharingShard(Shard, Protocol):
 
     @property
     def is_shared(self) -> bool:
-        """Whether it still does."""
+        """Whether memory is still shared."""
 
     @property
     def arena_bytes(self) -> int:

@@ -111,7 +111,7 @@ class Worker:
 
     @property
     def has_model(self) -> bool:
-        """Whether it has joined a model."""
+        """Whether the worker has joined a model."""
         return self._present is not None
 
     @property

@@ -79,7 +79,7 @@ class Observer:
         return self._do(read, wait)
 
     def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
-        """Returns the newest rows of one table in the order asked for, an array of the shape of `indices` (None: all) and then of a row.
+        """Returns the newest rows of one table in the given order, an array of the shape of `indices` (None: all) and then of a row.
 
         All are of one step (but under async without locking). Transfers these rows only. Raises VariableNotFound, DtypeMismatch,
         IndexOutOfRange, InvalidSpec; DeadlineExceeded if steps pass faster than the rows can be read, for the observer's `timeout_s`.
@@ -139,7 +139,7 @@ class Observer:
         return changes.save_checkpoint(self._member.link, who="observer", timeout_s=timeout_s)
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Returns the chief's report of the cluster, with the newest entries of the ledger if some are asked for."""
+        """Returns the chief's report of the cluster, with the newest entries of the ledger on request."""
         return self._member.status(max_ledger_entries=max_ledger_entries)
 
     def close(self) -> None:

@@ -201,7 +201,7 @@ class ModelReader:
         self._variables: Mapping[str, VariableSpec] = {spec.name: spec for spec in model.variables}
 
     def rows(self, name: str, indices: Any, *, step: int | None, is_aligned: bool = True) -> Rows:
-        """Returns rows of one table (`indices` None: all), of one step, in the order asked for, repetitions included.
+        """Returns rows of one table (`indices` None: all), of one step, in the given order, repetitions included.
 
         `step` None: the newest that can be had from all shards, in as many attempts as it takes within the reader's `timeout_s`; without
         `is_aligned`, and where shards apply on arrival, each part is the newest. Raises VariableNotFound, InvalidSpec, DtypeMismatch,

@@ -159,7 +159,7 @@ class Session:
 
     @property
     def leases_data(self) -> bool:
-        """Whether this session has been asked for ranges of the training data. Makes no call."""
+        """Whether this session leases ranges of the training data. Makes no call."""
         return bool(self._batches)
 
     @property

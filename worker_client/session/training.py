@@ -60,7 +60,7 @@ def memories_of(model: ModelSpec, reply: ModelReply, former: Memories | None, *,
 
 
 class Training:
-    """A worker's variables and gradients at one place. For one thread. `state`: where the worker stands.
+    """A worker's variables and gradients at one place. For one thread. `state`: the worker's steps and contributions.
 
     `gives_several`: memory is shared, and workers give several contributions to a step (T < R).
     """

@@ -62,7 +62,7 @@ class SharedMemories:
     def share_again(
         self, transport: Transport, layouts: Sequence[Layout], *, participant: Participant, now: float
     ) -> Mapping[int, SharingShard]:
-        """Asks those that do not share any more, as when they have stood still, and returns those that do again; asks only now and then."""
+        """Asks shards that no longer share memory, such as stopped ones, and returns those that do again; asks only from time to time."""
         found: dict[int, SharingShard] = {}
         if now < self._next_look_s:
             return found
@@ -413,7 +413,7 @@ class Shards:
         return [results[index] for index in range(len(self))]
 
     def give_up(self) -> None:
-        """Has all calls end as Cancelled, also one that hangs at a server that is gone. May come from any thread."""
+        """Ends all calls as Cancelled, also one that hangs at a lost server. For any thread."""
         self._closed.set()
         run_bounded([shard.close for shard in self._shards], name="lockstep-close", timeout_s=CLOSE_WAIT_S)
 

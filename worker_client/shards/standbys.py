@@ -216,7 +216,7 @@ class ReplicatedShard:
     # -- calls of all processes
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
-        """Creates all variables at all replicas; False if they stood already."""
+        """Creates all variables at all replicas; False if they exist already."""
         return any(self._at_all(lambda shard: shard.create_variables(spec, values, timeout_s=timeout_s)))
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:

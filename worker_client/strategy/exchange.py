@@ -235,7 +235,7 @@ class Contributing:
 
     @property
     def is_over(self) -> bool:
-        """Whether the exchange has come to its end."""
+        """Whether the exchange has ended."""
         return self._outcome is not None
 
     def results(self) -> list[Any]:

@@ -63,7 +63,7 @@ class Link:
             self._again_at_s = now + max(AGAIN_S, _PATIENCE * (now - begin_s))
 
     def receive(self, timeout_s: float) -> Message | None:
-        """Returns the next message; None if none has come in time. May send the latest message again, and raises the errors of `send`."""
+        """Returns the next message; None if none has arrived in time. May resend the latest message, and raises the errors of `send`."""
         end_s = time.monotonic() + timeout_s
         while True:
             now = time.monotonic()

@@ -80,7 +80,7 @@ class Mailboxes:
             return mailbox.num_accumulated()
 
     def close(self) -> None:
-        """Lets go of the connections; later calls connect anew, also where servers have moved. Idempotent."""
+        """Closes the connections; later calls connect again, also if servers have moved. Idempotent."""
         with self._lock:
             accesses, self._accesses, self._heads = self._accesses, {}, {}
         for access in accesses.values():

@@ -95,7 +95,7 @@ def _adadelta(spec: OptimizerSpec) -> _Rule:
 
 
 def _text(spec: OptimizerSpec) -> _Rule:
-    """That of an optimizer whose formula is a text: its numbers are in double precision."""
+    """The update of an optimizer whose formula is a text: its numbers are in double precision."""
     text, bases = with_named_powers(spec.text, step=STEP, named=_power), spec.parsed.bases
 
     def numbers(of: _Number, rate: float, powers: Mapping[str, Any]) -> Numbers:

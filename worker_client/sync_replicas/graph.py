@@ -50,7 +50,7 @@ class ModelVariable:
 
     @property
     def is_table(self) -> bool:
-        """Whether it is a table: its gradients come as rows, and it is read by rows."""
+        """Whether the variable is a table: its gradients come as rows, and it is read by rows."""
         return isinstance(self.initial, EmbeddingTable)
 
     @property

@@ -181,7 +181,7 @@ class CheckpointSaverHook(SessionRunHook):
             listener.end(session, step)
 
     def _save(self, session: Any, step: int) -> bool:
-        """Writes a checkpoint; returns whether a listener wants to end training."""
+        """Writes a checkpoint; returns whether a listener requests the end of training."""
         for listener in self._listeners:
             listener.before_save(session, step)
         path = save_checkpoint(self._prefix, values_of(session), global_step=step)

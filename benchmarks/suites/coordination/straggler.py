@@ -108,7 +108,7 @@ DESCRIPTION = (
 
 
 def run(options: argparse.Namespace) -> int:
-    """Runs all arms by turns, prints the table, and returns 0."""
+    """Runs all arms alternately, prints the table, and returns 0."""
     check_files(options)
     backups = sorted({int(number) for number in options.backups.split(",")} | {0})
     arms = _run_arms(options, backups)
@@ -123,7 +123,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _run_arms(options: argparse.Namespace, backups: Sequence[int]) -> dict[int, list[RunOfArm]]:
-    """Returns the runs of each number of backups. Arms run by turns, so that a busy minute of the machine affects all of them."""
+    """Returns the runs of each number of backups. Arms alternate, so that a busy minute of the machine affects all of them."""
     arms: dict[int, list[RunOfArm]] = {number: [] for number in backups}
     for number in range(options.repeat):
         for num_backups in backups:

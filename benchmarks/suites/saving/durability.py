@@ -45,7 +45,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def measure(bare: Workload, options: argparse.Namespace) -> dict[str, Any]:
-    """Trains by turns without checkpoints, with some, and with one of each step; times are in milliseconds.
+    """Trains alternately without checkpoints, with some, and with one of each step; times are in milliseconds.
 
     `excess_ms`: how much the longest step at a save exceeds the median step; the median over all saves. `quiet_excess_ms`: the same for the
     same steps of a run without saves. `copy_ms`: a copy of the saved bytes, in one thread, into memory that has been used before.

@@ -67,7 +67,7 @@ def _rows(options: argparse.Namespace, num_threads: int) -> list[dict[str, Any]]
 
 
 def _compare(name: str, nbytes: int, threads: ApplyThreads, *, num_rounds: int) -> dict[str, Any]:
-    """Applies and copies by turns; each figure is the median of the rounds."""
+    """Applies and copies alternately; each figure is the median of the rounds."""
     apply, moved = _update(nbytes, threads) if name == UPDATE else _apply(name, nbytes, threads)
     copy = _copy(moved // 2, threads)
     seconds: tuple[list[float], list[float]] = ([], [])

@@ -1,4 +1,4 @@
-"""Measures what the chief's page adds to a step, with and without readers, by turns with a cluster without a page. Knows the report."""
+"""Measures the cost of the chief's page a step, with and without readers, alternating with a cluster without a page. Knows the report."""
 
 import argparse
 import statistics

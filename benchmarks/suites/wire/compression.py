@@ -80,7 +80,7 @@ def _accuracies(wire: str, options: argparse.Namespace, say: Callable[[str], Non
 
 
 def _times(formats: Sequence[str], size: int, options: argparse.Namespace, say: Callable[[str], None]) -> dict[str, dict[str, float]]:
-    """Runs all formats by turns, so that other work of the machine affects all of them; ratios are of runs in the same turn."""
+    """Alternates between all formats, so that other work of the machine affects all of them; ratios are of runs in the same round."""
     workload = Workload(total_bytes=size, num_variables=16, num_workers=2, num_ps=1, num_steps=options.steps)
     runs: dict[str, list[tuple[float, float]]] = {wire: [] for wire in formats}
     for turn in range(options.turns):

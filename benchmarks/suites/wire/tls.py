@@ -1,4 +1,4 @@
-"""Measures what tokens and TLS add to a step, by turns with a cluster that has neither. Knows the report; no step."""
+"""Measures the cost of tokens and TLS in a step, alternating with a cluster that has neither. Knows the report; no step."""
 
 import argparse
 import functools

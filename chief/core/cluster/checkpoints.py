@@ -321,7 +321,7 @@ class Checkpoints:
     # -- requests for one
 
     def want(self, request: int, call: int | None, *, until: float) -> None:
-        """A client wants a checkpoint of the open step, or a later one. Raises LimitExceeded."""
+        """Handles a request for a checkpoint of the open step, or a later one. Raises LimitExceeded."""
         if request not in self._wishes and len(self._wishes) >= _MAX_WAITING:
             raise LimitExceeded(f"{_MAX_WAITING} requests for a checkpoint are waiting already; try again when one is done")
         wish = self._wishes.setdefault(request, _Wish())
@@ -411,7 +411,7 @@ class Checkpoints:
 
     @property
     def _waits_for_next(self) -> bool:
-        """Whether some wish is to be fulfilled by a checkpoint that is not begun."""
+        """Whether some request waits for a checkpoint that has not begun."""
         return any(not wish.tag for wish in self._wishes.values())
 
     def _requests_of(self, tag: str) -> list[int]:

@@ -121,7 +121,7 @@ class DataLeases:
         return tuple(spec.range(identity) for identity in granted)
 
     def compare(self, worker: int, incarnation: int, held: Collection[int], *, request_id: int) -> bool:
-        """Compares what a new request names with what the one before was given: what the worker has not heard of is free.
+        """Compares the ranges that a request names with those given to the one before: ranges unknown to the worker are free.
 
         The one before was a late copy then, of a request that another chief had answered. Returns whether any is free again.
         """

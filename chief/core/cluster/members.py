@@ -456,7 +456,7 @@ class Membership:
         return self._pushes
 
     def renew(self, member: Member, *, now: float) -> None:
-        """A member has called: its lease runs anew."""
+        """Renews the lease of a member that has called."""
         member.last_seen = now
         if member.lease is None:
             member.lease = self._timers.timer(partial(self._on_lapse, member))
@@ -536,7 +536,7 @@ class Membership:
         return participant.era.life == self._fence.life
 
     def _is_of_this_run(self, participant: Participant) -> bool:
-        """Whether it is of this life, or of one that this chief has left."""
+        """Whether the participant is of this life, or of one that this chief has left."""
         return self._is_of_this_life(participant) or participant.era.life in self._left_lives
 
     def _is_known(self, former: Participant) -> bool:

@@ -56,7 +56,7 @@ class ModelRegistry:
         return ModelState.READY if self.is_ready else ModelState.WAIT
 
     def check_policy(self, policy: PolicySpec) -> None:
-        """Raises InvalidSpec if the model that stands cannot be trained so."""
+        """Raises InvalidSpec if the agreed model cannot be trained so."""
         if self.model is not None:
             check_model(policy, self.model)
 
@@ -65,7 +65,7 @@ class ModelRegistry:
         place(model, num_shards=self._num_shards)
 
     def check(self, model: ModelSpec) -> None:
-        """Raises ModelMismatch if another model stands."""
+        """Raises ModelMismatch if another model is agreed."""
         if self.model is None or model == self.model:
             return
         differences = self.model.differences(model) or ["it differs"]
@@ -167,7 +167,7 @@ class ModelRegistry:
         self.held = ()
 
     def release(self, worker: int) -> bool:
-        """A worker is gone; True if it was to initialise the model and another must."""
+        """Releases a lost worker; True if it was to initialise the model and another must."""
         if self.is_created or self.initializer is None or self.initializer[0] != worker:
             return False
         self.initializer = None
@@ -254,7 +254,7 @@ class ModelCalls:
                     self._line.answer(blocked.who, reply)
 
     def drop(self, participant: Participant, error: PsError) -> None:
-        """A worker is gone: its calls are refused, and if it was to initialise the model, the next one that waits does."""
+        """Releases a lost worker: its calls are refused, and if it was to initialise the model, the next one that waits does."""
         for blocked in self._line:
             if isinstance(blocked.ask, RegisterModelRequest) and blocked.ask.participant == participant:
                 self._line.refuse(blocked.who, error)

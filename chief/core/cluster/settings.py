@@ -30,7 +30,7 @@ Optimizers = dict[str, tuple[OptimizerSpec, OptimizerSpec]]
 
 @light_dataclass(slots=True, eq=False, kw_only=True)
 class Change:
-    """A change that is asked for; `optimizers`: as they are with it, once it is being introduced, if it is about them."""
+    """A requested change; `optimizers`: as they are with it, once it is being introduced, if it is about them."""
 
     key: _Key
     asked: PolicySpec | HyperparameterChange
@@ -153,7 +153,7 @@ class Settings:
             self._config = self._config.with_policy(change.asked)
 
     def complete(self, change: Change, *, step: int) -> None:
-        """A change has been carried out: answers the caller that asked for it."""
+        """Answers the caller whose change has been carried out."""
         self._pending.remove(change)
         self._version_that_holds = self._version
         reply = SettingsReply(version=self._version, step=step)

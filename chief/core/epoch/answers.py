@@ -296,7 +296,7 @@ class Answers:
             self._keep_if_awaited()
 
     def _expire(self, blocked: Blocked[_Held], now: float) -> None:
-        """A caller has waited as long as one call may. Its request stands, and it gets the answer when it asks again."""
+        """Ends a call that has waited as long as one may. Its request stays, and the caller gets the answer when it asks again."""
         self._line.refuse(blocked.who, Unavailable(self._explain(now)))
         self._keep_if_awaited()
 

@@ -157,7 +157,7 @@ class Discards:
             self._pushes.add(push_id)
 
     def add_incarnation(self, worker: int, incarnation: int) -> None:
-        """An incarnation is gone."""
+        """Handles the loss of an incarnation."""
         if len(self._gone) < _MAX_DISCARDS:
             self._gone.add((worker, incarnation))
 
@@ -358,7 +358,7 @@ class Training:
         self._answers.release()
 
     def end(self) -> None:
-        """Another epoch begins, or the same one anew. Calls that still wait ask again."""
+        """Ends this epoch because another begins, or the same one again. Waiting calls ask again."""
         self._return_timer.clear()
         words = "the parameter servers have been brought to another step"
         for blocked in self._tokens:
@@ -907,7 +907,7 @@ class Training:
     # -- settings
 
     def change_settings(self, call: int, request: ChangeSettingsRequest, now: float) -> None:
-        """A client wants other settings. Raises InvalidSpec, VariableNotFound, NotInitialized or TrainingFailed."""
+        """Handles a request for other settings. Raises InvalidSpec, VariableNotFound, NotInitialized or TrainingFailed."""
         self._host.check_settings_may_change()
         self._settings.ask(call, request)
         self.proceed(now)
