@@ -126,7 +126,7 @@ def _origin(header: Header, *, where: str) -> tuple[Checkpoint, list[_ShardFile]
         checkpoint, _ = decode_manifest(fields["manifest"].encode(), where=where)
         shards = [_ShardFile(metadata=_texts(one["metadata"]), tensors=tuple(map(str, one["tensors"]))) for one in fields["shards"]]
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DataLoss(f"{where}: what it says of its checkpoint cannot be read ({str(error)[:80]})") from None
+        raise DataLoss(f"{where}: the metadata of its checkpoint cannot be read ({str(error)[:80]})") from None
     if len(shards) != checkpoint.num_shards:
         raise DataLoss(f"{where}: speaks of {len(shards)} files of a checkpoint that has {checkpoint.num_shards}")
     return checkpoint, shards

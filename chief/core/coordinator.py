@@ -616,7 +616,7 @@ class Coordinator:
     # -- checkpoints
 
     def _want_checkpoint(self, call: int | None, request: SaveCheckpointRequest, now: float) -> None:
-        """Handles a request for a checkpoint of this step or a later one. Raises CheckpointStorageMissing, NotInitialized, TrainingFailed."""
+        """Handles a request for a checkpoint of this step or later. Raises CheckpointStorageMissing, NotInitialized or TrainingFailed."""
         if self._settings.config.checkpoints is None:
             raise CheckpointStorageMissing("the cluster has no place for checkpoints; start its roles with --checkpoint-dir")
         self.refuse_if_failed()

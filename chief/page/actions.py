@@ -31,7 +31,7 @@ def routes(cluster: Cluster) -> list[Route]:
 
     def finish(request: Request) -> Response:
         given = _fields(request, "reason")
-        reason = str(given.get("reason") or "asked for on the page")[:_MAX_REASON]
+        reason = str(given.get("reason") or "requested on the page")[:_MAX_REASON]
         return json_response({"step": _ask(cluster, FinishTrainingRequest(reason=reason))})
 
     def change_policy(request: Request) -> Response:

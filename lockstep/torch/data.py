@@ -63,7 +63,7 @@ class Sampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may no
             num_since += 1
             if num_since > self._batches_per_step:
                 raise RuntimeError(
-                    f"{num_since} batches were asked for, and no step was made: this loader fetches ahead, so samples would count with"
+                    f"{num_since} batches were requested, and no step was made: this loader fetches ahead, so samples would count with"
                     " a step that they were not used for. Use num_workers=0, optimizer.batches(…), or batches_per_step= where gradients"
                     " accumulate"
                 )

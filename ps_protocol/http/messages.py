@@ -167,7 +167,7 @@ def check_action(request: Request) -> None:
     headers = request.headers
     origin = headers.get("origin")
     if headers.get("sec-fetch-site", "same-origin") != "same-origin" or (origin is not None and not _is_own(origin, headers["host"])):
-        raise BadRequest(403, "this was asked for by a page of another site")
+        raise BadRequest(403, "a page of another site requested this")
     if ACTION_HEADER not in headers:
         raise BadRequest(403, f"what changes something needs the header {ACTION_HEADER}: 1")
     if headers.get("content-type", "").partition(";")[0].strip() != "application/json":

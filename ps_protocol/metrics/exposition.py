@@ -97,7 +97,7 @@ def process_families(*, role: str, version: str) -> Iterator[Family]:
 
     Memory and descriptors only where there is /proc.
     """
-    yield gauge("lockstep_build_info", "Always 1; the labels say what runs here", (labels(role=role, version=version), 1))
+    yield gauge("lockstep_build_info", "Always 1; the labels name role and version", (labels(role=role, version=version), 1))
     times = os.times()
     yield counter("process_cpu_seconds_total", "User and system processor time spent, in seconds", (NO_LABELS, times.user + times.system))
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)

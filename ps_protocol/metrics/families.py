@@ -119,7 +119,7 @@ def _servers(shards: Sequence[ServerStatus]) -> Iterator[Family]:
     sizes = [(where, shard.arena_bytes) for where, shard in pairs]
     yield gauge("lockstep_shard_variables_bytes", "Size of one copy of the variables there", *sizes)
     with_standby = [(where, int(bool(shard.standby))) for where, shard in pairs if shard.standby or shard.standby_missing]
-    yield gauge("lockstep_shard_standby", "1 while a standby of the parameter server goes along", *with_standby)
+    yield gauge("lockstep_shard_standby", "1 while a standby of the parameter server follows", *with_standby)
     heard = [(where, shard.report) for where, shard in pairs if shard.report is not None]
     memory = [(where, report.allocated_bytes) for where, report in heard]
     yield gauge("lockstep_shard_allocated_bytes", "Memory of all buffers of the parameter server, as the chief last heard", *memory)

@@ -153,7 +153,7 @@ def understanding(target: str) -> Iterator[None]:
 def answered(response_type: type[Response], answer: bytes | None, *, awaited: str) -> Response:
     """Returns the answer; raises MalformedMessage if it is none: gRPC gives None where a server ends a call without one."""
     if answer is None:
-        raise MalformedMessage(f"it ended the call without an answer, though {awaited} was asked for; is it a Lockstep server?")
+        raise MalformedMessage(f"it ended the call without an answer, though {awaited} was requested; is it a Lockstep server?")
     return decode_message(response_type, answer)
 
 

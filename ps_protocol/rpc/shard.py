@@ -64,7 +64,7 @@ def _is_answer(step: int, wanted: int | None) -> bool:
 
 def _other_step(step: int, wanted: int | None) -> MalformedMessage:
     asked = "the latest step" if wanted is None else f"step {wanted}"
-    return MalformedMessage(f"{asked} was asked for, and it answers with step {step}; install the same version on both sides")
+    return MalformedMessage(f"{asked} was requested, and it answers with step {step}; install the same version on both sides")
 
 
 def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, wanted: int | None) -> int:

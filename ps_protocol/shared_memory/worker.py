@@ -189,7 +189,7 @@ class MemoryLink:
 
     def _map(self, offer: pb.MemoryOffer, wanted: Sequence[SegmentKind]) -> list[SharedSegment]:
         if len(offer.segments) > len(wanted):
-            raise MalformedMessage(f"it offers {len(offer.segments)} segments of memory, {len(wanted)} were asked for")
+            raise MalformedMessage(f"it offers {len(offer.segments)} segments of memory, {len(wanted)} were requested")
         try:
             return [
                 memory_segments.map_segment(
@@ -322,7 +322,7 @@ class SharedMemoryShard:
                 return found
             # It says why there is none; and if it says nothing, the step has come meanwhile.
             self._shard.read_variables(Segments(()), epoch=epoch, step=step, layout_hash=layout_hash, held_step=step)
-        log.warning("%s: it says that it has step %d, and its memory does not show it; its memory is not used", self._link.target, step)
+        log.warning("%s: it reports step %d, and its memory does not have it; its memory is not used", self._link.target, step)
         self._link.close()
         return None
 

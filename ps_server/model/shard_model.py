@@ -46,17 +46,17 @@ def difference(mine: ShardSpec, theirs: ShardSpec) -> str:
     my_slices, their_slices = ((*spec.layout.slices, *spec.layout.tables) for spec in (mine, theirs))
     for old, new in zip(my_slices, their_slices, strict=False):
         if old != new:
-            return f"{_described(old)} exists, asked for is {_described(new)}"
+            return f"{_described(old)} exists, requested is {_described(new)}"
     if len(my_slices) != len(their_slices):
-        return f"{len(my_slices)} slices exist, asked for are {len(their_slices)}"
+        return f"{len(my_slices)} slices exist, requested are {len(their_slices)}"
     if mine.optimizer != theirs.optimizer:
-        return f"the optimizer is {mine.optimizer}, asked for is {theirs.optimizer}"
+        return f"the optimizer is {mine.optimizer}, requested is {theirs.optimizer}"
     if mine.initial_step != theirs.initial_step:
-        return f"the variables began at step {mine.initial_step}, asked for is {theirs.initial_step}"
+        return f"the variables began at step {mine.initial_step}, requested is {theirs.initial_step}"
     if mine.averages != theirs.averages:
-        return f"the moving averages are {mine.averages or 'none'}, asked for are {theirs.averages or 'none'}"
+        return f"the moving averages are {mine.averages or 'none'}, requested are {theirs.averages or 'none'}"
     if mine.clip != theirs.clip:
-        return f"the limits on the gradient are {mine.clip}, asked for are {theirs.clip}"
+        return f"the limits on the gradient are {mine.clip}, requested are {theirs.clip}"
     return ""
 
 

@@ -99,7 +99,7 @@ def test_closures_are_all_run_and_each_value_counts_once(victim: str, tmp_path: 
     out = _killed(victim, CLOSURES, tmp_path, "--min-replicas", "1")
     assert f"sum {float(sum(number**2 for number in range(200)))}" in out
     if victim == "worker 1":
-        assert "was on worker 1, which is gone; another one runs it" in out
+        assert "was on worker 1, which is lost; another worker runs it" in out
         assert re.search(HANGS.format(worker=1), out), out
         return
     if victim == "none":

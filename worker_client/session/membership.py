@@ -172,7 +172,7 @@ def leave(link: ChiefLink, participant: Participant, *, heartbeat: Heartbeat | N
         if heartbeat is not None:
             heartbeat.stop()
         if not run_bounded([deregister], name="lockstep-farewell", timeout_s=DEREGISTER_WAIT_S):
-            log.warning("the chief did not take note that worker=%d leaves; its lease will end by itself", participant.index)
+            log.warning("the chief did not hear that worker=%d leaves; its lease will end by itself", participant.index)
     finally:
         if shards is not None:
             shards.close()

@@ -145,7 +145,7 @@ class ShardPlaces:
                 try:
                     self.hear(self.version, is_urgent=True)
                 except PsError as error:
-                    log.debug("the chief was not heard of who holds the shards: %s", error.message)
+                    log.debug("the chief did not answer which servers hold the shards: %s", error.message)
 
 
 # A shard held by several processes: writes go to all of them, reads to the first.

@@ -150,7 +150,7 @@ class _Queue:
         with self._changed:
             found = self._running.pop(worker, None)
             if found is not None and not found[0].value.is_done:
-                log.warning("%s was on worker %d, which is gone; another one runs it", found[0].what, worker[0])
+                log.warning("%s was on worker %d, which is lost; another worker runs it", found[0].what, worker[0])
                 if self._failure is not None:
                     self._cancel(found[0])
                 else:
@@ -320,7 +320,7 @@ class ClusterCoordinator:
                 self._mail.mark(_closings(self._name))
                 self._mail.mark(_closing(self._name, self._sender.run))
             except PsError as error:
-                log.warning("coordinator: workers that have just come may not hear that it is closed: %s", error)
+                log.warning("coordinator: workers that have just joined may not learn that it is closed: %s", error)
         self._mail.close()
 
     def _watch(self) -> None:
@@ -333,7 +333,7 @@ class ClusterCoordinator:
                 found = self._target.status().participants
             except (PsError, RuntimeError) as error:
                 # While the chief is away, the workers are taken to be there.
-                log.debug("coordinator: the chief does not say which workers there are: %s", error)
+                log.debug("coordinator: the chief did not answer which workers there are: %s", error)
                 self._is_closing.wait(_SLICE_S)
                 continue
             workers = [one for one in found if one.kind is ParticipantKind.WORKER and one.state == "live" and one.index != self._own]

@@ -92,7 +92,7 @@ class DataLeases:
         """Raises DataMismatch if the cluster goes through other data."""
         if self.spec is not None and spec != self.spec:
             raise DataMismatch(
-                f"your training data is not what this cluster goes through: you have {_words(spec)}, it has {_words(self.spec)};"
+                f"your training data differs from this cluster's: you have {_words(spec)}, it has {_words(self.spec)};"
                 " give all workers the same, or start the cluster again"
             )
 

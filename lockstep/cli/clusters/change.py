@@ -44,7 +44,7 @@ def add_set_arguments(parser: argparse.ArgumentParser) -> None:
 def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `finish`."""
     add_arguments(parser)
-    parser.add_argument("--reason", default="asked for by a user", help="reason to show in status and logs")
+    parser.add_argument("--reason", default="requested by a user", help="reason to show in status and logs")
     parser.add_argument("--json", action="store_true", help="print JSON")
 
 

@@ -94,9 +94,9 @@ def test_variables_with_other_options_are_other_variables(shard: WholeShard) -> 
         "optimizer": layout_of(variable("w", (4,)), table("emb", (4, 2), optimizer=MOMENTUM)),
     }
     for words, layout in others.items():
-        with pytest.raises(VariableExists, match=f"variable 'emb' .* exists, asked for is .*{words}"):
+        with pytest.raises(VariableExists, match=f"variable 'emb' .* exists, requested is .*{words}"):
             shard.create_variables(trainer.spec(layout), Trainer(shard, layout).first_values())
-    with pytest.raises(VariableExists, match="the moving averages are none, asked for are"):
+    with pytest.raises(VariableExists, match="the moving averages are none, requested are"):
         shard.create_variables(dataclasses.replace(spec, averages=AverageSpec(decay=0.5)), trainer.first_values())
     with pytest.raises(VariableExists, match="the limits on the gradient are"):
         shard.create_variables(dataclasses.replace(spec, clip=ClipSpec(norm=1.0)), trainer.first_values())

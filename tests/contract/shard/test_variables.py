@@ -69,9 +69,9 @@ def test_later_attempt_changes_nothing_after_the_first_step(trainer: Trainer) ->
 def test_other_variables_are_refused_by_name(trainer: Trainer) -> None:
     trainer.create()
     other = layout_of(*MIXED.slices[:1], variable("bias", (4,)), *MIXED.slices[2:])
-    with pytest.raises(VariableExists, match=r"'bias' with shape \(3,\) float32 exists, asked for is variable 'bias' with shape \(4,\)"):
+    with pytest.raises(VariableExists, match=r"'bias' with shape \(3,\) float32 exists, requested is variable 'bias' with shape \(4,\)"):
         trainer.shard.create_variables(trainer.spec(other), Segments([aligned_bytes(other.nbytes)]))
-    with pytest.raises(VariableExists, match="5 slices exist, asked for are 4"):
+    with pytest.raises(VariableExists, match="5 slices exist, requested are 4"):
         trainer.shard.create_variables(trainer.spec(Layout(MIXED.slices[:4])), Segments([]))
 
 

@@ -162,7 +162,7 @@ def next_step(message: shard_pb.ReadResponse) -> None:
 def test_variables_of_another_step_are_not_taken_for_those_of_the_workers_own(socket_dir: Path) -> None:
     with session_of(socket_dir, {"Read": next_step}) as session:
         join(session)
-        with pytest.raises(MalformedMessage, match="step 0 was asked for, and it answers with step 1"):
+        with pytest.raises(MalformedMessage, match="step 0 was requested, and it answers with step 1"):
             session.read()
 
 

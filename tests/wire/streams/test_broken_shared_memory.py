@@ -111,7 +111,7 @@ def offered_without_end(response: pb.ShareMemoryResponse, number: int) -> list[p
 
 @pytest.mark.parametrize(
     ("answer", "words_of_it"),
-    [(granted_at_once, "has offered none for the variables"), (offered_without_end, "offers 100002 segments of memory, 2 were asked for")],
+    [(granted_at_once, "has offered none for the variables"), (offered_without_end, "offers 100002 segments of memory, 2 were requested")],
 )
 def test_shared_memory_that_was_not_requested_is_refused(answer: Answer, words_of_it: str) -> None:
     with pytest.raises(MalformedMessage, match=words_of_it), sharing(answer):
