@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chief.page.cost import Cost
+from chief.page.event_log import Entry
 from chief.page.history import Point
-from chief.page.journal import Entry
 from chief.page.recorder import Look
 from ps_protocol.roles.chief import (
     CheckpointStatus,
@@ -95,10 +95,10 @@ def snapshot(look: Look) -> dict[str, Any]:
     }
 
 
-def course(
+def additions(
     *, speed: Sequence[Point], metrics: Mapping[str, Sequence[Point]], num_left_out: int, entries: Sequence[Entry]
 ) -> dict[str, Any]:
-    """Returns what is new of the course."""
+    """Returns the new points of the curves and the new events."""
     return {
         "speed": speed,
         "metrics": metrics,

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import TypeVar
 
 from chief.page import actions
-from chief.page.feed import course, snapshot
-from chief.page.journal import Journal
+from chief.page.event_log import EventLog
+from chief.page.feed import additions, snapshot
 from chief.page.recorder import Cluster, MetricsReader, Recorder
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
@@ -34,7 +34,7 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 class Page:
     """Serves a chief's page from `start` to `stop`. Raises InvalidSpec where it cannot listen.
 
-    `journal` has what the chief has noted. `more`: other paths at the same port.
+    `event_log` has what the chief has noted. `more`: other paths at the same port.
     """
 
     def __init__(
@@ -42,13 +42,13 @@ class Page:
         cluster: Cluster,
         *,
         name: str,
-        journal: Journal,
+        event_log: EventLog,
         address: str,
         security: Security,
         allow_insecure_network: bool = False,
         more: Sequence[Route] = (),
     ) -> None:
-        self._journal = journal
+        self._event_log = event_log
         # Tells a browser that another process answers than before, which counts its events from the first again.
         self._run = secrets.token_hex(8)
         self._metrics = MetricsReader(Access(security, role=CallerRole.CHIEF), cluster=name)
@@ -94,17 +94,17 @@ class Page:
         self._metrics.close()
 
     def _cluster(self, request: Request) -> Response:
-        """The cluster now, and of its course what came after `after` (a time of day) and `event` (an event's number)."""
+        """The cluster now, and the points after `after` (a time of day) and events after `event` (an event's number)."""
         after, event = _query(request, "after", float), _query(request, "event", int)
         metrics, num_left_out = self._recorder.metrics(after=after)
         value = {
             "run": self._run,
             **snapshot(self._recorder.look(max_age_s=_MAX_AGE_S)),
-            **course(
+            **additions(
                 speed=self._recorder.speed(after=after),
                 metrics=metrics,
                 num_left_out=num_left_out,
-                entries=self._journal.since(event),
+                entries=self._event_log.since(event),
             ),
         }
         return json_response(value)

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from functools import partial
 
 from chief.config import ChiefConfig
-from chief.page.journal import Journal
+from chief.page.event_log import EventLog
 from chief.page.site import Page
 from chief.serving.runner import Runner
 from chief.serving.service import SERVICE, ChiefService, chief_service_handler
@@ -94,9 +94,9 @@ class ChiefServer:
             links = shard_links(config, access)
         store = CheckpointStore(open_storage(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
         history = HistoryWriter(config.history, role="chief") if config.history else None
-        journal = Journal()
+        event_log = EventLog()
         self._runner = Runner(
-            links, config=config.coordination, on_state=self._announce_state, store=store, history=history, on_note=journal.add
+            links, config=config.coordination, on_state=self._announce_state, store=store, history=history, on_note=event_log.add
         )
         self._server = RpcServer(config.security, cluster=cluster, address=config.address)
         metrics = MetricsPage(self._families, role="chief")
@@ -107,7 +107,7 @@ class ChiefServer:
             Page(
                 self._runner,
                 name=cluster,
-                journal=journal,
+                event_log=event_log,
                 address=config.page,
                 security=config.security,
                 allow_insecure_network=config.allow_insecure_network,

@@ -22,7 +22,7 @@ class Entry:
     is_warning: bool
 
 
-class Journal:
+class EventLog:
     """The latest notes of a chief. Thread-safe; `add` never waits for long."""
 
     def __init__(self) -> None:
