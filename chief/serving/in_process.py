@@ -15,7 +15,6 @@ from chief.core import messages as ev
 from chief.core.coordinator import Coordinator
 from chief.options import CoordinationConfig
 from chief.shards.calls import ShardCalls
-from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.requests import Authority, step_requests
 from chief.shards.work import ShardWork
 from ps_protocol.errors import ContributionMissing, PsError
@@ -106,14 +105,13 @@ class _AtShards:
         self,
         shards: Sequence[WholeShard],
         *,
-        store: CheckpointStore | None,
         authority: Authority,
         report: Callable[[ev.Event], None],
         clock: Callable[[], float],
     ) -> None:
         self.shard = 0  # the shard of the call under way
         self.interrupt: KeyboardInterrupt | None = None
-        self._shards, self._store, self._authority, self._report, self._clock = shards, store, authority, report, clock
+        self._shards, self._authority, self._report, self._clock = shards, authority, report, clock
 
     def carry_out(self, work: Work) -> None:
         """Carries out an instruction, and reports its events."""
@@ -125,7 +123,7 @@ class _AtShards:
     def _carry_out_at_all(self, work: Work) -> None:
         links = [_Link(shard, self, index=index) for index, shard in enumerate(self._shards)]
         calls = ShardCalls(links, report=self._report, pace=self)
-        at_all = ShardWork(calls, authority=self._authority, store=self._store, on_superseded=self._failed)
+        at_all = ShardWork(calls, authority=self._authority, store=None, on_superseded=self._failed)
         if isinstance(work, ev.AdoptShards | ev.RestoreShards):
             at_all.obey(work.fence)
         try:
@@ -189,12 +187,10 @@ class _AtShards:
 class InProcessChief(Chief):
     """Implements Chief over shards in this process, all of which it adopts at once. Thread-safe. Its time is `clock`, in seconds.
 
-    `store`: its place for checkpoints, which the shards must have, too; None: none.
+    It saves no checkpoints.
     """
 
-    def __init__(
-        self, shards: Sequence[WholeShard], *, config: CoordinationConfig, clock: Callable[[], float], store: CheckpointStore | None = None
-    ) -> None:
+    def __init__(self, shards: Sequence[WholeShard], *, config: CoordinationConfig, clock: Callable[[], float]) -> None:
         self._shards = tuple(shards)
         self._clock = clock
         names = [f"in-process:{index}" for index in range(len(self._shards))]
@@ -207,7 +203,7 @@ class InProcessChief(Chief):
             new_life=lambda: 1,
             session_key=session_key,
         )
-        self._store, self._authority = store, Authority(session_key=session_key)
+        self._authority = Authority(session_key=session_key)
         self._changed = QuickCondition()
         self._calls = itertools.count(1)
         self._answers: dict[int, ev.Reply | ev.Refuse | None] = {}  # None: not answered yet
@@ -306,14 +302,13 @@ class InProcessChief(Chief):
         own, interrupt = deque(work), None
         while own:
             item = own.popleft()
-            # A checkpoint is written while steps continue, so what follows from a copied step must not wait for the writing.
-            following = self._to_do if isinstance(item, (ev.ApplyStep, ev.SaveStep)) else own
+            following = self._to_do if isinstance(item, ev.ApplyStep) else own
 
             def report(event: ev.Event, following: deque[Work] = following) -> None:
                 with self._changed:
                     following.extend(self._handle_locked(event))
 
-            at_shards = _AtShards(self._shards, store=self._store, authority=self._authority, report=report, clock=self._clock)
+            at_shards = _AtShards(self._shards, authority=self._authority, report=report, clock=self._clock)
             try:
                 at_shards.carry_out(item)
             except Exception as error:
