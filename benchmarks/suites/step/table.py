@@ -42,7 +42,7 @@ DESCRIPTION = (
 
 def run(options: argparse.Namespace) -> int:
     """Prints the table as Markdown, row by row; returns the exit code."""
-    cases = _cases(options)
+    cases = cases_of(options)
     check_files(options)
     report: dict[str, Any] = {"kind": "table", **machine(), "repeat": options.repeat, "rows": []}
     print(f"{report['date']}, {report['cpus']} CPUs, load average {report['load']}, {len(cases)} rows, repeat {options.repeat}\n")
@@ -88,8 +88,8 @@ def _panel(row: dict[str, Any]) -> str:
     return f"{row['num_ps']} parameter server{'s' if row['num_ps'] > 1 else ''}, {row['policy']}"
 
 
-def _cases(options: argparse.Namespace) -> list[tuple[str, Workload, Setting]]:
-    """Every combination, in the order of the table. Raises WrongArguments for what is no size."""
+def cases_of(options: argparse.Namespace) -> list[tuple[str, Workload, Setting]]:
+    """Returns every combination, in the order of the table. Raises WrongArguments for what is no size."""
     cases = []
     for num_ps in options.ps:
         for policy in options.policies:
@@ -101,7 +101,7 @@ def _cases(options: argparse.Namespace) -> list[tuple[str, Workload, Setting]]:
                     is_local = name == "local"
                     asked: dict[str, Any] = {**TRANSPORTS[name], "policy": policy}
                     asked |= {} if is_local else {"chief_in_ps": options.chief_in_ps}
-                    asked |= {"wire": options.wire} if name.startswith("grpc") else {}
+                    asked |= {"wire": options.wire} if asked["transport"] in ("sockets", "grpc") else {}
                     cases.append((name, workload, Setting(**asked)))
     return cases
 
@@ -132,6 +132,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, help="steps to measure in each run, after 3 that are not; 300 to 8 by size")
     parser.add_argument("--repeat", type=int, default=1, help="whole runs of each row; the median one is shown (default 1)")
-    parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel over gRPC (default float32)")
+    parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel, over sockets or gRPC (default float32)")
     parser.add_argument("--chief-in-ps", action="store_true", help="the chief in the process of ps 0")
     add_files(parser, "bench.json")

@@ -1,5 +1,6 @@
 """Arguments of benchmarks, and the sums and tables of their figures, from made-up measurements. Starts nothing."""
 
+import argparse
 import importlib
 import json
 from pathlib import Path
@@ -42,6 +43,14 @@ def test_workers_are_told_transport_and_wire_whatever_the_shell_says() -> None:
     assert Setting(transport="shm").environment == {"LOCKSTEP_TRANSPORT": "shared_memory", "LOCKSTEP_WIRE": None}
     assert Setting(transport="grpc", wire="bfloat16").environment == {"LOCKSTEP_TRANSPORT": "grpc", "LOCKSTEP_WIRE": "bfloat16"}
     assert Setting(transport="grpc", is_unix=True, wire="float16").title == "grpc unix float16"
+
+
+def test_the_table_encodes_what_is_sent_over_sockets_and_grpc() -> None:
+    parser = argparse.ArgumentParser()
+    table.add_arguments(parser)
+    options = parser.parse_args(["--sizes", "4KiB/4", "--ps", "1", "--policies", "sync", "--wire", "bfloat16"])
+    encoded = {name for name, _, setting in table.cases_of(options) if setting.wire == "bfloat16"}
+    assert encoded == {"sockets", "grpc", "grpc-unix"}
 
 
 @pytest.mark.parametrize("asked", [{"transport": "pigeon"}, {"wire": "int3"}, {"transport": "local", "wire": "bfloat16"}])
