@@ -115,7 +115,7 @@ class DataSocket:
         """Receives a payload; `fill` gives a `Receive` the memory that comes next. False, and closed, if it does not want any more, or if
         the sender has taken the payload back.
 
-        `on_wait` is called before each wait, `on_bytes` after it.
+        `on_wait` is called before each wait that is longer than a moment, `on_bytes` after it.
         """
         with self._using():
             try:
