@@ -215,11 +215,54 @@ def test_the_memory_of_encoded_variables_makes_room_for_a_contribution() -> None
     assert read_by_turns(training) == [training.encoded()] * 2
 
 
+def test_a_contribution_gets_the_memory_of_encoded_variables_though_a_slow_reader_reads_them() -> None:
+    roomy = _Training()
+    roomy.take_step()
+    training = _Training(memory_limit_bytes=roomy.allocated_bytes + LARGE.nbytes)
+    for _ in range(3):
+        training.take_step()
+        read_by_turns(training)
+    slow = frames(training.read())
+    copied = bytes(next(slow)[1])
+    with training.shard.open_push(training._words.header(1, step=3)) as first, training.shard.open_push(training._words.header(2, step=3)):
+        first.write(0, bytes(LARGE.nbytes))
+        assert training.allocated_bytes == roomy.allocated_bytes + LARGE.nbytes
+        assert copied + b"".join(bytes(data) for _, data in slow) == training.encoded()
+
+
+def test_readers_of_variables_whose_encoding_fails_for_one_of_them_get_all_bytes(monkeypatch: pytest.MonkeyPatch) -> None:
+    training = _Training()
+    for _ in range(2):
+        training.take_step()
+        read_by_turns(training)
+    failures = iter([MemoryError()])
+
+    def failing(
+        layout: Layout, memory: Array, encoding: FloatEncoding, max_bytes: int, *, into: Array | None = None
+    ) -> Iterator[tuple[int, memoryview]]:
+        for number, frame in enumerate(encoded_frames(layout, memory, encoding, max_bytes, into=into)):
+            if number == 2:
+                for failure in failures:
+                    raise failure
+            yield frame
+
+    monkeypatch.setattr(handles, "encoded_frames", failing)
+    training.take_step()
+    begun = frames(training.read())
+    copied = bytes(next(begun)[1])
+    with pytest.raises(MemoryError):
+        content(training.read())
+    assert copied + b"".join(bytes(data) for _, data in begun) == training.encoded()
+    assert content(training.read()).tobytes() == training.encoded()
+
+
 def test_the_memory_of_encoded_variables_goes_with_the_model() -> None:
     training = _Training()
     for _ in range(3):
         training.take_step()
         read_by_turns(training)
+    slow = frames(training.read())
+    next(slow)
     training.shard.adopt(fence(EPOCH, CHIEF), replica=ReplicaState(version=1, forgets=True))
     assert training.allocated_bytes == 0
 
