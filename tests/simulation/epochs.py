@@ -29,6 +29,7 @@ class Epoch:
     """One epoch: where it began, and what each of its steps was made of.
 
     `made` and `used`: the step that each contribution, and each range of the training data, is in, of all that its values are made of.
+    `brought`: of these contributions, those that brought a state of their worker's program, and it.
     """
 
     era: Era
@@ -37,6 +38,7 @@ class Epoch:
     steps: dict[int, Contributors] = field(default_factory=dict)
     made: dict[PushId, int] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
+    brought: dict[PushId, str] = field(default_factory=dict)
     # The shards that lack a contribution of a step.
     lacking: dict[tuple[int, PushId], set[int]] = field(default_factory=dict)
     # By server, the step that it has, that which it was brought back to last, and its states.
@@ -57,4 +59,5 @@ class Epoch:
             parent=self.era,
             made={push_id: step for push_id, step in self.made.items() if step < first_step},
             used={identity: step for identity, step in self.used.items() if step < first_step},
+            brought={push_id: state for push_id, state in self.brought.items() if self.made[push_id] < first_step},
         )

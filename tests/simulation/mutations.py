@@ -25,7 +25,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, Participant, PushOutcome
-from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, PushId
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, PushId, StepAttachments
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import PushReply, PushResult
 from ps_server.contributions.inbox import Inbox
@@ -148,6 +148,16 @@ def _forgets_the_data_that_is_done(patch: pytest.MonkeyPatch) -> None:
 def _forgets_the_state_of_programs(patch: pytest.MonkeyPatch) -> None:
     real = ContributedAttachments.restart
     patch.setattr(ContributedAttachments, "restart", lambda self, lasting: real(self, NO_STEP_ATTACHMENTS))
+
+
+def _keeps_states_that_are_undone(patch: pytest.MonkeyPatch) -> None:
+    real = ContributedAttachments.restart
+
+    def restart(self: ContributedAttachments, lasting: StepAttachments) -> None:
+        is_new = not hasattr(self, "_counted")
+        real(self, lasting if is_new or lasting.user_states else self.lasting)
+
+    patch.setattr(ContributedAttachments, "restart", restart)
 
 
 def _takes_states_of_contributions_that_are_not_applied(patch: pytest.MonkeyPatch) -> None:
@@ -709,5 +719,8 @@ MUTATIONS: dict[str, Mutation] = {
     ),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
     "a rollback forgets the state of programs": Mutation("9", _forgets_the_state_of_programs, has("kill")),
+    "a rollback to a step without the state of programs keeps what they have": Mutation(
+        "9", _keeps_states_that_are_undone, has("kill"), first_seed=1206
+    ),
     "a checkpoint has states of a later step": Mutation("9", _takes_states_of_contributions_that_are_not_applied),
 }

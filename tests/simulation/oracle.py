@@ -92,8 +92,8 @@ class Oracle:
         self._made_from: dict[tuple[int, PushId], tuple[int, ...]] = {}
         # The step whose variables a contribution was computed from, by life.
         self._made_at: dict[int, dict[PushId, int]] = {}
-        # The state of its worker's program that a contribution has brought, in any life.
-        self._brought: dict[PushId, set[str]] = {}
+        # The state of its worker's program that a contribution has brought, by life; empty: none.
+        self._brought: dict[tuple[int, PushId], str] = {}
         # Those that have no gradient, by life.
         self._empty: set[tuple[int, PushId]] = set()
         # What each server needs, and may need.
@@ -346,8 +346,7 @@ class Oracle:
 
     def contributed(self, life: int, push_id: PushId, step: int, ranges: tuple[int, ...], user_state: str = "") -> None:
         """A worker has made a contribution from the variables of a step and these ranges of the data, with a state of its program."""
-        if user_state:
-            self._brought.setdefault(push_id, set()).add(user_state)
+        self._brought[life, push_id] = user_state
         self._made_at.setdefault(life, {})[push_id] = step
         self._made_from[life, push_id] = ranges
 
@@ -383,14 +382,13 @@ class Oracle:
                 raise BrokenPromise(f"8: the checkpoint {words}")
 
     def _check_user_states(self, epoch: Epoch, step: int, user_states: Mapping[int, str]) -> None:
-        """Each is what the last contribution of that worker had brought; of which life, a push id does not say."""
+        """Those of the last contribution of each worker that brought one, and no others; what forgers have is not looked at."""
         if self.rules.spec.applies_on_arrival:
             return
-        made = sorted((at, push_id) for push_id, at in epoch.made.items() if at < step and push_id in self._brought)
-        forgers = {push_id.worker for push_id in self._forged}
-        for worker, wanted in {push_id.worker: self._brought[push_id] for _, push_id in made if push_id.worker not in forgers}.items():
-            if user_states.get(worker) not in wanted:
-                found = user_states.get(worker)
+        made = sorted((epoch.made[push_id], push_id) for push_id in epoch.brought if epoch.made[push_id] < step)
+        brought = {push_id.worker: epoch.brought[push_id] for _, push_id in made}
+        for worker in {*brought, *user_states} - {push_id.worker for push_id in self._forged}:
+            if (found := user_states.get(worker)) != (wanted := brought.get(worker)):
                 raise BrokenPromise(
                     f"9: worker {worker}'s state at step {step} of epoch {epoch.number} is {found}, it had brought {wanted}"
                 )
@@ -486,6 +484,8 @@ class Oracle:
         epoch.steps[step] = contributors
         for push_id in contributors:
             epoch.made[push_id] = step
+            if state := self._brought.get((epoch.era[0], push_id)):
+                epoch.brought[push_id] = state
             for identity in self._made_from.get((epoch.era[0], push_id), ()):
                 epoch.used[identity] = step
 
