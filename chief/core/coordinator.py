@@ -63,6 +63,8 @@ Instructions = list[ev.Instruction]
 _ARRIVAL_S = 1.0
 # A step that is being applied when training is finished is the last one, if the shards manage it within this time.
 _FINISH_GRACE_S = 1.0
+# Where training was finished before the chief began, workers have so long to come and read it: as long as `connect()` tries by default.
+_LATECOMERS_S = 60.0
 # Of those that a participant names.
 _MAX_TRANSPORTS = 8
 # A thousand callers whose time is up get one explanation, not each their own.
@@ -128,6 +130,8 @@ class Coordinator:
         self._pending_finish = ""
         self._finish_calls: Line[None] = waiting.line()
         self._finish_timer = timers.timer(self.finish_as_asked)
+        # Set while workers may still come to a training that was finished before this chief began.
+        self._latecomers_timer = timers.timer(lambda now: self._end_if_deserted())
         self._is_ended = False
         self._arrivals = waiting.line(self._arrival_expired)
         self._words: tuple[float, int, int, str] = (-math.inf, 0, 0, "")
@@ -265,6 +269,7 @@ class Coordinator:
             recovery=self._recovery,
             asking=asking,
             address=self.address,
+            awaited_workers=self._awaited_workers,
         )
 
     # -- for its parts
@@ -487,6 +492,8 @@ class Coordinator:
         if self.is_over:
             if call is not None:
                 self._out.reply(call, self.step)
+            self._latecomers_timer.clear()
+            self._end_if_deserted()
             return
         if call is not None:
             self._finish_calls.block(call, None)
@@ -521,6 +528,15 @@ class Coordinator:
         self._models.answer_waiting()
         self._end_if_deserted()
 
+    def finish_as_brought_back(self, reason: str, now: float) -> None:
+        """Finishes training at the step that it was brought back to; the processes stay until the workers have come and read it."""
+        self._latecomers_timer.set(now + _LATECOMERS_S)
+        self.finish(reason, now)
+        if self._awaited_workers:
+            self._out.note(
+                f"training was finished before: waiting for {self._awaited_workers} to come and read it, for {_LATECOMERS_S:.0f} s"
+            )
+
     def fail(self, reason: str) -> None:
         """Fails the cluster, which cannot continue: all that wait get the reason."""
         if self.is_over:
@@ -549,11 +565,19 @@ class Coordinator:
 
     def _end_if_deserted(self) -> None:
         """Ends the processes, once, if training is over and all participants have left."""
-        if self._is_ended or self._checkpoints.is_saving_last or self._members.num_live or not self.is_over:
+        if self._is_ended or self._checkpoints.is_saving_last or self._members.num_live or not self.is_over or self._awaited_workers:
             return
         self._is_ended = True
         self._out.add(ev.EndProcesses(exit_code=1 if self._failure else 0, reason=self.reason))
         self.welcome()
+
+    @property
+    def _awaited_workers(self) -> str:
+        """How many workers may still come, in words, to a training that was finished before this chief began; empty: none."""
+        num_awaited = (self._settings.config.num_workers or 1) - self._members.num_known_workers
+        if self._latecomers_timer.due is None or num_awaited <= 0:
+            return ""
+        return "1 worker" if num_awaited == 1 else f"{num_awaited} workers"
 
     # -- shards
 

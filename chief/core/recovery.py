@@ -772,7 +772,7 @@ class Recovery:
         training.answers.keep()
         max_steps = self._config.max_steps
         if max_steps is not None and training.step >= max_steps:
-            self._host.finish(f"max_steps {max_steps} reached", now)
+            self._host.finish_as_brought_back(f"max_steps {max_steps} reached", now)
 
     def _leave_epoch(self) -> None:
         """Discards all work under way. Participants are not served before there is a step again."""

@@ -19,7 +19,7 @@ _PATIENCE_S = 1.0
 class Situation:
     """The parts of the core that a report reads. `asking`: a worker that waits for a token although it does not block.
 
-    `address`: where workers reach this chief; empty: unknown.
+    `address`: where workers reach this chief; empty: unknown. `awaited_workers`: how many may still come to a finished training, in words.
     """
 
     state: ClusterState
@@ -29,6 +29,7 @@ class Situation:
     recovery: Recovery
     asking: int | None = None
     address: str = ""
+    awaited_workers: str = ""
 
     @property
     def policy(self) -> Policy:
@@ -95,7 +96,7 @@ def explain(situation: Situation, *, now: float) -> str:
 def is_waiting(situation: Situation, *, now: float) -> bool:
     """Whether the cluster waits for something that it may not get by simply working on."""
     if situation.state in (ClusterState.FINISHED, ClusterState.FAILED):
-        return situation.parts.members.num_live > 0
+        return situation.parts.members.num_live > 0 or bool(situation.awaited_workers)
     if situation.state is not ClusterState.TRAINING:
         return True
     if situation.parts.ledger.step_age_s(now) >= _PATIENCE_S or situation.parts.servers.unreachable_since is not None:
@@ -112,7 +113,10 @@ def is_waiting(situation: Situation, *, now: float) -> bool:
 
 def _explain_end(situation: Situation, now: float) -> str:
     live = [f"{member.name} ({_sign_of_life(member, now)})" for member in situation.parts.members.all() if member.is_live]
-    return f"{situation.reason}; waiting for {listed(live)} to leave" if live else situation.reason
+    waits = [f"waiting for {listed(live)} to leave"] if live else []
+    if situation.awaited_workers:
+        waits.append(f"waiting for {situation.awaited_workers} to come and read what was finished before")
+    return "; ".join([situation.reason, *waits])
 
 
 def _explain_outage(situation: Situation, now: float) -> str:

@@ -317,6 +317,34 @@ def test_a_cluster_that_starts_continues_with_the_newest_checkpoint_of_its_place
     assert newcomer.push() is ACCEPTED
 
 
+def test_a_cluster_that_starts_with_a_finished_training_stays_until_each_worker_has_read_it() -> None:
+    driver = RecoveryDriver(total_num_replicas=2, max_steps=4, checkpoints=EVERY_2)
+    steps(driver, driver.train(0, 1), 3)
+    later = RecoveryDriver(storage=driver.storage, total_num_replicas=2, max_steps=2)
+    assert (later.coordinator.state, later.step, later.ended) == (ClusterState.FINISHED, 2, [])
+    assert "waiting for 2 workers to come" in later.coordinator.status(later.now).waiting_for
+    for index in (0, 1):
+        assert later.ended == [], "one comes after the other has left"
+        worker = Worker(later, index)
+        assert later.answers[later.ask_model(worker)].state is ModelState.READY
+        worker.leave()
+    assert later.ended == [messages.EndProcesses(exit_code=0, reason="max_steps 2 reached")]
+
+
+@pytest.mark.parametrize("is_asked", [False, True], ids=["nobody comes within a minute", "asked to finish"])
+def test_a_cluster_that_starts_with_a_finished_training_does_not_stay_for_ever(is_asked: bool) -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    steps(driver, driver.train(0), 2)
+    later = RecoveryDriver(storage=driver.storage, total_num_replicas=1, max_steps=2)
+    later.pass_time(59.0)
+    assert later.ended == []
+    if is_asked:
+        later.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
+    else:
+        later.pass_time(1.0)
+    assert later.ended == [messages.EndProcesses(exit_code=0, reason="max_steps 2 reached")]
+
+
 @pytest.mark.parametrize(("restore", "step", "epoch"), [("none", 0, 2), ("step-000000002", 2, 2), ("latest", 4, 2)])
 def test_the_restore_option_chooses_what_a_cluster_begins_with(restore: str, step: int, epoch: int) -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
