@@ -38,7 +38,7 @@ FIRST_WARNING_S = 10.0
 WARNING_INTERVAL_S = 60.0
 # A chief looks at its shards about every second; more often there is nothing to be learnt.
 LOOK_INTERVAL_S = 1.0
-# A look this late means that the process itself stood still; the chief's calls of that time are handled first.
+# A look this late means that the process itself was stopped; the chief's calls of that time are handled first.
 _LATE_S = 5.0
 
 

@@ -10,7 +10,7 @@ from ps_protocol.roles.shard import MetricCell
 
 # Of the whole course, evenly spread; and the newest besides, each that there was.
 MAX_POINTS, NUM_NEWEST = 300, 300
-# Of metrics: charts that nobody could look at would cost memory all the same.
+# Of metrics: more charts than a reader can view would only cost memory.
 MAX_METRICS = 40
 MAX_NAME = 120
 

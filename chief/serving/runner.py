@@ -37,7 +37,7 @@ _SAVE_GRACE_S = 7.0
 _LOOK_AGAIN_S = 0.05
 # How long ending the shards may take after training.
 _SHUTDOWN_S = 5.0
-# A timer this late means that the process itself stood still; what its callers sent meanwhile is heard first.
+# A timer this late means that the process itself was stopped; messages that arrived meanwhile are handled first.
 _LATE_S = 0.5
 _HEARING_S = 1.0
 

@@ -309,7 +309,7 @@ async def _outcome(begin: Callable[[Callable[[Result | PsError], None]], Callabl
             found.set_result(outcome)
 
     def report(outcome: Result | PsError) -> None:
-        with contextlib.suppress(RuntimeError):  # the loop has ended, and nobody waits
+        with contextlib.suppress(RuntimeError):  # the loop has ended, and no caller waits
             loop.call_soon_threadsafe(take, outcome)
 
     give_up = begin(report)

@@ -149,7 +149,7 @@ class HttpServer:
         self._connections[task] = None
         task.add_done_callback(partial(self._forget, connection))
         if len(self._connections) > self._most:
-            # The oldest: who asks for something does so at once.
+            # The oldest: an honest caller sends its request at once.
             next(one for one in self._connections if not one.cancelling()).cancel()
 
     def _forget(self, connection: socket.socket, task: asyncio.Task[None]) -> None:

@@ -149,7 +149,7 @@ class MetricsPage:
     def answer(self, _: Request) -> Response:
         """Returns the numbers of now, or of half a second ago."""
         with self._lock:
-            # Not when the role starts, since perhaps nobody asks.
+            # Not when the role starts, since there may be no scraper.
             self._version = self._version or _installed_version()
             if not self._answer or time.monotonic() - self._made_at > _SAME_FOR_S:
                 self._answer = exposition([*process_families(role=self._role, version=self._version), *self._families()])

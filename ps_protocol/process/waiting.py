@@ -66,7 +66,7 @@ MAX_PAUSE_S = 1.0
 Result = TypeVar("Result")
 
 
-# Whether this process stood still for seconds since a moment, by `time.monotonic()`.
+# Whether this process was stopped for seconds since a moment, by `time.monotonic()`.
 StoodStill = Callable[[float], bool]
 
 
@@ -120,7 +120,7 @@ class _Retry:
         self._failure = failure.message
         delay_s, left_s = next(self._delays), self.left_s()
         if delay_s >= left_s and self._stood_still is not None and self._stood_still(self._started):
-            log.warning("this process stood still for a while; tries again what=%s cause=%s", self._what, failure.message)
+            log.warning("this process was stopped for a while; trying again what=%s cause=%s", self._what, failure.message)
             self._started, self._next_notice_s = time.monotonic(), FIRST_NOTICE_S
             left_s = self._timeout_s
         elapsed_s = self._timeout_s - left_s
@@ -198,7 +198,7 @@ class Wait:
 
 
 _LOOK_INTERVAL_S = 0.5
-# If a thread that looks twice a second finds that so much time has passed, the process stood still.
+# If a thread that looks twice a second finds that so much time has passed, the process was stopped.
 _STANDSTILL_S = 5.0
 # The answer to a blocking call is late sooner than that of an immediate one: the reason of its wait has been logged before.
 _GRACE_S = 1.0

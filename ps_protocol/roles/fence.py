@@ -66,7 +66,7 @@ def chief_of(number: int) -> int:
 
 # A participant shows its session secret with each call: a number that only chiefs can make, and only the participant and the servers see.
 # A chief makes it with a key of its own, and gives its keys to the servers that it adopts. So they know an incarnation that it has admitted
-# without having been told of it, and nobody can make up one.
+# without a message about it, and no caller can invent one.
 
 KEY_BYTES = 32
 # Of one life of a cluster, those of the latest chiefs; an epoch sees one chief, rarely two.

@@ -57,7 +57,7 @@ CHANNEL_OPTIONS: tuple[tuple[str, int], ...] = (
     ("grpc.max_reconnect_backoff_ms", 1_000),
     # Despite its name also how long one attempt to connect may take.
     ("grpc.min_reconnect_backoff_ms", 3_000),
-    # After a name was looked up in vain, look again soon: containers get their names while they start.
+    # After a failed lookup of a name, look again soon: containers get their names while they start.
     ("grpc.dns_min_time_between_resolutions_ms", 1_000),
 )
 
@@ -71,7 +71,7 @@ _SERVER_OPTIONS: tuple[tuple[str, int], ...] = (
     # Connections that stay silent, or do not finish TLS, are cut after this; the default is two minutes.
     ("grpc.server_handshake_timeout_ms", 10_000),
     # More wait at the caller, or end as UNAVAILABLE, which costs the server little. Else a flood on one connection brings thousands of
-    # calls at once, and all of them are refused before the next connection is read: training stood still for seconds.
+    # calls at once, and all of them are refused before the next connection is read: training stopped for seconds.
     ("grpc.max_concurrent_streams", MAX_CALLS_A_CONNECTION),
     # Calls that have come and are not begun: beyond the default of 1,000 gRPC cancels calls at random, also those of a cluster, when
     # thousands of workers start at once. They wait instead. Not without end: each takes about 17 KiB, also if a stranger sends it.

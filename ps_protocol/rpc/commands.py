@@ -153,7 +153,7 @@ class Commands:
             with self._lock:
                 self._has_answered = True
                 answered = self._under_way.pop(answer.call, None)
-            if answered is not None:  # nobody has given it up
+            if answered is not None:  # it has not been given up
                 self._deadlines.end(answered.deadline)
                 answered.report(decode_call_error(answer.error) if answer.HasField("error") else answer)
 

@@ -13,7 +13,7 @@ from ps_protocol.wire.codec import decode_message
 log = logging.getLogger("lockstep.rpc")
 
 _TIMEOUT_S = 5.0
-# After an attempt in vain, payloads go over gRPC for so long; each attempt may take 3 s, so the pauses double.
+# After a failed attempt, payloads go over gRPC for so long; each attempt may take 3 s, so the pauses double.
 _PAUSE_S, _MAX_PAUSE_S = 30.0, 3_600.0
 
 

@@ -117,7 +117,7 @@ class VariablesStreams:
                 found = self._answer(use, request, into())
                 if not isinstance(found, StepNotReady):
                     return found
-                # It was waited for in vain; but now it may be there.
+                # The wait for it timed out, but now it may be there.
             writer = into()
             data_socket = self._payloads.socket_for(use, writer.nbytes)
             payload = None if data_socket is None else next_payload(data_socket)

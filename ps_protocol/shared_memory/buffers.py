@@ -200,7 +200,7 @@ def cut(pieces: Sequence[Array], nbytes: int) -> tuple[list[Array], list[Array]]
         count = min(nbytes, piece.nbytes)
         nbytes -= count
         if count:
-            # The piece itself if it is whole: who made it may know it by that.
+            # The piece itself if it is whole: its maker may recognise it by identity.
             first.append(piece if count == piece.nbytes else piece[:count])
         if count < piece.nbytes:
             rest.append(piece[count:] if count else piece)

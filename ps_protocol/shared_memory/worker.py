@@ -30,7 +30,7 @@ from ps_protocol.wire.codec import decode_message
 
 # A copy is faster than a step. A reader that is overtaken this often asks the server, which may wait for its readers.
 _MAX_TRIES = 3
-# What the server says of a step is in its memory before it says it: once it has said so, one look is enough.
+# The server writes a step to its memory before it reports the step: after the report, one look is enough.
 _MAX_LOOKS = 3
 
 

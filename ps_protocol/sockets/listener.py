@@ -220,7 +220,7 @@ NO_DATA_SOCKETS = DataListener(name="this server")
 def _listen_unix(path: str) -> socket.socket:
     listening = socket.socket(socket.AF_UNIX)
     try:
-        # What a killed server has left; that nobody listens at the server's own path is known by now.
+        # The file of a killed server: it is known by now that no process listens at the server's own path.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(path)
         listening.bind(path)

@@ -38,7 +38,7 @@ class Gate:
         self._is_taken = False
         self._num_arrivals = 0
         self._readers: dict[int, int] = {}
-        # Readers of earlier steps than this one have been waited for in vain.
+        # The wait for readers of earlier steps than this one has timed out.
         self._given_up_before = 0
         self._listeners: set[Callable[[], object]] = set()
 
