@@ -68,7 +68,7 @@ def test_a_disk_that_fails_once_is_reported_and_training_continues(start: Starte
     assert steps[-1] == cluster.plan.num_steps, "later ones were saved"
 
 
-def test_a_disk_that_is_full_or_read_only_is_told_and_used_again_as_soon_as_it_can_be(start: Started, disk: Path) -> None:
+def test_a_full_or_read_only_disk_is_reported_and_used_again_as_soon_as_possible(start: Started, disk: Path) -> None:
     """F19, with a file system that really is so."""
     cluster = start(Plan(num_steps=ENDLESS))
     cluster.await_(lambda: len(whole(cluster)) >= 2, what="there are checkpoints")
@@ -178,7 +178,7 @@ def test_a_checkpoint_of_two_servers_is_restored_into_another_number(start: Star
     larger.assert_as_without_faults()
 
 
-def test_a_worker_with_another_model_than_the_checkpoint_has_is_refused_and_harms_nobody(start: Started) -> None:
+def test_a_worker_with_another_model_than_the_checkpoint_is_refused_and_disturbs_no_other(start: Started) -> None:
     """F23."""
     cluster = start(Plan())
     cluster.await_(lambda: cluster.reached() >= 14 and len(whole(cluster)) >= 2, what="there are checkpoints")

@@ -110,7 +110,7 @@ def test_a_chief_killed_again_and_again_is_replaced_each_time(start: Started) ->
     cluster.assert_as_without_faults()
 
 
-def test_a_chief_that_slept_still_ends_leases_and_answers_in_words(start: Started) -> None:
+def test_a_chief_that_was_stopped_still_ends_leases_and_explains_its_refusals(start: Started) -> None:
     """What is due by time comes due again, though others talk to it all the while."""
     cluster = start(Plan(num_steps=ENDLESS))
     cluster.await_step(12)

@@ -100,7 +100,7 @@ def test_roles_whose_output_cannot_be_written_train_all_the_same(start: Started)
     claims.assert_checkpoints_are_of_one_step_each(cluster.checkpoints, num_workers=3, scratch=cluster.directory)
 
 
-def test_a_server_whose_files_may_not_be_as_long_as_a_checkpoint_says_so_and_trains_on(start: Started) -> None:
+def test_a_server_with_a_file_size_limit_below_a_checkpoint_reports_that_and_keeps_training(start: Started) -> None:
     """Its log is a file as well, and soon too long."""
     cluster = start(Plan(wrapper=limited("ps 1", "FSIZE", 600)))
     cluster.await_end()

@@ -91,7 +91,7 @@ def test_a_worker_killed_with_half_of_its_contribution_sent_is_replaced(start: S
 
 
 @pytest.mark.parametrize("way", ["both ways", "there", "back"])
-def test_one_worker_that_is_parted_from_one_server_holds_up_the_step_and_nothing_else(start: Started, record: Record, way: str) -> None:
+def test_a_worker_cut_off_from_one_server_delays_the_step_and_nothing_else(start: Started, record: Record, way: str) -> None:
     """F14: all other ways are open, so that the rest of the step is there; none of it shows anywhere before the missing part."""
     cluster = start(replace(PLAN, lonely=("worker 1", 1)))
     cluster.await_step(10)

@@ -159,7 +159,7 @@ def test_a_parameter_server_that_was_replaced_while_it_slept_does_no_harm_when_i
     cluster.assert_as_without_faults()
 
 
-def test_without_a_checkpoint_a_lost_parameter_server_ends_the_training_with_words(start: Started) -> None:
+def test_without_a_checkpoint_a_lost_parameter_server_ends_the_training_with_a_reason(start: Started) -> None:
     cluster = start(Plan(durability=None))
     cluster.await_step(12)
     cluster.kill("ps 1")

@@ -129,7 +129,7 @@ def test_reductions_count_once_and_none_is_lost(victim: str, tmp_path: Path) -> 
 
 @pytest.mark.parametrize("worker", [0, 1])
 @pytest.mark.parametrize("point", ["before it reduces", "between two reductions", "before it writes"])
-def test_whatever_a_call_had_reached_where_its_worker_was_killed_its_write_is_made_once(point: str, worker: int, tmp_path: Path) -> None:
+def test_the_write_of_a_call_is_made_once_wherever_its_worker_was_killed(point: str, worker: int, tmp_path: Path) -> None:
     out = _killed("none", REDUCTIONS, tmp_path, "--durability", "step", "--restart-workers", "9", END_AT=f"worker {worker} {point}")
     assert out.count(f"reduced to {{{TOTAL}}}") == 3, out
     _is_told(f"worker {worker}", out)

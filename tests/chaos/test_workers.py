@@ -79,7 +79,7 @@ def test_a_worker_that_sleeps_beyond_its_lease_continues_when_it_wakes(start: St
     cluster.assert_as_without_faults()
 
 
-def test_a_worker_that_was_replaced_while_it_slept_is_told_and_does_no_harm(start: Started) -> None:
+def test_a_worker_replaced_while_it_was_stopped_gets_an_error_and_changes_nothing(start: Started) -> None:
     """F4 and F13: the newer one counts."""
     cluster = start(Plan(durability=None, num_steps=ENDLESS))
     cluster.await_step(8)

@@ -70,7 +70,7 @@ def test_a_case_with_another_result_is_reported_and_is_the_exit_status(tmp_path:
     assert out.splitlines()[-1] == "1 passed, 2 failed"
 
 
-def test_a_file_that_holds_no_cases_is_told_as_failed_and_the_others_are_played(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_file_without_cases_counts_as_failed_and_the_others_are_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "broken.json").write_text("{broken", encoding="utf-8")
     (tmp_path / "list.json").write_text("[]", encoding="utf-8")
     content = json.loads((CASES / "dense_accumulator.json").read_text(encoding="utf-8"))

@@ -185,7 +185,7 @@ def test_layers_import_only_inwards(package: str) -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_what_outlives_an_epoch_does_not_know_the_epoch() -> None:
+def test_modules_that_outlive_an_epoch_do_not_import_the_epoch() -> None:
     inner = ("chief.core.epoch", "chief.core.recovery", "chief.core.coordinator", "chief.core.report")
     wrong = [
         _where(path, imported)

@@ -55,7 +55,7 @@ def test_mean_of_gradients_by_the_originals_calls(target: Target) -> None:
         assert accumulator.status().step == 0
 
 
-def test_numbers_that_are_no_whole_ones_are_refused_in_words(target: Target) -> None:
+def test_numbers_that_are_no_whole_ones_are_refused_with_a_reason(target: Target) -> None:
     fraction: Any = 1.5
     with ConditionalAccumulator(target, np.float32, (2,), shared_name="w") as accumulator:
         for call, words in (

@@ -242,7 +242,7 @@ def test_rule_81_closures_queued_behind_a_failure_are_cancelled(start: Start) ->
                 value.fetch(0)
 
 
-def test_a_join_keeps_its_deadline_after_a_failure_and_of_several_that_wait_one_is_told_it(cluster: AnyCluster) -> None:
+def test_a_join_keeps_its_deadline_after_a_failure_and_only_one_of_several_raises_it(cluster: AnyCluster) -> None:
     may_go_on, is_running = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -309,7 +309,7 @@ def test_rule_81_each_worker_has_a_dataset_of_its_own_that_is_made_anew_where_an
         assert len(made) == 2 * count
 
 
-def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_told(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_reported(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     with start(Shape(total_num_replicas=2)).session(0) as session, ClusterCoordinator(session) as coordinator:
         value = coordinator.schedule("square", (2,))
         with pytest.raises(DeadlineExceeded, match=r"join: not within 2.5 s: 1 closures queued, 0 running: no worker has called serve"):

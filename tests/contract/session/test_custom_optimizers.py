@@ -144,7 +144,7 @@ def test_norms_of_cut_variables_and_tables_are_refused(start: Start) -> None:
     session.create_or_join({"w": np.zeros((4, 2))}, optimizer=normed, timeout_s=20)
 
 
-def test_a_worker_with_another_formula_is_told_where_it_differs(start: Start) -> None:
+def test_the_refusal_of_another_formula_says_where_it_differs(start: Start) -> None:
     cluster = start(Shape(num_ps=1, total_num_replicas=2))
     cluster.session().create_or_join(
         {"w": np.zeros(3)}, optimizer=worker_client.custom_optimizer("v - lr * g * k", 0.1, k=1.0), timeout_s=20

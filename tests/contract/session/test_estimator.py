@@ -95,7 +95,7 @@ def test_classes_that_the_examples_lack_can_be_named() -> None:
         ({"learning_rate": -1.0}, "learning_rate = -1.0, want >= 0"),
     ],
 )
-def test_parameters_that_cannot_be_trained_with_are_refused_in_words(parameters: dict[str, Any], words: str) -> None:
+def test_parameters_that_cannot_be_trained_with_are_refused_with_a_reason(parameters: dict[str, Any], words: str) -> None:
     with pytest.raises(ValueError, match=words):
         sdk.DNNClassifier(**parameters).fit(X, Y)
 

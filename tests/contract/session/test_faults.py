@@ -165,7 +165,7 @@ def test_exit_takes_two_seconds_at_most_if_the_chief_is_gone() -> None:
     assert time.monotonic() - start_s < 4.0  # 2 s promised; the machine may be busy
 
 
-def test_interrupt_while_waiting_passes_through_and_the_chief_is_told() -> None:
+def test_an_interrupt_while_waiting_is_raised_and_reported_to_the_chief() -> None:
     faulty = FaultyCluster(total_num_replicas=2)
 
     def interrupt(_: Any) -> None:

@@ -23,7 +23,7 @@ def assert_begun_anew(session: Session, *, num_lost: int) -> None:
     assert session.step(ONES, timeout_s=20).is_accepted
 
 
-def test_what_was_accepted_in_a_life_that_is_lost_is_accepted_no_more(caplog: pytest.LogCaptureFixture) -> None:
+def test_contributions_accepted_in_a_lost_life_are_no_longer_accepted(caplog: pytest.LogCaptureFixture) -> None:
     """The chief has counted it, all is lost, and the next cluster has the numbers of the one before: epoch, worker and incarnation."""
     cluster = RollingCluster(join)
     with cluster.session() as session:

@@ -101,7 +101,7 @@ def test_contribution_that_counted_before_its_answer_was_lost_is_not_repeated() 
         np.testing.assert_array_equal(session.read()["w"], np.full(3, 3.0))
 
 
-def test_worker_waits_for_the_chiefs_model_no_longer_than_it_is_told(master: Any) -> None:
+def test_a_worker_waits_for_the_chiefs_model_no_longer_than_its_limit(master: Any) -> None:
     op, hook = one_a_step()
     del op, hook
     with pytest.raises(DeadlineExceeded):

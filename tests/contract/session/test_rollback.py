@@ -67,7 +67,7 @@ def test_every_call_continues_after_a_rollback(act: Callable[[Session], Any]) ->
         assert_value(session, -1.0)
 
 
-def test_a_wait_after_a_push_that_was_rolled_back_allows_to_compute_it_anew() -> None:
+def test_a_wait_after_a_push_that_was_rolled_back_allows_its_recomputation() -> None:
     _, session = rolled_back()
     with session:
         assert session.push(ONES).outcome is PushOutcome.ROLLED_BACK

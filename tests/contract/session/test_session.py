@@ -106,7 +106,7 @@ def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(st
     assert sessions[1].end_reason == reason
 
 
-def test_a_worker_whose_contributions_are_all_dropped_is_told_so_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_whose_contributions_are_all_dropped_is_warned_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
     cluster = start(Shape(num_ps=1, replicas_to_aggregate=1, total_num_replicas=2))
     fast, slow = cluster.session(), cluster.session()
     for session in (fast, slow):
@@ -206,7 +206,7 @@ def test_workers_in_threads_make_steps_together(start: Start) -> None:
     np.testing.assert_allclose(observer.read(timeout_s=20)["scale"], expected, rtol=1e-12)
 
 
-def test_backup_worker_is_told_that_it_came_too_late(start: Start) -> None:
+def test_a_backup_worker_learns_that_it_was_too_late(start: Start) -> None:
     cluster = start(Shape(replicas_to_aggregate=1, total_num_replicas=2))
     fast, late = join(cluster.session()), join(cluster.session())
     assert fast.step(ONES, timeout_s=20).is_accepted

@@ -90,7 +90,7 @@ def test_final_variables_do_not_lie_with_the_servers(opened: Opening) -> None:
     assert not np.shares_memory(before["w"], after["w"])
 
 
-def test_what_is_written_after_a_push_changes_nothing_under_way(opened: Opening) -> None:
+def test_writing_to_an_array_after_a_push_does_not_change_the_contribution_under_way(opened: Opening) -> None:
     session = opened(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=2))
     other = opened()
     kept = session.gradient_buffers()

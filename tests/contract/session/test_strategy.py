@@ -471,7 +471,7 @@ def test_values_of_one_shape_for_different_variables_are_refused_alike_in_all_wo
     assert values == [[-6, -6], [0, 0]]
 
 
-def test_workers_with_other_numbers_of_replicas_are_told_so(start: Start) -> None:
+def test_workers_with_different_numbers_of_replicas_are_refused(start: Start) -> None:
     cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=2))
 
     def part(index: int) -> str:

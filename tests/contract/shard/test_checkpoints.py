@@ -281,7 +281,7 @@ def test_a_changed_file_is_not_restored(open_training: Open, tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("transport", EACH_WAY)
-def test_what_cannot_be_restored_leaves_the_values_that_are_there(open_training: Open, transport: str) -> None:
+def test_a_failed_restoration_leaves_the_present_values(open_training: Open, transport: str) -> None:
     training = open_training(1, transport=transport)
     training.create()
     training.save("t")

@@ -113,7 +113,7 @@ def test_encoded_gradients_are_applied_on_arrival(wide: Trainer, encoding: Float
 
 
 @pytest.mark.parametrize("encoding", LOSSY)
-def test_garbage_in_the_padding_harms_nobody(shard: WholeShard, encoding: FloatEncoding) -> None:
+def test_garbage_in_the_padding_changes_no_variable(shard: WholeShard, encoding: FloatEncoding) -> None:
     trainer = Trainer(shard, WIDE, clip=ClipSpec(norm=1.0))
     trainer.create()
     gradients = trainer.random(1)

@@ -27,7 +27,7 @@ def test_fresh_shard_has_no_step(shard: WholeShard) -> None:
     assert shard.adopt(fence(1, 1)) == Adoption(step=None, layout_hash="")
 
 
-def test_adoption_tells_where_the_shard_stands(trainer: Trainer) -> None:
+def test_an_adoption_returns_the_shards_step(trainer: Trainer) -> None:
     trainer.create()
     trainer.train(0)
     adoption = trainer.shard.adopt(fence(EPOCH, CHIEF + 1))
@@ -81,7 +81,7 @@ def test_every_call_of_another_epoch_is_refused(trainer: Trainer, epoch: int) ->
     assert trainer.train(0).step == 1
 
 
-def test_shard_that_nobody_adopted_refuses_in_words(trainer: Trainer) -> None:
+def test_a_shard_that_no_chief_adopted_refuses_with_a_reason(trainer: Trainer) -> None:
     with pytest.raises(EpochMismatch, match="no chief has adopted it since it started"):
         trainer.read()
     with pytest.raises(EpochMismatch, match="no chief has adopted it"):
@@ -142,7 +142,7 @@ def test_shard_that_shuts_down_refuses_with_the_reason(trainer: Trainer) -> None
     assert trainer.shard.status().step == 0
 
 
-def test_shard_that_nobody_adopted_can_be_shut_down(shard: WholeShard) -> None:
+def test_a_shard_that_no_chief_adopted_can_be_shut_down(shard: WholeShard) -> None:
     shard.shutdown(fence(1, 1), reason="not needed")
     with pytest.raises(ShuttingDown):
         shard.adopt(fence(1, 1))

@@ -148,7 +148,7 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 
 
 @pytest.mark.parametrize(("words", "reason"), WRONG, ids=[reason for _, reason in WRONG])
-def test_what_does_not_fit_the_shard_is_refused_and_changes_nothing(model: Trainer, words: dict[str, Any], reason: str) -> None:
+def test_a_formula_that_does_not_fit_the_shard_is_refused_and_changes_nothing(model: Trainer, words: dict[str, Any], reason: str) -> None:
     with pytest.raises(InvalidSpec, match=reason):
         pushed(model, FormulaUpdate(**words))
     with pytest.raises(InvalidSpec, match=r"its array 'g' lies where the contribution has nothing"):

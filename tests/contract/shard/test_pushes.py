@@ -42,7 +42,7 @@ def test_push_sent_twice_counts_once(trainer: Trainer) -> None:
     assert (status.report.num_pushes, status.report.num_duplicates, status.report.num_staged) == (1, 2, 0)
 
 
-def test_push_for_a_step_gone_by_is_stale(trainer: Trainer) -> None:
+def test_a_push_for_a_past_step_is_stale(trainer: Trainer) -> None:
     trainer.create()
     trainer.train(0)
     header = trainer.header(1, step=0)

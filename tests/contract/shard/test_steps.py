@@ -147,7 +147,7 @@ def test_nonfinite_elements_of_the_mean_are_counted(trainer: Trainer) -> None:
     assert trainer.shard.status().report.num_nonfinite == 0
 
 
-def test_one_warning_says_that_gradients_are_not_finite_any_more(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_single_warning_reports_that_gradients_are_no_longer_finite(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:
     trainer.create()
     for step, value in enumerate((1.0, math.nan, math.inf, math.nan, 1.0, math.nan)):
         trainer.train(step, value=value)

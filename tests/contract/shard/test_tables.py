@@ -250,7 +250,7 @@ def test_tables_of_any_shape_are_trained(shard: WholeShard, shape: tuple[int, ..
     np.testing.assert_allclose(rows, np.full(shape, 1.0 - 1.0 - 0.5 * (0.9 * 2.0 + 2.0)), rtol=1e-6)
 
 
-def test_tables_that_are_created_anew_have_the_later_values(tables: Trainer) -> None:
+def test_tables_that_are_created_again_have_the_later_values(tables: Trainer) -> None:
     assert tables.create(2.0, attempt=2)
     np.testing.assert_array_equal(tables.rows([0])[1], [[2.0] * 3])
     assert not tables.create(3.0, attempt=2)

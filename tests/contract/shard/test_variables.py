@@ -155,7 +155,7 @@ def test_last_two_steps_can_be_read(trainer: Trainer) -> None:
         np.testing.assert_array_equal(values, trainer.arena(value))
 
 
-def test_steps_that_are_gone_or_not_there_are_told_apart(trainer: Trainer) -> None:
+def test_steps_that_are_over_and_steps_to_come_are_distinguished(trainer: Trainer) -> None:
     trainer.create()
     for step in range(3):
         trainer.train(step)

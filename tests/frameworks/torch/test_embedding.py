@@ -231,7 +231,7 @@ def test_a_model_is_saved_of_one_step_though_others_make_steps_meanwhile(tmp_pat
             lt.save_model(optimizers[0], models[0], tmp_path / "model.pt")
 
 
-def test_wrong_uses_are_told_in_a_sentence(session: Session) -> None:
+def test_wrong_uses_of_an_embedding_are_refused_with_a_reason(session: Session) -> None:
     with pytest.raises(ValueError, match="max_norm changes rows while they are read"):
         lt.Embedding(3, 2, max_norm=1.0)
     with pytest.raises(ValueError, match="mode = 'median', want 'sum', 'mean' or 'max'"):

@@ -77,7 +77,7 @@ MAKING: dict[str, tuple[Callable[[Any], Any], type[Exception], str]] = {
 
 
 @pytest.mark.parametrize(("make", "error", "words"), MAKING.values(), ids=MAKING)
-def test_what_cannot_be_trained_is_refused_before_anything_is_sent(make: Any, error: type[Exception], words: str) -> None:
+def test_parameters_that_cannot_be_trained_are_refused_before_anything_is_sent(make: Any, error: type[Exception], words: str) -> None:
     with lockstep.local() as session:
         model, optimizer = make(nn.Linear(2, 2))
         with pytest.raises(error, match=words):
@@ -188,7 +188,7 @@ def test_a_forgotten_zero_grad_is_warned_of_once(caplog: pytest.LogCaptureFixtur
     assert said == ["the gradients of the last step are part of this one's: call optimizer.zero_grad() before backward()"]
 
 
-def test_values_that_are_loaded_into_the_model_later_are_replaced_and_that_is_said_once(caplog: pytest.LogCaptureFixture) -> None:
+def test_values_that_are_loaded_into_the_model_later_are_replaced_with_one_warning(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.WARNING)
     with lockstep.local() as session:
         model, optimizer = made(session)
@@ -241,7 +241,7 @@ class Samples:
 LOADING = {"num_workers": 1, "multiprocessing_context": "spawn"}
 
 
-def test_a_loader_that_fetches_ahead_of_the_steps_is_told_so() -> None:
+def test_a_loader_that_fetches_ahead_of_the_steps_is_refused_with_a_reason() -> None:
     with lockstep.local() as session:
         _, optimizer = made(session)
         loader = torch.utils.data.DataLoader(Samples(), batch_sampler=lt.Sampler(optimizer, Samples(), 4), **LOADING)

@@ -221,7 +221,7 @@ def test_an_optimizer_of_lockstep_trains_as_in_its_own_api(session: Session, spe
     assert distance(mine, theirs) == 0
 
 
-def test_it_is_a_torch_optimizer_with_hooks_closures_and_a_state_dict(session: Session) -> None:
+def test_the_optimizer_is_a_torch_optimizer_with_hooks_closures_and_a_state_dict(session: Session) -> None:
     model = made()
     optimizer = lt.Optimizer(session, model, torch.optim.Adam(model.parameters(), lr=0.5))
     assert isinstance(optimizer, torch.optim.Optimizer)

@@ -133,13 +133,13 @@ def test_encrypted_bytes_are_measured_in_every_way(capsys: pytest.CaptureFixture
 
 
 @pytest.mark.quick
-def test_a_benchmark_that_cannot_run_says_so_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_benchmark_that_cannot_run_reports_the_reason_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "policies", "--workers", "0", "--only", "async"]) == 2
     assert capsys.readouterr().err == "benchmarks policies: --workers: got 0, want 1 or more\n"
 
 
 @pytest.mark.timeout(180)
-def test_a_page_is_measured_by_turns_with_none(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_cluster_with_a_page_is_measured_alternately_with_one_without(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "watched", "--steps", "200", "--repeat", "1", "--json"]) == 0
     # Enough steps for a clock of hundredths of a second to see the chief's.
     report = json.loads(capsys.readouterr().out)

@@ -205,7 +205,7 @@ def test_the_live_table_shows_the_same() -> None:
         (["--output", "/dev/null/x"], "cannot write to /dev/null/x: Not a directory; choose another --output"),
     ],
 )
-def test_arguments_that_make_no_sense_are_told_in_one_line(arguments: list[str], words: str) -> None:
+def test_arguments_that_make_no_sense_are_reported_in_one_line(arguments: list[str], words: str) -> None:
     refused = lockstep_here("demo", *arguments)
     assert refused.returncode == 2
     assert words in refused.stderr
@@ -260,7 +260,7 @@ def test_a_worker_that_is_killed_does_not_keep_the_demo_from_its_end(tmp_path: P
     assert json.loads((tmp_path / "summary.json").read_text())["workers_that_failed"] == {"worker 1": "killed by SIGKILL"}
 
 
-def test_when_too_many_workers_die_the_demo_says_so_and_fails(tmp_path: Path) -> None:
+def test_the_demo_reports_that_too_many_workers_died_and_fails(tmp_path: Path) -> None:
     with demo(*SMALL, "--output", str(tmp_path)) as process:
         workers = pids(read_until(process, is_last=is_past(1)))
         os.kill(workers["worker 1"], signal.SIGKILL)
@@ -290,7 +290,7 @@ def test_a_worker_that_comes_when_all_is_over_is_not_waited_for(tmp_path: Path) 
     assert "finished: 3 steps" in stdout
 
 
-def test_too_few_steps_to_learn_are_told_also_without_locks(tmp_path: Path) -> None:
+def test_too_few_steps_to_learn_are_reported_also_without_locks(tmp_path: Path) -> None:
     policy = ["--policy", "async", "--no-locking", "--optimizer", "adagrad", "--learning-rate", "0.1"]
     with demo("--ps", "1", "--workers", "2", *policy, "--steps", "10", "--pace", "0", "--output", str(tmp_path)) as process:
         stdout, stderr = process.communicate(timeout=40)

@@ -29,7 +29,7 @@ def test_the_demo_learns_the_digits_from_stale_contributions(tmp_path: Path) -> 
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_every_optimizer_learns_the_digits_at_the_rate_that_is_said_to_suit_it(name: str) -> None:
+def test_every_optimizer_learns_the_digits_at_its_default_rate(name: str) -> None:
     train, test = split(load_digits())
     with worker_client.local() as session:
         session.create_or_join(initial_values(seed=7), optimizer=optimizer_of(name))
@@ -55,7 +55,7 @@ def test_every_optimizer_that_takes_gradients_can_be_named() -> None:
         ("--learning-rate=-1", "--learning-rate: optimizer 'momentum': learning_rate = -1.0, want >= 0"),
     ],
 )
-def test_arguments_that_make_no_sense_together_are_told_in_one_line(arguments: str, words: str) -> None:
+def test_arguments_that_make_no_sense_together_are_reported_in_one_line(arguments: str, words: str) -> None:
     refused = lockstep_here("demo", *arguments.split())
     assert refused.returncode == 2
     assert words in refused.stderr and len(refused.stderr.splitlines()) == 1

@@ -58,7 +58,7 @@ def test_a_plan_from_a_trace_as_text_and_as_json(tmp_path: Path) -> None:
         ("--record trace.csv --every 0", "--every: got 0, want 0.001 or more seconds"),
     ],
 )
-def test_a_mistake_is_told_in_one_line(arguments: str, words: str) -> None:
+def test_a_mistake_is_reported_in_one_line(arguments: str, words: str) -> None:
     result = lockstep_here("plan", *arguments.split())
     assert result.returncode == 2, result.stderr
     assert words in result.stderr and len(result.stderr.splitlines()) == 1

@@ -89,14 +89,14 @@ def test_the_placement_is_shown_as_text_and_as_json(running: GrpcTestCluster) ->
         ("policy sync --timeout 0", 2, "--timeout: got 0.0, want more than 0 seconds"),
     ],
 )
-def test_a_change_that_cannot_be_made_is_told_in_one_line(running: GrpcTestCluster, command: str, code: int, words: str) -> None:
+def test_a_change_that_cannot_be_made_is_reported_in_one_line(running: GrpcTestCluster, command: str, code: int, words: str) -> None:
     result = lockstep_here(*command.split(), "--chief", running.chief_address)
     assert result.returncode == code, result.stderr
     assert words in result.stderr and len(result.stderr.splitlines()) == 1
 
 
 @pytest.mark.parametrize("command", [["policy", "async"], ["set", "learning_rate=1"]])
-def test_without_a_chief_the_command_says_so(command: list[str], socket_dir: Path) -> None:
+def test_without_a_chief_the_policy_command_reports_that(command: list[str], socket_dir: Path) -> None:
     assert lockstep_here(*command).returncode == 2
     absent = lockstep_here(*command, "--chief", f"unix:{socket_dir}/none.sock")
     assert absent.returncode == 1

@@ -21,7 +21,7 @@ from tests.support.waiting import wait_until
 
 
 @pytest.mark.parametrize("command", [["status"], ["finish"], ["status", "--watch", "--json"]])
-def test_an_absent_chief_is_told_within_two_seconds(command: list[str], socket_dir: Path) -> None:
+def test_an_absent_chief_is_reported_within_two_seconds(command: list[str], socket_dir: Path) -> None:
     begin = time.monotonic()
     result = lockstep_here(*command, "--chief", f"unix:{socket_dir}/none.sock")
     assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
@@ -76,7 +76,7 @@ def test_a_running_cluster_is_shown_as_text_and_as_json(running: GrpcTestCluster
     assert [shard["is_reachable"] for shard in plain["shards"]] == [True, True]
 
 
-def test_the_wrong_cluster_and_the_wrong_role_are_told_apart(running: GrpcTestCluster) -> None:
+def test_the_wrong_cluster_and_the_wrong_role_are_distinguished(running: GrpcTestCluster) -> None:
     other = lockstep_here("status", "--chief", running.chief_address, "--cluster", "other")
     assert (other.returncode, "Traceback" in other.stderr) == (1, False)
     assert "'other'" in other.stderr and "'lockstep'" in other.stderr

@@ -274,7 +274,7 @@ def test_a_stopped_process_is_ended_too(tmp_path: Path) -> None:
         assert child.returncode == -signal.SIGKILL
 
 
-def test_what_a_process_leaves_in_its_group_ends_with_it(tmp_path: Path) -> None:
+def test_child_processes_in_a_processs_group_end_with_the_process(tmp_path: Path) -> None:
     leave = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', 'import threading; threading.Event().wait(300)']).pid)"
     with Supervisor(log_directory=tmp_path, show_line=lambda name, line: None) as supervisor:
         child = start(supervisor, leave)
@@ -351,7 +351,7 @@ def test_colours_are_for_terminals_only() -> None:
     assert "\x1b[" in terminal.getvalue() and "hello" in terminal.getvalue()
 
 
-def test_the_end_of_a_process_is_told_in_words() -> None:
+def test_the_exit_status_of_a_process_is_described() -> None:
     assert describe_end(3) == "exit code 3"
     assert describe_end(-9) == "killed by SIGKILL"
     assert describe_end(-100) == "killed by signal 100"

@@ -53,7 +53,7 @@ def test_developers_see_all_lines_of_a_traceback(tmp_path: Path) -> None:
         ("lockstep.custom_optimizer('v - lr * gg', 0.1)", "InvalidSpec: formula, line 1, column 10: unknown name 'gg'"),
     ],
 )
-def test_a_wrong_argument_is_told_below_the_line_that_has_it(tmp_path: Path, line: str, words: str) -> None:
+def test_a_wrong_argument_is_reported_below_its_line(tmp_path: Path, line: str, words: str) -> None:
     error, path = _run(tmp_path, f"import lockstep\n{line}\n")
     *frames, last = error.splitlines()
     assert [frame for frame in frames if frame.startswith("  File")] == [f'  File "{path}", line 2, in <module>']

@@ -130,7 +130,7 @@ def test_up_ends_with_workers_that_never_join_and_does_not_report_a_training(tmp
 
 
 @pytest.mark.parametrize("command", [["up", "--run-dir", "/dev/null/x", "--", "true"], ["demo", "--output", "/dev/null/x"]])
-def test_a_directory_that_cannot_be_made_is_told_in_one_line(command: list[str]) -> None:
+def test_a_directory_that_cannot_be_made_is_reported_in_one_line(command: list[str]) -> None:
     result = lockstep_here(*command)
     assert (result.returncode, result.stdout) == (2, "")
     assert "cannot write to /dev/null/x: Not a directory" in result.stderr
@@ -211,7 +211,7 @@ def test_a_worker_that_stays_after_the_end_of_training_is_named(tmp_path: Path) 
 
 
 @pytest.mark.parametrize(("flags", "module"), [([], "ps_server"), (["--chief-in-ps"], "lockstep.combined")])
-def test_a_parameter_server_that_is_killed_ends_everything_with_words(tmp_path: Path, flags: list[str], module: str) -> None:
+def test_a_parameter_server_that_is_killed_ends_everything_with_a_message(tmp_path: Path, flags: list[str], module: str) -> None:
     with up("--ps", "2", "--workers", "1", *flags, worker=TRAIN, run_dir=tmp_path / "run") as process:
         read_until(process, "[worker 0] step")
         everybody = descendants(process)
@@ -299,7 +299,7 @@ def test_neither_a_python_file_of_the_user_nor_another_python_in_the_path_is_tak
     assert len(list((tmp_path / "lockstep-runs").glob("*/logs/worker-0.log"))) == 1
 
 
-def test_a_server_whose_other_half_came_back_empty_is_not_said_to_be_replaceable(tmp_path: Path) -> None:
+def test_a_server_whose_twin_came_back_empty_is_not_reported_as_replaceable(tmp_path: Path) -> None:
     with up("--standbys", worker=TRAIN, run_dir=tmp_path / "run") as process:
         read_until(process, "[worker 0] step")
         for flag, words in (("ps0", "standby 0 has the same, and training continues"), ("standby0", "the model is lost")):
@@ -328,7 +328,7 @@ def test_a_server_whose_other_half_came_back_empty_is_not_said_to_be_replaceable
         (["--wrokers", "2", "--", "python"], "--wrokers"),
     ],
 )
-def test_arguments_that_make_no_sense_are_told_before_anything_starts(arguments: list[str], words: str) -> None:
+def test_impossible_arguments_are_reported_before_anything_starts(arguments: list[str], words: str) -> None:
     result = lockstep_here("up", *arguments)
     assert (result.returncode, result.stdout) == (2, "")
     assert words in result.stderr

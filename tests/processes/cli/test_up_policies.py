@@ -81,7 +81,7 @@ def test_fewer_workers_than_contributions_give_several_each(tmp_path: Path) -> N
     assert sum(counts) == 20
 
 
-def test_a_policy_that_makes_no_sense_is_told_before_anything_starts(tmp_path: Path) -> None:
+def test_an_impossible_policy_is_reported_before_anything_starts(tmp_path: Path) -> None:
     code, out = run_up("--policy", "async", "--backup-workers", "1", "--workers", "2", worker=EARLY, run_dir=tmp_path / "run")
     assert code == 2
     assert "--backup-workers: only the policy sync has steps of several contributions, not async" in out

@@ -215,7 +215,7 @@ def test_the_image_is_slim_and_runs_as_an_ordinary_user() -> None:
     assert not [line for line in lines if re.search(r"(?i)token|password|\.key|\.pem", line)]
 
 
-def test_everything_that_the_image_copies_exists_and_is_let_in() -> None:
+def test_everything_that_the_image_copies_exists_and_is_not_ignored() -> None:
     ignored = (ROOT / ".dockerignore").read_text().splitlines()
     for line in (ROOT / "Dockerfile").read_text().splitlines():
         if line.startswith("COPY "):

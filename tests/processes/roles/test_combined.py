@@ -59,7 +59,7 @@ def test_signal_finishes_training_for_all_and_ends_with_zero(tmp_path: Path) -> 
     assert "Traceback" not in words
 
 
-def test_server_that_is_told_to_end_takes_the_chief_with_it(tmp_path: Path) -> None:
+def test_a_server_that_is_shut_down_ends_with_its_chief(tmp_path: Path) -> None:
     with combined(tmp_path) as process:
         announced(process, tmp_path / "chief")
         with contextlib.closing(WholeGrpcShard(announced(process, tmp_path / "ps"))) as shard:
@@ -82,7 +82,7 @@ def test_server_that_is_told_to_end_takes_the_chief_with_it(tmp_path: Path) -> N
         (["--nonsense"], "--nonsense"),
     ],
 )
-def test_flags_that_make_no_sense_are_told_in_one_line(
+def test_flags_that_make_no_sense_are_reported_in_one_line(
     chief_flags: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     # Of the whole process, which is that of all tests here.

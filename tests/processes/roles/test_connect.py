@@ -101,7 +101,7 @@ def test_living_worker_keeps_its_index_and_a_killed_one_is_replaced_at_once(stac
     assert replacement.push({"w": np.ones(3)}).is_accepted
 
 
-def test_takeover_ends_the_former_holder_in_words(stack: ExitStack, socket_dir: Path) -> None:
+def test_a_takeover_ends_the_former_holder_with_a_reason(stack: ExitStack, socket_dir: Path) -> None:
     cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
     former = cluster.session(0)
     former.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))

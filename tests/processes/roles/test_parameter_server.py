@@ -112,7 +112,7 @@ def test_socket_of_a_living_server_is_not_taken_over(tmp_path: Path, socket_dir:
             assert shard.status().shard == 0
 
 
-def test_killed_server_is_unavailable_in_words_and_its_socket_file_is_replaced(tmp_path: Path, socket_dir: Path) -> None:
+def test_a_killed_server_is_reported_unavailable_and_its_socket_file_is_replaced(tmp_path: Path, socket_dir: Path) -> None:
     address = f"unix:{socket_dir / 'ps'}"
     with _serving(tmp_path, "--address", address) as (process, announced), contextlib.closing(WholeGrpcShard(announced, index=0)) as shard:
         assert shard.status().shard == 0

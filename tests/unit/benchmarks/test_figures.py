@@ -39,7 +39,7 @@ def test_a_transport_that_was_asked_for_and_not_used_fails_loudly(transport: str
             setting.check(used)
 
 
-def test_workers_are_told_transport_and_wire_whatever_the_shell_says() -> None:
+def test_workers_get_transport_and_wire_format_whatever_the_shells_variables_are() -> None:
     assert Setting(transport="shm").environment == {"LOCKSTEP_TRANSPORT": "shared_memory", "LOCKSTEP_WIRE": None}
     assert Setting(transport="grpc", wire="bfloat16").environment == {"LOCKSTEP_TRANSPORT": "grpc", "LOCKSTEP_WIRE": "bfloat16"}
     assert Setting(transport="grpc", is_unix=True, wire="float16").title == "grpc unix float16"
@@ -54,7 +54,7 @@ def test_the_table_encodes_what_is_sent_over_sockets_and_grpc() -> None:
 
 
 @pytest.mark.parametrize("asked", [{"transport": "pigeon"}, {"wire": "int3"}, {"transport": "local", "wire": "bfloat16"}])
-def test_a_setting_that_cannot_be_is_refused(asked: dict[str, str]) -> None:
+def test_an_impossible_setting_is_refused(asked: dict[str, str]) -> None:
     with pytest.raises(ValueError, match=r"transport|wire"):
         Setting(**asked)  # type: ignore[arg-type]
 

@@ -166,7 +166,7 @@ def test_an_environment_that_exists_is_not_installed_again(tmp_path: Path) -> No
     assert not notes
 
 
-def test_an_environment_that_cannot_be_made_is_told_as_such(tmp_path: Path) -> None:
+def test_an_environment_that_cannot_be_created_is_reported_as_such(tmp_path: Path) -> None:
     (tmp_path / "peer").write_text("a file where the environment should be", encoding="utf-8")
     with pytest.raises(NotInstallable):
         prepare("peer", ("a==1",), module="a", cache=tmp_path, note=lambda _: None)
@@ -178,6 +178,6 @@ def test_an_invalid_size_is_refused_before_anything_is_installed(size: str, caps
     assert "python -m benchmarks run peers: error: " in capsys.readouterr().err
 
 
-def test_a_plot_that_cannot_be_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
+def test_an_impossible_plot_is_refused_before_anything_is_measured(tmp_path: Path) -> None:
     with pytest.raises(CannotPlot):
         check_plot(tmp_path / "missing" / "steps.png")

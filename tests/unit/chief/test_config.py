@@ -198,7 +198,7 @@ def test_the_environment_gives_the_policy_that_flags_leave_out() -> None:
         ),
     ],
 )
-def test_a_policy_that_cannot_be_is_refused(flags: tuple[str, ...], text: str) -> None:
+def test_an_impossible_policy_is_refused(flags: tuple[str, ...], text: str) -> None:
     with pytest.raises(InvalidSpec, match=text):
         parse("--ps", "a:1", *flags)
 

@@ -103,7 +103,7 @@ def test_without_common_steps_a_worker_computes_from_one_contribution_to_its_nex
     assert [one[1:] for one in spans(events, WORKERS, 1)] == [(0, 9_000), (9_000, 29_000)]
 
 
-def test_changes_of_the_cluster_are_marked_and_a_rollback_begins_anew() -> None:
+def test_changes_of_the_cluster_are_marked_in_a_trace_and_a_rollback_starts_new_steps() -> None:
     back = status(8, epoch=2, last_rollback="rolled back to step 8")
     gone = cluster_status(worker_status(0, state="lapsed"), worker_status(1, incarnation=2), global_step=8, epoch=2, step_age_s=0.0)
     events = traced((status(10), 100.0), (status(12, FIRST, SECOND), 100.2), (back, 101.0), (gone, 101.5))

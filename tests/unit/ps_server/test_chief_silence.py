@@ -10,13 +10,13 @@ def _looks(silence: ChiefSilence, start: int, end: int, *, is_adopted: bool) -> 
     return {now: words for now, words in said.items() if words}
 
 
-def test_a_server_that_no_chief_has_adopted_says_so_after_ten_seconds_and_then_once_a_minute() -> None:
+def test_a_server_that_no_chief_has_adopted_warns_after_ten_seconds_and_then_once_a_minute() -> None:
     said = _looks(ChiefSilence(now=0.0), 1, 140, is_adopted=False)
     assert list(said) == [10, 70, 130]
     assert said[10] == "no chief has adopted this parameter server for 10 s; is the chief started with --ps naming host-p:5000?"
 
 
-def test_a_chief_that_falls_silent_is_told_after_ten_seconds_and_then_once_a_minute() -> None:
+def test_a_server_warns_of_a_silent_chief_after_ten_seconds_and_then_once_a_minute() -> None:
     silence = ChiefSilence(now=0.0)
     silence.heard(3.0)
     said = _looks(silence, 1, 80, is_adopted=True)
@@ -33,7 +33,7 @@ def test_a_chief_that_calls_is_not_silent() -> None:
         silence.heard(float(now))
 
 
-def test_a_second_silence_is_told_anew() -> None:
+def test_a_second_silence_of_the_chief_is_reported_again() -> None:
     silence = ChiefSilence(now=0.0)
     assert list(_looks(silence, 1, 20, is_adopted=True)) == [10]
     silence.heard(20.0)

@@ -20,7 +20,7 @@ def fresh() -> Iterator[Server]:
         yield running
 
 
-def test_push_before_initialisation_is_told_what_is_missing(fresh: Server) -> None:
+def test_the_refusal_of_a_push_before_initialisation_says_what_is_missing(fresh: Server) -> None:
     ended = fresh.raw.push(*push_stream(fresh.trainer.header(), WHOLE))
     assert (ended.code, ended.reason) == (CODE.FAILED_PRECONDITION, "NOT_INITIALIZED")
     assert "waiting for a worker to initialise the model" in ended.text

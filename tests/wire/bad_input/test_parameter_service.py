@@ -228,7 +228,7 @@ ROWS += [_no_protobuf(method) for method in pb.DESCRIPTOR.services_by_name["Para
 
 
 @pytest.mark.parametrize(("case", "call", "code", "reason", "text"), ROWS, ids=[row[0] for row in ROWS])
-def test_bad_input_is_answered_and_harms_nobody(
+def test_bad_input_to_a_parameter_server_is_refused_and_others_are_served(
     server: Server, case: str, call: Callable[[Server], Outcome], code: grpc.StatusCode, reason: str, text: str
 ) -> None:
     server.apply_one()

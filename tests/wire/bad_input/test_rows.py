@@ -233,7 +233,7 @@ ROWS: list[Row] = [
 
 
 @pytest.mark.parametrize(("case", "call", "code", "reason", "text"), ROWS, ids=[row[0] for row in ROWS])
-def test_bad_rows_are_answered_and_harm_nobody(
+def test_bad_rows_are_refused_and_others_are_served(
     server: Server, case: str, call: Callable[[Server], Outcome], code: grpc.StatusCode, reason: str, text: str
 ) -> None:
     server.apply_one(3)

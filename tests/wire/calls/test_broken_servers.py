@@ -95,12 +95,12 @@ SHARD_CALLS: dict[str, Callable[[GrpcShard], object]] = {
 
 
 @pytest.mark.parametrize("call", SHARD_CALLS)
-def test_a_server_that_ends_a_call_without_an_answer_is_told_of_by_name(call: str) -> None:
+def test_a_server_that_ends_a_call_without_an_answer_is_reported_by_name(call: str) -> None:
     with shard_that(silent) as shard, pytest.raises(MalformedMessage, match=r"ps 0 at 127.0.0.1:\d+: it ended the call without an answer"):
         SHARD_CALLS[call](shard)
 
 
-def test_a_chief_that_ends_a_call_without_an_answer_is_told_of_by_name() -> None:
+def test_a_chief_that_ends_a_call_without_an_answer_is_reported_by_name() -> None:
     with serving(Answering(silent)) as address, contextlib.closing(GrpcChief(address)) as chief:
         for call in (chief.handshake, chief.status, lambda: chief.call(REGISTER)):
             with pytest.raises(MalformedMessage, match=r"the chief at .*: it ended the call without an answer"):
@@ -111,20 +111,20 @@ NO_MESSAGE = r"bytes are not a \w+; use the same \.proto on both sides"
 
 
 @pytest.mark.parametrize("call", [*SHARD_CALLS, *STREAMED_CALLS])
-def test_a_server_whose_answer_is_no_message_is_told_of_by_name(call: str) -> None:
+def test_a_server_whose_answer_is_no_message_is_reported_by_name(call: str) -> None:
     with shard_that(lambda requests: iter([b"\xff\xff"])) as shard:
         with pytest.raises(MalformedMessage, match=rf"cannot understand ps 0 at 127.0.0.1:\d+: 2 {NO_MESSAGE}"):
             (SHARD_CALLS | STREAMED_CALLS)[call](shard)
 
 
 @pytest.mark.parametrize("call", CHIEF_CALLS)
-def test_a_chief_whose_answer_is_no_message_is_told_of_by_name(call: str) -> None:
+def test_a_chief_whose_answer_is_no_message_is_reported_by_name(call: str) -> None:
     with serving(Answering(each_with(b"\xff\xff"))) as address, contextlib.closing(GrpcChief(address)) as chief:
         with pytest.raises(MalformedMessage, match=rf"cannot understand the chief at 127.0.0.1:\d+: 2 {NO_MESSAGE}"):
             CHIEF_CALLS[call](chief)
 
 
-def test_a_chief_whose_answer_has_values_that_cannot_be_is_told_of_by_name() -> None:
+def test_a_chief_whose_answer_has_values_that_cannot_be_is_reported_by_name() -> None:
     with serving(Answering(each_with(b""))) as address, contextlib.closing(GrpcChief(address)) as chief:
         for call, words in (
             (chief.handshake, "identity is missing"),
@@ -135,7 +135,7 @@ def test_a_chief_whose_answer_has_values_that_cannot_be_is_told_of_by_name() -> 
                 call()
 
 
-def test_a_server_of_accumulators_that_ends_a_call_without_an_answer_is_told_of_by_name() -> None:
+def test_a_server_of_accumulators_that_ends_a_call_without_an_answer_is_reported_by_name() -> None:
     accumulator = AccumulatorSpec(name="a", data_type=DataType.FLOAT32, shape=(2,), reduction=Reduction.MEAN)
     header = GradientHeader(name="a", client=1, sequence=1, local_step=0, shape=(2,))
     with serving(Answering(silent)) as address, contextlib.closing(GrpcAccumulators(address)) as accumulators:

@@ -93,7 +93,7 @@ def test_refused_connection_says_who_where_and_what_to_do() -> None:
     assert caught.value.message == f"cannot reach ps 0 at {address}: connection refused; is it started?"
 
 
-def test_missing_socket_says_so(socket_dir: Path) -> None:
+def test_a_missing_socket_is_reported_as_such(socket_dir: Path) -> None:
     with (
         connected(f"unix:{socket_dir}/ps.sock") as connection,
         pytest.raises(errors.Unavailable, match=r"ps\.sock: there is no such socket; is it started\?"),
@@ -169,7 +169,7 @@ def test_closing_ends_the_call_under_way_and_later_ones_with_cancelled(service: 
 
 
 @pytest.mark.parametrize("service", list(WAYS_TO_CALL))
-def test_ctrl_c_ends_a_blocking_call_at_once_and_the_server_is_told(service: str) -> None:
+def test_ctrl_c_ends_a_blocking_call_at_once_and_cancels_it_at_the_server(service: str) -> None:
     method = Blocking()
 
     def interrupt() -> None:
@@ -192,7 +192,7 @@ def test_ctrl_c_ends_a_blocking_call_at_once_and_the_server_is_told(service: str
         thread.join(10)
 
 
-def test_too_large_an_answer_is_told_with_the_limit() -> None:
+def test_too_large_an_answer_is_refused_with_the_limit() -> None:
     handlers = unary(SERVICE, Call=lambda request, context: bytes(MAX_MESSAGE_BYTES + 1), Echo=echo)
     with serving(handlers) as address, connected(address) as connection:
         with pytest.raises(errors.LimitExceeded, match=f"larger than max .*a message may have {MAX_MESSAGE_BYTES} bytes at most"):
@@ -200,7 +200,7 @@ def test_too_large_an_answer_is_told_with_the_limit() -> None:
         assert call(connection, "Echo", text="on") == "on"
 
 
-def test_too_large_a_request_is_told_with_the_limit() -> None:
+def test_too_large_a_request_is_refused_with_the_limit() -> None:
     with serving(unary(SERVICE, Call=echo)) as address, connected(address) as connection:
         with pytest.raises(errors.LimitExceeded, match=f"larger than max .*a message may have {MAX_MESSAGE_BYTES} bytes at most"):
             call(connection, text="x" * (MAX_MESSAGE_BYTES + 1))

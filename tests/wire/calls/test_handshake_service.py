@@ -44,7 +44,7 @@ def test_a_caller_that_expects_nothing_accepts_any_server(serve: Serve) -> None:
         assert connection.handshake(None, index=None, cluster="", timeout_s=5).identity == PS
 
 
-def test_wrong_index_role_and_cluster_are_told_with_the_address(serve: Serve) -> None:
+def test_a_wrong_index_role_or_cluster_is_reported_with_the_address(serve: Serve) -> None:
     with serve(PS) as address:
         for client, error, words in (
             (WholeGrpcShard(address, index=0), errors.WrongRole, f"{address}: this is ps 1, not ps 0"),

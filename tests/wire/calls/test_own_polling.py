@@ -62,7 +62,7 @@ def test_other_settings_of_the_environment_stay_too() -> None:
     assert settings(said | {"GRPC_VERBOSITY": "DEBUG"}) == {"GRPC_EXPERIMENTS": f"tcp_rcv_lowat,{OFF}"}
 
 
-def test_library_that_does_not_know_the_switches_is_told_nothing(tmp_path: Path) -> None:
+def test_a_library_that_does_not_know_the_switches_gets_none(tmp_path: Path) -> None:
     library = tmp_path / "library.so"
     library.write_bytes(b"\x7fELF event_engine_client event_engine_listener event_engine_callback_cq")
     assert not knows_switches(library)

@@ -230,7 +230,7 @@ def test_error_in_the_middle_of_a_read_arrives_and_the_stream_continues() -> Non
         assert read(shard, np.zeros(2000, np.uint8)) == 4
 
 
-def test_server_is_told_when_a_reader_gives_up() -> None:
+def test_the_server_learns_when_a_reader_gives_up() -> None:
     gone = threading.Event()
 
     def endless(requests: Messages, context: grpc.ServicerContext) -> Iterator[bytes]:

@@ -161,7 +161,7 @@ def test_training_is_finished() -> None:
         ("api/checkpoint", {"now": True}),
     ],
 )
-def test_bad_input_gets_words_and_changes_nothing(path: str, body: dict[str, object]) -> None:
+def test_bad_input_to_the_page_is_refused_with_a_reason_and_changes_nothing(path: str, body: dict[str, object]) -> None:
     with training() as (chief, _):
         reader = Reader(chief.page_url)
         before = reader.cluster()

@@ -125,7 +125,7 @@ def test_with_durability_step_a_killed_server_costs_no_step(open_scene: Callable
     assert "ps 1" in status.last_rollback
 
 
-def test_a_worker_that_waits_for_a_token_is_told_of_the_rollback(open_scene: Callable[..., Scene]) -> None:
+def test_a_worker_that_waits_for_a_token_learns_of_the_rollback(open_scene: Callable[..., Scene]) -> None:
     scene = open_scene(replicas_to_aggregate=2, total_num_replicas=2)
     outcome: list[TokenReply | PsError] = []
 

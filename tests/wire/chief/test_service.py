@@ -34,7 +34,7 @@ from tests.support.waiting import wait_until
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
 
 
-def test_workers_train_to_the_end_and_every_process_is_told_so() -> None:
+def test_workers_train_to_the_end_and_every_process_learns_of_it() -> None:
     with contextlib.ExitStack() as stack:
         servers = [stack.enter_context(parameter_server(index)) for index in range(2)]
         chief = stack.enter_context(RunningChief(*(server.address for server in servers), total_num_replicas=2, max_steps=5))
@@ -195,7 +195,7 @@ def test_a_server_that_is_not_the_expected_one_is_refused_with_its_address(index
         assert str(refusal).startswith(f"{server.address}: this is ps {index}")
 
 
-def test_a_restarted_parameter_server_fails_the_training_in_words() -> None:
+def test_a_restarted_parameter_server_fails_the_training_with_a_reason() -> None:
     with contextlib.ExitStack() as stack:
         with parameter_server() as server:
             address = server.address

@@ -88,7 +88,7 @@ def test_a_shard_that_accepts_stale_contributions_holds_them_until_they_are_disc
     assert LAYOUT.view(trainer.read(2)[1], 0).tolist() == [-1.0, -1.0]
 
 
-def test_shard_that_applies_on_arrival_says_so(trainer: Trainer) -> None:
+def test_a_shard_that_applies_on_arrival_reports_that(trainer: Trainer) -> None:
     ask(trainer, lambda link: link.configure(settings(accepts_stale=True, applies_on_arrival=True), timeout_s=10))
     reply = trainer.push(trainer.header(step=0), trainer.arena(1.0))
     assert reply.result is PushResult.APPLIED

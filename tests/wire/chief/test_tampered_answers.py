@@ -178,7 +178,7 @@ def test_a_token_for_a_step_that_cannot_be_ends_in_a_typed_error(socket_dir: Pat
             session.step({"w": np.ones((3, 4), np.float32), "x": np.ones(5, np.float32)}, timeout_s=1)
 
 
-def test_a_model_that_the_machine_has_no_memory_for_is_refused_in_words(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_model_that_the_machine_has_no_memory_for_is_refused_with_a_reason(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(nbytes: int) -> None:
         raise MemoryError
 

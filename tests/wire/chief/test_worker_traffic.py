@@ -115,7 +115,7 @@ def test_a_workers_token_file_decides_which_callers_may_scrape(tmp_path: Path) -
 
 
 @pytest.mark.parametrize("address", ["nowhere", "0.0.0.0:0", "unix:/tmp/metrics"])
-def test_an_address_for_metrics_that_cannot_be_is_refused(address: str) -> None:
+def test_an_impossible_address_for_metrics_is_refused(address: str) -> None:
     with pytest.raises(InvalidSpec, match=r"^metrics: "), worker("grpc", metrics=address):
         pass
 

@@ -87,7 +87,7 @@ def test_bytes_that_are_no_record_are_refused() -> None:
         codec.unpack_record(b"\xff\xff\xff")
 
 
-def test_data_that_cannot_be_is_refused() -> None:
+def test_impossible_data_specifications_are_refused() -> None:
     with pytest.raises(InvalidSpec, match="range_size"):
         codec.decode(DataSpec, chief_service_pb2.DataSpec(name="train", num_samples=5))
 

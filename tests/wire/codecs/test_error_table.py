@@ -173,5 +173,5 @@ def test_subclass_travels_as_its_nearest_known_error() -> None:
     assert status_of(Special("gone")) is grpc.StatusCode.FAILED_PRECONDITION
 
 
-def test_errors_that_are_no_calls_are_told_too() -> None:
+def test_errors_outside_calls_are_reported_too() -> None:
     assert isinstance(rebuild(grpc.RpcError("?"), target="ps 0"), errors.InternalError)

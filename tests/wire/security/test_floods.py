@@ -209,7 +209,7 @@ def test_flood_stops_no_caller(server: ParameterServer) -> None:
     assert num_answers >= 50
 
 
-def test_address_that_comes_in_vain_too_often_waits_and_another_does_not(server: ParameterServer) -> None:
+def test_an_address_whose_connections_fail_too_often_waits_and_another_does_not(server: ParameterServer) -> None:
     port = port_of(server)
     with contextlib.closing(WholeGrpcShard(server.address)) as shard:
         shard.status()
@@ -228,7 +228,7 @@ def test_address_that_comes_in_vain_too_often_waits_and_another_does_not(server:
 
 
 @pytest.mark.parametrize("kind", CONTROL_KINDS)
-def test_connection_that_was_let_in_and_then_sends_frames_that_carry_nothing_is_cut(
+def test_an_authorised_connection_that_then_sends_frames_that_carry_nothing_is_cut(
     kind: str, server: ParameterServer, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """After 17 MiB; here after 1."""
@@ -240,7 +240,7 @@ def test_connection_that_was_let_in_and_then_sends_frames_that_carry_nothing_is_
         wait_until(lambda: "and few calls and messages" in caplog.text, timeout_s=20, what="the guard says so")
 
 
-def test_caller_that_was_let_in_may_send_messages_without_end(server: ParameterServer) -> None:
+def test_an_authorised_caller_may_send_any_number_of_messages(server: ParameterServer) -> None:
     """Also such as are nonsense: it is known by then who sends them."""
     with contextlib.closing(WholeGrpcShard(server.address)) as shard, DEFAULT_ACCESS.open_channel(server.address) as channel:
         shard.status()

@@ -66,12 +66,12 @@ def _call(channel: grpc.Channel, method: str, data: bytes = b"", *, metadata: Me
     return invoke(data, timeout=10, metadata=metadata)
 
 
-def test_caller_with_its_token_is_let_in(tokens_only: str, files: Files) -> None:
+def test_a_caller_with_its_token_is_accepted(tokens_only: str, files: Files) -> None:
     for role in CallerRole:
         assert greet(tokens_only, files.caller(role.value, tls=False)) == "ps 0"
 
 
-def test_caller_without_a_token_is_told_how_to_give_one(tokens_only: str) -> None:
+def test_the_refusal_of_a_caller_without_a_token_says_how_to_pass_one(tokens_only: str) -> None:
     with pytest.raises(Unauthenticated, match=MISSING):
         greet(tokens_only, DEFAULT_ACCESS)
 
@@ -115,7 +115,7 @@ def test_no_method_of_a_server_is_open_to_strangers(tokens_only: str, chief_addr
 
 
 @pytest.mark.parametrize("role", list(CallerRole), ids=lambda role: role.value)
-def test_methods_let_in_the_roles_of_the_table_and_no_other(tokens_only: str, chief_address: str, files: Files, role: CallerRole) -> None:
+def test_methods_accept_the_roles_of_the_table_and_no_other(tokens_only: str, chief_address: str, files: Files, role: CallerRole) -> None:
     access = files.caller(role.value, tls=False)
     # What would end the server, or wait for it, if it were let in: the others show that the table is what counts.
     ending = {"ShutdownShard", "FinishTraining", "GetModel", "Push", "Command", "Read", "Converse", "ShareMemory"}
@@ -176,12 +176,12 @@ def test_tls_encrypts_and_tokens_count_all_the_same(with_tls: str, files: Files)
         greet(with_tls, files.caller(has_token=False))
 
 
-def test_plaintext_caller_of_a_tls_server_is_told(with_tls: str, files: Files) -> None:
+def test_a_plaintext_caller_of_a_tls_server_learns_that_the_server_speaks_tls(with_tls: str, files: Files) -> None:
     with pytest.raises(InvalidSpec, match=r"server speaks TLS; pass tls=True or --tls-ca$"):
         greet(with_tls, files.caller(tls=False))
 
 
-def test_tls_caller_of_a_plaintext_server_is_told(tokens_only: str, files: Files) -> None:
+def test_a_tls_caller_of_a_plaintext_server_learns_that_the_server_does_not_use_tls(tokens_only: str, files: Files) -> None:
     with pytest.raises(InvalidSpec, match="server is not using TLS; pass tls=False"):
         greet(tokens_only, files.caller())
 
@@ -230,7 +230,7 @@ def test_certificate_of_another_cluster_is_refused(files: Files) -> None:
             greet(server.address, files.caller(has_token=False, certificate="worker"))
 
 
-def test_caller_without_a_certificate_is_told_that_it_may_need_one(with_certificates: str, files: Files) -> None:
+def test_the_refusal_of_a_caller_without_a_certificate_says_that_it_may_need_one(with_certificates: str, files: Files) -> None:
     with pytest.raises(Unavailable, match="pass --tls-cert and --tls-key"):
         greet(with_certificates, files.caller(has_token=False))
 

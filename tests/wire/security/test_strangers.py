@@ -275,7 +275,7 @@ def test_connection_that_says_nothing_is_cut() -> None:
     server.stop(None).wait()
 
 
-def test_greeting_of_tls_that_comes_byte_by_byte_is_cut_and_holds_nobody_up(files: Files) -> None:
+def test_a_tls_handshake_that_comes_byte_by_byte_is_cut_and_delays_no_other(files: Files) -> None:
     options = dict(server_options()) | {"grpc.server_handshake_timeout_ms": 1_000}
     server = grpc.server(futures.ThreadPoolExecutor(1), options=[*options.items()])
     port = server.add_secure_port("127.0.0.1:0", ServerCertificates(files.server()).credentials())

@@ -166,7 +166,7 @@ BAD_NAMES: list[tuple[str, Callable[[Raw], bytes]]] = [
 
 
 @pytest.mark.parametrize(("case", "nonce"), BAD_NAMES, ids=[case for case, _ in BAD_NAMES])
-def test_stream_that_names_no_socket_of_its_own_is_told_so(
+def test_a_push_that_names_no_socket_of_its_own_is_refused(
     shard: tuple[Trainer, WholeGrpcShard], case: str, nonce: Callable[[Raw], bytes]
 ) -> None:
     trainer, client = shard
@@ -186,7 +186,7 @@ def test_a_socket_belongs_to_the_stream_that_named_it_first(shard: tuple[Trainer
         assert pb.PushResponse.FromString(next(thief.answers)).error.reason == "MALFORMED_MESSAGE"
 
 
-def test_read_that_names_no_socket_of_its_own_is_told_so(shard: tuple[Trainer, WholeGrpcShard]) -> None:
+def test_a_read_that_names_no_socket_of_its_own_is_refused(shard: tuple[Trainer, WholeGrpcShard]) -> None:
     trainer, client = shard
     with contextlib.closing(Raw(client.address, "Read")) as raw:
         request = pb.ReadRequest(epoch=EPOCH, layout_hash=trainer.layout.hash, payload=pb.Payload(socket=bytes(16), number=1))
@@ -296,7 +296,7 @@ def test_encoded_variables_and_contributions_arrive_as_over_grpc() -> None:
             assert client.uses_sockets and not plain.uses_sockets
 
 
-def test_encrypted_server_has_no_data_sockets_and_says_so(tmp_path: Path) -> None:
+def test_an_encrypted_server_refuses_data_sockets_with_a_reason(tmp_path: Path) -> None:
     files = certificates.make(tmp_path)
     config = ParameterServerConfig(index=0, address="127.0.0.1:0", cluster="job", security=files.server())
     with (
@@ -307,7 +307,7 @@ def test_encrypted_server_has_no_data_sockets_and_says_so(tmp_path: Path) -> Non
             Trainer(client, SMALL).read()
 
 
-def test_values_that_were_overwritten_while_they_were_sent_are_told_as_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_overwritten_while_they_are_sent_are_reported_as_over_grpc(monkeypatch: pytest.MonkeyPatch) -> None:
     def check(reading: Reading) -> None:
         raise StepGone("overwritten")
 
@@ -331,7 +331,7 @@ def test_contribution_that_is_taken_back_at_its_end_has_no_effect(shard: tuple[T
         assert client.status().report.num_staged == before
 
 
-def test_step_that_is_expected_over_a_socket_which_is_gone_by_then_comes_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_expected_step_arrives_although_its_socket_is_lost_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
     with a_shard(LARGE) as (trainer, client):
         with contextlib.closing(Proxy(monkeypatch, breaks_after=24 + LARGE.nbytes)):
             trainer.read()

@@ -120,7 +120,7 @@ def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: Pa
     assert LAYOUT.view(trainer.read(1)[1], 0).tolist() == [-0.5] * 3
 
 
-def test_a_server_whose_answer_to_a_command_is_no_message_is_told_of_by_name() -> None:
+def test_a_server_whose_answer_to_a_command_is_no_message_is_reported_by_name() -> None:
     request = ApplyRequest(fence=fence(EPOCH, CHIEF), step=0, contributors=(PushId(0, 1, 1),))
     with serving(both_ways(SERVICE, Command=lambda requests, _: (b"\xff\xff" for _ in requests))) as address:
         for ask in (
@@ -140,7 +140,7 @@ def test_a_servers_refusal_of_a_request_keeps_its_text(server: ParameterServer) 
         linked(server.address, lambda link: link.restore(request, max_wait_s=0.0, timeout_s=10))
 
 
-def test_a_chief_whose_command_is_no_message_is_told_of_by_name(
+def test_a_chief_whose_command_is_no_message_is_reported_by_name(
     trainer: Trainer, commands: Commands, caplog: pytest.LogCaptureFixture
 ) -> None:
     commands.send(b"\xff\xff")

@@ -82,7 +82,7 @@ def test_push_that_is_not_wanted_is_answered_before_it_is_sent(server: Server) -
     is_answered.set()
 
 
-def test_reader_that_stops_in_the_middle_harms_nobody() -> None:
+def test_a_reader_that_stops_in_the_middle_delays_no_other() -> None:
     layout = layout_of(variable("w", (1 << 22,)))
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
         with contextlib.closing(WholeGrpcShard(running.address)) as shard:

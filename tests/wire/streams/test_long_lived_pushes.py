@@ -135,7 +135,7 @@ def test_an_unwanted_contribution_is_answered_before_it_is_sent_and_its_frames_a
     server.apply(good)
 
 
-def test_message_beyond_the_limit_ends_the_stream_and_harms_nobody(server: Server) -> None:
+def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(server: Server) -> None:
     ended = server.raw.call("Push", bytes(17 << 20))
     assert ended.code is CODE.RESOURCE_EXHAUSTED
     server.trainer.train(server.step)

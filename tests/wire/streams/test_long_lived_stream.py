@@ -73,7 +73,7 @@ def test_requests_of_many_threads_are_answered_one_after_the_other() -> None:
             assert sorted(answers) == sorted(b"%d" % number for number in range(20))
 
 
-def test_stream_that_ends_while_nothing_is_asked_says_so_to_the_one_that_waits_for_answers() -> None:
+def test_a_stream_that_ends_between_calls_wakes_the_thread_that_waits_for_answers() -> None:
     def once(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         yield next(requests)
 
@@ -168,7 +168,7 @@ def test_answer_that_does_not_come_in_time_breaks_the_stream_and_no_other() -> N
         is_patient.set()
 
 
-def test_whatever_the_use_raises_breaks_the_stream() -> None:
+def test_an_exception_in_the_use_of_a_stream_breaks_the_stream() -> None:
     def act(use: LongLivedStream) -> None:
         use.stream.send(b"never read")
         raise KeyError("a defect")
@@ -219,7 +219,7 @@ def test_stream_that_the_server_ends_in_order_while_nobody_uses_it_is_replaced()
     assert len(opened) == 3
 
 
-def test_server_without_the_method_is_told_of() -> None:
+def test_a_server_without_the_method_is_reported() -> None:
     with stream_to(echo) as streams, pytest.raises(Unimplemented):
         ask(Streams(streams._connection, "Other", deadlines=CallDeadlines()), b"a")
 

@@ -123,7 +123,7 @@ def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
             assert trainer.train(0).step == 1
 
 
-def test_waiting_reader_is_told_that_the_server_ends() -> None:
+def test_a_waiting_reader_learns_that_the_server_ends() -> None:
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
         with contextlib.closing(WholeGrpcShard(running.address)) as shard:
             trainer = Trainer(shard)

@@ -171,7 +171,7 @@ def test_a_request_for_a_checkpoint_that_times_out_says_what_it_waited_for_and_m
     assert driver.answers[again].tag == "step-000000000"
 
 
-def test_a_checkpoint_that_cannot_be_made_is_refused_in_words() -> None:
+def test_a_checkpoint_that_cannot_be_made_is_refused_with_a_reason() -> None:
     with pytest.raises(CheckpointStorageMissing, match="--checkpoint-dir"):
         save(RecoveryDriver(checkpoints=None), 1)
     driver = RecoveryDriver(checkpoints=ON_DEMAND)

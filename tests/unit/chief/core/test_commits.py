@@ -19,7 +19,7 @@ from tests.support.chief.chief_driver import Driver, Worker
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
 
 
-def test_a_waiting_worker_is_told_after_its_slice_what_it_waits_for() -> None:
+def test_a_waiting_worker_learns_the_reason_after_each_slice_of_its_wait() -> None:
     driver = Driver(total_num_replicas=2)
     first, second = driver.train(0, 1)
     first.push()
@@ -160,7 +160,7 @@ def test_a_push_id_that_was_passed_over_counts_for_nothing() -> None:
     assert driver.coordinator.status(driver.now).num_contributions == 1
 
 
-def test_a_push_for_a_step_gone_by_is_stale_and_one_while_it_is_applied_is_late() -> None:
+def test_a_push_for_a_past_step_is_stale_and_one_for_a_step_being_applied_is_late() -> None:
     driver = Driver(replicas_to_aggregate=1, applies_at_once=False)
     first, second, third = driver.train(0, 1, 2)
     assert first.push() is ACCEPTED
@@ -209,7 +209,7 @@ def test_a_push_id_of_another_worker_is_refused() -> None:
             first.commit(push_id=push)
 
 
-def test_a_push_before_initialisation_is_refused_in_words() -> None:
+def test_a_push_before_initialisation_is_refused_with_a_reason() -> None:
     driver = Driver()
     worker = Worker(driver)
     with pytest.raises(NotInitialized, match="no values yet: none of the 1 live workers has registered a model yet"):

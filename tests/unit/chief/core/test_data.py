@@ -73,7 +73,7 @@ def test_a_worker_that_comes_to_another_chief_holds_the_ranges_that_all_its_mess
     assert [one.id for one in leases.lease(1, 1, SIX, max_ranges=2, request_id=1)] == [0, 2]
 
 
-def test_a_range_that_a_worker_was_leased_anew_stays_with_it_when_a_message_from_before_does_not_name_it() -> None:
+def test_a_range_leased_again_stays_with_its_worker_when_an_earlier_message_does_not_name_it() -> None:
     leases = DataLeases()
     leases.resume(DataMarks(data=SIX, epoch=0))
     leases.hold(0, 1, (0, 1))
@@ -228,7 +228,7 @@ def test_ranges_that_do_not_exist_are_not_counted() -> None:
 
 @given(moves=st.lists(st.tuples(st.integers(0, 2), st.sampled_from(MOVES)), max_size=80))
 @settings(max_examples=examples(80))
-def test_whatever_happens_each_range_is_done_once(moves: list[tuple[int, str]]) -> None:
+def test_each_range_is_done_once_under_any_events(moves: list[tuple[int, str]]) -> None:
     spec = DataSpec(name="train", num_samples=7, range_size=1, num_epochs=2, shuffle_seed=5)
     leases = DataLeases()
     held: dict[int, list[int]] = {worker: [] for worker in range(3)}

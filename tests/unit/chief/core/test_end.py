@@ -145,7 +145,7 @@ def test_a_shard_restarted_before_there_is_a_model_is_adopted_again() -> None:
     assert driver.coordinator.state is ClusterState.WAITING_FOR_MODEL
 
 
-def test_a_shard_that_refuses_a_step_fails_the_training_with_its_words() -> None:
+def test_a_shard_that_refuses_a_step_fails_the_training_with_its_reason() -> None:
     driver = Driver(applies_at_once=False)
     (worker,) = driver.train(0)
     call = worker.ask(commit=worker.next_commit())

@@ -25,7 +25,7 @@ def test_the_missing_worker_is_named_with_its_last_sign_of_life_and_what_to_do()
     assert words(driver).endswith("has ended: LOCKSTEP_WORKER_INDEX=1 LOCKSTEP_CHIEF=host-c:5000 PROGRAM")
 
 
-def test_a_change_of_policy_that_a_stopped_server_holds_up_is_told_as_that() -> None:
+def test_a_change_of_policy_that_waits_for_a_stopped_server_is_reported_as_such() -> None:
     driver = Driver(num_shards=2, total_num_replicas=2, applies_at_once=False)
     (first,) = driver.train(0)
     first.push()
@@ -52,7 +52,7 @@ def test_a_lapsed_worker_is_named_with_the_end_of_its_lease() -> None:
     ) in words(driver)
 
 
-def test_where_the_chief_is_reached_the_command_that_starts_a_worker_is_told() -> None:
+def test_with_a_known_address_of_the_chief_the_reason_has_the_command_that_starts_a_worker() -> None:
     driver = Driver(total_num_replicas=3, lease_s=10.0)
     driver.coordinator.address = "unix:/tmp/a b/chief.sock"
     first, second = driver.train(0, 1)
@@ -104,7 +104,7 @@ def test_with_any_number_of_workers_the_reason_says_how_many_more_are_needed() -
     assert words(driver) == "step 0 has 1 of 3 contributions; 2 more worker(s) needed than are live: start them"
 
 
-def test_a_worker_that_waits_without_having_contributed_is_told_apart() -> None:
+def test_the_reason_distinguishes_a_worker_that_waits_without_having_contributed() -> None:
     driver = Driver(total_num_replicas=2)
     first, second = driver.train(0, 1)
     first.push()
@@ -112,7 +112,7 @@ def test_a_worker_that_waits_without_having_contributed_is_told_apart() -> None:
     assert words(driver) == "step 0 has 1 of 2 contributions; worker 1 waits for a token but has not pushed for step 0; it must push first"
 
 
-def test_a_worker_that_waits_before_it_has_pushed_is_told_so() -> None:
+def test_the_reason_says_that_a_waiting_worker_has_not_pushed_yet() -> None:
     driver = Driver(total_num_replicas=1, lease_s=1e9)
     (worker,) = driver.train(0)
     for max_wait_s in (0.0, 2.0):

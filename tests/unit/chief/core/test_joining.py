@@ -37,7 +37,7 @@ ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, Push
 # -- registration
 
 
-def test_the_status_says_how_a_workers_gradients_travel_as_far_as_it_has_said_so() -> None:
+def test_the_status_says_how_a_workers_gradients_travel_once_the_worker_has_reported_it() -> None:
     driver = Driver(total_num_replicas=1)
     (worker,) = driver.train(0)
     assert driver.coordinator.status(driver.now).participants[0].transport == ""
@@ -45,7 +45,7 @@ def test_the_status_says_how_a_workers_gradients_travel_as_far_as_it_has_said_so
     assert driver.coordinator.status(driver.now).participants[0].transport == "grpc, shared_memory"
 
 
-def test_what_a_worker_says_of_its_transports_is_bounded() -> None:
+def test_the_transports_that_a_worker_reports_are_bounded_in_length() -> None:
     driver = Driver(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.heartbeat(*(f"{number}\x1b[2J{'x' * 1000}" for number in range(1000)))
@@ -133,7 +133,7 @@ def test_the_waiting_workers_learn_when_the_model_is_ready() -> None:
     assert driver.coordinator.state is ClusterState.TRAINING
 
 
-def test_a_worker_that_waits_for_the_model_is_told_for_whom() -> None:
+def test_a_worker_that_waits_for_the_model_learns_which_worker_initialises_it() -> None:
     driver = Driver()
     first, second = Worker(driver, 0), Worker(driver, 1)
     driver.ask_model(first)
@@ -182,7 +182,7 @@ def test_another_model_is_refused_also_while_a_worker_waits_to_initialise() -> N
     assert isinstance(driver.answers[other], ModelMismatch)
 
 
-def test_while_shards_are_not_reached_workers_are_told_so() -> None:
+def test_while_shards_are_not_reached_workers_wait_with_that_explanation() -> None:
     driver = Driver()
     worker = Worker(driver)
     restart(driver)

@@ -116,7 +116,7 @@ def test_a_worker_that_comes_back_to_another_chief_keeps_its_training_data() -> 
 
 
 @pytest.mark.parametrize("what", ["model", "data"])
-def test_what_a_worker_waits_for_is_refused_once_another_has_its_place(what: str) -> None:
+def test_a_blocked_call_is_refused_once_another_worker_has_the_callers_place(what: str) -> None:
     driver = RecoveryDriver(total_num_replicas=2, **UNSAVED)
     if what == "data":
         first, second = driver.train(0, 1)

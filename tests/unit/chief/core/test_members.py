@@ -170,7 +170,7 @@ def test_text_of_callers_cannot_forge_lines() -> None:
     [(1.0, True), (8.0, False)],
     ids=["the one that left in peace was seen last", "the one that was killed was seen last"],
 )
-def test_the_end_is_peaceful_if_the_worker_seen_last_said_goodbye(killed_at: float, expected: bool) -> None:
+def test_training_ends_as_planned_if_the_worker_seen_last_has_left(killed_at: float, expected: bool) -> None:
     membership = membership_of()
     killed, leaver = membership.check(join(membership, 0), now=0.0), membership.check(join(membership, 1, request_id=2), now=0.0)
     membership.renew(killed, now=killed_at)

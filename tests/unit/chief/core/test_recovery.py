@@ -46,7 +46,7 @@ def test_a_restarted_server_takes_all_back_to_the_newest_checkpoint_under_a_new_
     assert (status.num_rollbacks, status.last_rollback) == (1, f"rolled back to step 4 (epoch 2): {why}")
 
 
-def test_a_rollback_that_costs_no_step_says_so() -> None:
+def test_a_rollback_that_costs_no_step_is_reported_as_such() -> None:
     driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
     workers = driver.train(0, 1)
     steps(driver, workers, 4)
@@ -98,7 +98,7 @@ def test_a_call_that_waits_for_a_restoration_learns_its_progress() -> None:
     assert "has read" not in driver.coordinator.explain(driver.now)
 
 
-def test_while_servers_are_brought_back_members_join_the_model_and_wait_and_are_told_why() -> None:
+def test_while_servers_are_restored_members_join_the_model_and_wait_with_an_explanation() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     steps(driver, [worker], 2)
@@ -198,7 +198,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_restored() -> No
     assert driver.coordinator.epoch == 3, "another attempt is another epoch"
 
 
-def test_with_nothing_whole_to_go_back_to_training_has_failed_in_words() -> None:
+def test_without_a_whole_checkpoint_training_fails_with_a_reason() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
     (worker,) = driver.train(0)
     steps(driver, [worker], 3)
@@ -208,7 +208,7 @@ def test_with_nothing_whole_to_go_back_to_training_has_failed_in_words() -> None
         driver.register()
 
 
-def test_what_was_saved_of_steps_that_were_given_up_is_not_gone_back_to() -> None:
+def test_checkpoints_of_abandoned_steps_are_not_restored() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
     (worker,) = driver.train(0)
     steps(driver, [worker], 4)
@@ -246,7 +246,7 @@ def test_another_process_cannot_come_back_as_a_live_worker() -> None:
         driver.register(1, former=second.participant, pid=4711)
 
 
-def test_a_server_restarted_while_the_model_is_initialised_has_all_begin_anew() -> None:
+def test_a_server_restarted_while_the_model_is_initialised_makes_all_servers_start_over() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     worker = Worker(driver, 0)
     assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
@@ -256,7 +256,7 @@ def test_a_server_restarted_while_the_model_is_initialised_has_all_begin_anew() 
     assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
 
 
-def test_a_cluster_that_begins_anew_has_another_life_whatever_another_chief_did_in_the_last_one() -> None:
+def test_a_cluster_that_starts_over_has_another_life_whatever_another_chief_did_in_the_last_one() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     worker = Worker(driver, 0)
     driver.ask_model(worker)
@@ -269,7 +269,7 @@ def test_a_cluster_that_begins_anew_has_another_life_whatever_another_chief_did_
     assert newcomer.incarnation == (1 << 20) + 1, "a number that no chief has given in the life before"
 
 
-def test_data_that_is_leased_before_all_begin_anew_is_leased_again() -> None:
+def test_data_leased_before_the_cluster_starts_over_is_leased_again() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     worker = Worker(driver, 0)
     driver.ask_model(worker)
@@ -359,7 +359,7 @@ def test_a_named_checkpoint_that_is_not_there_is_not_replaced_by_a_fresh_start()
         driver.register()
 
 
-def test_a_run_that_begins_anew_does_not_go_back_to_what_an_earlier_run_has_saved() -> None:
+def test_a_run_that_starts_over_does_not_roll_back_to_checkpoints_of_an_earlier_run() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
     steps(driver, driver.train(0), 4)
     fresh = CheckpointConfig(restore="none", durability=Durability.NONE)
@@ -555,7 +555,7 @@ def test_servers_that_all_die_between_a_chiefs_look_and_its_takeover_are_brought
     assert [shard.step for shard in driver.shards] == [goes_back_to] * 2
 
 
-def test_what_was_trained_is_never_begun_anew_in_silence_when_all_die_between_a_chiefs_look_and_its_takeover() -> None:
+def test_a_training_whose_servers_all_die_before_a_takeover_is_never_silently_restarted_from_nothing() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
     steps(driver, driver.train(0), 5)
     driver.is_manual = True

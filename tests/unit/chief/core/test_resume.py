@@ -129,7 +129,7 @@ def test_settings_that_were_changed_hold_under_the_new_chief() -> None:
     assert len(driver.configured) == 1, "the shards know"
 
 
-def test_shards_that_heard_of_settings_that_never_held_are_told_what_holds() -> None:
+def test_shards_that_got_settings_that_never_took_effect_get_the_valid_ones() -> None:
     driver, _ = trained()
     driver.shards[1].settings_version = 1
     driver.new_chief()
@@ -190,7 +190,7 @@ def test_a_model_that_is_presented_before_a_checkpoint_is_found_is_the_trained_o
     assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 4), "not begun anew"
 
 
-def test_a_model_that_was_not_trained_yet_is_begun_anew_when_a_shard_lost_it_too() -> None:
+def test_an_untrained_model_is_initialised_again_when_a_shard_lost_it_too() -> None:
     driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
     driver.shards[0].step, driver.shards[0].epoch, driver.shards[0].chief = 0, 1, 1
     driver.new_chief()

@@ -57,7 +57,7 @@ def test_before_there_is_a_model_a_policy_holds_at_once_and_shards_hear_of_it_wi
     assert driver.answers[wait].state is ModelState.READY
 
 
-def test_shards_of_a_strict_cluster_are_told_nothing() -> None:
+def test_shards_of_a_strict_cluster_get_no_settings() -> None:
     driver = Driver()
     driver.train(0)
     driver.set_policy(FIFO)
@@ -263,7 +263,7 @@ def test_a_worker_that_waits_when_fifo_begins_gets_one_of_its_tokens() -> None:
     assert driver.step == 1, "what was counted went over"
 
 
-def test_what_shards_may_have_dropped_while_they_kept_nothing_stale_is_not_counted() -> None:
+def test_contributions_that_shards_may_have_dropped_as_stale_are_not_counted() -> None:
     driver = Driver(policy=ASYNC)
     first, second = driver.train(0, 1)
     staged = second.next_push()

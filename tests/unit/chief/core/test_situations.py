@@ -43,7 +43,7 @@ def test_a_backup_that_comes_too_late_continues_with_the_next_step() -> None:
     assert workers[2].local_step == 1
 
 
-def test_a_slow_backup_never_gets_a_token_of_a_step_gone_by() -> None:
+def test_a_slow_backup_worker_never_gets_a_token_of_a_past_step() -> None:
     driver = Driver(replicas_to_aggregate=2, total_num_replicas=3, lease_s=1000.0)
     *fast, slow = driver.train(0, 1, 2)
     for _ in range(10):

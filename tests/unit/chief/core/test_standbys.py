@@ -50,7 +50,7 @@ def words(driver: RecoveryDriver) -> str:
     return driver.coordinator.status(driver.now).shards[0].standby_missing
 
 
-def test_the_status_of_a_cluster_without_standbys_has_no_words_about_them() -> None:
+def test_the_status_of_a_cluster_without_standbys_does_not_mention_them() -> None:
     driver = RecoveryDriver(total_num_replicas=1)
     (worker,) = driver.train(0)
     assert (worker.registration.standby_addresses, worker.registration.shards_version) == ((), 0)

@@ -27,7 +27,7 @@ def test_a_metric_that_has_not_changed_adds_no_point() -> None:
     assert series.points() == []
 
 
-def test_a_rollback_begins_anew_and_leaves_a_gap() -> None:
+def test_a_rollback_leaves_a_gap_in_the_curves() -> None:
     series = Series()
     for at, step, total in ((1.0, 10, 10.0), (2.0, 20, 20.0), (3.0, 12, 12.0), (4.0, 16, 20.0)):
         series.add(at=at, step=step, total=total, weight=total)

@@ -157,7 +157,7 @@ def test_the_worker_that_others_wait_for_is_named() -> None:
     assert "during 50 % of the time" in hint(look)
 
 
-def test_a_worker_that_contributes_in_vain_is_named() -> None:
+def test_a_worker_whose_contributions_are_all_dropped_is_named() -> None:
     scene, ledger = Scene(), entries(*[0, 2] * 50)
     for step in range(100, 103):
         workers = [worker_status(index, num_accepted=0 if index == 1 else step, num_stale=25 if index == 1 else 0) for index in range(3)]
@@ -223,7 +223,7 @@ def test_reading_is_the_mean_of_what_the_first_contributor_read_lately() -> None
     assert read_parts(scene, WorkerTraffic(num_reads=3, reading_s=3.0))[0] == 0.04, "no more than there was time for"
 
 
-def test_a_worker_that_misses_a_heartbeat_is_not_said_to_compute() -> None:
+def test_a_worker_that_misses_a_heartbeat_is_not_shown_as_computing() -> None:
     scene = Scene()
     scene.current = cluster_status(worker_status(0, seen_ago_s=4.0), worker_status(1, seen_ago_s=9.8, is_silent=True))
     table = snapshot(scene.recorder.look())["workers"]

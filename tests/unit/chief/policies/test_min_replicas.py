@@ -26,7 +26,7 @@ def test_a_step_continues_with_the_living_as_soon_as_a_lease_ends() -> None:
     assert second.has_token(calls[1])
 
 
-def test_without_min_replicas_the_step_waits_as_ever() -> None:
+def test_without_min_replicas_the_step_waits_for_all() -> None:
     driver = Driver(total_num_replicas=2, lease_s=10.0)
     first, _dead = driver.train(0, 1)
     first.push()
@@ -70,7 +70,7 @@ def test_workers_that_never_came_are_waited_for() -> None:
     assert driver.step == 1
 
 
-def test_what_a_gone_worker_had_contributed_counts_besides_the_living() -> None:
+def test_contributions_of_a_lost_worker_count_besides_those_of_the_living() -> None:
     driver = Driver(total_num_replicas=3, min_replicas=1)
     first, second, third = driver.train(0, 1, 2)
     third.push()

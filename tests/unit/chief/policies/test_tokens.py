@@ -108,7 +108,7 @@ def test_a_forgotten_wish_is_not_served_and_an_extra_that_is_held_stays() -> Non
     assert tokens.open_step(1) == []
 
 
-def test_extras_of_a_step_gone_by_are_gone_and_each_step_has_new_ones() -> None:
+def test_extra_tokens_of_a_past_step_are_invalid_and_each_step_has_new_ones() -> None:
     tokens = strict(num_extras=1)
     assert ask(tokens, 0) == 0
     assert tokens.open_step(1) == []
@@ -274,7 +274,7 @@ def test_too_few_initial_tokens_are_refused_with_the_original_words(r: int, t: i
         CoordinationConfig(replicas_to_aggregate=r, total_num_replicas=t, policy=policy)
 
 
-def test_tokens_of_steps_gone_by_are_explained() -> None:
+def test_tokens_of_past_steps_are_explained() -> None:
     driver = cluster(2, 2, num_tokens=10)
     first, second = driver.train(0, 1)
     first.push(), second.push()

@@ -66,7 +66,7 @@ def test_settings_reach_every_shard_before_contributions_are_taken_otherwise() -
     play(act, num_ps=2)
 
 
-def test_refused_settings_fail_the_training_with_the_shards_words() -> None:
+def test_refused_settings_fail_the_training_with_the_shards_reason() -> None:
     async def act(scene: Scene) -> None:
         await scene.initialise()
         scene.links[0].errors["configure"] = [InvalidSpec("not so")]
@@ -77,7 +77,7 @@ def test_refused_settings_fail_the_training_with_the_shards_words() -> None:
     play(act)
 
 
-def test_a_refused_step_fails_the_training_with_the_shards_words() -> None:
+def test_a_refused_step_fails_the_training_with_the_shards_reason() -> None:
     async def act(scene: Scene) -> None:
         await scene.initialise()
         scene.links[0].errors["apply_step"] = [ContributionMissing("push 0/1/1 is not staged here")]
@@ -88,7 +88,7 @@ def test_a_refused_step_fails_the_training_with_the_shards_words() -> None:
     play(act)
 
 
-def test_a_refusal_by_another_process_than_before_is_told_as_a_restart() -> None:
+def test_a_refusal_by_another_process_than_before_is_reported_as_a_restart() -> None:
     async def act(scene: Scene) -> None:
         await scene.initialise()
         scene.links[0].process_incarnation = 8
@@ -214,7 +214,7 @@ def test_a_chief_that_stood_still_hears_its_workers_before_it_ends_their_leases(
     skipping_loop.run(run())
 
 
-def test_a_chief_that_stood_still_listens_for_a_while_only_however_much_is_said() -> None:
+def test_a_chief_that_was_stopped_listens_for_a_bounded_time_before_it_ends_leases() -> None:
     slept_s = [0.0]
 
     def worker(pid: int) -> RegisterRequest:

@@ -121,7 +121,7 @@ def test_quick_shard_is_left_to_the_thread_that_completes_the_step() -> None:
     assert other.applied_by == ["steps"] * 3
 
 
-def test_quick_shard_that_refuses_ends_training_with_its_words() -> None:
+def test_a_quick_shard_that_refuses_ends_training_with_its_reason() -> None:
     async def run() -> None:
         scene = DirectScene(FakeCaller(error=ContributionMissing("not here"), is_quick=True))
         scene.links[0].always["apply_step"] = ContributionMissing("not here")

@@ -205,7 +205,7 @@ def test_a_shard_that_cannot_be_brought_back_says_why(error: PsError, is_damaged
 
 
 @pytest.mark.parametrize("wish", [adopting(), restoring(), SAVE, APPLY], ids=lambda wish: type(wish).__name__)
-def test_a_superseded_chief_is_told_so_and_reports_nothing(wish: Any) -> None:
+def test_a_superseded_chief_learns_it_and_reports_nothing(wish: Any) -> None:
     async def act(scene: Scene) -> None:
         scene.side.authority.fence = fence(1, 5)
         error = Superseded("chief incarnation 6 has adopted it, you are 5; end this chief")
@@ -230,7 +230,7 @@ def test_a_superseded_chief_is_told_so_and_reports_nothing(wish: Any) -> None:
     play(act)
 
 
-def test_a_superseded_chief_is_told_so_although_the_server_then_says_no_more() -> None:
+def test_a_superseded_chief_learns_it_although_the_server_then_falls_silent() -> None:
     async def act(scene: Scene) -> None:
         scene.side.authority.fence = fence(1, 5)
         scene.links[1].always["apply_step"] = Superseded("a chief of another life of the cluster has adopted it")

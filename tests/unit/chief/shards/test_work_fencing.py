@@ -53,7 +53,7 @@ def test_a_chief_that_cannot_take_the_shards_reports_no_checkpoint(tmp_path: Pat
     play(act, tmp_path)
 
 
-def test_checkpoint_of_a_chief_that_still_rules_is_told(tmp_path: Path, commit: messages.CommitCheckpoint) -> None:
+def test_a_checkpoint_of_a_chief_that_is_still_in_charge_is_reported(tmp_path: Path, commit: messages.CommitCheckpoint) -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)
@@ -64,7 +64,7 @@ def test_checkpoint_of_a_chief_that_still_rules_is_told(tmp_path: Path, commit: 
 
 
 @pytest.mark.parametrize("obeys", [6, 0])
-def test_checkpoint_that_became_whole_after_another_chief_took_over_is_not_told(
+def test_a_checkpoint_completed_after_another_chief_took_over_is_not_reported(
     tmp_path: Path, commit: messages.CommitCheckpoint, obeys: int
 ) -> None:
     async def act(scene: Scene) -> None:
@@ -81,7 +81,7 @@ def test_checkpoint_that_became_whole_after_another_chief_took_over_is_not_told(
     play(act, tmp_path)
 
 
-def test_checkpoint_is_told_once_a_standby_has_the_place_of_the_process_that_ended_after_its_save(
+def test_a_checkpoint_is_reported_once_a_standby_has_replaced_the_process_that_ended_after_its_save(
     tmp_path: Path, commit: messages.CommitCheckpoint
 ) -> None:
     async def act(scene: Scene) -> None:

@@ -164,7 +164,7 @@ def test_step_counted_before_all_servers_had_it_is_found(tmp_path: Path) -> None
     assert any("ps 2 has not applied it" in problem for problem in _books(history).problems)
 
 
-def test_what_servers_held_before_they_left_and_came_back_in_one_epoch_counts(tmp_path: Path) -> None:
+def test_contributions_staged_before_a_server_left_and_returned_in_one_epoch_count(tmp_path: Path) -> None:
     """A server and its standby, each of which is lost once and brought back from what the other one has saved."""
     pair = [_training(tmp_path, 1) for _ in range(2)]
     chief = HistoryWriter(tmp_path / "history", role="chief")
@@ -221,6 +221,6 @@ def test_contributions_applied_on_arrival_have_no_common_order_and_are_at_all_se
     assert not recompute(facts).problems
 
 
-def test_directory_without_history_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_audit_of_a_directory_without_history_reports_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["audit", str(tmp_path)]) == 2
     assert "no history" in capsys.readouterr().err

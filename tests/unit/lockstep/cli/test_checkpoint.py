@@ -166,7 +166,7 @@ def manifest_of(place: LocalStorage, tag: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("num_shards", [1, 2, 5])
-def test_what_was_exported_with_slots_is_imported_as_the_same_bytes(place: LocalStorage, tmp_path: Path, num_shards: int) -> None:
+def test_an_export_with_slots_is_imported_as_the_same_bytes(place: LocalStorage, tmp_path: Path, num_shards: int) -> None:
     before = save(place, step=3, num_shards=num_shards)
     path, other = tmp_path / "model.safetensors", LocalStorage(tmp_path / "other")
     assert run("export", str(path), "--slots", place=place) == 0

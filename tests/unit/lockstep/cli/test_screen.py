@@ -95,7 +95,7 @@ def test_without_colours_there_are_no_control_sequences() -> None:
     assert "\x1b" not in "".join(shown(cluster_status(worker_status(0)), gone_since="12:00:00"))
 
 
-def test_a_chief_that_is_gone_is_told_apart_from_a_training_that_is_over() -> None:
+def test_the_screen_distinguishes_a_lost_chief_from_a_finished_training() -> None:
     assert "NOT ANSWERING since 12:00:00" in shown(cluster_status(), gone_since="12:00:00")[0]
     over = cluster_status(state=ClusterState.FINISHED, reason="enough", waiting_for="")
     assert "the chief has ended" in shown(over, gone_since="12:00:00")[0]

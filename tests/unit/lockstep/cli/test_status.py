@@ -100,7 +100,7 @@ def test_a_failure_that_a_worker_reports_cannot_move_the_terminals_cursor() -> N
     assert printable("a\nb\x07") == "a\\nb\\x07"
 
 
-def test_the_text_of_a_cluster_without_workers_says_so() -> None:
+def test_the_status_text_of_a_cluster_without_workers_reports_that() -> None:
     empty = dataclasses.replace(
         STATUS, state=ClusterState.WAITING_FOR_MODEL, participants=(), ledger=(), max_steps=None, total_num_replicas=0
     )

@@ -35,7 +35,7 @@ def test_the_step_its_missing_workers_their_silence_and_the_next_event_are_named
     assert "next: as soon as what is missing has come" in "\n".join(lines)
 
 
-def test_a_worker_that_misses_a_heartbeat_is_not_said_to_be_at_work() -> None:
+def test_why_does_not_report_a_worker_that_misses_a_heartbeat_as_computing() -> None:
     text = why_text(dataclasses.replace(STATUS, participants=(worker_status(0), worker_status(1, seen_ago_s=9.8, is_silent=True))))
     assert "  worker 1: silent, last seen 9.8 s ago" in text and "  worker 0: at work, last seen" in text
 
@@ -58,7 +58,7 @@ def test_parameter_servers_at_different_steps_are_shown() -> None:
     )
 
 
-def test_gradients_that_are_not_finite_are_told_of() -> None:
+def test_why_reports_gradients_that_are_not_finite() -> None:
     link = server_status(1, report=ShardReport(num_nonfinite=3))
     assert "ps 1: the gradient of the last step had 3 elements that are NaN or infinite" in why_text(
         dataclasses.replace(STATUS, shards=(server_status(0), link))
@@ -88,7 +88,7 @@ def test_a_cluster_at_work_waits_for_nothing() -> None:
         (dataclasses.replace(CHECKPOINT, step=41, tag="step-000000041"), "would cost no step, since all are in step-000000041"),
     ],
 )
-def test_what_a_lost_parameter_server_would_cost_is_told(checkpoint: CheckpointStatus | None, words: str) -> None:
+def test_why_says_what_the_loss_of_a_parameter_server_would_cost(checkpoint: CheckpointStatus | None, words: str) -> None:
     assert words in loss_text(dataclasses.replace(STATUS, checkpoint=checkpoint))
 
 
@@ -111,6 +111,6 @@ def test_the_status_tells_of_checkpoints_rollbacks_successors_and_data() -> None
     assert "(when workers are gone as many as are left, 1 at least)" in text
 
 
-def test_what_came_over_the_network_cannot_move_the_cursor() -> None:
+def test_text_from_the_network_cannot_move_the_cursor() -> None:
     failed = dataclasses.replace(STATUS, participants=(worker_status(0, state="left", failure="\x1b[2Jbad"),))
     assert "\x1b" not in why_text(failed)

@@ -158,7 +158,7 @@ def test_the_doctor_checks_no_dates_without_the_cryptography_package(directory: 
     assert of("tls dates", [*file_findings(given(directory), cluster="")]) == [Verdict.WARN]
 
 
-def test_secrets_that_others_can_read_and_files_that_are_none_are_named(directory: Path, tmp_path: Path) -> None:
+def test_secrets_that_others_can_read_and_wrong_files_are_named(directory: Path, tmp_path: Path) -> None:
     tokens = tmp_path / "tokens"
     tokens.write_bytes((directory / "tokens").read_bytes())
     for mode, verdict in ((0o644, Verdict.FAIL), (0o640, Verdict.WARN), (0o600, Verdict.OK)):

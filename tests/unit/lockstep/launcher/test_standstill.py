@@ -34,7 +34,7 @@ def test_a_process_that_took_the_place_of_one_that_ended_counts() -> None:
     assert not cannot_step(report(waits, worker_status(1, is_waiting=False, seen_ago_s=0.5)), gone_s={1: 3.0})
 
 
-def test_training_that_is_finished_or_has_failed_stands_still_rightly() -> None:
+def test_a_training_that_is_finished_or_failed_is_no_standstill() -> None:
     for state in (ClusterState.FINISHED, ClusterState.FAILED, ClusterState.WAITING_FOR_MODEL):
         assert not cannot_step(dataclasses.replace(report(worker_status(0, is_waiting=True)), state=state), gone_s={})
 

@@ -24,7 +24,7 @@ def test_one_backup_is_recommended_for_one_slow_worker(slow_one: Plan) -> None:
     assert slow_one.speed(slow_one.best) == pytest.approx(9 / 10 * 5, rel=0.02)
 
 
-def test_the_plan_is_told_with_the_flags_that_follow_from_it(slow_one: Plan) -> None:
+def test_the_plan_names_the_flags_that_follow_from_it(slow_one: Plan) -> None:
     text = plan_text(slow_one)
     assert "10 workers; computing: 28 measured times of 10 workers" in text
     assert "recommended: b = 1 (+3" in text and "--workers 10 --backup-workers 1" in text

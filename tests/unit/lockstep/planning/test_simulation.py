@@ -148,7 +148,7 @@ def test_drawn_times_have_the_stated_mean(latency: Latency) -> None:
     assert latency.text
 
 
-def test_distributions_are_named_by_words() -> None:
+def test_distributions_are_given_by_name() -> None:
     assert latency_of("constant:2") == Constant(time_s=2.0)
     assert latency_of("lognormal:1.5,0.1") == LogNormal(median_s=1.5, sigma=0.1)
     assert latency_of("exponential:0.5,2") == ShiftedExponential(least_s=0.5, extra_s=2.0)

@@ -100,7 +100,7 @@ def test_a_trace_recorder_observes_the_times_of_a_running_cluster() -> None:
     assert [row.seconds for row in seen.rows] == pytest.approx([0.3, 0.8, 0.25], abs=0.02)
 
 
-def test_a_straggler_is_timed_over_several_steps_and_begins_anew_at_once() -> None:
+def test_a_straggler_is_timed_over_several_steps_and_starts_its_next_one_at_once() -> None:
     seen = Observed(num_required=2, num_workers=3)
     a, b, slow = seen.workers
     for second, who in (

@@ -64,17 +64,17 @@ def piecewise(*values: float) -> OptimizerSpec:
         (SGD, SGD, []),
     ],
 )
-def test_optimizers_are_told_apart_field_by_field(mine: OptimizerSpec, theirs: OptimizerSpec, words: list[str]) -> None:
+def test_optimizers_are_distinguished_field_by_field(mine: OptimizerSpec, theirs: OptimizerSpec, words: list[str]) -> None:
     assert differences(mine, theirs) == words
 
 
 @pytest.mark.parametrize("value", [True, False, 1.0, float("nan"), float("inf"), "64", None, -1, [64]])
-def test_a_threshold_that_is_no_size_is_refused_in_words(value: Any) -> None:
+def test_a_threshold_that_is_no_size_is_refused_with_a_reason(value: Any) -> None:
     with pytest.raises(InvalidSpec, match=r"split_bytes: got .*, want a whole number >= 0"):
         PlacementPolicy(split_bytes=value)
 
 
-def test_a_threshold_that_no_message_can_carry_is_refused_in_words() -> None:
+def test_a_threshold_that_no_message_can_carry_is_refused_with_a_reason() -> None:
     with pytest.raises(InvalidSpec, match=r"split_bytes: got more than 2\^64 - 1"):
         PlacementPolicy(split_bytes=1 << 64)
 
@@ -85,7 +85,7 @@ def test_any_size_is_a_threshold(value: int) -> None:
 
 
 @pytest.mark.parametrize("value", [None, 0, True, b"greedy_bytes", ["greedy_bytes"], {}, "", "greedy"])
-def test_a_strategy_that_is_not_the_name_of_one_is_refused_in_words(value: Any) -> None:
+def test_a_strategy_that_is_not_the_name_of_one_is_refused_with_a_reason(value: Any) -> None:
     with pytest.raises(InvalidSpec, match=r"placement strategy .*; want one of greedy_bytes, round_robin"):
         PlacementPolicy(strategy=value)
 
@@ -111,7 +111,7 @@ def with_variable(**options: Any) -> ModelSpec:
         ),
     ],
 )
-def test_every_option_of_a_model_is_told_apart(theirs: ModelSpec, words: str) -> None:
+def test_every_option_of_a_model_is_distinguished(theirs: ModelSpec, words: str) -> None:
     (difference,) = with_variable().differences(theirs)
     assert difference.startswith(words)
     assert with_variable().differences(with_variable()) == []

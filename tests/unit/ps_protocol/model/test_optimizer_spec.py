@@ -145,7 +145,7 @@ def test_another_optimizer_takes_no_formula() -> None:
         OptimizerSpec(name="sgd", learning_rate=constant(0.1), formula="v - lr * g")
 
 
-def test_custom_optimizers_are_told_apart_by_formula_slots_and_numbers() -> None:
+def test_custom_optimizers_are_distinguished_by_formula_slots_and_numbers() -> None:
     text = "m = m + g; v = v - lr * m * b"
     one = custom(text, slots={"m": 0.0}, b=1.0)
     assert one.key == custom(text, slots={"m": 0}, b=1).key

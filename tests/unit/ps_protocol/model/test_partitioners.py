@@ -87,6 +87,6 @@ def test_an_invalid_partition_is_refused_with_a_reason(counts: Any, shape: tuple
         (lambda: fixed_size_partitioner(2, axis=2)((3, 4), "float32"), "cannot cut axis 2 .* it has 2 axes"),
     ],
 )
-def test_bad_argument_is_refused_in_words(make: Any, words: str) -> None:
+def test_bad_argument_is_refused_with_a_reason(make: Any, words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         make()

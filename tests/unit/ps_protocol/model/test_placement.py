@@ -108,7 +108,7 @@ def test_unknown_strategy_and_negative_threshold_are_refused() -> None:
         PlacementPolicy(split_bytes=-1)
 
 
-def test_differences_between_models_are_told_in_words() -> None:
+def test_differences_between_models_are_described() -> None:
     a, b, c = variable("a", 3), variable("b", 4), variable("c", 5)
     assert model(a, b).differences(model(a, b)) == []
     assert model(a, b).differences(model(b, a)) == ["the variables come in another order"]
@@ -176,6 +176,6 @@ def test_variable_whose_constraint_needs_all_of_it_is_not_split() -> None:
         (lambda: model(variable("a", 3, partition=Partition(axis=0, num_slices=2)), pins=(("a", 0),)), "pinned to one ps and cut into 2"),
     ],
 )
-def test_pins_and_loads_that_make_no_sense_are_refused_in_words(make: Any, words: str) -> None:
+def test_pins_and_loads_that_make_no_sense_are_refused_with_a_reason(make: Any, words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         make()

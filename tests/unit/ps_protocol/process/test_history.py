@@ -57,7 +57,7 @@ def test_the_records_of_a_history_are_read_back_as_written(tmp_path: Path) -> No
     assert events.contributors_of(step) == (_PUSH,)
 
 
-def test_unfinished_last_line_is_left_out_and_said(tmp_path: Path) -> None:
+def test_an_unfinished_last_line_is_left_out_and_reported(tmp_path: Path) -> None:
     writer = HistoryWriter(tmp_path, role="chief")
     events.note_rolled_back(writer, epoch=2, step=10, tag="step-000000010", chief=1)
     writer.close()

@@ -135,7 +135,7 @@ def test_log_format_is_known_before_the_other_options() -> None:
 
 
 @pytest.mark.parametrize("words", ["ps_server", "chief", "lockstep.combined --index 0 --with-chief"])
-def test_role_that_cannot_start_says_so_in_json_too(words: str) -> None:
+def test_a_role_that_cannot_start_reports_that_in_json_too(words: str) -> None:
     command = [sys.executable, "-m", *words.split(), "--log-format", "json"]
     ended = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30.0)
     assert ended.returncode == 2

@@ -28,7 +28,7 @@ def test_a_blank_tf_config_counts_as_absent(text: str) -> None:
     assert parse_tf_config(text) is None
 
 
-def test_what_other_engines_add_is_ignored() -> None:
+def test_fields_that_other_engines_add_to_tf_config_are_ignored() -> None:
     config = _parse(
         cluster={**CLUSTER, "evaluator": ["e:1"]}, task={"type": "evaluator", "index": 0}, environment="cloud", rpc_layer="grpc"
     )

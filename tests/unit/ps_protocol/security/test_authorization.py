@@ -101,7 +101,7 @@ def test_wrong_token_is_refused_without_a_hint(tmp_path: Path, given: str | byte
 
 
 @pytest.mark.parametrize("given", [None, "", b""])
-def test_missing_token_is_told_how_to_be_given(tmp_path: Path, given: str | bytes | None) -> None:
+def test_the_refusal_of_a_missing_token_says_how_to_pass_one(tmp_path: Path, given: str | bytes | None) -> None:
     table = TokenTable(write(tmp_path / "tokens", new_token_lines()))
     with pytest.raises(Unauthenticated, match=r"^missing token\. Set LOCKSTEP_TOKEN_FILE or pass token=$"):
         table.role_of(given)
@@ -145,7 +145,7 @@ def test_file_that_becomes_wrong_leaves_the_tokens_as_they_were(tmp_path: Path, 
         ("worker 0123456789abcdé", "printable ASCII"),
     ],
 )
-def test_bad_token_file_is_told_what_is_wrong_but_not_the_token(text: str, words: str) -> None:
+def test_the_refusal_of_a_bad_token_file_names_the_mistake_and_no_token(text: str, words: str) -> None:
     with pytest.raises(InvalidSpec, match=words) as error:
         parse_tokens(text, name="tokens")
     assert "0123456789abcd" not in error.value.message.replace("0123456789abcdef0123456789abcdef", "")

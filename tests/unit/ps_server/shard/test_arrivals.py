@@ -105,7 +105,7 @@ def test_reads_continue_during_arrivals_and_configuring_waits(arrivals: Trainer,
     assert arrivals.read()[0] == 2
 
 
-def test_shard_whose_arrival_failed_half_way_says_so_from_then_on(arrivals: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_whose_arrival_failed_half_way_refuses_further_calls(arrivals: Trainer, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(rule: UpdateRule, *arguments: Any, **others: Any) -> None:
         raise MemoryError
 

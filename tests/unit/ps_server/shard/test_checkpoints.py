@@ -102,7 +102,7 @@ def test_a_save_writes_the_requested_step_however_late_it_is_written(training: S
     assert training.state() == expected
 
 
-def test_save_whose_file_was_removed_is_begun_anew(training: ShardedTraining, later: Later) -> None:
+def test_a_save_whose_file_was_removed_is_started_again(training: ShardedTraining, later: Later) -> None:
     training.shards[0].save(_request(training))
     later.do_all()
     open_storage(training.checkpoint_dir).remove_incomplete("t")
@@ -255,7 +255,7 @@ def test_shard_whose_step_failed_half_way_is_whole_again_after_a_restoration(
     assert training.state() == expected
 
 
-def test_what_was_applied_on_arrival_is_saved_as_it_is(training: ShardedTraining, later: Later) -> None:
+def test_values_applied_on_arrival_are_saved_unchanged(training: ShardedTraining, later: Later) -> None:
     with pytest.raises(StepMismatch):
         training.shards[0].save(SaveRequest(fence=fence(training.epoch, CHIEF), step=7, tag="t"))
     shard = InProcessShard(index=0, storage=open_storage(training.checkpoint_dir), run_in_background=later)

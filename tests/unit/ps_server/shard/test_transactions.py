@@ -273,7 +273,7 @@ def test_apply_under_way_is_finished_when_the_shard_shuts_down(created: _Fixture
         assert applied.result(10).step == 1
 
 
-def test_shard_whose_apply_failed_half_way_says_so_from_then_on(created: _Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_shard_whose_apply_failed_half_way_refuses_further_calls(created: _Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     def failing(model: ShardModel, memory: object) -> int:
         raise MemoryError
 

@@ -168,7 +168,7 @@ def test_a_push_is_counted_and_waits_for_nothing(around: Surroundings) -> None:
     assert around.asked == ["Stage", "PushParts", "Count"]
 
 
-def test_a_push_that_fails_is_told_to_the_shards_with_the_next(around: Surroundings) -> None:
+def test_a_failed_push_is_named_to_the_shards_with_the_next_push(around: Surroundings) -> None:
     def full(_: ask.PushParts) -> Any:
         raise TooManyPushes("two are under way")
 

@@ -128,7 +128,7 @@ def test_declarations_that_no_cluster_accepts_are_refused_with_a_reason(variable
         ({"optimizer": None}, "optimizer: got None"),
     ],
 )
-def test_options_that_fit_no_variable_are_refused_in_words(options: dict[str, Any], words: str) -> None:
+def test_options_that_fit_no_variable_are_refused_with_a_reason(options: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         declared({"t": EmbeddingTable((2, 2)), "n": Buffer(np.zeros(2)), "w": np.zeros(2)}, **options)
 

@@ -230,7 +230,7 @@ BAD_ROWS: list[tuple[Any, type[PsError], str]] = [
 
 
 @pytest.mark.parametrize(("gradient", "error", "words"), BAD_ROWS)
-def test_bad_rows_are_refused_in_words(mixed: Staging, gradient: Any, error: type[PsError], words: str) -> None:
+def test_bad_rows_are_refused_with_a_reason(mixed: Staging, gradient: Any, error: type[PsError], words: str) -> None:
     with pytest.raises(error, match=words):
         mixed.stage({"t": gradient, "w": W}, step=0)
     assert not mixed.memory.views["w"].any()

@@ -50,7 +50,7 @@ def test_another_systems_tf_config_does_no_harm_if_the_arguments_are_complete() 
         ({"TF_CONFIG": "{"}, {}, "TF_CONFIG is not JSON"),
     ],
 )
-def test_bad_argument_is_refused_in_words(environment: dict[str, str], arguments: dict[str, Any], words: str) -> None:
+def test_bad_argument_is_refused_with_a_reason(environment: dict[str, str], arguments: dict[str, Any], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         resolved(environment, **arguments)
 
@@ -158,7 +158,7 @@ FACTORIES = [
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
-def test_a_misspelt_argument_of_an_optimizer_or_schedule_is_told_the_nearest_name(factory: Any) -> None:
+def test_the_refusal_of_a_misspelt_argument_of_an_optimizer_or_schedule_suggests_the_nearest_name(factory: Any) -> None:
     name = next(iter(inspect.signature(factory).parameters))
     words = rf"{factory.__name__}\(\): unknown argument '{name}x'; want one of {name}, .*; did you mean '{name}'\?"
     with pytest.raises(InvalidSpec, match=words):

@@ -190,7 +190,7 @@ def test_an_exception_in_a_merge_ends_all_replicas_even_those_that_would_merge_a
     assert threading.active_count() == before
 
 
-def test_replicas_that_merge_a_different_number_of_times_are_told_so() -> None:
+def test_replicas_that_merge_a_different_number_of_times_are_refused() -> None:
     strategy = ParameterServerStrategy(3)
 
     def step() -> None:
@@ -227,7 +227,7 @@ def test_a_context_that_was_kept_is_refused_outside_of_its_replica() -> None:
         kept[0].merge_call(lambda strategy: None)
 
 
-def test_replicas_that_merge_different_things_are_told_which() -> None:
+def test_the_refusal_of_replicas_that_merge_with_different_functions_names_both() -> None:
     strategy = ParameterServerStrategy(3)
     with strategy.scope():
         v, other = (Variable(np.zeros(2), name=name, aggregation=VariableAggregation.SUM) for name in ("v", "other"))
@@ -296,7 +296,7 @@ def test_every_call_that_passes_on_arguments_refuses_malformed_ones(given: dict[
             call()
 
 
-def test_what_cannot_be_called_or_iterated_and_what_is_no_axis_is_refused_with_words() -> None:
+def test_arguments_that_cannot_be_called_or_iterated_or_are_no_axis_are_refused_with_a_reason() -> None:
     strategy = ParameterServerStrategy(2)
     variable, extended = _variable(strategy), strategy.extended
     wrong: Any = 5

@@ -212,7 +212,7 @@ def test_results_for_a_question_that_is_over_are_not_taken() -> None:
     assert again.results() == [12.0]
 
 
-def test_programs_at_different_places_are_told_so_and_can_make_the_call_again() -> None:
+def test_programs_at_different_places_are_refused_and_can_repeat_the_call() -> None:
     first, other = _gathering(), _contributing()
     first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
     ahead = _message(other.begin(_place(reduction=1), _sum(1, 2.0), exchange=1))
@@ -280,7 +280,7 @@ def test_a_program_that_is_started_again_after_a_call_without_a_step_has_part_in
     exchanged(again, 20.0, number=2, own=1)
 
 
-def test_exchanges_count_anew_in_each_call_after_a_program_has_joined_another_in_the_middle_of_one() -> None:
+def test_the_count_of_exchanges_restarts_in_each_call_after_a_program_has_joined_in_the_middle_of_one() -> None:
     first, other = _gathering(), _contributing()
     for own, theirs in [((7, 3), (1, 1)), ((7, 4), (1, 2)), ((8, 1), (2, 1)), ((8, 2), (2, 2)), ((10, 1), (4, 1))]:
         first.begin("sum", _place(), _sum(0, 1.0), exchange=exchange_number(*own), timeout_s=60.0)
@@ -330,7 +330,7 @@ def test_a_value_that_cannot_be_sent_or_combined_fails_in_all_programs() -> None
         first.results()
 
 
-def test_workers_with_other_numbers_of_replicas_are_told_so() -> None:
+def test_workers_with_different_numbers_of_replicas_are_refused() -> None:
     first, other = _gathering(), _contributing()
     first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
     combination = Combination(op=ReduceOp.SUM, contributions={1: np.zeros(1), 2: np.zeros(1)})

@@ -86,7 +86,7 @@ def test_a_mirrored_value_is_read_as_an_array_and_a_per_replica_one_is_not() -> 
         np.asarray(PerReplica({0: np.ones(2), 1: np.ones(2)}))
 
 
-def test_what_is_done_for_the_values_of_a_dict_is_done_in_the_order_of_its_keys() -> None:
+def test_the_values_of_a_dict_are_processed_in_the_order_of_its_keys() -> None:
     seen = list[int]()
     for nested in ({"a": 1, "b": [2, 3]}, {"b": [2, 3], "a": 1}):
         assert list(map_nested(lambda one: seen.append(one), nested)) == list(nested)

@@ -125,7 +125,7 @@ def test_names_slots_and_variables_are_those_of_the_wrapped_optimizer(w: ModelVa
     assert (optimizer.GATE_NONE, optimizer.GATE_OP, optimizer.GATE_GRAPH) == (0, 1, 2)
 
 
-def test_specification_stands_for_an_optimizer_and_nothing_else_does(w: ModelVariable) -> None:
+def test_only_a_specification_is_accepted_in_place_of_an_optimizer(w: ModelVariable) -> None:
     assert SyncReplicasOptimizer(worker_client.adam(lazy=True), 2).spec.hyperparameter("lazy") == 1
     with pytest.raises(TypeError, match="want an optimizer"):
         SyncReplicasOptimizer("adam", 2)  # type: ignore[arg-type]
