@@ -58,7 +58,7 @@ def test_no_received_data_is_run_as_code() -> None:
     assert not wrong, "\n".join(wrong)
 
 
-def test_nothing_is_left_unfinished() -> None:
+def test_no_unfinished_code_is_left() -> None:
     wrong = []
     for path in FILES:
         text = path.read_text(encoding="utf-8")

@@ -292,7 +292,7 @@ def test_replacement_of_a_worker_that_has_given_its_share_begins_with_the_next_s
     np.testing.assert_allclose(replacement.read()["scale"], 1 - 0.5 * 2.75, rtol=1e-12)
 
 
-def test_other_model_is_refused_and_the_right_one_taken(start: Start) -> None:
+def test_another_model_is_refused_and_the_right_one_accepted(start: Start) -> None:
     cluster = start(Shape(total_num_replicas=2))
     join(cluster.session())
     second = cluster.session()

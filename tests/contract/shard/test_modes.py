@@ -220,7 +220,7 @@ def test_numbers_of_an_optimizer_change_between_steps(shard: WholeShard) -> None
     np.testing.assert_allclose(views(trainer.layout, trainer.read()[1])["w"], [-0.75 - 0.5 * 1.9] * 4, rtol=1e-6)
 
 
-def test_other_optimizer_is_refused_and_changes_nothing(small: Trainer) -> None:
+def test_a_change_to_another_optimizer_is_refused_and_changes_nothing(small: Trainer) -> None:
     with pytest.raises(InvalidSpec, match="'sgd' cannot become 'adam'"):
         small.configure(1, accepts_stale=True, optimizers=((small.optimizer, OptimizerSpec(name="adam", learning_rate=constant(1.0))),))
     assert small.shard.status().settings_version == 0

@@ -73,7 +73,7 @@ def test_many_workers_push_at_once(shard: WholeShard) -> None:
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(-0.5 * (num_workers - 1) / 2))
 
 
-def test_segments_of_the_caller_need_not_be_one(shard: WholeShard) -> None:
+def test_a_caller_may_pass_several_segments(shard: WholeShard) -> None:
     trainer = Trainer(shard)
     trainer.create()
     values = trainer.arena(4.0)

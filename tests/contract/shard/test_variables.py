@@ -66,7 +66,7 @@ def test_later_attempt_changes_nothing_after_the_first_step(trainer: Trainer) ->
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
 
 
-def test_other_variables_are_refused_by_name(trainer: Trainer) -> None:
+def test_a_creation_with_other_variables_is_refused_by_name(trainer: Trainer) -> None:
     trainer.create()
     other = layout_of(*MIXED.slices[:1], variable("bias", (4,)), *MIXED.slices[2:])
     with pytest.raises(VariableExists, match=r"'bias' with shape \(3,\) float32 exists, requested is variable 'bias' with shape \(4,\)"):
@@ -75,7 +75,7 @@ def test_other_variables_are_refused_by_name(trainer: Trainer) -> None:
         trainer.shard.create_variables(trainer.spec(Layout(MIXED.slices[:4])), Segments([]))
 
 
-def test_other_optimizer_is_refused(trainer: Trainer) -> None:
+def test_a_creation_with_another_optimizer_is_refused(trainer: Trainer) -> None:
     trainer.create()
     with pytest.raises(VariableExists, match="the optimizer is"):
         Trainer(trainer.shard, optimizer="adam").create()
@@ -97,7 +97,7 @@ def test_values_of_another_length_create_nothing(trainer: Trainer, num_bytes: in
     assert trainer.create()
 
 
-def test_nothing_works_before_the_variables_exist(trainer: Trainer) -> None:
+def test_calls_before_the_variables_exist_are_refused(trainer: Trainer) -> None:
     trainer.adopt()
     calls: list[Callable[[], object]] = [
         lambda: trainer.read(),

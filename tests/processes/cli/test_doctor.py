@@ -52,7 +52,7 @@ def test_two_doctors_measure_the_link_between_them() -> None:
     assert {"latency", "bandwidth", "clocks"} <= {one["check"] for one in findings}
 
 
-def test_all_roles_of_a_cluster_are_looked_at(socket_dir: Path) -> None:
+def test_the_doctor_checks_all_roles_of_a_cluster(socket_dir: Path) -> None:
     with ExitStack() as stack:
         cluster = GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir)
         session = cluster.session()

@@ -243,7 +243,7 @@ TABLE: dict[int, tuple[Row, ...]] = {
     70: (Case(calls.restore("step-000000404"), CODE.NOT_FOUND, "CHECKPOINT_NOT_FOUND", "step-000000404"),),
     71: (HeldBy("tests/contract/storage/test_storage.py::test_damaged_checkpoint_is_skipped_saying_why"),),
     72: (HeldBy("tests/contract/shard/test_checkpoints.py::test_a_changed_file_is_not_restored"),),
-    73: (HeldBy("tests/unit/ps_protocol/checkpoint/test_files.py::test_other_files_are_refused"),),
+    73: (HeldBy("tests/unit/ps_protocol/checkpoint/test_files.py::test_files_that_are_no_checkpoint_files_are_refused"),),
     74: (HeldBy("tests/unit/ps_protocol/checkpoint/test_local.py::test_save_without_room_is_refused_before_it_begins"),),
     75: (Case(calls.saved_twice, OK, "", "", answer=lambda data: not pb.SaveShardResponse.FromString(data).HasField("failure")),),
     76: (Case(calls.too_many, FULL, "TOO_MANY_PUSHES", "worker 41"),),

@@ -149,7 +149,7 @@ def test_a_server_of_accumulators_that_ends_a_call_without_an_answer_is_reported
 
 
 @pytest.mark.parametrize(("wanted", "found"), [(4, 5), (4, 3), (4, -1), (None, -1), (None, (1 << 63) - 1)])
-def test_variables_of_another_step_than_was_asked_for_are_refused(wanted: int | None, found: int) -> None:
+def test_variables_of_another_step_than_requested_are_refused(wanted: int | None, found: int) -> None:
     rows = pb.ReadRowsResponse(step=found).SerializeToString()
     with shard_that(each_with(encode_frame(headed(found), offset=0, data=bytes(8)))) as shard:
         with pytest.raises(MalformedMessage, match=rf"it answers with step {found}"):
@@ -174,7 +174,7 @@ def test_an_endless_answer_without_content_is_broken_off(message: bytes) -> None
 
 
 @pytest.mark.parametrize("num_bytes", [0, 7, 9, 1 << 63, (1 << 64) - 1])
-def test_another_number_of_bytes_than_was_asked_for_is_refused(num_bytes: int) -> None:
+def test_another_number_of_bytes_than_requested_is_refused(num_bytes: int) -> None:
     with shard_that(each_with(headed(4, num_bytes))) as shard:
         with pytest.raises(MalformedMessage, match=f"answers with {num_bytes} bytes of variables, and 8 are wanted"):
             read(shard, step=4)

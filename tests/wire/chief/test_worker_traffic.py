@@ -73,7 +73,7 @@ def test_the_chief_has_the_processor_time_of_every_role() -> None:
     assert status.chief_cpu_s > 0.0
 
 
-def test_nothing_moves_through_shared_memory() -> None:
+def test_a_worker_with_shared_memory_reports_no_bytes_moved() -> None:
     with worker("shared_memory") as session:
         found = traffic(session)
     assert (found.sent_bytes, found.received_bytes) == (0, 0)

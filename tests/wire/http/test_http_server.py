@@ -145,7 +145,7 @@ def test_other_paths_are_not_found(site: Site, path: str) -> None:
 
 
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE", "OPTIONS", "HEAD", "TRACE"])
-def test_other_methods_are_refused(site: Site, method: str) -> None:
+def test_http_methods_without_a_route_are_refused(site: Site, method: str) -> None:
     assert site.ask("/status", method=method, headers=ACTION).status == 405
 
 
@@ -275,7 +275,7 @@ def test_with_certificates_there_is_tls_and_both_are_checked(files: Files) -> No
 
 
 @pytest.mark.parametrize("address", ["0.0.0.0:0", "[::]:0", "192.0.2.1:0"])
-def test_other_machines_reach_it_only_if_it_is_closed_or_all_are_trusted(address: str) -> None:
+def test_an_http_port_that_other_machines_reach_without_protection_is_refused(address: str) -> None:
     with pytest.raises(InvalidSpec, match="others than this machine can reach it"):
         HttpServer([], address=address, cluster="job")
 

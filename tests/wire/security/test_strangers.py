@@ -339,7 +339,7 @@ def heard_ago(access: Access, address: str) -> float | None:
         return shard.status().chief_heard_ago_s
 
 
-def test_nobody_but_the_chief_makes_a_chief_seem_alive(files: Files, tmp_path: Path) -> None:
+def test_no_role_but_the_chief_makes_a_chief_seem_alive(files: Files, tmp_path: Path) -> None:
     """Else who may only look could keep the successor of a chief that is gone waiting for ever."""
     security = Security(token_file=files.directory / "tokens")
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as running:

@@ -210,7 +210,7 @@ def test_one_worker_cannot_lease_passes_without_end(monkeypatch: pytest.MonkeyPa
     assert len(leases.lease(1, 1, endless, max_ranges=4, request_id=0)) == 1
 
 
-def test_one_worker_cannot_say_that_it_holds_ranges_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_cannot_claim_ranges_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chief.core.cluster.data.MAX_LEASED", 10)
     leases, data = DataLeases(), DataSpec(name="train", num_samples=100, range_size=1)
     leases.lease(1, 1, data, max_ranges=2, request_id=1)

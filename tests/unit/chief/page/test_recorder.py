@@ -114,7 +114,7 @@ def test_readers_at_the_same_time_cost_one_look() -> None:
     assert scene.num_asked == 1
 
 
-def test_nothing_is_remembered_while_nothing_is_trained() -> None:
+def test_the_recorder_keeps_no_points_while_nothing_is_trained() -> None:
     scene = Scene()
     for _ in range(5):
         scene.look(step=7, state=ClusterState.FINISHED)

@@ -16,7 +16,7 @@ from tests.support.chief.chief_shards import APPLY, RECORD, SAVE, Scene, adoptin
 from tests.support.chief.eras import fence
 
 
-def test_shards_are_looked_at_before_anything_is_done_to_them() -> None:
+def test_the_statuses_of_all_shards_are_read_before_any_shard_is_changed() -> None:
     async def act(scene: Scene) -> None:
         scene.links[1].step, scene.links[1].epoch = 12, 3
         scene.begin()
@@ -41,7 +41,7 @@ def test_a_wrong_certificate_in_place_of_a_shard_that_was_adopted_is_tried_again
     play(act)
 
 
-def test_a_record_is_reported_before_the_adoptions_and_the_newest_one() -> None:
+def test_the_newest_record_is_reported_before_the_adoptions() -> None:
     async def act(scene: Scene) -> None:
         scene.begin()
         old = dataclasses.replace(RECORD, num_rollbacks=1)
@@ -85,7 +85,7 @@ def test_a_living_chief_keeps_its_shards() -> None:
 
 
 @pytest.mark.parametrize(("heard_ago_s", "is_takeover"), [(0.3, True), (2.6, False)])
-def test_a_silent_chief_or_one_to_be_replaced_loses_them(heard_ago_s: float, is_takeover: bool) -> None:
+def test_a_silent_or_replaced_chief_loses_its_shards(heard_ago_s: float, is_takeover: bool) -> None:
     async def act(scene: Scene) -> None:
         scene.links[1].chief_incarnation, scene.links[1].chief_heard_ago_s = 4, heard_ago_s
         scene.begin(is_takeover=is_takeover)

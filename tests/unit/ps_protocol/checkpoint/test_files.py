@@ -133,7 +133,7 @@ def test_names_of_variables_slices_and_slots_are_never_alike() -> None:
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-def test_other_files_are_refused(file: bytes, why: str) -> None:
+def test_files_that_are_no_checkpoint_files_are_refused(file: bytes, why: str) -> None:
     with pytest.raises(DataLoss, match=r"^f: ") as refusal:
         read(file)
     assert "not a valid safetensors file" in refusal.value.message

@@ -82,7 +82,7 @@ def test_every_encoding_has_its_entry_and_its_units_fit_the_blocks_that_are_work
 
 @pytest.mark.parametrize("encoding", HALVES)
 @pytest.mark.usefixtures("bfloat16")
-def test_every_half_widens_to_its_own_value_and_back_to_its_own_bits(encoding: FloatEncoding) -> None:
+def test_every_half_precision_value_is_widened_and_narrowed_back_to_the_same_bits(encoding: FloatEncoding) -> None:
     # Also 64 at a time, so that what is not finite is not in every block.
     for patterns in (EVERY_PATTERN, *EVERY_PATTERN.reshape(-1, 64)):
         expected = patterns.view(HALVES[encoding]).astype(np.float32)

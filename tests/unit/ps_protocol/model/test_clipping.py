@@ -41,7 +41,7 @@ def test_the_global_norm_is_measured_after_the_norms_of_single_variables_are_lim
     assert factors[1] == pytest.approx((0.6 * common, common))
 
 
-def test_plain_updates_are_not_scaled() -> None:
+def test_limits_do_not_scale_plain_updates() -> None:
     layouts = [Layout([whole(variable("w")), whole(variable("n", optimizer=ADD))])]
     assert scales(ClipSpec(global_norm=1.0), layouts=layouts, sums=[[4.0, 0.0]]) == ((0.5, 1.0),)
 

@@ -33,7 +33,7 @@ def test_nonfinite_values_are_counted_at_any_position(dtype: type, size: int) ->
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_large_numbers_are_finite(dtype: type) -> None:
+def test_very_large_numbers_count_as_finite(dtype: type) -> None:
     largest = 65504.0 if dtype is np.float16 else 3e38
     values = array(dtype, np.array([largest, -largest, 0.0] * 20_000))
     assert are_finite(values)

@@ -63,7 +63,7 @@ def test_the_hash_of_a_layout_changes_with_order_shape_type_and_rows() -> None:
     assert len({Layout([a, b]).hash, *(Layout(other).hash for other in others)}) == len(others) + 1
 
 
-def test_hash_is_the_same_in_every_release() -> None:
+def test_the_hash_of_a_layout_is_the_same_in_every_release() -> None:
     layout = Layout([piece("layer1/weight", 784, 10), piece("é", dtype=DataType.FLOAT64), piece("b", 10, rows=(3, 7))])
     assert layout.hash == "ce6ed145e8b26158293818f67177022f"
 
@@ -77,7 +77,7 @@ def test_scalar_and_zero_size_variables_have_a_place() -> None:
     assert layout.slices[1].is_whole
 
 
-def test_slice_knows_its_rows() -> None:
+def test_a_slice_has_the_shape_and_bytes_of_its_rows() -> None:
     rows = piece("w", 10, 4, rows=(2, 5))
     assert (rows.shape, rows.row_bytes, rows.nbytes, rows.is_whole) == ((3, 4), 16, 48, False)
 

@@ -20,7 +20,7 @@ SYNC, SSP, ASYNC = PolicyName.SYNC, PolicyName.SSP, PolicyName.ASYNC
         (PolicySpec(name=ASYNC, use_locking=False), "async, unlocked", True, True, True),
     ],
 )
-def test_a_policy_describes_itself(
+def test_each_policy_has_a_description_and_its_rules(
     policy: PolicySpec, text: str, reads_latest: bool, accepts_stale: bool, applies_on_arrival: bool
 ) -> None:
     assert policy.text == text

@@ -14,7 +14,7 @@ def spec(name: str = "w", shape: tuple[Any, ...] = (3,)) -> VariableSpec:
 
 
 @pytest.mark.parametrize("name", ["w", "layer 1/weight:0", "Gewicht ä", "重み", "x" * 256, "é" * 128])
-def test_ordinary_names_are_taken(name: str) -> None:
+def test_valid_variable_names_are_accepted(name: str) -> None:
     assert spec(name).name == name
 
 
@@ -33,7 +33,7 @@ def test_ordinary_names_are_taken(name: str) -> None:
         (b"w", "got bytes, want a str"),
     ],
 )
-def test_other_names_are_refused(name: Any, words: str) -> None:
+def test_invalid_variable_names_are_refused(name: Any, words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         spec(name)
 
@@ -41,7 +41,7 @@ def test_other_names_are_refused(name: Any, words: str) -> None:
 @pytest.mark.parametrize(
     ("shape", "size", "num_rows"), [((), 1, 1), ((0,), 0, 0), ((0, 5), 0, 0), ((5, 0), 0, 5), ((2, 3), 6, 2), ((1,) * 32, 1, 1)]
 )
-def test_any_rank_up_to_32_and_zero_extents_are_taken(shape: tuple[int, ...], size: int, num_rows: int) -> None:
+def test_any_rank_up_to_32_and_zero_extents_are_accepted(shape: tuple[int, ...], size: int, num_rows: int) -> None:
     variable = spec(shape=shape)
     assert (variable.size, variable.nbytes, variable.num_rows) == (size, 4 * size, num_rows)
 
@@ -58,7 +58,7 @@ def test_any_rank_up_to_32_and_zero_extents_are_taken(shape: tuple[int, ...], si
         ((4_194_305, 4_194_305, 4_194_305), "too large"),
     ],
 )
-def test_other_shapes_are_refused(shape: tuple[Any, ...], words: str) -> None:
+def test_invalid_shapes_are_refused(shape: tuple[Any, ...], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
         spec(shape=shape)
 

@@ -75,7 +75,7 @@ def test_a_thread_that_cannot_begin_for_want_of_memory_ends_the_process() -> Non
 
 
 @pytest.mark.parametrize("act", [_IN_A_THREAD.format("ValueError", 0), "let_die(ValueError('for a reason'))", _LETS_GO.strip()])
-def test_other_errors_are_shown_and_the_process_continues(act: str) -> None:
+def test_errors_other_than_memory_errors_are_shown_and_the_process_continues(act: str) -> None:
     ended = run(act)
     assert (ended.returncode, ended.stdout) == (0, "continues\n")
     assert "ValueError: for a reason" in ended.stderr

@@ -52,7 +52,7 @@ def test_flood_of_one_place_is_cut_and_counted() -> None:
     assert re.search(r"WARNING tests.logs: … \d+ more like this in the last \d+ s: refused a call number=\d+$", lines[-1])
 
 
-def test_other_places_and_other_errors_are_not_swallowed() -> None:
+def test_log_lines_of_other_places_and_errors_are_not_dropped() -> None:
     def fail(error: Exception) -> None:
         try:
             raise error

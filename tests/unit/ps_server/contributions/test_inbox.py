@@ -38,12 +38,12 @@ def shard() -> Iterator[StagingShard]:
     assert fixture.budget.allocated_bytes == 0
 
 
-def test_whole_push_is_staged(shard: StagingShard) -> None:
+def test_a_complete_push_is_staged(shard: StagingShard) -> None:
     assert shard.push() is PushResult.STAGED
     assert (shard.inbox.num_staged, shard.inbox.num_pushes) == (1, 1)
 
 
-def test_open_push_is_not_staged(shard: StagingShard) -> None:
+def test_an_incomplete_push_is_not_staged(shard: StagingShard) -> None:
     shard.fill(shard.open())
     assert shard.inbox.num_staged == 0
     with pytest.raises(ContributionMissing):
@@ -221,7 +221,7 @@ def test_advance_settles_a_push_in_the_middle_of_a_copy_once(shard: StagingShard
     assert shard.num_lent == 0
 
 
-def test_new_epoch_forgets_everything(shard: StagingShard) -> None:
+def test_a_new_epoch_drops_all_contributions_and_incarnations(shard: StagingShard) -> None:
     shard.push(0, incarnation=5)
     under_way = shard.open(1)
     shard.inbox.clear(EpochMismatch("cluster epoch rose to 2"))

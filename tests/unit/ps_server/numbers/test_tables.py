@@ -208,7 +208,7 @@ def test_values_do_not_depend_on_the_cut(initializer: Initializer) -> None:
         np.testing.assert_array_equal(np.concatenate(parts), whole)
 
 
-def test_other_seed_gives_other_values_and_no_row_repeats() -> None:
+def test_another_seed_gives_other_values_and_no_row_repeats() -> None:
     other = Initializer(kind=InitializerKind.NORMAL, low=1.0, high=0.25, seed=6)
     assert not np.array_equal(_filled(NORMAL), _filled(other))
     assert len(np.unique(_filled(NORMAL), axis=0)) == 3000

@@ -246,7 +246,7 @@ def test_an_argument_that_is_no_optimizer_is_refused() -> None:
             worker_client.sgd("0.1")  # type: ignore[arg-type]
 
 
-def test_other_model_is_refused_with_all_differences() -> None:
+def test_another_model_is_refused_with_all_differences() -> None:
     cluster = InProcessCluster(total_num_replicas=2)
     first, second = worker_client.local(cluster), worker_client.local(cluster)
     assert first.create_or_join(initial(), optimizer=worker_client.sgd(0.1))
