@@ -487,7 +487,10 @@ class ReplicatedLink:
         replies = await self._at_members(lambda link: link.apply_step(request, timeout_s=timeout_s))
         for one, reply in zip(self.members[1:], replies[1:], strict=True):
             if others := different_contributions(request, replies[0], reply):
-                await self._drop(one, self._say_different(request.step, others))
+                why, first = self._say_different(request.step, others), self._first
+                if lost := await why_lost(first, self.fence):
+                    await self._drop(first, lost)
+                await self._drop(one, why)
                 if one not in self.members:  # else the others were lost meanwhile
                     # At once: as long as no step follows, its step does not show a later chief that it was left behind.
                     with suppress(PsError):

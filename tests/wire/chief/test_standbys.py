@@ -227,6 +227,25 @@ def test_a_replica_that_was_given_other_gradients_keeps_its_variables_if_the_pri
     assert (pair.status(STANDBY).step, pair.status(STANDBY).is_alone) == (1, True)
 
 
+def test_a_standby_with_different_gradients_takes_over_from_a_primary_that_is_lost_right_after_the_step(pair: Pair) -> None:
+    pair.create()
+    lie = pair.push(lie=0.5)
+    compare = standby.different_contributions
+
+    def compare_late(*args: Any) -> Any:
+        pair.stop(PRIMARY)
+        return compare(*args)
+
+    async def act(link: ReplicatedLink) -> Any:
+        with patch.object(standby, "different_contributions", compare_late):
+            return await link.apply_step(request(lie), timeout_s=10)
+
+    assert pair.run(act).step == 1
+    last = pair.reports[-1]
+    assert (last.address, last.standby) == (pair.addresses[STANDBY], "")
+    assert (pair.status(STANDBY).step, pair.status(STANDBY).is_alone) == (1, True)
+
+
 def test_a_step_that_both_replicas_refuse_is_refused_and_neither_is_dropped(pair: Pair) -> None:
     pair.create()
     with pytest.raises(errors.ContributionMissing):
