@@ -1,6 +1,7 @@
 """Random histories of a cluster whose chief, servers and storage fail; after every event the promises of recovery must hold."""
 
 import contextlib
+import itertools
 from typing import Any
 
 import hypothesis.strategies as st
@@ -30,6 +31,9 @@ class Recovery(RuleBasedStateMachine):
         self.is_at_once = is_at_once
         self.driver = RecoveryDriver(total_num_replicas=num_workers, checkpoints=checkpoints, applies_at_once=False, lease_s=1000.0)
         self.workers = self.driver.train(*range(num_workers))
+        # By worker: the number of its registration that is not answered.
+        self.registering: dict[int, int] = {}
+        self.request_ids = itertools.count(1000)
         # What was told, by epoch: the step of each contribution that was accepted, and the highest step.
         self.accepted: dict[tuple[int, PushId], int] = {}
         self.told: dict[int, int] = {}
@@ -76,8 +80,11 @@ class Recovery(RuleBasedStateMachine):
                 if worker.heartbeat():
                     worker.local_step = self.driver.step
                     return
+        # As long as it has not heard its new place, its request is the same one: it may have been given that place.
+        request_id = self.registering.setdefault(worker.index, next(self.request_ids))
         with contextlib.suppress(PsError, KeyError, AssertionError):
-            self.driver.come_back(worker)
+            self.driver.come_back(worker, request_id=request_id)
+            del self.registering[worker.index]
 
     @rule(num_steps=st.integers(1, 3))
     def train(self, num_steps: int) -> None:
