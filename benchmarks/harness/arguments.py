@@ -46,7 +46,7 @@ def add_files(parser: argparse.ArgumentParser, name: str) -> None:
 
 def add_plot(parser: argparse.ArgumentParser) -> None:
     """Adds --plot."""
-    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draws them; needs the extra `bench`")
+    parser.add_argument("--plot", type=Path, metavar="FILE.png", help="also draw the figures to this file; needs the extra `bench`")
 
 
 def check_files(options: argparse.Namespace) -> None:

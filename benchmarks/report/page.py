@@ -29,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("reports", nargs="*", type=Path, help="what `run table --json` and `run peers --json` wrote")
     parser.add_argument("--profile-before", type=Path, metavar="FILE", help="what `run profile --json` printed, of an older checkout")
-    parser.add_argument("--profile-after", type=Path, metavar="FILE", help="the same, of this one")
-    parser.add_argument("--page", type=Path, default=PAGE, help="default: docs/explanation/performance.md")
+    parser.add_argument("--profile-after", type=Path, metavar="FILE", help="report of a profile after the change")
+    parser.add_argument("--page", type=Path, default=PAGE, help="page to write the figures to (default: docs/explanation/performance.md)")
 
 
 def run(options: argparse.Namespace) -> int:

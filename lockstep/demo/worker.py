@@ -72,14 +72,12 @@ def _parser() -> argparse.ArgumentParser:
         prog="python -m lockstep.demo.worker", description="Learns handwritten digits as one worker of a cluster."
     )
     parts = os.environ.get("LOCKSTEP_NUM_WORKERS", "3")
-    parser.add_argument(
-        "--parts", type=int, default=parts, metavar="N", help="parts that the examples are dealt out in (LOCKSTEP_NUM_WORKERS)"
-    )
+    parser.add_argument("--parts", type=int, default=parts, metavar="N", help="number of parts of the examples (LOCKSTEP_NUM_WORKERS)")
     parser.add_argument(
         "--pace", type=float, default=0.0, metavar="S", help="seconds a batch takes at least, as with a larger model (default 0)"
     )
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
-    parser.add_argument("--learning-rate", type=float, metavar="X", help="(default: one that suits the optimizer)")
+    parser.add_argument("--learning-rate", type=float, metavar="X", help="learning rate (default: one that suits the optimizer)")
     parser.add_argument("--wire", metavar="FORMAT", help="train over gRPC with this encoding (default: no encoding)")
     return parser
 

@@ -196,9 +196,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ps", type=int, default=2, help="parameter servers (default 2)")
     parser.add_argument("--contributions", type=int, default=1200, help="batches of 32 that are applied (default 1200)")
     parser.add_argument("--pace", type=float, default=0.02, metavar="S", help="seconds that a batch takes (default 0.02)")
-    parser.add_argument("--slowdown", type=float, default=5.0, metavar="X", help="the last worker takes so many times as long (default 5)")
-    parser.add_argument("--learning-rate", type=float, default=0.1, metavar="X", help="of one contribution, with SGD (default 0.1)")
+    parser.add_argument("--slowdown", type=float, default=5.0, metavar="X", help="factor by which the last worker takes longer (default 5)")
+    parser.add_argument(
+        "--learning-rate", type=float, default=0.1, metavar="X", help="learning rate of one contribution, with SGD (default 0.1)"
+    )
     parser.add_argument("--repeat", type=at_least_one, default=1, help="whole runs of each policy; medians are shown")
-    parser.add_argument("--margin", type=float, default=0.01, metavar="X", help="test accuracies may differ by so much (default 0.01)")
-    parser.add_argument("--only", action="append", metavar="NAME", help="only this policy, by its name in the table; may be repeated")
+    parser.add_argument("--margin", type=float, default=0.01, metavar="X", help="allowed difference of test accuracies (default 0.01)")
+    parser.add_argument(
+        "--only", action="append", metavar="NAME", help="policy to run, by its name in the table; may be repeated (default: all)"
+    )
     add_json(parser)

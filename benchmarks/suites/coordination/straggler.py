@@ -205,9 +205,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--steps", type=int, default=300, help="steps of a training (default 300)")
     parser.add_argument("--pace", type=float, default=0.02, metavar="S", help="seconds that a batch takes at least (default 0.02)")
     parser.add_argument("--delay", type=float, default=0.2, metavar="S", help="seconds that a late worker takes more (default 0.2)")
-    parser.add_argument("--probability", type=float, default=0.2, metavar="P", help="of a worker to be late in a step (default 0.2)")
+    parser.add_argument(
+        "--probability", type=float, default=0.2, metavar="P", help="probability that a worker is late in a step (default 0.2)"
+    )
     parser.add_argument("--learning-rate", type=float, default=0.3, metavar="X", help="with SGD (default 0.3)")
-    parser.add_argument("--seed", type=int, default=1, help="of the delays; each repetition has another (default 1)")
+    parser.add_argument("--seed", type=int, default=1, help="seed of the delays; each repetition has another (default 1)")
     parser.add_argument("--repeat", type=int, default=2, help="trainings of each arm (default 2)")
     parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace of the arm without backups, for lockstep plan")
     add_json(parser)

@@ -105,8 +105,12 @@ def _ms(seconds: float) -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--bytes", type=parse_bytes, default=64 << 20, help="bytes of all variables (default 64 MiB)")
-    parser.add_argument("--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="(default adam)")
-    parser.add_argument("--threads", type=at_least_one, default=default_apply_threads(), help="of an apply (default: one a processor)")
-    parser.add_argument("--saves", type=int, default=5, help="how many are made (default 5)")
+    parser.add_argument(
+        "--optimizer", choices=("sgd", "momentum", "adam"), default="adam", help="optimizer of the variables (default adam)"
+    )
+    parser.add_argument(
+        "--threads", type=at_least_one, default=default_apply_threads(), help="threads of an apply (default: one a processor)"
+    )
+    parser.add_argument("--saves", type=int, default=5, help="number of checkpoints to save (default 5)")
     parser.add_argument("--dir", type=Path, default=None, help="where the checkpoints are put (default: the temporary directory)")
     add_json(parser)

@@ -100,8 +100,13 @@ def _ms(seconds: float) -> float:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="BYTES/VARIABLES", help=f"default: {' '.join(SIZES)}")
-    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adam", help="(default adam)")
-    parser.add_argument("--transport", choices=("auto", "shm", "sockets", "grpc"), default="auto", help="(default: what the SDK chooses)")
+    parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="adam", help="optimizer of the variables (default adam)")
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "shm", "sockets", "grpc"),
+        default="auto",
+        help="transport of gradients and variables (default: what the SDK chooses)",
+    )
     parser.add_argument("--saves", type=at_least_one, default=4, help="checkpoints of a run that is saved now and then (default 4)")
     parser.add_argument("--between", type=int, help="steps between two of them, more than 3; 200 to 40 by size")
     parser.add_argument("--repeat", type=at_least_one, default=2, help="turns (default 2)")

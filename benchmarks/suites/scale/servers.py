@@ -20,11 +20,16 @@ DESCRIPTION = "Measures a cluster of many parameter servers: start, step, status
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--ps", type=int, default=64, help="parameter servers (default 64)")
-    parser.add_argument("--bytes", type=parse_bytes, default=4 << 20, help="of float32 in all (default 4 MiB)")
-    parser.add_argument("--variables", type=int, default=256, help="that these are in (default 256)")
+    parser.add_argument("--bytes", type=parse_bytes, default=4 << 20, help="bytes of all variables, float32 (default 4 MiB)")
+    parser.add_argument("--variables", type=int, default=256, help="number of variables (default 256)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, default=100)
-    parser.add_argument("--transport", choices=("auto", "shared_memory", "sockets", "grpc"), default="auto", help="(default: auto)")
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "shared_memory", "sockets", "grpc"),
+        default="auto",
+        help="transport of gradients and variables (default: auto)",
+    )
     parser.add_argument("--look", type=float, default=3.0, metavar="S", help="seconds to measure idle processes (default 3)")
     parser.add_argument("--tcp", action="store_true", help="TCP instead of Unix sockets")
     add_json(parser)

@@ -23,15 +23,20 @@ DESCRIPTION = "Measures the same bytes in many variables and in few: what a vari
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--bytes", type=parse_bytes, default=40_000_000, help="of float32 in all (default 40000000)")
-    parser.add_argument("--variables", type=int, default=10_000, help="many (default 10000)")
-    parser.add_argument("--few", type=int, default=10, help="few (default 10)")
+    parser.add_argument("--bytes", type=parse_bytes, default=40_000_000, help="bytes of all variables, float32 (default 40000000)")
+    parser.add_argument("--variables", type=int, default=10_000, help="number of variables in the model with many (default 10000)")
+    parser.add_argument("--few", type=int, default=10, help="number of variables in the model with few (default 10)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--ps", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=10, help="turns of each (default 10)")
     parser.add_argument("--steps", type=int, default=10, help="steps in a turn (default 10)")
     parser.add_argument("--optimizer", default="sgd", choices=("sgd", "momentum", "adagrad", "adam"))
-    parser.add_argument("--transport", choices=("auto", "shared_memory", "sockets", "grpc"), default="auto", help="(default: auto)")
+    parser.add_argument(
+        "--transport",
+        choices=("auto", "shared_memory", "sockets", "grpc"),
+        default="auto",
+        help="transport of gradients and variables (default: auto)",
+    )
     parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP")
     add_json(parser)
 

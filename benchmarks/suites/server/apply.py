@@ -179,7 +179,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--optimizers", nargs="+", choices=(*OPTIMIZERS, *CUSTOM, UPDATE), default=OPTIMIZERS, metavar="NAME", help="which (default: all)"
     )
-    parser.add_argument("--rounds", type=at_least_one, default=9, help="how often each is measured (default 9)")
+    parser.add_argument("--rounds", type=at_least_one, default=9, help="number of times that each optimizer is measured (default 9)")
     parser.add_argument(
         "--small-steps", type=int, default=2000, help="steps of 4 KiB that are measured in the store; 0: none (default 2000)"
     )

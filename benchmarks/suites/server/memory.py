@@ -166,6 +166,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--only", nargs="+", choices=("large", "long"), default=("large", "long"), help="which measurements (default: both)"
     )
     parser.add_argument("--bytes", type=parse_bytes, default=_LARGE["bytes"], help="variables of the large one (default 256 MiB)")
-    parser.add_argument("--optimizer", choices=sorted(NUM_SLOTS), default="sgd", help="of the large one (default sgd)")
-    parser.add_argument("--steps", type=int, default=_LONG["steps"], help="of the long one (default 2000)")
+    parser.add_argument("--optimizer", choices=sorted(NUM_SLOTS), default="sgd", help="optimizer of the large model (default sgd)")
+    parser.add_argument("--steps", type=int, default=_LONG["steps"], help="steps of the long run (default 2000)")
     add_json(parser)

@@ -205,6 +205,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--ps", type=int, default=2, help="parameter servers (default 2)")
     parser.add_argument("--steps", type=int, default=200, help="steps to measure, after 5 that are not (default 200)")
     parser.add_argument(
-        "--optimizer", action="append", choices=sorted(OPTIMIZERS), help="may be repeated (default: adam, lazy, and adagrad)"
+        "--optimizer",
+        action="append",
+        choices=sorted(OPTIMIZERS),
+        help="optimizer to measure; may be repeated (default: adam, lazy, and adagrad)",
     )
     add_json(parser)

@@ -171,8 +171,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     sizes = f"default: {' '.join(SIZES)}, and for async and 2ps {' '.join(FEWER_SIZES)}"
     parser.add_argument("--sizes", nargs="+", metavar="BYTES/VARIABLES", help=sizes)
-    parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=list(PEERS), help="default: all of them")
-    parser.add_argument("--lineups", nargs="+", choices=list(LINEUPS), default=list(LINEUPS), help="default: all of them")
+    parser.add_argument("--peers", nargs="*", choices=sorted(PEERS), default=list(PEERS), help="peers to run (default: all)")
+    parser.add_argument("--lineups", nargs="+", choices=list(LINEUPS), default=list(LINEUPS), help="lineups to run (default: all)")
     parser.add_argument("--own", nargs="+", choices=list(OWN), metavar="NAME", help=f"only these, at every size: {', '.join(OWN)}")
     parser.add_argument("--repeat", type=at_least_one, default=3, help="runs of each system for each row, by turns (default 3)")
     parser.add_argument("--steps", type=at_least_one, help="steps to measure in each run, after 3 that are not; 200 to 8 by size")

@@ -83,8 +83,8 @@ def _print(size: str, found: dict[str, Any]) -> None:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--size", default="64MiB/16", metavar="BYTES/VARIABLES", help="default: 64MiB/16")
-    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="default: all")
+    parser.add_argument("--size", default="64MiB/16", metavar="BYTES/VARIABLES", help="bytes and number of variables (default: 64MiB/16)")
+    parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=TRANSPORTS, help="transports to profile (default: all)")
     parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel (default float32)")
     parser.add_argument("--ps", type=int, default=1, help="parameter servers (default 1)")
     parser.add_argument("--steps", type=int, default=30, help="steps to measure, after 3 that are not (default 30)")

@@ -126,9 +126,11 @@ def _measured_apart(workload: Workload, setting: Setting, repeat: int) -> dict[s
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--sizes", nargs="+", default=SIZES, metavar="BYTES/VARIABLES", help=f"default: {' '.join(SIZES)}")
-    parser.add_argument("--transports", nargs="+", choices=list(TRANSPORTS), default=list(TRANSPORTS), help="default: all of them")
+    parser.add_argument(
+        "--transports", nargs="+", choices=list(TRANSPORTS), default=list(TRANSPORTS), help="transports to measure (default: all)"
+    )
     parser.add_argument("--ps", nargs="+", type=int, default=[1, 2], help="numbers of parameter servers (default 1 2)")
-    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES), help="default: both")
+    parser.add_argument("--policies", nargs="+", choices=list(POLICIES), default=list(POLICIES), help="policies to measure (default: both)")
     parser.add_argument("--workers", type=int, default=2)
     parser.add_argument("--steps", type=int, help="steps to measure in each run, after 3 that are not; 300 to 8 by size")
     parser.add_argument("--repeat", type=int, default=1, help="whole runs of each row; the median one is shown (default 1)")

@@ -34,8 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--workers", type=at_least_one, default=2)
     parser.add_argument("--ps", type=at_least_one, default=1)
-    parser.add_argument("--steps", type=at_least_one, default=100, help="of each run, after a fifth as many to warm up")
-    parser.add_argument("--repeat", type=at_least_one, default=5, help="rounds, each with all kinds by turns")
+    parser.add_argument("--steps", type=at_least_one, default=100, help="steps of each run, after a fifth as many to warm up (default 100)")
+    parser.add_argument("--repeat", type=at_least_one, default=5, help="rounds, each with all kinds in turn (default 5)")
     add_json(parser)
 
 

@@ -32,10 +32,16 @@ DESCRIPTION = "Measures what the chief's page adds to a step."
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--sizes", nargs="+", default=["4KiB/4"], help="bytes/variables (default 4KiB/4)")
+    parser.add_argument("--sizes", nargs="+", default=["4KiB/4"], help="bytes and number of variables (default 4KiB/4)")
     parser.add_argument("--transport", choices=sorted(TRANSPORTS), default="shm", help="how gradients travel (default shm)")
     parser.add_argument("--workers", type=int, default=2, help="workers (default 2)")
-    parser.add_argument("--only", nargs="+", choices=_KINDS[1:], default=["on", "scraped"], help="beside no page (default: on scraped)")
+    parser.add_argument(
+        "--only",
+        nargs="+",
+        choices=_KINDS[1:],
+        default=["on", "scraped"],
+        help="kinds to compare with a cluster without a page (default: on scraped)",
+    )
     parser.add_argument("--steps", type=int, default=2_000, help="steps of a run (default 2,000: some looks of the page are among them)")
     parser.add_argument("--repeat", type=at_least_one, default=7, help="runs of each kind, by turns (default 7: two minutes)")
     add_json(parser)

@@ -104,12 +104,14 @@ def _row(found: Sequence[tuple[float, float]], plain: Sequence[tuple[float, floa
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--wire", action="append", metavar="FORMAT", help="only this one; may be repeated (default: all)")
+    parser.add_argument("--wire", action="append", metavar="FORMAT", help="format to measure; may be repeated (default: all)")
     parser.add_argument("--what", nargs="+", choices=("bytes", "time", "accuracy"), default=["bytes", "time", "accuracy"])
-    parser.add_argument("--sizes", nargs="+", type=parse_bytes, default=[16 << 20, 64 << 20], help="of the model (default 16 and 64 MiB)")
+    parser.add_argument(
+        "--sizes", nargs="+", type=parse_bytes, default=[16 << 20, 64 << 20], help="bytes of the model (default 16 and 64 MiB)"
+    )
     parser.add_argument("--steps", type=int, default=15, help="timed steps of a run (default 15)")
     parser.add_argument("--turns", type=int, default=3, help="runs of each format, by turns (default 3)")
     parser.add_argument("--train-steps", type=int, default=300, help="steps of the digits model (default 300)")
     parser.add_argument("--seeds", type=int, default=5, help="trainings of each format (default 5)")
-    parser.add_argument("--quiet", action="store_true", help="no progress on standard error")
+    parser.add_argument("--quiet", action="store_true", help="do not report progress on standard error")
     add_json(parser)

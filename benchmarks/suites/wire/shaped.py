@@ -84,5 +84,5 @@ def _words(seconds: float | None, share: float | None) -> tuple[str, str]:
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("--mbit", type=int, nargs="+", default=[100, 1_000], help="rates of the link (default 100 and 1000)")
-    parser.add_argument("--bytes", type=parse_bytes, default=64 << 20, help="of the model, in float32 (default 64 MiB)")
+    parser.add_argument("--bytes", type=parse_bytes, default=64 << 20, help="bytes of the model, float32 (default 64 MiB)")
     add_json(parser)

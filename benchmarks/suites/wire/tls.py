@@ -100,7 +100,9 @@ def _security(kind: str, directory: Path) -> Mapping[str, str]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--bytes", type=parse_bytes, nargs="+", default=[1 << 20, 64 << 20], help="of the model (default 1 and 64 MiB)")
+    parser.add_argument(
+        "--bytes", type=parse_bytes, nargs="+", default=[1 << 20, 64 << 20], help="bytes of the model (default 1 and 64 MiB)"
+    )
     parser.add_argument("--workers", type=int, default=2, help="workers (default 2)")
     parser.add_argument("--steps", type=int, default=100, help="steps to measure; a fifth of them from 16 MiB on (default 100)")
     parser.add_argument("--repeat", type=at_least_one, default=3, help="runs of each kind (default 3)")

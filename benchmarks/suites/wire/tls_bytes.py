@@ -84,6 +84,8 @@ def _row(size: int, title: str, runs: Sequence[Sent]) -> dict[str, Any]:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
-    parser.add_argument("--bytes", type=at_least_one, nargs="+", default=[1 << 20, 64 << 20], help="sizes (default 1 and 64 MiB)")
+    parser.add_argument(
+        "--bytes", type=at_least_one, nargs="+", default=[1 << 20, 64 << 20], help="bytes to transfer (default 1 and 64 MiB)"
+    )
     parser.add_argument("--repeat", type=at_least_one, default=5, help="runs of each way (default 5)")
     add_json(parser)

@@ -22,7 +22,7 @@ def add_audit_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of the subcommand."""
     parser.add_argument("directory", metavar="DIR", help="directory that was given to --history")
     parser.add_argument(
-        "--books-only", action="store_true", help="check the records only; computing the values again takes as long as training did"
+        "--books-only", action="store_true", help="check the records only; recomputing the values takes as long as training did"
     )
     parser.add_argument("--json", action="store_true", help="print JSON")
 

@@ -46,7 +46,7 @@ def add_checkpoint_arguments(parser: argparse.ArgumentParser) -> None:
     exporting.set_defaults(action=_export)
     importing = actions.add_parser(
         "import",
-        help="make a checkpoint of a file that was exported with --slots",
+        help="create a checkpoint from a file that was exported with --slots",
         description="Make a checkpoint of a file: the way back of `export --slots`.",
     )
     importing.add_argument("file", type=Path, metavar="FILE", help="file to read, its name ending in .safetensors")
@@ -73,7 +73,7 @@ def _add_place(parser: argparse.ArgumentParser) -> None:
     # SUPPRESS: a subparser's default would overwrite a value given before the action.
     parser.add_argument(CHECKPOINT_DIR.flag, default=argparse.SUPPRESS, metavar="PLACE", help=CHECKPOINT_DIR.help_text(has_variable=True))
     parser.add_argument(
-        CALLED_CLUSTER.flag, default=argparse.SUPPRESS, metavar="NAME", help="only those of this cluster [LOCKSTEP_CLUSTER]"
+        CALLED_CLUSTER.flag, default=argparse.SUPPRESS, metavar="NAME", help="only checkpoints of this cluster [LOCKSTEP_CLUSTER]"
     )
 
 

@@ -21,7 +21,7 @@ def add_status_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--json", action="store_true", help="print JSON (with --watch: one object after the other)")
     parser.add_argument("--ledger", type=int, default=0, metavar="N", help="also show what the last N steps were made of")
     parser.add_argument("--placement", action="store_true", help="also show on which parameter server each variable lies")
-    parser.add_argument("--watch", action="store_true", help="show it again every second, until Ctrl-C or the chief's end")
+    parser.add_argument("--watch", action="store_true", help="show the status again every second, until Ctrl-C or the chief's end")
 
 
 def run_status(arguments: argparse.Namespace) -> int:

@@ -32,7 +32,9 @@ _KEYS_TO_LEAVE = b"qQ\x03\x04"
 def add_top_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `top`."""
     add_access_arguments(parser)
-    parser.add_argument("--once", action="store_true", help="print it once, after two looks, and end; so it does without a terminal")
+    parser.add_argument(
+        "--once", action="store_true", help="print the screen once, after two readings, and exit; the default without a terminal"
+    )
 
 
 def run_top(arguments: argparse.Namespace) -> int:
