@@ -5,8 +5,8 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from chief.page.cost import Cost
+from chief.page.curves import Point
 from chief.page.event_log import Entry
-from chief.page.history import Point
 from chief.page.recorder import Look
 from ps_protocol.roles.chief import (
     CheckpointStatus,

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from chief.page.cost import Cost, CostCount
-from chief.page.history import History, Point
+from chief.page.curves import Curves, Point
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, Request, WorkerTraffic
@@ -93,7 +93,7 @@ class Recorder:
     ) -> None:
         self._cluster, self._read_metrics, self._clock, self._wall = cluster, read_metrics, clock, wall
         self._lock = threading.Lock()
-        self._history = History()
+        self._curves = Curves()
         self._cost = CostCount()
         self._looks: deque[_Counts] = deque(maxlen=_NUM_LOOKS)
         self._last: Look | None = None
@@ -121,12 +121,12 @@ class Recorder:
     def speed(self, *, after: float) -> list[Point]:
         """Returns the steps a second after a moment, by the time of day."""
         with self._lock:
-            return self._history.speed.points(after=after)
+            return self._curves.speed.points(after=after)
 
     def metrics(self, *, after: float) -> tuple[dict[str, Sequence[Point]], int]:
         """Returns the metrics after a moment, and how many are left out since there are too many."""
         with self._lock:
-            return self._history.metrics(after=after), self._history.num_left_out
+            return self._curves.metrics(after=after), self._curves.num_left_out
 
     @property
     def cells(self) -> Sequence[MetricCell]:
@@ -140,7 +140,7 @@ class Recorder:
             cells = self._read_metrics(status)
             with self._lock:
                 self._cells = cells
-                self._history.add_metrics(cells, step=status.global_step, at=self._wall())
+                self._curves.add_metrics(cells, step=status.global_step, at=self._wall())
 
     def _look_locked(self, last: Look | None, now: float) -> Look:
         status = self._cluster.status(max_ledger_entries=NUM_STEPS)
@@ -155,7 +155,7 @@ class Recorder:
         if not self._looks or now - self._looks[-1].at >= _INTERVAL_S / 2:
             self._looks.append(_Counts(now, status.global_step, accepted, traffic))
             if status.state is ClusterState.TRAINING:
-                self._history.add_step(status.global_step, at=wall)
+                self._curves.add_step(status.global_step, at=wall)
         then = self._looks[0]
         before, passed_s = then.accepted, now - then.at
         is_known = passed_s >= _INTERVAL_S / 2

@@ -1,4 +1,4 @@
-"""Quantities in the course of a training, in bounded memory: the older, the coarser. Knows numbers; no clock, no cluster, no thread."""
+"""The curves of quantities over a training, in bounded memory: the older, the coarser. Knows numbers; no clock, no cluster, no thread."""
 
 import itertools
 import math
@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.shard import MetricCell
 
-# Of the whole course, evenly spread; and the newest besides, each that there was.
+# Of the whole training, evenly spread; and besides each of the newest.
 MAX_POINTS, NUM_NEWEST = 300, 300
 # Of metrics: more charts than a reader can view would only cost memory.
 MAX_METRICS = 40
@@ -37,7 +37,7 @@ class Series:
     def __init__(self) -> None:
         self._newest: deque[_Sum] = deque(maxlen=NUM_NEWEST)
         self._whole: list[_Sum] = []
-        # Of the sums that are added, the whole course has one in so many.
+        # Of the sums that are added, the whole training has one in so many.
         self._stride, self._num_added = 1, 0
 
     def add(self, *, at: float, step: int, total: float, weight: float) -> None:
@@ -69,7 +69,7 @@ def _quotient(one: _Sum, other: _Sum) -> float | None:
     return value if math.isfinite(value) else None
 
 
-class History:
+class Curves:
     """The speed of a training and the metrics that its workers report. Not thread-safe."""
 
     def __init__(self) -> None:

@@ -1,11 +1,11 @@
-"""The page's history of a training: means include every value, and memory is bounded."""
+"""The page's curves of a training: means include every value, and memory is bounded."""
 
 import itertools
 import math
 
 import pytest
 
-from chief.page.history import MAX_METRICS, MAX_NAME, MAX_POINTS, NUM_NEWEST, History, Series
+from chief.page.curves import MAX_METRICS, MAX_NAME, MAX_POINTS, NUM_NEWEST, Curves, Series
 from ps_protocol.roles.shard import MetricCell
 
 
@@ -63,17 +63,17 @@ def test_memory_is_bounded_and_the_whole_course_stays_evenly_spread() -> None:
 
 
 def test_workers_are_taken_together_by_weight() -> None:
-    history = History()
-    history.add_metrics([cell("loss", total=1.0, weight=1.0), cell("loss", total=0.0, weight=1.0, worker=1)], step=1, at=1.0)
-    history.add_metrics([cell("loss", total=3.0, weight=2.0), cell("loss", total=12.0, weight=4.0, worker=1)], step=2, at=2.0)
-    assert history.metrics() == {"loss": [(2.0, 2, 3.5)]}
+    curves = Curves()
+    curves.add_metrics([cell("loss", total=1.0, weight=1.0), cell("loss", total=0.0, weight=1.0, worker=1)], step=1, at=1.0)
+    curves.add_metrics([cell("loss", total=3.0, weight=2.0), cell("loss", total=12.0, weight=4.0, worker=1)], step=2, at=2.0)
+    assert curves.metrics() == {"loss": [(2.0, 2, 3.5)]}
 
 
 def test_names_without_number_and_without_end_are_bounded() -> None:
-    history = History()
+    curves = Curves()
     for at in (1.0, 2.0):
-        history.add_metrics([cell(f"{number:04} {'x' * 5000}", total=at, weight=at) for number in range(1000)], step=int(at), at=at)
-    found = history.metrics()
+        curves.add_metrics([cell(f"{number:04} {'x' * 5000}", total=at, weight=at) for number in range(1000)], step=int(at), at=at)
+    found = curves.metrics()
     assert len(found) == MAX_METRICS
-    assert history.num_left_out == 1000 - MAX_METRICS
+    assert curves.num_left_out == 1000 - MAX_METRICS
     assert max(map(len, found)) <= MAX_NAME
