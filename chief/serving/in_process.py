@@ -109,7 +109,7 @@ class _AtShards:
         report: Callable[[ev.Event], None],
         clock: Callable[[], float],
     ) -> None:
-        self.shard = 0  # the shard of the call under way
+        self.shard = 0  # the shard of the latest call
         self.interrupt: KeyboardInterrupt | None = None
         self._shards, self._authority, self._report, self._clock = shards, authority, report, clock
 

@@ -106,7 +106,7 @@ class Access:
 
     @property
     def security(self) -> Security:
-        """The certificates and options that the channel was made with."""
+        """The security options that the credentials come from."""
         return self._security
 
     def uses_tls(self, address: str) -> bool:

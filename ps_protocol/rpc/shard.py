@@ -261,7 +261,7 @@ class GrpcShard:
 
     @property
     def deadlines(self) -> CallDeadlines:
-        """The timer that ends calls on long-lived streams when their time is up."""
+        """The object that ends calls on long-lived streams when their time is up."""
         return self._deadlines
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:

@@ -80,7 +80,7 @@ class Coder:
 
 
 class Coders:
-    """The converters of pairs, each made when it is first used: most processes use a few. `made` has them."""
+    """The coders of pairs, each made when it is first used: most processes use a few. `made` has them."""
 
     def __init__(self, pairs: Iterable[Pair]) -> None:
         self._pairs = {pair.value: pair for pair in pairs}

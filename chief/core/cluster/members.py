@@ -101,7 +101,7 @@ class PushOutcomes:
 
 
 class MemberState(enum.Enum):
-    """The state of a participant: its lease runs or has ended, it has left, or the chief has forgotten it."""
+    """The state of a participant: its lease runs or has ended, it has left, or the chief has expelled it."""
 
     LIVE = "live"
     LAPSED = "lapsed"
