@@ -1,4 +1,4 @@
-"""How one parameter server is to run, from flags, LOCKSTEP_* and TF_CONFIG. Knows arguments and this machine's memory; no grpc."""
+"""The configuration of one parameter server, from flags, LOCKSTEP_* and TF_CONFIG. Knows arguments and this machine's memory; no grpc."""
 
 import contextlib
 import os

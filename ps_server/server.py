@@ -119,7 +119,7 @@ class ParameterServer:
 
     @property
     def address(self) -> str:
-        """Where it listens; empty before `start`."""
+        """The address of the server; empty before `start`."""
         return self._address
 
     @property

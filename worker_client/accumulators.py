@@ -180,7 +180,7 @@ class _Caller(threading.local):
 
 
 class _RemoteAccumulator:
-    """What dense and sparse accumulators share: the name, the server, and the calls that carry no gradient."""
+    """The common part of dense and sparse accumulators: the name, the server, and the calls that carry no gradient."""
 
     def __init__(self, target: Target, spec: AccumulatorSpec, *, timeout_s: float | None) -> None:
         self.spec = spec

@@ -38,7 +38,7 @@ IN_PROCESS_TIMEOUT_S = 60.0
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """Where to connect, and as whom: `worker_index` None is the lowest free one; an empty `cluster` accepts the chief's."""
+    """The address and identity to connect with: `worker_index` None is the lowest free one; an empty `cluster` accepts the chief's."""
 
     chief: str
     worker_index: int | None

@@ -227,7 +227,7 @@ class Coordinator:
 
     @property
     def state(self) -> ClusterState:
-        """Where the cluster is."""
+        """The state of the cluster."""
         if self._failure:
             return ClusterState.FAILED
         if self._finish_reason:
@@ -573,7 +573,7 @@ class Coordinator:
 
     @property
     def _awaited_workers(self) -> str:
-        """How many workers may still come, in words, to a training that was finished before this chief began; empty: none."""
+        """A description of the workers that may still come to a training that was finished before this chief began; empty: none."""
         num_awaited = (self._settings.config.num_workers or 1) - self._members.num_known_workers
         if self._latecomers_timer.due is None or num_awaited <= 0:
             return ""

@@ -78,7 +78,7 @@ class ShardsRestored:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRestoring:
-    """How far a shard is with the checkpoint that it reads, in bytes (`num_bytes` 0: it has only begun)."""
+    """The bytes of a checkpoint that a shard has read so far (`num_bytes` 0: it has only begun)."""
 
     shard: int
     num_bytes_read: int

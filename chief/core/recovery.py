@@ -44,7 +44,7 @@ _HARMLESS = ("incomplete", "it is of cluster")
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Resumption:
-    """Where training continues: the open step, and, if only some shards have applied it, that step as it was asked for (`redo`)."""
+    """The point at which training continues: the open step, and, if only some shards have applied it, the request for it (`redo`)."""
 
     step: int
     redo: ApplyRequest | None = None

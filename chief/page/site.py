@@ -69,7 +69,7 @@ class Page:
 
     @property
     def url(self) -> str:
-        """Where it serves; empty before `start`."""
+        """The URL of the page; empty before `start`."""
         return self._server.url
 
     @property

@@ -119,12 +119,12 @@ class ChiefServer:
 
     @property
     def address(self) -> str:
-        """Where it listens; empty before `start`."""
+        """The address of the chief; empty before `start`."""
         return self._address
 
     @property
     def page_url(self) -> str:
-        """Where its page is; empty: there is none."""
+        """The URL of the chief's page; empty: there is none."""
         return self._page.url if self._page is not None else ""
 
     async def start(self) -> None:

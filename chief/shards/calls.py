@@ -26,7 +26,7 @@ Result = TypeVar("Result")
 
 
 class Pace(Protocol):
-    """How time passes for coroutines that call shards: on an event loop, not at all, or as a simulation has it."""
+    """The clock of coroutines that call shards: that of an event loop, none, or a simulated one."""
 
     def now(self) -> float:
         """Returns a monotonic time in seconds."""

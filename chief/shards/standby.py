@@ -62,7 +62,7 @@ class Replica:
 
     @property
     def address(self) -> str:
-        """Where it is."""
+        """The address of the replica."""
         return self.link.address
 
 
@@ -304,7 +304,7 @@ class ReplicatedLink:
 
     @property
     def address(self) -> str:
-        """Where the one is that is asked."""
+        """The address of the primary."""
         return self._first.address
 
     @property

@@ -1,4 +1,4 @@
-"""Where checkpoints are kept, as a seam, and a file system's directory as the first such place. Knows names and bytes; no content."""
+"""The storage of checkpoints, as a seam, and a file system's directory as the first such place. Knows names and bytes; no content."""
 
 import errno
 import os

@@ -16,7 +16,7 @@ from ps_protocol.model.variables import Array, DataType
 
 
 class FloatEncoding(enum.Enum):
-    """How the float32 elements of an arena travel; those of other types always travel as they are. Numbers are those of the protocol."""
+    """The encoding of an arena's float32 elements; those of other types are never encoded. Numbers are those of the protocol."""
 
     AS_IS = 0
     BFLOAT16 = 1

@@ -63,7 +63,7 @@ class DataSpec:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class DataMarks:
-    """How far a cluster is, in few bytes: passes before `epoch` are done, and of those in `passes` (by number) what has a bit that is set.
+    """A position in the data, in few bytes: passes before `epoch` are done, and in those of `passes` (by number) the ranges with a set bit.
 
     One bit a range, in the order of the data, the lowest bit of a byte first.
     """
@@ -83,7 +83,7 @@ class DataMarks:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class DataProgress:
-    """How far a cluster is: the pass under way, and the ids of the ranges done of it and of later ones, ascending."""
+    """The position of a cluster in its data: the pass under way, and the ids of the ranges done of it and of later ones, ascending."""
 
     data: DataSpec
     epoch: int

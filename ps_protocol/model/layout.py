@@ -1,4 +1,4 @@
-"""Where each variable of a shard lies in its arena, the pieces of memory that hold one, and whether what they hold is finite.
+"""The place of each variable of a shard in its arena, the pieces of memory that hold one, and whether what they hold is finite.
 
 Knows offsets and arrays; no message, no step.
 """

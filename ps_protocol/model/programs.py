@@ -163,7 +163,7 @@ class Program:
 
     @property
     def num_passes(self) -> int:
-        """How often all blocks must be measured before `run`."""
+        """The number of times that all blocks must be measured before `run`."""
         return self._num_passes
 
     @property

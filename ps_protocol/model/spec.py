@@ -119,7 +119,7 @@ _MAX_SHARD = (1 << 31) - 1
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class PlacementPolicy:
-    """How variables are spread: a strategy, and the size above which a variable without a partition is split along axis 0 (0: never).
+    """The placement of variables: a strategy, and the size above which a variable without a partition is split along axis 0 (0: never).
 
     `loads` (name, load): what "greedy_bytes" balances instead of bytes; a variable's slices share its load by their size. `pins` (name,
     shard): variables that lie there, whatever the strategy; they are not split, count as loads there, and take no turn of "round_robin".

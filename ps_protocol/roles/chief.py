@@ -160,7 +160,7 @@ class CommitResult:
 
 
 class TokenResult(enum.Enum):
-    """How a wait for a token ended."""
+    """The outcome of a wait for a token."""
 
     TOKEN = 1
     WAIT = 2
@@ -259,15 +259,15 @@ Answer_co = TypeVar("Answer_co", covariant=True)
 
 
 class Request(Protocol[Answer_co]):
-    """Something that the chief is asked."""
+    """A request to the chief."""
 
     @property
     def answer(self) -> type[Answer_co]:
-        """What it is answered with."""
+        """The type of the answer."""
 
     @property
     def awaited(self) -> str:
-        """What the caller waits for, in words."""
+        """A description of what the caller waits for."""
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -389,7 +389,7 @@ class DequeueTokenRequest:
 
     @property
     def awaited(self) -> str:
-        """What the caller waits for, in words."""
+        """A description of what the caller waits for."""
         return f"a token after step {self.local_step}"
 
 
@@ -409,7 +409,7 @@ class ChangeSettingsRequest:
 
     @property
     def awaited(self) -> str:
-        """What the caller waits for, in words."""
+        """A description of what the caller waits for."""
         return f"the policy {self.policy.text}" if self.policy is not None else "the optimizer's change"
 
 
@@ -451,7 +451,7 @@ class FinishTrainingRequest:
 
 
 class ClusterState(enum.Enum):
-    """Where the cluster is."""
+    """The state of the cluster."""
 
     CONNECTING = 1
     WAITING_FOR_MODEL = 2
@@ -554,7 +554,7 @@ class CheckpointStatus:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class DataStatus:
-    """How far a cluster is in its training data: the pass under way, and how many of its ranges are done, and leased."""
+    """The position of a cluster in its training data: the pass under way, and how many of its ranges are done, and leased."""
 
     name: str
     epoch: int

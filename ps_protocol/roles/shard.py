@@ -130,7 +130,7 @@ def first_bytes(layout: Layout) -> int:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSettings:
-    """How a shard is to work from now on; a `version` that is not higher than the shard's changes nothing.
+    """The settings of a shard from now on; a `version` that is not higher than the shard's changes nothing.
 
     `accepts_stale`: contributions of steps gone by are staged too, and stay until they are applied or discarded. `applies_on_arrival`: each
     contribution is applied as soon as it is whole, in place and without a lock; that cannot change once anything has been applied.
@@ -290,7 +290,7 @@ class ShardReport:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardStatus:
-    """Whose a shard is, which step it has, and its report.
+    """The owner of a shard, its step, and its report.
 
     `fence`: of the chief that has the shard; NOBODY before one has. `is_alone`: of several replicas, it counted on this one alone.
     `slots`: names of the optimizers' slots, sorted.
@@ -341,7 +341,7 @@ class CheckpointFile:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class SaveProgress:
-    """How far a save is; with DONE the file, with FAILED why."""
+    """The state of a save; with DONE the file, with FAILED why."""
 
     state: SaveState
     file: CheckpointFile | None = None
@@ -366,7 +366,7 @@ class RestoreRequest:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreProgress:
-    """How far a restoration is, in bytes of files."""
+    """The bytes of files that a restoration has read so far."""
 
     is_done: bool
     num_bytes_read: int = 0

@@ -176,7 +176,7 @@ class Connection:
 
     @property
     def channel(self) -> grpc.Channel:
-        """Where a call begins; another one than before once the certificates have changed."""
+        """The channel for the next call; a new one once the certificates have changed."""
         return self._channel.newest()
 
     def path(self, method: str) -> str:

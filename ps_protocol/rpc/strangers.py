@@ -343,7 +343,7 @@ class StrangerGuard:
         self._warning.warn("cut a connection that sent %d KiB, and %s peer=%s cut_so_far=%d", lambda: about)
 
     def _expected_bytes(self, now: float) -> int:
-        """How much more anybody may send, since a call was let in whose connection is not known yet."""
+        """The additional bytes that any stranger may send, since the connection of an admitted call is not known yet."""
         num_expected = sum(now - at < _EXPECTED_S for at in self._expected.copy())
         return MAX_MESSAGE_BYTES if 0 < num_expected <= _MAX_EXPECTED else 0
 

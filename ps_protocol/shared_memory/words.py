@@ -1,4 +1,4 @@
-"""What lies where in the memory that a worker shares with a shard: positions of numbers in a header page. Pure; no mapping, no RPC."""
+"""The layout of the memory that a worker shares with a shard: positions of numbers in a header page. Pure; no mapping, no RPC."""
 
 import enum
 
@@ -50,14 +50,14 @@ DONE, CLOSED = range(16, 18)
 
 
 class SegmentKind(enum.IntEnum):
-    """What a segment holds."""
+    """The contents of a segment."""
 
     VARIABLES = 1
     GRADIENTS = 2
 
 
 class PushMode(enum.IntEnum):
-    """How a shard takes contributions that lie in buffers."""
+    """The way in which a shard takes contributions that lie in buffers."""
 
     # Each by a call that names its buffer: they are applied on arrival.
     BY_CALL = 0

@@ -35,7 +35,7 @@ _MAX_LOOKS = 3
 
 
 class SharedVariables:
-    """What a shard publishes, for reading. Thread-safe."""
+    """The variables that a shard publishes, for reading. Thread-safe."""
 
     def __init__(self, segment: SharedSegment, *, layout_hash: str) -> None:
         self._arenas = segment.arenas
@@ -287,7 +287,7 @@ class SharedMemoryShard:
 
     @property
     def address(self) -> str:
-        """Where the server listens."""
+        """The address of the server."""
         return self._shard.address
 
     def read_variables(

@@ -36,7 +36,7 @@ Receive = Callable[[memoryview], int]
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Invitation:
-    """Where to connect to, and the secret to say there first. `path` is that of a Unix socket; empty: the server's host, at `port`.
+    """The address to connect to, and the secret to send first. `path` is that of a Unix socket; empty: the server's host, at `port`.
 
     A caller believes neither host nor path: it connects to the address that it calls the server by, and the port or suffix of its data.
     """

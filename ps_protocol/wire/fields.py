@@ -72,7 +72,7 @@ def _no_message(value: Any, message: Any) -> None:
 
 @light_dataclass(frozen=True, slots=True)
 class Coder:
-    """What encodes and decodes one kind of value; `write` does it into an empty message."""
+    """The functions that encode and decode one kind of value; `write` encodes into an empty message."""
 
     encode: Encode
     decode: Decode

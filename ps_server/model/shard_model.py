@@ -259,7 +259,7 @@ class ShardModel:
 
     @property
     def memory(self) -> VariablesMemory:
-        """Where both copies of the variables lie."""
+        """The memory of both copies of the variables."""
         return self._arena.memory
 
     @property

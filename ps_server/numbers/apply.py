@@ -38,7 +38,7 @@ class StripeRunner(Protocol):
 
     @property
     def num_threads(self) -> int:
-        """How many may work at once, the caller's included; at least 1."""
+        """The number of threads that may work at once, the caller's included; at least 1."""
 
     def run(self, work: Callable[[int], None], *, num_threads: int) -> None:
         """Calls `work(0)` here, and `work(1)` to `work(num_threads - 1)` in other threads as far as they are free; returns when all have

@@ -103,7 +103,7 @@ class MemoryBudget:
 
 
 class VariablesMemory(Protocol):
-    """Where both copies of a shard's variables lie, and the words that say which steps these are, as `shared_memory` has them."""
+    """The memory of both copies of a shard's variables, and the words that say which steps these are, as `shared_memory` has them."""
 
     @property
     def arenas(self) -> tuple[Array, ...]:

@@ -1,4 +1,4 @@
-"""What is under way between the shard and one caller: push, creation, reading. Copies bytes outside the shard's lock; knows no wire."""
+"""The calls under way between the shard and one caller: push, creation, reading. Copies bytes outside the shard's lock; knows no wire."""
 
 import threading
 import weakref

@@ -187,7 +187,7 @@ def _seed(seed: int) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """How variables are spread over parameter servers.
+    """The placement of variables on parameter servers.
 
     `strategy`: "greedy_bytes" (each to the shard with the least load so far) or "round_robin" (dealt out in order). `pins`: name to the
     shard where that variable lies, whatever the strategy. `load`: what "greedy_bytes" balances, as a function of a variable's

@@ -62,12 +62,12 @@ class WireFormat:
 
     @property
     def gradient_encoding(self) -> FloatEncoding:
-        """How gradients travel."""
+        """The encoding of gradients."""
         return FloatEncoding.TOP_K if isinstance(self.gradients, TopK) else _GRADIENTS[self.gradients]
 
     @property
     def variable_encoding(self) -> FloatEncoding:
-        """How variables travel."""
+        """The encoding of variables."""
         return _VARIABLES[self.variables]
 
     @property

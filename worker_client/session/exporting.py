@@ -35,7 +35,7 @@ class WorkerMetrics:
 
     @property
     def url(self) -> str:
-        """Where it serves; empty: nowhere."""
+        """The URL of the metrics; empty: they are not served."""
         return f"{self._server.url}{PATH.removeprefix('/')}" if self._is_serving else ""
 
     def start(self, families: Callable[[], Iterable[Family]], *, worker: int) -> None:

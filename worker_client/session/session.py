@@ -97,7 +97,7 @@ class Session:
 
     @property
     def metrics_url(self) -> str:
-        """Where this worker serves its metrics; empty: nowhere."""
+        """The URL of this worker's metrics; empty: they are not served."""
         return "" if self._metrics is None else self._metrics.url
 
     @property

@@ -1,4 +1,4 @@
-"""What a worker does with its shards and its memory, at one place: reads, stages, pushes. Knows shards by their seam; asks no chief.
+"""The work of a worker with its shards and its memory, at one place: reads, stages, pushes. Knows shards by their seam; asks no chief.
 
 Once the participant's epoch is over, every call raises the servers' error for that, and another training takes this one's place.
 """

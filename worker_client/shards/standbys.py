@@ -179,7 +179,7 @@ class ReplicatedShard:
 
     @property
     def address(self) -> str:
-        """Where the first one is."""
+        """The address of the primary."""
         return self._order[0]
 
     @property

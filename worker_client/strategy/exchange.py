@@ -69,7 +69,7 @@ def exchange_text(number: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Place:
-    """Where in the program an exchange is: in which step, which call of it (even: between calls), which reduction, which part of that."""
+    """The place of an exchange in the program: step, which call of it (even: between calls), which reduction, which part of that."""
 
     step: int
     call: int

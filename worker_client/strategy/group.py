@@ -16,7 +16,7 @@ _WIRE_DTYPES = ("float16", "float32")
 
 @dataclass(frozen=True, slots=True)
 class CollectiveHints:
-    """How a reduction over processes is done. No effect in one process.
+    """Options of a reduction over processes. No effect in one process.
 
     `bytes_per_pack`: values of one batch go together up to so many bytes of arrays, then the next ones (0: all at once), so that worker 0
     need not hold all replicas' at once. The limit is `timeout_seconds` (None: 60). `wire_dtype`, "float16" or "float32": wider
@@ -69,7 +69,7 @@ def combine(op: ReduceOp | None, contributions: Mapping[int, Any]) -> Any:
 
 
 class Cell(Protocol):
-    """Where one copy of a variable lies."""
+    """The place of one copy of a variable."""
 
     @property
     def device(self) -> str:

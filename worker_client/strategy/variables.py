@@ -16,7 +16,7 @@ from worker_client.strategy.values import PerReplica, check_alike, map_replicas
 
 
 class VariableAggregation(enum.Enum):
-    """How the different values that the replicas write become one."""
+    """The rule by which the values that replicas write become one."""
 
     NONE = "NONE"
     SUM = "SUM"
@@ -82,7 +82,7 @@ class VariableCopy:
 
     @property
     def device(self) -> str:
-        """Where the copy lies."""
+        """The device of the copy."""
         return self._cell.device
 
     @property
@@ -187,7 +187,7 @@ class Variable:
 
     @property
     def device(self) -> str:
-        """Where the variable lies, or its first copy."""
+        """The device of the variable, or of its first copy."""
         return self._copies[min(self._copies)].device
 
     def read_value(self) -> Array:

@@ -56,7 +56,7 @@ class ShardTable:
 
     @property
     def addresses(self) -> tuple[str, ...]:
-        """Where the shards are, by index."""
+        """The addresses of the shards, by index."""
         return tuple(record.address for record in self._records)
 
     @property
