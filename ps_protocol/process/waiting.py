@@ -9,7 +9,7 @@ import math
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
@@ -64,6 +64,7 @@ def delays_s(rng: random.Random, *, first_s: float = FIRST_DELAY_S, max_s: float
 MAX_PAUSE_S = 1.0
 
 Result = TypeVar("Result")
+Piece = TypeVar("Piece")
 
 
 # Whether this process was stopped for seconds since a moment, by `time.monotonic()`.
@@ -205,19 +206,39 @@ _GRACE_S = 1.0
 _ALARM_INTERVAL_S = 2.0
 
 
+class Progress:
+    """Counts the pieces of payloads that have moved, for a `SilenceWatch` to see. Any thread may count; none needs to be exact."""
+
+    __slots__ = ("num_pieces",)
+
+    def __init__(self) -> None:
+        self.num_pieces = 0
+
+    def counted(self, pieces: Iterable[Piece]) -> Iterator[Piece]:
+        """Yields the pieces, each of which counts once the next one is asked for."""
+        for piece in pieces:
+            yield piece
+            self.num_pieces += 1
+
+
 class _Call:
     """One call, watched within its `with` block. One object a call, because that is all that every call pays."""
 
-    __slots__ = ("_calls", "_expected_s", "alarm", "next_alarm_s", "next_notice_s", "started_s", "what")
+    __slots__ = ("_calls", "_expected_s", "alarm", "late_s", "next_alarm_s", "next_notice_s", "num_pieces", "progress", "started_s", "what")
 
-    def __init__(self, calls: "dict[int, _Call]", what: str, expected_s: float, alarm: Callable[[], None] | None) -> None:
-        self._calls, self.what, self._expected_s, self.alarm = calls, what, expected_s, alarm
-        self.started_s = self.next_notice_s = self.next_alarm_s = 0.0
+    def __init__(
+        self, calls: "dict[int, _Call]", what: str, expected_s: float, alarm: Callable[[], None] | None, progress: Progress | None
+    ) -> None:
+        self._calls, self.what, self._expected_s, self.alarm, self.progress = calls, what, expected_s, alarm, progress
+        self.started_s = self.late_s = self.next_notice_s = self.next_alarm_s = 0.0
+        self.num_pieces = 0
 
     def __enter__(self) -> None:
         self.started_s = time.monotonic()
-        self.next_notice_s = self.started_s + max(FIRST_NOTICE_S, self._expected_s and self._expected_s + _GRACE_S)
+        self.late_s = self.next_notice_s = self.started_s + max(FIRST_NOTICE_S, self._expected_s and self._expected_s + _GRACE_S)
         self.next_alarm_s = self.started_s + self._expected_s + _GRACE_S
+        if self.progress is not None:
+            self.num_pieces, self.next_notice_s = self.progress.num_pieces, self.started_s + FIRST_NOTICE_S
         self._calls[id(self)] = self
 
     def __exit__(self, *_: object) -> None:
@@ -233,13 +254,17 @@ class SilenceWatch:
         self._looked_s, self._went_on_s = time.monotonic(), -math.inf
         threading.Thread(target=self._run, name="lockstep-silence", daemon=True).start()
 
-    def expecting(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+    def expecting(
+        self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None, progress: Progress | None = None
+    ) -> AbstractContextManager[None]:
         """Watches the enclosed call: logs a warning once it has taken 2 s, and 1 s more than `expected_s`; then every 10 s.
+
+        `progress` counts what moves meanwhile: the warning comes as soon as nothing has moved for 2 s.
 
         `alarm` is called, in another thread, once it has taken 1 s more than `expected_s`, then every 2 s. It must not block. Where `what`
         is empty, nothing is logged: others speak for it.
         """
-        return _Call(self._calls, what, expected_s, alarm)
+        return _Call(self._calls, what, expected_s, alarm, progress)
 
     def stood_still(self, since_s: float) -> bool:
         """Whether the process did not run for 5 s or more since `since_s`: it was stopped, or its machine slept."""
@@ -265,6 +290,9 @@ def _look(call: _Call, now: float) -> None:
     if call.alarm is not None and now >= call.next_alarm_s:
         call.next_alarm_s = now + _ALARM_INTERVAL_S
         call.alarm()
+    if call.progress is not None and call.num_pieces != call.progress.num_pieces:
+        call.num_pieces = call.progress.num_pieces
+        call.next_notice_s = max(call.next_notice_s, min(now + FIRST_NOTICE_S, call.late_s))
     # Half an interval early rather than late.
     if call.what and now + _LOOK_INTERVAL_S >= call.next_notice_s:
         call.next_notice_s = now + NOTICE_INTERVAL_S

@@ -15,7 +15,7 @@ from ps_protocol.errors import MalformedMessage, PsError, StepNotReady, Unavaila
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.memory import keep_freed_memory
-from ps_protocol.process.waiting import CallDeadlines
+from ps_protocol.process.waiting import CallDeadlines, Progress
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.shard import (
     MAX_STEP,
@@ -89,9 +89,10 @@ def receive_into(messages: Iterator[bytes], writer: FrameWriter, *, wanted: int 
 class VariablesStreams:
     """Thread-safe. At most one step is expected on a stream; a read of anything else breaks it off, since its answer may be large."""
 
-    def __init__(self, streams: Streams, *, payloads: Payloads) -> None:
+    def __init__(self, streams: Streams, *, payloads: Payloads, progress: Progress) -> None:
         self._streams = streams
         self._payloads = payloads
+        self._progress = progress
 
     def expect(self, request: ReadRequest, *, timeout_s: float) -> None:
         """Asks for a step that need not be there yet, and does not wait for it. Raises what `Streams.use` raises."""
@@ -162,6 +163,7 @@ class VariablesStreams:
                 if again.HasField("error"):
                     return decode_call_error(again.error)
                 raise MalformedMessage("a header came again in the middle of an answer")
+            self._progress.num_pieces += 1
             if frame is None or not frame.data:
                 # Otherwise a server could do so without end.
                 raise MalformedMessage("a message in the middle of an answer has no bytes of it")
@@ -176,6 +178,7 @@ class VariablesStreams:
 
         def fill(receive: Receive) -> bool:
             writer.fill(receive)
+            self._progress.num_pieces += 1
             return True
 
         return data_socket.receive(data_socket.last_number, num_bytes, fill)
@@ -223,7 +226,8 @@ class GrpcShard:
     Nothing is sent before the first call. `index` and `cluster` are what `handshake` insists on; None and "" accept any.
     `variables_encoding`: see `know_layout`. What is called with every step goes over long-lived streams, of which each call has one to
     itself. `least_socket_bytes`: gradients and variables of so many bytes travel over data sockets beside them, where the server has those;
-    None: nothing does. `must_use_sockets`: raise Unimplemented or Unavailable where they cannot be had.
+    None: nothing does. `must_use_sockets`: raise Unimplemented or Unavailable where they cannot be had. `progress`: what counts the pieces
+    of all large payloads; the caller may share it with others.
     """
 
     def __init__(
@@ -236,15 +240,17 @@ class GrpcShard:
         access: Access = DEFAULT_ACCESS,
         least_socket_bytes: int | None = None,
         must_use_sockets: bool = False,
+        progress: Progress | None = None,
     ) -> None:
         self.address = address
+        self._progress = progress or Progress()
         self._index, self._cluster = index, cluster
         self._connection = Connection(address, name=name_of(Role.PARAMETER_SERVER, index), service=SERVICE, access=access)
         self._deadlines = CallDeadlines()
         self._pushes = Streams(self._connection, "Push", deadlines=self._deadlines)
         self._reads = Streams(self._connection, "Read", deadlines=self._deadlines)
         self._payloads = Payloads(self._connection, least_bytes=least_socket_bytes, is_required=must_use_sockets)
-        self._variables = VariablesStreams(self._reads, payloads=self._payloads)
+        self._variables = VariablesStreams(self._reads, payloads=self._payloads, progress=self._progress)
         self._variables_encoding = variables_encoding
         self._layouts: dict[str, Layout] = {}
         self._is_prepared = False
@@ -282,7 +288,7 @@ class GrpcShard:
         header = pb.CreateVariablesRequest(spec=codec.encode(spec))
         answer = self._connection.stream_up(
             "CreateVariables",
-            encode_stream(header, values),
+            self._progress.counted(encode_stream(header, values)),
             pb.CreateVariablesResponse,
             timeout_s=_limit(timeout_s),
             awaited=f"the creation of {len(spec.layout.slices)} variables",
@@ -336,7 +342,10 @@ class GrpcShard:
             data_socket = self._payloads.socket_for(use, gradients.nbytes)
             if data_socket is None:
                 message.ClearField("payload")
-                received = _exchange(use.stream, encode_stream(pb.PushRequest(header=message), gradients), num_bytes=gradients.nbytes)
+                messages = encode_stream(pb.PushRequest(header=message), gradients)
+                if gradients.nbytes > _SMALL_BYTES:
+                    messages = self._progress.counted(messages)
+                received = _exchange(use.stream, messages, num_bytes=gradients.nbytes)
             else:
                 received = self._exchange_by_socket(use, data_socket, message, gradients)
             answer = decode_message(pb.PushResponse, received)
@@ -376,7 +385,7 @@ class GrpcShard:
                 meanwhile(step_of(first))
                 is_over.set()
                 messages = itertools.chain([first], messages)
-            return receive_into(messages, into.writer(), wanted=request.step)
+            return receive_into(self._progress.counted(messages), into.writer(), wanted=request.step)
 
         try:
             return self._connection.stream_both(
@@ -413,7 +422,7 @@ class GrpcShard:
         header.payload.CopyFrom(payload)
         use.stream.send(pb.PushRequest(header=header).SerializeToString())
         use.stream.flush()
-        chunks = (data for _, data in gradients.chunks(FRAME_BYTES))
+        chunks = self._progress.counted(data for _, data in gradients.chunks(FRAME_BYTES))
         with contextlib.suppress(Unavailable):  # the answer says why the server has closed it
             data_socket.send(payload.number, gradients.nbytes, chunks)
         return use.stream.receive()

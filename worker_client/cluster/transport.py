@@ -1,6 +1,7 @@
 """How calls travel between a participant and its cluster: over gRPC, or within this process. Knows clients; no model, no step."""
 
 import logging
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol
@@ -10,7 +11,7 @@ from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process import waiting
 from ps_protocol.process.history import HistoryWriter
-from ps_protocol.process.waiting import SilenceWatch
+from ps_protocol.process.waiting import Progress, SilenceWatch
 from ps_protocol.roles.chief import Chief, Participant
 from ps_protocol.roles.identity import HandshakeReply
 from ps_protocol.roles.shard import PushHeader, PushReply, Shard, ShardStatus
@@ -91,8 +92,10 @@ class Transport(Protocol):
     ) -> SharingShard | None:
         """Returns a shard that takes the place of `shard` and shares memory; None if that cannot be. `where` names it in messages."""
 
-    def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
-        """Has the enclosed call spoken for while it hangs; `alarm` as `SilenceWatch.expecting` has it."""
+    def watching(
+        self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None, shard: int | None = None
+    ) -> AbstractContextManager[None]:
+        """Has the enclosed call spoken for while it hangs; `alarm` as `SilenceWatch.expecting` has it. `shard`: whose payload it moves."""
 
     def stood_still(self, since_s: float) -> bool:
         """Whether this process did not run for seconds since a moment of `time.monotonic()`, so that no answer could reach it."""
@@ -147,7 +150,9 @@ class LocalTransport:
         """Returns None: there is one memory."""
         return None
 
-    def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+    def watching(
+        self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None, shard: int | None = None
+    ) -> AbstractContextManager[None]:
         """No call hangs."""
         return _UNWATCHED
 
@@ -188,6 +193,8 @@ class GrpcTransport:
         self._must_share = chosen == "shared_memory"
         # The last one of each shard.
         self._clients: dict[int, GrpcShard] = {}
+        # Of each shard, whichever of its servers has it.
+        self._progress: defaultdict[int, Progress] = defaultdict(Progress)
         self._has_spoken = False
         self._watch = SilenceWatch()
 
@@ -288,9 +295,11 @@ class GrpcTransport:
             self._say(error, where, is_odd=is_same_host and layout.nbytes > 0)
             return None
 
-    def watching(self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None) -> AbstractContextManager[None]:
+    def watching(
+        self, what: str, *, expected_s: float = 0.0, alarm: Callable[[], None] | None = None, shard: int | None = None
+    ) -> AbstractContextManager[None]:
         """Has the enclosed call spoken for while it hangs."""
-        return self._watch.expecting(what, expected_s=expected_s, alarm=alarm)
+        return self._watch.expecting(what, expected_s=expected_s, alarm=alarm, progress=None if shard is None else self._progress[shard])
 
     def stood_still(self, since_s: float) -> bool:
         """Whether this process did not run for seconds since then."""
@@ -309,6 +318,7 @@ class GrpcTransport:
             access=self.access,
             least_socket_bytes=self._least_socket_bytes,
             must_use_sockets=self._must_use_sockets,
+            progress=self._progress[index],
         )
         return client
 

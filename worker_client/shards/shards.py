@@ -368,7 +368,7 @@ class Shards:
             if len(parts) == 1:
                 # As `_one` does it, by a frame less: it is the way of every step.
                 subject, transfer_s = self._subject(0, what), num_bytes[0] / SLOWEST_BYTES_PER_S
-                with self._transport.watching(subject, expected_s=transfer_s):
+                with self._transport.watching(subject, expected_s=transfer_s, shard=0):
                     limit_s, stood_still = self._transport.timeout_s + transfer_s, self._transport.stood_still
                     attempt = partial(push, 0, self._shards[0])
                     return [waiting.call(attempt, what=subject, timeout_s=limit_s, stop=self._closed, stood_still=stood_still)]
@@ -449,7 +449,7 @@ class Shards:
     def _one(self, index: int, what: str, call: Callable[[float], Result], *, num_bytes: int = 0) -> Result:
         """Returns `call(timeout_s)`, a call of one shard, which may take longer the more it transfers."""
         subject, transfer_s = self._subject(index, what), num_bytes / SLOWEST_BYTES_PER_S
-        with self._transport.watching(subject, expected_s=transfer_s):
+        with self._transport.watching(subject, expected_s=transfer_s, shard=index if num_bytes else None):
             limit_s, stood_still = self._transport.timeout_s + transfer_s, self._transport.stood_still
             return waiting.call(call, what=subject, timeout_s=limit_s, stop=self._closed, stood_still=stood_still)
 

@@ -1,6 +1,7 @@
 """Payloads over data sockets: a server's checks of a raw one, a client's recovery from a broken one, and admission by the listener."""
 
 import contextlib
+import itertools
 import logging
 import os
 import signal
@@ -21,6 +22,7 @@ import pytest
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import Cancelled, DeadlineExceeded, MalformedMessage, PsError, StepGone, Unavailable, Unimplemented
 from ps_protocol.model.layout import Segments, aligned_bytes
+from ps_protocol.process.waiting import Progress
 from ps_protocol.roles.identity import Address
 from ps_protocol.roles.shard import PushResult
 from ps_protocol.rpc import payloads
@@ -294,6 +296,21 @@ def test_encoded_variables_and_contributions_arrive_as_over_grpc() -> None:
                 assert shard.read_variables(Segments([memory]), epoch=EPOCH, step=1, layout_hash=LARGE.hash) == 1
             assert into.tobytes() == other.tobytes()
             assert client.uses_sockets and not plain.uses_sockets
+
+
+@pytest.mark.parametrize("way", ["sockets", "grpc"])
+def test_each_megabyte_of_a_payload_counts_as_progress(way: str) -> None:
+    with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
+        progress, must = Progress(), way == "sockets"
+        options: dict[str, Any] = {"least_socket_bytes": 1 if must else None, "must_use_sockets": must, "progress": progress}
+        with contextlib.closing(WholeGrpcShard(server.address, **options)) as shard:
+            trainer, counts = Trainer(shard, LARGE), [0]
+            for transfer in (trainer.create, trainer.read, lambda: trainer.push(trainer.header(0))):
+                transfer()
+                counts.append(progress.num_pieces)
+            least = {"sockets": 1, "grpc": 15}[way]
+            created, read, pushed = (after - before for before, after in itertools.pairwise(counts))
+            assert created >= 15 and read >= least and pushed >= 15
 
 
 def test_an_encrypted_server_refuses_data_sockets_with_a_reason(tmp_path: Path) -> None:

@@ -92,3 +92,38 @@ def test_a_watch_knows_that_its_process_stood_still(monkeypatch: pytest.MonkeyPa
         assert watch.stood_still(began)
     finally:
         watch.close()
+
+
+def test_a_transfer_of_which_nothing_moves_is_reported_after_2_s_and_one_that_moves_when_it_is_late(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    now, progress = [100.0], waiting.Progress()
+    watch = waiting.SilenceWatch()
+
+    def reported(what: str) -> bool:
+        return f"no answer yet from {what}," in caplog.text
+
+    def pass_2_s(*, num_pieces: int) -> None:
+        """Has the watch look again, at all calls from the earliest on."""
+        marker = f"marker at {now[0]}"
+        progress.num_pieces += num_pieces
+        with watch.expecting(marker):
+            now[0] += 2.0
+            assert any(reported(marker) or pause.wait(0.01) for pause in itertools.repeat(threading.Event(), 5_000))
+
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+    try:
+        with watch.expecting("ps 0", expected_s=60.0, progress=progress):
+            for _ in range(10):
+                pass_2_s(num_pieces=1)
+                assert not reported("ps 0")
+            pass_2_s(num_pieces=0)
+            assert reported("ps 0")
+        with watch.expecting("ps 1", expected_s=5.0, progress=progress):
+            for _ in range(2):
+                pass_2_s(num_pieces=1)
+                assert not reported("ps 1")
+            pass_2_s(num_pieces=1)
+            assert reported("ps 1"), "it moves, and takes 6 s"
+    finally:
+        watch.close()
