@@ -1,6 +1,7 @@
 """From arguments and the environment to a session or an observer, over gRPC or in this process. Knows addresses; no model, no step."""
 
 import os
+import reprlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -182,8 +183,13 @@ def resolve(environment: Mapping[str, str], *, chief: str | None, worker_index: 
         index = tf_config.task_index if index is None and tf_config.task_type == "worker" else index
     if not address:
         raise InvalidSpec("no chief to connect to: pass connect('host:port'), set LOCKSTEP_CHIEF, or start this program by `lockstep up`")
+    if not isinstance(address, str):
+        raise InvalidSpec(f"chief: got {reprlib.repr(address)}, want a str such as '127.0.0.1:5000' or 'unix:/path'")
     _check_index(index)
-    return Target(chief=address, worker_index=index, cluster=cluster if cluster is not None else environment.get("LOCKSTEP_CLUSTER", ""))
+    name = cluster if cluster is not None else environment.get("LOCKSTEP_CLUSTER", "")
+    if not isinstance(name, str):
+        raise InvalidSpec(f"cluster: got {reprlib.repr(name)}, want a str")
+    return Target(chief=address, worker_index=index, cluster=name)
 
 
 def _index_of(text: str) -> int:
@@ -202,7 +208,11 @@ def _wire(wire: str | WireFormat | None) -> WireFormat:
 
 
 def _checked_timeout(timeout_s: float) -> float:
-    if not timeout_s > 0:
+    try:
+        is_time = timeout_s > 0
+    except TypeError:
+        is_time = False
+    if not is_time:
         raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
     return timeout_s
 

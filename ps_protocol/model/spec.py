@@ -6,6 +6,7 @@ Knows no address and no value.
 import itertools
 import math
 import reprlib
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -65,8 +66,12 @@ class ClipSpec:
     def __post_init__(self) -> None:
         for name in ("value", "norm", "global_norm"):
             limit = getattr(self, name)
-            if not (math.isfinite(limit) and limit >= 0):
-                raise InvalidSpec(f"clip: {name} = {limit!r}, want a finite number > 0, or 0 for no limit")
+            try:
+                is_limit = 0 <= limit <= sys.float_info.max
+            except TypeError:
+                is_limit = False
+            if not is_limit:
+                raise InvalidSpec(f"clip: {name} = {reprlib.repr(limit)}, want a finite number > 0, or 0 for no limit")
 
     @property
     def needs_norms(self) -> bool:

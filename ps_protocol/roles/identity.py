@@ -46,6 +46,8 @@ def parse_address(text: str, *, is_bind: bool = False) -> Address:
     """Returns the parts of an address; raises InvalidSpec with both forms in its text. Port 0 (any free port) only where `is_bind`."""
     if text.startswith("unix:"):
         return _unix(text)
+    if "://" in text:
+        raise _invalid(text, f"it has no scheme; leave out {text.partition('://')[0] + '://'!r}")
     host, colon, port_text = text.rpartition(":")
     if host.startswith("[") and host.endswith("]"):
         host = host[1:-1]

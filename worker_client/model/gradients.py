@@ -535,7 +535,10 @@ def _number(name: str, value: object) -> float:
     plain = plain_number(value)  # type: ignore[arg-type]
     if isinstance(plain, bool) or not isinstance(plain, (int, float)):
         raise InvalidSpec(f"metric {name!r}: got {value!r}, want a number, or a tuple of number and weight")
-    return float(plain)
+    try:
+        return float(plain)
+    except OverflowError:
+        raise InvalidSpec(f"metric {name!r}: the whole number is too large for a float64") from None
 
 
 def _arena(layout: Layout, segments: Segments, absent: frozenset[str]) -> ShardPart:

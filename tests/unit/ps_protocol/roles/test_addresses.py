@@ -17,7 +17,7 @@ def test_address_is_read_and_written_alike(text: str) -> None:
         ("", "no host and port"),
         ("host", "no host and port"),
         (":5000", "no host and port"),
-        ("http://host:5000", "IPv6 host needs brackets"),
+        ("http://host:5000", "it has no scheme; leave out 'http://'"),
         ("ho st:5000", "no host and port"),
         ("::1:5000", "IPv6 host needs brackets"),
         ("host:port", "port 'port' is not a number"),

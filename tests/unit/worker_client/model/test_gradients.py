@@ -269,6 +269,15 @@ def test_a_metric_may_be_the_scalar_of_any_library() -> None:
 def test_metrics_are_numbers_with_or_without_weights() -> None:
     found = as_metrics({"loss": np.float32(0.5), "accuracy": (np.array(1), 32)})  # type: ignore[dict-item]
     assert found == {"loss": Metric(value=0.5), "accuracy": Metric(value=1.0, weight=32.0)}
-    for bad in ({"loss": "low"}, {"loss": None}, {"loss": True}, {"": 1.0}, {"loss": (1.0, -1)}, [("loss", 1.0)], {"loss": np.ones(2)}):
+    for bad in (
+        {"loss": "low"},
+        {"loss": None},
+        {"loss": True},
+        {"": 1.0},
+        {"loss": (1.0, -1)},
+        {"loss": 10**400},
+        [("loss", 1.0)],
+        {"loss": np.ones(2)},
+    ):
         with pytest.raises(InvalidSpec):
             as_metrics(bad)  # type: ignore[arg-type]

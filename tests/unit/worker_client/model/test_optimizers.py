@@ -11,6 +11,7 @@ import worker_client
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, Schedule
 from ps_protocol.model.optimizers import OPTIMIZERS as SPECIFIED
+from ps_protocol.model.spec import ClipSpec
 from ps_protocol.process.waiting import Wait
 from worker_client.opening import Target, resolve
 
@@ -148,6 +149,27 @@ def test_the_public_surface_has_the_listed_names() -> None:
 def test_an_invalid_time_limit_is_refused(timeout_s: Any) -> None:
     with pytest.raises(InvalidSpec, match="timeout_s: got"):
         Wait("worker 0", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), 0, "3", None])
+def test_connecting_refuses_an_invalid_time_limit(timeout_s: Any) -> None:
+    with pytest.raises(InvalidSpec, match="timeout_s: got"):
+        worker_client.connect("127.0.0.1:1", timeout_s=timeout_s)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [({"chief": 5000}, "chief: got 5000, want a str"), ({"chief": "127.0.0.1:1", "cluster": 3}, "cluster: got 3, want a str")],
+)
+def test_connecting_refuses_what_is_no_text(arguments: dict[str, Any], words: str) -> None:
+    with pytest.raises(InvalidSpec, match=words):
+        worker_client.connect(**arguments)
+
+
+@pytest.mark.parametrize("limit", ["x", None, float("nan"), -1, 10**400])
+def test_clipping_refuses_a_limit_that_is_no_finite_number(limit: Any) -> None:
+    with pytest.raises(InvalidSpec, match="clip: norm = "):
+        ClipSpec(norm=limit)
 
 
 FACTORIES = [
