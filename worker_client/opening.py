@@ -74,8 +74,8 @@ def connect(
     `transport` is how dense gradients and variables come to the parameter servers and back: "shared_memory" (they lie in memory that worker
     and server share; only on one host), "sockets" (TCP or Unix sockets of their own; only where nothing is encrypted), "grpc", or "auto":
     with each server shared memory where it can be had, else sockets if they are large, else gRPC. None: LOCKSTEP_TRANSPORT, else "auto".
-    If "shared_memory" cannot be had, `create_or_join()` raises MemoryNotShared; "sockets": Unimplemented or Unavailable. `wire` is how they travel:
-    "float32", "bfloat16", "float16", or a `WireFormat`; None: LOCKSTEP_WIRE, else as they are. Nothing travels in shared memory.
+    If "shared_memory" cannot be had, `create_or_join()` raises MemoryNotShared; "sockets": Unimplemented or Unavailable. `wire` is how they
+    travel: "float32", "bfloat16", "float16", or a `WireFormat`; None: LOCKSTEP_WIRE, else as they are. Nothing travels in shared memory.
 
     `security` proves who this is and says to whom it talks: a `Security` with `token` or `token_file` (lines `role token`, read again when
     it changes) and the files `tls_ca`, `tls_cert`, `tls_key`, or `tls=True`: TLS with the system's authorities. None: LOCKSTEP_TOKEN,
