@@ -114,7 +114,10 @@ def check_name(name: str) -> str:
 def check_room(num_bytes: int, *, num_free_bytes: int | None, place: str) -> None:
     """Raises StorageFull if fewer bytes are free than needed."""
     if num_free_bytes is not None and num_bytes > num_free_bytes:
-        raise StorageFull(f"checkpoint: need {size_text(num_bytes)}, {size_text(num_free_bytes)} free on {place}; training continues")
+        need, free = size_text(num_bytes), size_text(num_free_bytes)
+        if need == free:  # rounded, it would read as room enough
+            need, free = f"{num_bytes} bytes", f"{num_free_bytes} bytes"
+        raise StorageFull(f"checkpoint: need {need}, {free} free on {place}; training continues")
 
 
 def check_files(files: Sequence[CheckpointFile], sizes: Mapping[str, int], *, where: str) -> None:

@@ -94,11 +94,14 @@ def test_the_disk_writes_the_first_bytes_while_later_bytes_are_produced(tmp_path
     assert sent[:3] == [(0, 4 << 20), (4 << 20, 4 << 20), (0, 0)]
 
 
-def test_save_without_room_is_refused_before_it_begins(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("num_bytes", "words"), [(4 << 30, r"need 4\.0 GiB, 256\.0 KiB free"), ((256 << 10) + 1, r"need 262145 bytes, 262144 bytes free")]
+)
+def test_save_without_room_is_refused_before_it_begins(num_bytes: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=256, f_frsize=1024))
-    with pytest.raises(StorageFull, match=rf"need 4\.0 GiB, 256\.0 KiB free on {tmp_path}; training continues"):
-        with storage.create("t", "a", num_bytes=4 << 30):
+    with pytest.raises(StorageFull, match=rf"{words} on {tmp_path}; training continues"):
+        with storage.create("t", "a", num_bytes=num_bytes):
             pass
     assert storage.stored() == () or storage.stored()[0].files == {}
 
