@@ -83,12 +83,22 @@ class Runner:
         self._timer_due: float | None = None
         self._listens_until = -math.inf
         self._end: asyncio.Future[ev.EndProcesses] = self._loop.create_future()
-        self._is_hasty = self._is_superseded = False
+        self._is_hasty = self._is_superseded = self._has_trained = False
 
     @property
     def epoch(self) -> int:
         """Epoch of the cluster."""
         return self._coordinator.epoch
+
+    @property
+    def global_step(self) -> int:
+        """The number of steps applied."""
+        return self._coordinator.global_step
+
+    @property
+    def has_begun(self) -> bool:
+        """Whether there has been a model to train, or one that a checkpoint says is trained."""
+        return self._has_trained or self._coordinator.global_step > 0
 
     async def run(self, *, chief_address: str = "", is_takeover: bool = False) -> int:
         """Takes the shards, and returns the exit code once no participant needs the cluster and the shards have been asked to end.
@@ -182,6 +192,7 @@ class Runner:
                     self._carry_out(instruction)
             if self._coordinator.state is not self._state:
                 self._state = self._coordinator.state
+                self._has_trained = self._has_trained or self._state is ClusterState.TRAINING
                 log.info("state=%s step=%d", self._state.name, self._coordinator.global_step)
                 self._on_state(self._state)
             self._set_timer()

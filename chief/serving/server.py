@@ -22,7 +22,7 @@ from ps_protocol.http.server import HttpServer
 from ps_protocol.metrics.exposition import Family, MetricsPage
 from ps_protocol.metrics.families import cluster_families, reported_families
 from ps_protocol.process.history import HistoryWriter
-from ps_protocol.process.listening import announce, page_beside
+from ps_protocol.process.listening import announce, end_beside, page_beside
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.roles.identity import Address, Identity, Role, parse_address
 from ps_protocol.rpc.channel import Access
@@ -168,7 +168,9 @@ class ChiefServer:
         own = self._own_address() or await asyncio.to_thread(towards, self._address, self._config.ps)
         if not own:
             log.warning("listening at all addresses, and it is not known which of them others can reach: give --advertise HOST:PORT")
-        return await self._runner.run(chief_address=own, is_takeover=self._config.is_takeover)
+        code = await self._runner.run(chief_address=own, is_takeover=self._config.is_takeover)
+        self._announce_end()
+        return code
 
     def request_stop(self, reason: str) -> None:
         """Finishes training and makes `wait` return within 2 s. To be called in the event loop."""
@@ -204,6 +206,15 @@ class ChiefServer:
             return reachable(self._address)
         told = parse_address(advertised, is_bind=True)
         return str(told if told.is_unix or told.port else dataclasses.replace(told, port=parse_address(self._address).port))
+
+    def _announce_end(self) -> None:
+        """Writes where training has ended, for who started this process and may not have asked it meanwhile."""
+        if self._config.announce is None or not self._runner.has_begun:
+            return
+        try:
+            announce(end_beside(self._config.announce), address=f"{self._runner.epoch} {self._runner.global_step}")
+        except InvalidSpec as error:  # its directory may be gone by now
+            log.warning("where training has ended is not announced cause=%s", error.message)
 
     def _announce_state(self, state: ClusterState) -> None:
         self._server.report_health(SERVICE, is_serving=state in _READY_STATES)

@@ -22,7 +22,7 @@ from lockstep.launcher.supervisor import (
     with_checkout,
 )
 from ps_protocol.process import options
-from ps_protocol.process.listening import page_beside
+from ps_protocol.process.listening import end_beside, page_beside
 from ps_protocol.process.local_clusters import entry, listed
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, token_of, write_secret
@@ -141,6 +141,13 @@ class LocalCluster:
         """The other parameter server that holds the same shard; None: there are no standbys."""
         others = [other for other in self.roles if other is not role and other.name != "chief"]
         return next((other for other in others if other.name.partition(" ")[2] == role.name.partition(" ")[2]), None)
+
+    def trained_until(self) -> tuple[int, int] | None:
+        """Epoch and step at which a training ended, once its chief has ended by itself; None: it has not, or there was no training."""
+        with suppress(OSError, ValueError):
+            epoch, step = end_beside(self._announce("chief")).read_text().split()
+            return int(epoch), int(step)
+        return None
 
     def restart_role(self, role: Process) -> Process:
         """Starts a role that has ended again, at its old address; does not wait until it serves."""

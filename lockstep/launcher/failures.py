@@ -148,7 +148,8 @@ class ClusterWatch:
                 self.see(supervisor.poll(timeout_s=0.05))
         finally:
             poller.close()
-        return poller.has_begun
+        # A training may be shorter than the pause between two calls to the chief.
+        return poller.has_begun or self._cluster.trained_until() is not None
 
     def _may_end_by_itself(self, waited_s: float) -> bool:
         """Whether to keep waiting for the roles to end by themselves."""

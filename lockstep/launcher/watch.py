@@ -161,6 +161,7 @@ class ChiefPoller:
 
     def _ask(self, chief: Chief) -> None:
         asked_at = time.monotonic()
+        reason = self._reason  # a training that has begun after this status is not finished before there is another
         status = chief.status()
         with self._changed:
             self._status, self._asked_at = status, asked_at
@@ -168,9 +169,9 @@ class ChiefPoller:
             # At this poller's request, a training that has not begun ends too.
             self._has_begun = self._has_begun or (status.state not in _BEFORE and not self._has_finished)
             self._changed.notify_all()
-        if self._reason and not self._has_finished and not self._is_over:
+        if reason and not self._has_finished and not self._is_over:
             try:
-                self._finished_at = chief.finish(reason=self._reason, interrupts=self._interrupts)
+                self._finished_at = chief.finish(reason=reason, interrupts=self._interrupts)
             finally:
                 self._has_finished = True  # asks once only: a chief that refuses will refuse again
             self.watch_closely()
@@ -182,7 +183,7 @@ class ChiefPoller:
 def what_is_not_saved(cluster: LocalCluster, status: ClusterStatus | None) -> str:
     """Returns which part of a finished training is in no complete checkpoint, and why; empty: all is saved, or nothing was to be saved.
 
-    `status`: the chief's last status, perhaps from a second before the end.
+    `status`: the chief's last status, perhaps from a second before the end, which the chief has told since if it has ended by itself.
     """
     if not cluster.spec.recovery.has_checkpoints:
         return ""
@@ -200,7 +201,9 @@ def what_is_not_saved(cluster: LocalCluster, status: ClusterStatus | None) -> st
     if not whole:
         return f"no checkpoint could be written to {storage.place}: {why}; what it has learnt is lost"
     newest = whole[-1].checkpoint
-    if status is None or newest.age_order >= (status.epoch, status.global_step) or (last is not None and last.durability == "none"):
+    if status is None or (last is not None and last.durability == "none"):
+        return ""
+    if newest.age_order >= (cluster.trained_until() or (status.epoch, status.global_step)):
         return ""
     return f"its end could not be saved to {storage.place}: {why}; what it has learnt since {newest.tag} is lost"
 

@@ -74,6 +74,11 @@ def page_beside(path: Path) -> Path:
     return path.with_name(f"{path.name}.page")
 
 
+def end_beside(path: Path) -> Path:
+    """Returns the file that says where a training ended, once its chief has, where `path` has the address of the chief."""
+    return path.with_name(f"{path.name}.end")
+
+
 def _check_unix(address: Address) -> None:
     if os.path.exists(address.path) and not stat.S_ISSOCK(os.stat(address.path).st_mode):
         raise OSError(errno.ENOTSOCK, "")

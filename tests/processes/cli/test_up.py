@@ -99,6 +99,26 @@ def test_a_last_checkpoint_that_takes_long_is_waited_for(tmp_path: Path, monkeyp
     assert [words for words in said if words.startswith("training is finished; the chief saves a last checkpoint, step")]
 
 
+@pytest.mark.parametrize("chief_in_ps", [False, True])
+def test_a_training_between_two_calls_to_the_chief_is_a_training(tmp_path: Path, chief_in_ps: bool) -> None:
+    said: list[str] = []
+    with Supervisor(log_directory=tmp_path / "logs", show_line=lambda name, line: None) as supervisor:
+        spec = ClusterSpec(num_ps=1, num_workers=1, chief_in_ps=chief_in_ps, passed_on={MAX_STEPS: 3})
+        started = LocalCluster(spec, supervisor=supervisor, note=said.append)
+        started.start_roles()
+        watch = ClusterWatch(started, say=said.append)
+        poller = watch.ask_chief()
+        wait_until(lambda: poller.status is not None, what="the chief is asked before the training")
+        poller.close()  # and not again
+        with worker_client.connect(started.chief_address, cluster=started.name) as session:
+            session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
+            while not session.is_finished:
+                session.step({"w": np.ones(4)})
+        wait_until(lambda: started.chief in supervisor.poll(timeout_s=0.05), what="the chief ends by itself")
+        assert watch.finish_training(supervisor)
+        assert started.trained_until() == (1, 3)
+
+
 def test_up_prints_its_process_ids_at_the_start_and_the_saved_checkpoint_at_the_end(tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     with up("--workers", "1", "--checkpoint-dir", str(place), worker=TRAIN, run_dir=tmp_path / "run") as process:
