@@ -41,11 +41,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _SIGNALLED + signal.SIGPIPE
     except Exception as error:
         exit_code = _exit_code_of(error)
-        if exit_code is None:
+        lacking = _lacking(error)
+        if exit_code is None and not lacking:
             raise
         name = f"lockstep {words[0]}" if words and words[0] in COMMANDS else "lockstep"
-        print(f"{name}: {getattr(error, 'message', error)}", file=sys.stderr)
-        return exit_code
+        print(f"{name}: {lacking or getattr(error, 'message', error)}", file=sys.stderr)
+        return exit_code or 1
 
 
 def program() -> NoReturn:
@@ -73,6 +74,13 @@ def _exit_code_of(error: Exception) -> int | None:
     if isinstance(error, CommandFailed | LaunchFailed):
         return error.exit_code
     return (2 if isinstance(error, InvalidSpec) else 1) if isinstance(error, PsError) else None
+
+
+def _lacking(error: Exception) -> str:
+    """Says what the system has refused this process; empty: the error is of another kind."""
+    from ps_protocol.process.exhaustion import words_of
+
+    return words_of(error)
 
 
 def _parser(command: str) -> argparse.ArgumentParser:

@@ -13,11 +13,14 @@ from ps_protocol.rpc import library
 if TYPE_CHECKING:
     from ps_server.server import ParameterServer
 
-_EXIT_USAGE = 2
+_EXIT_FAILED, _EXIT_USAGE = 1, 2
 
 
 def main() -> int:
-    """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why."""
+    """Returns the exit code: 0 after an orderly end, 2 if it could not start, with one line that says why.
+
+    Ends the process with 1 if the system refuses it memory or a thread.
+    """
     _leave_out_openssl(
         are_files_hashed=_is_given("--checkpoint-dir", "LOCKSTEP_CHECKPOINT_DIR"), serves_http=_is_given("--metrics", "LOCKSTEP_METRICS")
     )
@@ -26,7 +29,7 @@ def main() -> int:
     # Not before: what they import looks for OpenSSL, and imports grpc.
     with importing_for_good():
         from ps_protocol.errors import PsError
-        from ps_protocol.process.exhaustion import ending_without_memory
+        from ps_protocol.process.exhaustion import ending_without_memory, words_of
         from ps_protocol.process.failpoints import enable_failpoints
         from ps_protocol.process.listening import allow_many_connections
         from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
@@ -47,6 +50,11 @@ def main() -> int:
     except PsError as error:
         write_last_words("ps_server", error.message, log_format)
         return _EXIT_USAGE
+    except (MemoryError, OSError, RuntimeError) as error:
+        if not (lacking := words_of(error)):
+            raise
+        write_last_words("ps_server", lacking, log_format)
+        os._exit(_EXIT_FAILED)  # some of its threads wait for those that could not begin
     return 0
 
 

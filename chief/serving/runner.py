@@ -21,6 +21,7 @@ from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import ShardLink
 from chief.shards.side import ShardSide
 from ps_protocol.errors import PsError
+from ps_protocol.process.exhaustion import words_of
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import History
 from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, FinishTrainingRequest, Request, StepTotals
@@ -280,8 +281,11 @@ class Runner:
             self._shards.in_loop(self._finish, ev.EndProcesses(exit_code=1, reason=f"superseded: {why}"))
 
     def _broken_off(self, error: BaseException) -> None:
-        log.critical("a task of the chief failed; the chief ends", exc_info=error)
-        self._finish(ev.EndProcesses(exit_code=1, reason=f"internal error: {error!r}"))
+        if lacking := words_of(error):
+            log.critical("the chief ends: %s", lacking)
+        else:
+            log.critical("a task of the chief failed; the chief ends", exc_info=error)
+        self._finish(ev.EndProcesses(exit_code=1, reason=lacking or f"internal error: {error!r}"))
 
 
 def new_life() -> int:

@@ -1,9 +1,10 @@
-"""Ends a role's process when a thread of it gets no memory. Knows the interpreter's hooks; no role and no log.
+"""Ends a role's process when a thread of it gets no memory, and says so of its own. Knows the interpreter's hooks; no role and no log.
 
 A thread that ends so leaves others waiting for it: the interpreter itself waits without end for a thread that could not begin. The process
 would neither work nor end, so nothing would start it again. It ends as the system's own killer would end it.
 """
 
+import errno
 import os
 import signal
 import sys
@@ -14,6 +15,19 @@ from queue import SimpleQueue
 from typing import Any
 
 _LAST_WORDS = b"a thread got no memory: this process ends, and may be started again; give it more memory (RLIMIT_AS, memory.max)\n"
+_NO_THREAD = "can't start new thread"  # CPython's words
+
+
+def words_of(error: BaseException) -> str:
+    """Says what the system has refused, and what to do; empty: the error is of another kind."""
+    if isinstance(error, RuntimeError | OSError) and _NO_THREAD in str(error):
+        return (
+            "the system starts no further thread for this process: allow it more memory (ulimit -v, memory.max), or more threads and"
+            " processes (ulimit -u, pids.max)"
+        )
+    if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
+        return "the system gives this process no more memory: allow it more (ulimit -v, memory.max)"
+    return ""
 
 
 @contextmanager

@@ -1,5 +1,6 @@
 """Text for a stream that may have no reader: a bounded queue, and the thread that writes. Knows bytes; no log, no process."""
 
+import errno
 import os
 import select
 import threading
@@ -61,7 +62,11 @@ class BoundedOutput:
         return self._is_writing or bool(self._waiting)
 
     def write(self, text: str) -> int:
-        """Queues text, whole lines of it; does nothing once closed. Raises OSError if an earlier text could not be written."""
+        """Queues text, whole lines of it; does nothing once closed.
+
+        Raises OSError if an earlier text could not be written, and with EAGAIN if there is no thread to be had that writes: this text then
+        waits for the next one.
+        """
         data = text.encode("utf-8", "backslashreplace")
         with self._changed:
             if self._error is not None:
@@ -71,8 +76,7 @@ class BoundedOutput:
                 self._num_bytes += len(data)
                 self._drop_beyond(self._max_bytes)
                 if self._thread is None:
-                    self._thread = threading.Thread(target=self._run, name="output", daemon=True)
-                    self._thread.start()
+                    self._begin_to_write()
                 self._changed.notify_all()
         return len(text)
 
@@ -91,6 +95,8 @@ class BoundedOutput:
         """Waits until all is written, or there has been no reader for a while. Idempotent."""
         with self._changed:
             self._is_closed = True
+            if self._thread is None:  # nobody writes what may be left
+                return
             if self._is_hurried:
                 self._drop_beyond(_LAST_BYTES)
             self._changed.notify_all()
@@ -99,6 +105,14 @@ class BoundedOutput:
                 return
             while self.is_behind and self._is_read():
                 pass
+
+    def _begin_to_write(self) -> None:
+        thread = threading.Thread(target=self._run, name="output", daemon=True)
+        try:
+            thread.start()
+        except RuntimeError as error:
+            raise OSError(errno.EAGAIN, str(error)) from None
+        self._thread = thread
 
     def _is_read(self) -> bool:
         seen = self._num_written
@@ -155,7 +169,18 @@ def write_last(stream: TextIO | None, text: str, *, is_hurried: bool = False) ->
     with BoundedOutput(stream) as output:
         if is_hurried:
             output.hurry()
-        output.write(text)
+        try:
+            output.write(text)
+        except OSError as error:
+            if error.errno != errno.EAGAIN or stream is None:
+                raise
+            _write_at_once(stream, text)
+
+
+def _write_at_once(stream: TextIO, text: str) -> None:
+    """Writes what a pipe takes at once, without a thread; nothing if nobody reads."""
+    if select.select((), (stream,), (), _TIMEOUT_S)[1]:
+        os.write(stream.fileno(), text.encode("utf-8", "backslashreplace")[:_CHUNK_BYTES])
 
 
 def _writer_of(stream: TextIO | None) -> Callable[[bytes], object]:
