@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import grpc
 
-from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.checkpoint.catalog import storage_of_role
 from ps_protocol.errors import PsError
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce
@@ -104,7 +104,7 @@ class ParameterServer:
             on_shutdown=self._ending.put,
             apply_threads=self._apply_threads,
             segments=SegmentMaker(cluster=config.cluster, index=config.index, process_incarnation=process_incarnation),
-            storage=open_storage(config.checkpoint_dir) if config.checkpoint_dir else None,
+            storage=storage_of_role(config.checkpoint_dir) if config.checkpoint_dir else None,
             history=HistoryWriter(config.history, role=f"ps-{config.index}") if config.history else None,
         )
         self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._shard.budget)

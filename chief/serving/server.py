@@ -16,7 +16,7 @@ from chief.serving.service import SERVICE, ChiefService, chief_service_handler
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicatedLink
-from ps_protocol.checkpoint.catalog import open_storage
+from ps_protocol.checkpoint.catalog import storage_of_role
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.http.server import HttpServer
 from ps_protocol.metrics.exposition import Family, MetricsPage
@@ -92,7 +92,7 @@ class ChiefServer:
         access = Access(config.security, role=CallerRole.CHIEF)
         if links is None:
             links = shard_links(config, access)
-        store = CheckpointStore(open_storage(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
+        store = CheckpointStore(storage_of_role(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
         history = HistoryWriter(config.history, role="chief") if config.history else None
         event_log = EventLog()
         self._runner = Runner(

@@ -40,6 +40,14 @@ def open_storage(place: str) -> CheckpointStorage:
     return RemoteStorage(place)
 
 
+def storage_of_role(place: str) -> CheckpointStorage:
+    """Returns the storage of a process that will write to it, and makes a directory. Raises InvalidSpec if it may not write there."""
+    storage = open_storage(place)
+    if isinstance(storage, LocalStorage):
+        storage.make()
+    return storage
+
+
 # Which checkpoints of a place are whole, which of them is the newest, and which may go.
 
 

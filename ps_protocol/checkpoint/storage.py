@@ -28,6 +28,7 @@ SHARED_HINT = "do all roles have the same --checkpoint-dir, on storage that they
 MAX_MANIFEST_BYTES = 512 << 20
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 _REFUSED = (errno.EACCES, errno.EPERM, errno.EROFS)
+_NO_DIRECTORY = (errno.ENOTDIR, errno.EEXIST)
 _UNITS = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"))
 
 
@@ -174,7 +175,7 @@ _PART_BYTES = 4 << 20
 
 
 class LocalStorage:
-    """A CheckpointStorage in a directory, which is made when it is first written to. Its file system may be shared by several hosts."""
+    """A CheckpointStorage in a directory, which is made by `make` or a first file. Its file system may be shared by several hosts."""
 
     def __init__(self, root: str | Path) -> None:
         if not str(root) or "\0" in str(root):
@@ -185,6 +186,20 @@ class LocalStorage:
     def place(self) -> str:
         """The directory's path."""
         return str(self._root)
+
+    def make(self) -> None:
+        """Makes the directory. Raises InvalidSpec if there can be none, or if this user may not write to it.
+
+        Storage that is only away for a while is no reason to raise.
+        """
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            if not os.access(self._root, os.W_OK | os.X_OK):
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
+        except OSError as error:
+            if error.errno in (*_REFUSED, *_NO_DIRECTORY):
+                why = "there is a file" if error.errno in _NO_DIRECTORY else error.strerror
+                raise InvalidSpec(f"--checkpoint-dir: cannot write to {self._root}: {why}; choose another directory") from None
 
     def new_name(self, *, shard: int, num_shards: int) -> str:
         """Returns for example "ps-00000-of-00002.safetensors"."""

@@ -1,8 +1,10 @@
 """Every place for checkpoints: a directory, and every place that fsspec reaches (here its memory and its local files)."""
 
+import errno
 import itertools
 from collections import Counter
 from collections.abc import Iterator
+from contextlib import nullcontext
 from pathlib import Path
 
 import numpy as np
@@ -15,6 +17,7 @@ from ps_protocol.checkpoint.catalog import (
     list_checkpoints,
     open_storage,
     prune,
+    storage_of_role,
     verify_checkpoint,
 )
 from ps_protocol.checkpoint.fsspec_storage import RemoteStorage
@@ -310,3 +313,15 @@ def test_place_is_a_path_or_a_url(tmp_path: Path) -> None:
     assert open_storage(f"file://{tmp_path}/a%20b").place == f"{tmp_path}/a b"
     assert isinstance(open_storage("memory://run"), RemoteStorage)
     assert RemoteStorage("memory://user:secret@bucket/run").place == "memory://bucket/run"
+
+
+@pytest.mark.parametrize(("number", "is_refused"), [(errno.EACCES, True), (errno.EROFS, True), (errno.ESTALE, False), (errno.EIO, False)])
+def test_a_directory_that_is_not_allowed_is_refused_at_the_start_and_one_that_is_away_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, is_refused: bool
+) -> None:
+    def fail(*args: object, **kwargs: object) -> None:
+        raise OSError(number, "for a reason")
+
+    monkeypatch.setattr(Path, "mkdir", fail)
+    with pytest.raises(InvalidSpec, match=r"cannot write to .*: for a reason") if is_refused else nullcontext():
+        storage_of_role(str(tmp_path / "ckpt"))

@@ -85,3 +85,9 @@ def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) ->
 def test_a_wrong_flag_is_one_line_and_exit_code_two() -> None:
     with chief("--ps", "127.0.0.1:1", "--replicas-to-aggregate", "0") as process:
         assert end_of(process) == (2, "chief: --replicas-to-aggregate: got '0', want a whole number >= 1\n")
+
+
+def test_a_checkpoint_directory_that_cannot_be_made_is_one_line_and_exit_code_two() -> None:
+    with chief("--ps", "127.0.0.1:1", "--workers", "1", "--checkpoint-dir", "/dev/null/x") as process:
+        said = "chief: --checkpoint-dir: cannot write to /dev/null/x: there is a file; choose another directory\n"
+        assert end_of(process) == (2, said)

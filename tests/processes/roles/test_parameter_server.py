@@ -146,9 +146,21 @@ def test_file_that_is_not_a_socket_is_left_alone(socket_dir: Path) -> None:
         (["--address", "unix:/etc/passwd"], "a file that is not a socket is there"),
         (["--address", "unix:/no/such/directory/ps"], "its directory does not exist; make it"),
         (["--announce", "/no/such/directory/announced"], "cannot write --announce /no/such/directory/announced: No such file or directory"),
+        (["--checkpoint-dir", "/dev/null/x"], "--checkpoint-dir: cannot write to /dev/null/x: there is a file; choose another directory"),
+        (["--checkpoint-dir", "file:///dev/null"], "--checkpoint-dir: cannot write to /dev/null: there is a file"),
         (["--index", "x"], "--index: got 'x', want a whole number from 0"),
     ],
-    ids=["network", "foreign address", "unknown name", "not a socket", "no directory", "no directory to announce in", "index"],
+    ids=[
+        "network",
+        "foreign address",
+        "unknown name",
+        "not a socket",
+        "no directory",
+        "no directory to announce in",
+        "not a directory",
+        "file",
+        "index",
+    ],
 )
 def test_each_error_at_the_start_is_reported_in_one_line(arguments: list[str], said: str) -> None:
     with contextlib.ExitStack() as stack, pytest.raises(PsError) as caught:
