@@ -29,7 +29,7 @@ _BEGIN, _END = struct.Struct("<QQ"), struct.Struct("<Q")
 _WITHDRAWN = 0
 # One call of the system takes so many bytes, and waits for them so long: without that, each of the kernel's packets would need a poll and a
 # read of its own.
-_MOST_AT_ONCE, _AT_ONCE_S = 16 << 20, 0.02
+_MOST_AT_ONCE, _AT_ONCE_S = 64 << 20, 0.1
 # Fills some memory with what comes within a moment, and returns the number of bytes.
 Receive = Callable[[memoryview], int]
 
