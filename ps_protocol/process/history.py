@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import logging
 import os
 import re
 import threading
@@ -32,6 +33,8 @@ from ps_protocol.wire import codec
 # line. Nothing is written over, and nothing is read that could run.
 
 
+log = logging.getLogger("lockstep.history")
+
 VARIABLE = "LOCKSTEP_HISTORY"
 FORMAT = 1
 _LINES, _BYTES = ".jsonl", ".bin"
@@ -50,7 +53,8 @@ class History(Protocol):
 class HistoryWriter:
     """Implements History: appends records to two new files in `directory`, which is made if it is missing. Thread-safe.
 
-    `role`: for example "ps-0". Raises InvalidSpec if nothing can be written there; a later failure of the disk raises OSError.
+    `role`: for example "ps-0". Raises InvalidSpec if nothing can be written there. A later failure of the disk is logged once and ends the
+    history, which stays readable up to there: a training must not end for a record of it.
     """
 
     def __init__(self, directory: str | Path, *, role: str) -> None:
@@ -59,34 +63,44 @@ class HistoryWriter:
         self._lock = threading.Lock()
         self._place = str(directory)
         self._number = 0
+        self._has_ended = False
         name = f"{role}-{time.time_ns()}-{os.getpid()}"
         try:
             Path(directory).mkdir(parents=True, exist_ok=True)
             self._lines = _create(Path(directory, name + _LINES))
             self._bytes = _create(Path(directory, name + _BYTES))
+            self._offset = 0
+            self._append("begun", {"format": FORMAT, "role": role, "pid": os.getpid()}, ())
         except OSError as error:
             raise InvalidSpec(f"history: nothing can be written to {str(directory)!r}: {error.strerror}; name another directory") from None
-        self._offset = 0
-        self.write("begun", {"format": FORMAT, "role": role, "pid": os.getpid()})
 
     def write(self, kind: str, words: Words, pieces: Iterable[Array] = ()) -> None:
         """Appends one record; `pieces` are one-dimensional uint8 arrays, kept as one run of bytes. Blocks while it writes."""
         with self._lock:
-            start = self._offset
-            for piece in pieces:
-                self._append(self._bytes, piece.data)
-                self._offset += piece.nbytes
-            record = {"kind": kind, "number": self._number, "at": round(time.monotonic(), 6), **words}
-            if self._offset > start:
-                record["bytes"] = [start, self._offset - start]
-            self._append(self._lines, memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n"))
-            self._number += 1
+            if self._has_ended:
+                return
+            try:
+                self._append(kind, words, pieces)
+            except OSError as error:
+                self._has_ended = True  # a record after half of another could not be read
+                log.warning(
+                    "the history (--history, %s) in %s ends here, and training continues without it: lockstep audit lacks what follows"
+                    " cause=%s",
+                    VARIABLE,
+                    self._place,
+                    error.strerror,
+                )
 
-    def _append(self, file: int, data: memoryview) -> None:
-        try:
-            _write_all(file, data)
-        except OSError as error:
-            raise OSError(error.errno, f"the history (--history, {VARIABLE}) cannot be written: {error.strerror}", self._place) from None
+    def _append(self, kind: str, words: Words, pieces: Iterable[Array]) -> None:
+        start = self._offset
+        for piece in pieces:
+            _write_all(self._bytes, piece.data)
+            self._offset += piece.nbytes
+        record = {"kind": kind, "number": self._number, "at": round(time.monotonic(), 6), **words}
+        if self._offset > start:
+            record["bytes"] = [start, self._offset - start]
+        _write_all(self._lines, memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n"))
+        self._number += 1
 
     def close(self) -> None:
         """Closes the files; every record is there already."""

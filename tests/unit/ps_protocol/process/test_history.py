@@ -100,16 +100,35 @@ def test_directory_without_history_is_refused(tmp_path: Path) -> None:
         HistoryWriter(tmp_path / "file", role="ps-0")
 
 
-def test_the_error_of_a_full_disk_names_the_history(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_full_disk_ends_the_history_with_one_line_and_not_the_training(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     writer = HistoryWriter(tmp_path, role="ps-0")
+    write, room = os.write, [5]
 
+    def full(file: int, data: memoryview) -> int:
+        if not room:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data[: room.pop()])
+
+    monkeypatch.setattr(os, "write", full)
+    writer.write("step", {})
+    monkeypatch.undo()  # there is room again, and a record behind half of another could not be read
+    writer.write("step", {})
+    (record,) = caplog.records
+    assert f"in {tmp_path} ends here, and training continues without it" in record.getMessage()
+    assert record.getMessage().endswith("cause=No space left on device") and not record.exc_info
+    (chronicle,) = read_history(tmp_path)
+    assert [one.kind for one in chronicle.records] == ["begun"] and chronicle.is_torn
+
+
+def test_a_disk_that_is_full_at_the_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     monkeypatch.setattr(os, "write", full)
-    with pytest.raises(OSError, match=f"history .* cannot be written: No space left on device: '{tmp_path}'") as caught:
-        writer.write("step", {})
-    assert caught.value.errno == errno.ENOSPC
+    with pytest.raises(InvalidSpec, match=f"nothing can be written to '{tmp_path}': No space left on device"):
+        HistoryWriter(tmp_path, role="ps-0")
 
 
 def test_two_processes_of_one_role_write_separate_files(tmp_path: Path) -> None:
