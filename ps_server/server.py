@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from ps_protocol.checkpoint.catalog import storage_of_role
-from ps_protocol.errors import PsError
+from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce
 from ps_protocol.roles.identity import Identity, Role, parse_address
@@ -149,9 +149,7 @@ class ParameterServer:
         accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
         handlers = service_handler(SERVICE, *parts), service_handler(ACCUMULATOR_SERVICE, accumulators)
         self._address = self._server.listen(identity, *handlers, epoch=lambda: self._shard.epoch)
-        listening = parse_address(self._config.address, is_bind=True)
-        if listening.is_unix or self._config.security.tls_cert is None:
-            self._data_sockets.start(listening, port=self._config.data_port)
+        self._listen_for_data_sockets()
         self._idle_streams.start()
         self._server.start()
         if self._http is not None:
@@ -199,6 +197,17 @@ class ParameterServer:
         self._server.close()
         self._apply_threads.stop()
         log.info("%s ended reason=%s", self._name, reason)
+
+    def _listen_for_data_sockets(self) -> None:
+        listening, port = parse_address(self._config.address, is_bind=True), self._config.data_port
+        is_encrypted = self._config.security.tls_cert is not None
+        if port and (listening.is_unix or is_encrypted):
+            why = "its data sockets are Unix sockets, too" if listening.is_unix else "there are no data sockets where TLS encrypts"
+            log.warning("--data-port %d is not used, and nothing listens there: %s", port, why)
+        elif port and port == parse_address(self._address, is_bind=True).port:
+            raise InvalidSpec(f"--data-port: {port} is the port of the server itself, {self._address}; choose another one, or 0 for any")
+        if listening.is_unix or not is_encrypted:
+            self._data_sockets.start(listening, port=port)
 
     def _metrics_server(self) -> "HttpServer":
         # Only where it is wanted: it imports OpenSSL.

@@ -18,6 +18,7 @@ from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_server.config import ParameterServerConfig, parse_config
 from ps_server.server import ParameterServer
 from tests.support.chief.eras import fence
+from tests.support.network.servers import unused_address
 from tests.support.parameter_servers.shards import open_server
 from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.repository import ROOT
@@ -181,3 +182,16 @@ def test_grpc_is_what_answers_and_nothing_else() -> None:
         assert _health(server.address, "") == "SERVING"
         with pytest.raises(grpc.RpcError, match="NOT_FOUND"):
             _health(server.address, "ps_protocol.v1.ChiefService")
+
+
+def test_a_data_port_that_is_the_servers_own_is_called_that() -> None:
+    port = unused_address().rpartition(":")[2]
+    server = ParameterServer(parse_config(["--index", "0", "--address", f"127.0.0.1:{port}", "--data-port", port], environment={}))
+    with contextlib.ExitStack() as stack, pytest.raises(PsError, match=f"--data-port: {port} is the port of the server itself"):
+        stack.callback(server.stop, 0.0)
+        server.start()
+
+
+def test_a_data_port_beside_a_unix_socket_is_said_to_be_unused(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with open_server(ParameterServerConfig(index=0, address=f"unix:{socket_dir}/ps", data_port=5999)):
+        assert "--data-port 5999 is not used, and nothing listens there: its data sockets are Unix sockets, too" in caplog.messages
