@@ -15,6 +15,7 @@ import numpy.typing as npt
 
 from ps_protocol.errors import DeadlineExceeded, DtypeMismatch, InvalidSpec, ShapeMismatch, Unimplemented
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import shown
 from ps_protocol.model.variables import Array, DataType, SparseMean
 from ps_protocol.process import waiting
 from ps_protocol.process.waiting import SilenceWatch, Wait
@@ -75,7 +76,7 @@ def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access
     WrongRole, InvalidSpec.
     """
     if timeout_s is not None and not timeout_s > 0:
-        raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
+        raise InvalidSpec(f"timeout_s: got {shown(timeout_s)}, want seconds > 0")
     if isinstance(target, Access):
         return replace(target, timeout_s=timeout_s or target.timeout_s, close=lambda: None)
     if isinstance(target, str):
@@ -151,7 +152,7 @@ def whole_number(what: str, value: SupportsIndex) -> int:
     try:
         return operator.index(value)
     except TypeError:
-        raise InvalidSpec(f"{what}: got {value!r}, want a whole number") from None
+        raise InvalidSpec(f"{what}: got {shown(value)}, want a whole number") from None
 
 
 def reduction_of(reduction_type: str) -> Reduction:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Protocol
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.shown import shown
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.history import VARIABLE as HISTORY_VARIABLE
 from ps_protocol.process.history import HistoryWriter
@@ -200,7 +201,7 @@ def _index_of(text: str) -> int:
 
 def _check_index(index: object) -> None:
     if index is not None and (isinstance(index, bool) or not isinstance(index, int) or not 0 <= index < 1 << 32):
-        raise InvalidSpec(f"worker_index: got {index!r}, want an int from 0, or None for the lowest free one")
+        raise InvalidSpec(f"worker_index: got {shown(index)}, want an int from 0, or None for the lowest free one")
 
 
 def _wire(wire: str | WireFormat | None) -> WireFormat:
@@ -213,7 +214,7 @@ def _checked_timeout(timeout_s: float) -> float:
     except TypeError:
         is_time = False
     if not is_time:
-        raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds > 0")
+        raise InvalidSpec(f"timeout_s: got {shown(timeout_s)}, want seconds > 0")
     return timeout_s
 
 

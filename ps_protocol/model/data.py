@@ -2,6 +2,7 @@
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import shown
 
 MAX_RANGES = 10_000_000
 _MAX_SAMPLES = 1 << 62
@@ -42,9 +43,9 @@ class DataSpec:
         )
         for field, value, least in numbers:
             if type(value) is not int or not least <= value <= _MAX_SAMPLES:
-                raise InvalidSpec(f"data {self.name!r}: {field}: got {value!r}, want a whole number >= {least}")
+                raise InvalidSpec(f"data {self.name!r}: {field}: got {shown(value)}, want a whole number >= {least}")
         if self.shuffle_seed is not None and (type(self.shuffle_seed) is not int or not 0 <= self.shuffle_seed < 1 << 63):
-            raise InvalidSpec(f"data {self.name!r}: shuffle_seed: got {self.shuffle_seed!r}, want a whole number >= 0, or None")
+            raise InvalidSpec(f"data {self.name!r}: shuffle_seed: got {shown(self.shuffle_seed)}, want a whole number >= 0, or None")
         if self.num_ranges > MAX_RANGES:
             words = f"{self.num_ranges} ranges a pass, {MAX_RANGES} at most; use a larger range_size (batch_size)"
             raise InvalidSpec(f"data {self.name!r}: {words}")

@@ -16,6 +16,7 @@ from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import known_names
 from ps_protocol.model.programs import Program
+from ps_protocol.model.shown import shown
 
 
 @light_dataclass(frozen=True, slots=True)
@@ -526,11 +527,11 @@ def _check_own_name(what: str, name: object) -> None:
 
 def _check_number(what: str, value: object, domain: _Domain | None = None) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-        raise InvalidSpec(f"{what} = {value!r}, want a finite number")
+        raise InvalidSpec(f"{what} = {shown(value)}, want a finite number")
     if domain is not None and not domain.allows(value):
-        raise InvalidSpec(f"{what} = {value!r}, want {domain.want}")
+        raise InvalidSpec(f"{what} = {shown(value)}, want {domain.want}")
 
 
 def _check_single(what: str, value: float) -> None:
     if abs(value) > _LARGEST:
-        raise InvalidSpec(f"{what} = {value!r}, want at most {_LARGEST:.4g}: a larger one is infinite in float32")
+        raise InvalidSpec(f"{what} = {shown(value)}, want at most {_LARGEST:.4g}: a larger one is infinite in float32")

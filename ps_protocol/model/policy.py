@@ -6,6 +6,7 @@ from dataclasses import dataclass, fields
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.shown import shown
 
 MAX_STALENESS = 1 << 31
 MAX_REPLICAS = 100_000
@@ -65,13 +66,13 @@ class PolicySpec:
         for field in ("replicas_to_aggregate", "total_num_replicas"):
             value = getattr(self, field)
             if value is not None and not 1 <= value <= MAX_REPLICAS:
-                raise InvalidSpec(f"{field}: got {value}, want 1 to {MAX_REPLICAS}")
+                raise InvalidSpec(f"{field}: got {shown(value)}, want 1 to {MAX_REPLICAS}")
         if not 0 <= self.staleness <= MAX_STALENESS:
-            raise InvalidSpec(f"staleness: got {self.staleness}, want 0 to {MAX_STALENESS}")
+            raise InvalidSpec(f"staleness: got {shown(self.staleness)}, want 0 to {MAX_STALENESS}")
         if self.max_staleness is not None and not 0 <= self.max_staleness <= MAX_STALENESS:
-            raise InvalidSpec(f"max_staleness: got {self.max_staleness}, want 0 to {MAX_STALENESS}, or None for any")
+            raise InvalidSpec(f"max_staleness: got {shown(self.max_staleness)}, want 0 to {MAX_STALENESS}, or None for any")
         if not -1 <= self.num_tokens <= MAX_TOKENS:
-            raise InvalidSpec(f"num_tokens: got {self.num_tokens}, want -1 (as many as replicas_to_aggregate) to {MAX_TOKENS}")
+            raise InvalidSpec(f"num_tokens: got {shown(self.num_tokens)}, want -1 (as many as replicas_to_aggregate) to {MAX_TOKENS}")
         self._check_combination()
 
     def _check_kinds(self) -> None:
@@ -79,7 +80,7 @@ class PolicySpec:
             value = getattr(self, field)
             # Not isinstance: a bool is an int, but no number of anything.
             if type(value) is not int and (value is not None or field in ("staleness", "num_tokens")):
-                raise InvalidSpec(f"{field}: got {value!r}, want a whole number")
+                raise InvalidSpec(f"{field}: got {shown(value)}, want a whole number")
 
     def _check_combination(self) -> None:
         if self.max_staleness is not None and not self.use_locking:

@@ -14,6 +14,7 @@ from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.layout import Layout, VariableSlice, check_disjoint
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import SCHEDULES, OptimizerSpec, Schedule, StepHyperparameter
+from ps_protocol.model.shown import shown
 from ps_protocol.model.variables import MAX_VARIABLES, DataType, Partition, VariableSpec
 
 # Moving averages of variables, as the servers keep them: which, and by what decay.
@@ -40,7 +41,7 @@ class AverageSpec:
 
     def __post_init__(self) -> None:
         if isinstance(self.decay, bool) or not isinstance(self.decay, (int, float)) or not 0 <= self.decay <= 1:
-            raise InvalidSpec(f"averages: decay = {self.decay!r}, want 0 to 1")
+            raise InvalidSpec(f"averages: decay = {shown(self.decay)}, want 0 to 1")
         if len(set(self.variables)) < len(self.variables):
             raise InvalidSpec("averages: a variable occurs twice; name each once")
 

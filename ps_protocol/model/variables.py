@@ -16,6 +16,7 @@ from ps_protocol.model.expressions import Formula, parse_formula
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.programs import Program
+from ps_protocol.model.shown import shown
 
 # What a variable may be given besides its type and shape: first values, a constraint, a partition, a kind of mean.
 
@@ -120,9 +121,9 @@ class Initializer:
         _check_finite("initializer: low", self.low)
         _check_finite("initializer: high", self.high)
         if type(self.seed) is not int or not 0 <= self.seed < 1 << 63:
-            raise InvalidSpec(f"initializer: seed = {self.seed!r}, want a whole number, 0 to 2^63 - 1")
+            raise InvalidSpec(f"initializer: seed = {shown(self.seed)}, want a whole number, 0 to 2^63 - 1")
         if self.zero_row is not None and (type(self.zero_row) is not int or self.zero_row < 0):
-            raise InvalidSpec(f"initializer: zero_row = {self.zero_row!r}, want a row from 0 on, or None")
+            raise InvalidSpec(f"initializer: zero_row = {shown(self.zero_row)}, want a row from 0 on, or None")
         if self.kind is InitializerKind.UNIFORM and self.low > self.high:
             raise InvalidSpec(f"initializer uniform: low = {self.low} is above high = {self.high}; swap them")
         if self.kind is InitializerKind.NORMAL and self.high < 0:
@@ -145,7 +146,7 @@ class Partition:
 
 def _check_finite(what: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not abs(value) <= sys.float_info.max:
-        raise InvalidSpec(f"{what} = {value!r}, want a finite number")
+        raise InvalidSpec(f"{what} = {shown(value)}, want a finite number")
 
 
 # Element types and variable specifications, checked.
@@ -417,9 +418,9 @@ def _itemsize(dtype: npt.DTypeLike) -> int:
 
 def _check_count(name: str, value: object) -> None:
     if isinstance(value, bool) or not isinstance(value, (int, np.integer)) or value < 1:
-        raise InvalidSpec(f"partitioner: {name} = {value!r}, want a whole number >= 1")
+        raise InvalidSpec(f"partitioner: {name} = {shown(value)}, want a whole number >= 1")
 
 
 def _check_axis(axis: object) -> None:
     if isinstance(axis, bool) or not isinstance(axis, int) or axis < 0:
-        raise InvalidSpec(f"partitioner: axis = {axis!r}, want a whole number >= 0")
+        raise InvalidSpec(f"partitioner: axis = {shown(axis)}, want a whole number >= 0")

@@ -15,7 +15,7 @@ from typing import Any, Generic, NoReturn, TypeVar
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import did_you_mean
-from ps_protocol.model.policy import KINDS, MAX_TOKENS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
+from ps_protocol.model.policy import KINDS, MAX_REPLICAS, MAX_TOKENS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
 from ps_protocol.security.options import Security
 
 T = TypeVar("T")
@@ -222,7 +222,8 @@ def _whole(*, least: int, most: int | None = None) -> Callable[[str], int]:
         except ValueError:
             value = None
         if value is None or value < least or (most is not None and value > most):
-            raise ValueError(f"a whole number >= {least}" if most is None else f"a whole number from {least} to {most}")
+            digits = f", of {_MAX_DIGITS} digits at most" if len(text) > _MAX_DIGITS else ""
+            raise ValueError(f"a whole number >= {least}{digits}" if most is None else f"a whole number from {least} to {most}")
         return value
 
     return parse
@@ -363,7 +364,7 @@ CALLED_CLUSTER = Option(
 )
 EXPECTED_WORKERS: Option[int | None] = Option(
     name="workers",
-    parse=_whole(least=1),
+    parse=_whole(least=1, most=MAX_REPLICAS),
     default=None,
     words="number of workers expected",
     programs=(CHIEF,),
@@ -373,7 +374,7 @@ EXPECTED_WORKERS: Option[int | None] = Option(
 )
 NUM_WORKERS: Option[int | None] = Option(
     name="workers",
-    parse=_whole(least=1),
+    parse=_whole(least=1, most=MAX_REPLICAS),
     default=None,
     words="number of workers",
     programs=_LAUNCHERS,
@@ -391,7 +392,7 @@ BACKUP_WORKERS: Option[int | None] = Option(
 )
 CONTRIBUTIONS: Option[int | None] = Option(
     name="replicas-to-aggregate",
-    parse=_whole(least=1),
+    parse=_whole(least=1, most=MAX_REPLICAS),
     default=None,
     words="sync: contributions that a step needs, if not --workers minus --backup-workers; may exceed the number of workers",
     programs=(CHIEF, UP, CHANGE),

@@ -10,6 +10,7 @@ import numpy as np
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.misspelling import known_names
 from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, StepHyperparameter, constant
+from ps_protocol.model.shown import shown
 
 Arguments = ParamSpec("Arguments")
 Spec = TypeVar("Spec")
@@ -80,7 +81,7 @@ def piecewise_constant(boundaries: Sequence[float], values: Sequence[float]) -> 
     """
     for name, given in (("boundaries", boundaries), ("values", values)):
         if not isinstance(given, Iterable):
-            raise InvalidSpec(f"piecewise_constant(): {name}: got {given!r}, want a list of numbers")
+            raise InvalidSpec(f"piecewise_constant(): {name}: got {shown(given)}, want a list of numbers")
     return Schedule(
         name="piecewise_constant",
         boundaries=tuple(plain_number(boundary) for boundary in boundaries),
@@ -394,7 +395,7 @@ def rate_of(learning_rate: Rate) -> Schedule:
         return learning_rate
     value = plain_number(learning_rate)
     if isinstance(value, bool) or not isinstance(value, (int, float)):
-        raise InvalidSpec(f"learning_rate = {learning_rate!r}, want a number or a schedule such as exponential_decay(0.1, …)")
+        raise InvalidSpec(f"learning_rate = {shown(learning_rate)}, want a number or a schedule such as exponential_decay(0.1, …)")
     return constant(value)
 
 
@@ -433,4 +434,7 @@ def _one(group: object, name: object, value: float) -> StepHyperparameter:
             raise InvalidSpec(f"hyperparameters: got the name {text!r}, want a str")
     number = plain_number(value)
     is_number = isinstance(number, (int, float)) and not isinstance(number, bool)
-    return StepHyperparameter(group=str(group), name=str(name), value=float(number) if is_number else number)
+    try:
+        return StepHyperparameter(group=str(group), name=str(name), value=float(number) if is_number else number)
+    except OverflowError:
+        raise InvalidSpec(f"hyperparameters: {name} = {shown(number)}, want a finite number") from None

@@ -5,10 +5,11 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from ps_protocol.errors import ModelMismatch, NotInitialized
+from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized
 from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.shown import shown
 from ps_protocol.model.spec import AverageSpec, ClipSpec, StepNumbers
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
@@ -459,6 +460,8 @@ class Session:
         `timeout_s` (None: that of `connect()`) bounds the wait for a chief that does not answer. Raises DeadlineExceeded.
         """
         self._member.check_open()
+        if reason is not None and not isinstance(reason, str):
+            raise InvalidSpec(f"reason: got {shown(reason)}, want a str")
         why = reason or f"{self._who} finished it"
         last_step = self._member.link.ask(lambda chief: chief.finish(reason=why), what="finish", timeout_s=timeout_s)
         self._worker.state.finish(last_step)

@@ -88,6 +88,14 @@ def test_steps_are_applied_and_counted(start: Start) -> None:
     assert session.end_reason == "finished"
 
 
+@pytest.mark.parametrize("reason", [5, b"enough", ["enough"]])
+def test_a_reason_that_is_no_text_finishes_nothing(start: Start, reason: Any) -> None:
+    session = join(start(Shape()).session())
+    with pytest.raises(InvalidSpec, match=r"reason: got .*, want a str"):
+        session.finish(reason)
+    assert not session.is_finished
+
+
 @pytest.mark.parametrize(("interrupts", "reason"), [(False, "finished"), (True, "interrupted")])
 def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(start: Start, interrupts: bool, reason: str) -> None:
     cluster = start(Shape(num_ps=1, total_num_replicas=2, lease_s=0.3))

@@ -84,7 +84,7 @@ def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) ->
 
 def test_a_wrong_flag_is_one_line_and_exit_code_two() -> None:
     with chief("--ps", "127.0.0.1:1", "--replicas-to-aggregate", "0") as process:
-        assert end_of(process) == (2, "chief: --replicas-to-aggregate: got '0', want a whole number >= 1\n")
+        assert end_of(process) == (2, "chief: --replicas-to-aggregate: got '0', want a whole number from 1 to 100000\n")
 
 
 def test_a_checkpoint_directory_that_cannot_be_made_is_one_line_and_exit_code_two() -> None:

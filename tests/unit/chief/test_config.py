@@ -94,8 +94,20 @@ def test_rule_82_a_cluster_has_at_least_one_parameter_server_and_one_worker() ->
 @pytest.mark.parametrize("value", ["0", "-3", "two", "1.5", ""])
 @pytest.mark.parametrize("flag", ["--replicas-to-aggregate", "--workers", "--max-steps"])
 def test_an_invalid_count_is_refused_by_its_flag(flag: str, value: str) -> None:
-    with pytest.raises(InvalidSpec, match=f"{flag}: got '{value}', want a whole number >= 1"):
+    with pytest.raises(InvalidSpec, match=f"{flag}: got '{value}', want a whole number (>= 1|from 1 to 100000)"):
         parse("--ps", "a:1", flag, value)
+
+
+@pytest.mark.parametrize("value", ["100001", "9" * 19, "9" * 400])
+@pytest.mark.parametrize("flag", ["--replicas-to-aggregate", "--workers"])
+def test_a_count_beyond_the_limit_is_refused_with_the_limit(flag: str, value: str) -> None:
+    with pytest.raises(InvalidSpec, match=f"{flag}: got '{value[:40]}', want a whole number from 1 to 100000"):
+        parse("--ps", "a:1", flag, value)
+
+
+def test_a_count_of_too_many_digits_is_refused_with_their_limit() -> None:
+    with pytest.raises(InvalidSpec, match=r"--max-steps: got '9{40}', want a whole number >= 1, of 20 digits at most"):
+        parse("--ps", "a:1", "--max-steps", "9" * 400)
 
 
 def test_an_invalid_count_is_refused_by_its_variable() -> None:
