@@ -55,7 +55,7 @@ class CheckpointStorageMissing(PsError):
 
 
 class StorageFull(PsError):
-    """There is no room for a checkpoint; training continues."""
+    """There is no room for a checkpoint. Training continues, but a step that has to be saved waits for room."""
 
     reason = "STORAGE_FULL"
     status = "RESOURCE_EXHAUSTED"

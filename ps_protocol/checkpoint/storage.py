@@ -118,7 +118,7 @@ def check_room(num_bytes: int, *, num_free_bytes: int | None, place: str) -> Non
         need, free = size_text(num_bytes), size_text(num_free_bytes)
         if need == free:  # rounded, it would read as room enough
             need, free = f"{num_bytes} bytes", f"{num_free_bytes} bytes"
-        raise StorageFull(f"checkpoint: need {need}, {free} free on {place}; training continues")
+        raise StorageFull(f"checkpoint: need {need}, {free} free on {place}; make room")
 
 
 def check_files(files: Sequence[CheckpointFile], sizes: Mapping[str, int], *, where: str) -> None:
@@ -141,7 +141,7 @@ def storage_error(error: OSError, *, what: str) -> PsError:
     """Returns the error of the system as one of ours; `what` names the file and what was being done with it."""
     reason = error.strerror or str(error) or type(error).__name__
     if error.errno in _FULL:
-        return StorageFull(f"{what}: {reason}; make room, training continues")
+        return StorageFull(f"{what}: {reason}; make room")
     if error.errno in _REFUSED or isinstance(error, PermissionError):
         return PermissionDenied(f"{what}: {reason}; let this user write there, or choose another --checkpoint-dir")
     return StorageFailed(f"{what}: {reason}")

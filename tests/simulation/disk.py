@@ -42,7 +42,7 @@ class SimulatedStorage:
         """Creates a file."""
         self.count()
         if self.is_full:
-            raise StorageFull("simulated: no room; training continues")
+            raise StorageFull("simulated: no room")
         content = bytearray()
         files = self._files.setdefault(tag, {})
         files[check_name(name)] = content
@@ -58,7 +58,7 @@ class SimulatedStorage:
         """Makes a checkpoint whole."""
         self.count()
         if self.is_full:
-            raise StorageFull("simulated: no room; training continues")
+            raise StorageFull("simulated: no room")
         found = self._files.get(tag, {})
         check_files(files, {name: len(content) for name, content in found.items()}, where=tag)
         self.count()

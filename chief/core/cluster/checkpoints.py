@@ -290,13 +290,12 @@ class Checkpoints:
             self._out.afterwards(self._proceed)
 
     def failed(self, event: SaveFailed, now: float) -> bool:
-        """A checkpoint could not be saved; training continues. Returns whether steps that waited for the copies may continue."""
+        """A checkpoint could not be saved, and what follows is said. Returns whether steps that waited for the copies may continue."""
         save = self._save
         if save is None or event.tag != save.tag:
             return False
         why = printable(event.why)
-        # The caller that asks for the failure decides what follows for the training.
-        self._save, self._failure = None, why.removesuffix("training continues").rstrip(" ,;")
+        self._save, self._failure = None, why
         self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.CHECKPOINT, is_warning=True)
         error: PsError = StorageFull(why) if event.is_full else InternalError(f"checkpoint {save.tag}: {why}")
         for request in self._requests_of(save.tag):

@@ -160,7 +160,7 @@ class RecoveryDriver(Driver):
                 assert all(shard.step == step for shard in self.shards), "a step is saved that not all shards have"
                 self.send(messages.StepCopied(tag=tag))
                 if self.full:
-                    self.send(messages.SaveFailed(tag=tag, why="no space left on device; training continues", is_full=True))
+                    self.send(messages.SaveFailed(tag=tag, why="no space left on device", is_full=True))
                 else:
                     files = tuple(CheckpointFile(name=f"ps-{i}", shard=i, num_bytes=8, sha256="0" * 64) for i in range(len(self.shards)))
                     self.send(messages.StepSaved(tag=tag, files=files))

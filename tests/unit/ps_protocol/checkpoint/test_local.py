@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from ps_protocol.checkpoint.catalog import find_checkpoint, prune, verify_checkpoint
-from ps_protocol.checkpoint.storage import MANIFEST, LocalStorage, size_text
+from ps_protocol.checkpoint.storage import MANIFEST, LocalStorage, size_text, storage_error
 from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
 from ps_protocol.process.failpoints import enable_failpoints
 from tests.support.parameter_servers.checkpoints import CLUSTER, Crash, Disk, save, write_files
@@ -100,7 +100,7 @@ def test_the_disk_writes_the_first_bytes_while_later_bytes_are_produced(tmp_path
 def test_save_without_room_is_refused_before_it_begins(num_bytes: int, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     storage = LocalStorage(tmp_path)
     monkeypatch.setattr(os, "statvfs", lambda path: SimpleNamespace(f_bavail=256, f_frsize=1024))
-    with pytest.raises(StorageFull, match=rf"{words} on {tmp_path}; training continues"):
+    with pytest.raises(StorageFull, match=rf"{words} on {tmp_path}; make room"):
         with storage.create("t", "a", num_bytes=num_bytes):
             pass
     assert storage.stored() == () or storage.stored()[0].files == {}
@@ -168,3 +168,9 @@ def test_checkpoint_sizes_are_formatted_with_units() -> None:
     assert [size_text(size) for size in (0, 1023, 1024, 1 << 20, 9 << 29, 3 << 40)] == [
         *("0 bytes", "1023 bytes", "1.0 KiB", "1.0 MiB", "4.5 GiB", "3.0 TiB"),
     ]
+
+
+def test_a_full_disk_does_not_promise_that_training_continues() -> None:
+    """With a checkpoint of every step it does not: only the chief knows."""
+    error = storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), what="cannot write /ckpt/a")
+    assert (type(error), error.message) == (StorageFull, "cannot write /ckpt/a: No space left on device; make room")
