@@ -28,6 +28,9 @@ _MAX_STRANGERS = 256
 _MAX_TAKEN_A_SECOND = 200
 # One that says anything else than a nonce counts for so many.
 _COST_OF_REFUSAL = 10
+# While an invited caller is awaited, which may stand behind strangers in the system's queue, so many, whatever they say. No stranger can
+# bring that about: only authorised calls invite.
+_MAX_TAKEN_FOR_INVITED = 2_000
 # Both together may take a part of the descriptors that is small beside what gRPC takes and what checkpoints and shared memory need.
 _MOST_OF_DESCRIPTORS = 1 / 16
 _BACKLOG = 256
@@ -122,15 +125,17 @@ class DataListener:
                 ready = {key.fileobj for key, _ in selector.select(self._wait_s(is_listening))}
                 if woken in ready:
                     break
-                now, num_refused = time.monotonic(), self._num_refused
-                budget, looked_at = min(budget + (now - looked_at) * _MAX_TAKEN_A_SECOND, _MAX_TAKEN_A_SECOND), now
+                now, num_refused, is_awaiting = time.monotonic(), self._num_refused, self._is_awaiting()
+                most, cost = (_MAX_TAKEN_FOR_INVITED, 1) if is_awaiting else (_MAX_TAKEN_A_SECOND, _COST_OF_REFUSAL)
+                budget, looked_at = min(budget + (now - looked_at) * most, most), now
                 for stranger in [one for one in self._strangers.values() if one.connection in ready]:
                     self._hear(stranger, selector)
                 for one in listening:
                     if one in ready:
-                        budget -= 1
-                        self._take(one, selector, now=now)
-                budget -= (self._num_refused - num_refused) * (_COST_OF_REFUSAL - 1)
+                        # Those of one turn leave room for strangers of the turn before, whose nonce may still come.
+                        at_once = max(1, min(int(budget), self._max_strangers // 2)) if is_awaiting else 1
+                        budget -= self._take(one, selector, now=now, most=at_once)
+                budget -= (self._num_refused - num_refused) * (cost - 1)
                 self._expire(selector, now=now)
                 if is_listening != (budget >= 1):
                     is_listening = not is_listening
@@ -146,13 +151,27 @@ class DataListener:
             return 1.0 / _MAX_TAKEN_A_SECOND
         return 1.0 if self._strangers or self._invited else _INVITED_S
 
-    def _take(self, listening: socket.socket, selector: selectors.BaseSelector, *, now: float) -> None:
-        try:
-            connection, _ = listening.accept()
-        except OSError:  # it is gone already, or there are no descriptors
-            return
+    @property
+    def _max_strangers(self) -> int:
+        return min(self._most, _MAX_STRANGERS)
+
+    def _is_awaiting(self) -> bool:
+        with self._lock:
+            return any(connection is None for _, connection in self._invited.values())
+
+    def _take(self, listening: socket.socket, selector: selectors.BaseSelector, *, now: float, most: int) -> int:
+        """Takes at most so many connections that wait; returns how many it tried to take."""
+        for count in range(most):
+            try:
+                connection, _ = listening.accept()
+            except OSError:  # there is none any more, or there are no descriptors
+                return max(1, count)
+            self._admit(connection, selector, now=now)
+        return most
+
+    def _admit(self, connection: socket.socket, selector: selectors.BaseSelector, *, now: float) -> None:
         connection.setblocking(False)
-        if len(self._strangers) >= min(self._most, _MAX_STRANGERS):
+        if len(self._strangers) >= self._max_strangers:
             self._drop(next(iter(self._strangers.values())), selector)
         self._strangers[connection.fileno()] = stranger = _Stranger(connection, now)
         selector.register(connection, selectors.EVENT_READ)

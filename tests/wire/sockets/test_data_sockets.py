@@ -621,6 +621,20 @@ def test_connections_without_a_nonce_do_not_keep_out_invited_ones(listener: Data
             listener.claim(found.nonce).close()
 
 
+def test_an_invited_caller_behind_many_strangers_is_served(listener: DataListener) -> None:
+    """Refused at the rate for strangers, those before it would take twice as long as it waits."""
+    with contextlib.ExitStack() as stack:
+        first = listener.invite()
+        stack.enter_context(contextlib.closing(connect("127.0.0.1:1", first, peer="ps 0")))
+        stack.enter_context(contextlib.closing(listener.claim(first.nonce)))
+        for _ in range(140):
+            stranger = stack.enter_context(socket.create_connection(_address(first), timeout=TIMEOUT_S))
+            with contextlib.suppress(ConnectionError):
+                stranger.sendall(bytes(16))
+        with contextlib.closing(connect("127.0.0.1:1", listener.invite(), peer="ps 0")) as found:
+            listener.claim(found.nonce).close()
+
+
 def test_an_invitation_to_the_data_port_expires(listener: DataListener, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(listeners, "_INVITED_S", 0.05)
     invited = listener.invite()
@@ -671,8 +685,10 @@ def test_server_that_is_ending_is_asked_again_and_not_taken_for_one_without_sock
 
 
 def test_connections_with_a_wrong_nonce_are_slowed_down_and_invited_ones_still_come_in(listener: DataListener) -> None:
-    with socket.create_connection(_address(listener.invite()), timeout=TIMEOUT_S) as first:
-        where, num_cut, until = first.getpeername(), 0, time.monotonic() + 1.0
+    first = listener.invite()
+    with contextlib.closing(connect("127.0.0.1:1", first, peer="ps 0")):
+        listener.claim(first.nonce).close()  # while nobody else is awaited
+    where, num_cut, until = _address(first), 0, time.monotonic() + 1.0
     while time.monotonic() < until:
         with socket.create_connection(where, timeout=TIMEOUT_S) as stranger:
             stranger.sendall(bytes(16))
