@@ -190,16 +190,22 @@ class LocalStorage:
     def make(self) -> None:
         """Makes the directory. Raises InvalidSpec if there can be none, or if this user may not write to it.
 
-        Storage that is only away for a while is no reason to raise.
+        Storage that is only away for a while is no reason to raise, nor is one that holds checkpoints: a role that is started again in the
+        middle of a training has to continue it, though its disk has become read-only.
         """
         try:
             self._root.mkdir(parents=True, exist_ok=True)
             if not os.access(self._root, os.W_OK | os.X_OK):
                 raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
         except OSError as error:
-            if error.errno in (*_REFUSED, *_NO_DIRECTORY):
+            if error.errno in (*_REFUSED, *_NO_DIRECTORY) and not self._holds_checkpoints():
                 why = "there is a file" if error.errno in _NO_DIRECTORY else error.strerror
                 raise InvalidSpec(f"--checkpoint-dir: cannot write to {self._root}: {why}; choose another directory") from None
+
+    def _holds_checkpoints(self) -> bool:
+        with suppress(PsError):
+            return bool(self.stored())
+        return False
 
     def new_name(self, *, shard: int, num_shards: int) -> str:
         """Returns for example "ps-00000-of-00002.safetensors"."""

@@ -2,6 +2,7 @@
 
 import errno
 import itertools
+import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -325,3 +326,15 @@ def test_a_directory_that_is_not_allowed_is_refused_at_the_start_and_one_that_is
     monkeypatch.setattr(Path, "mkdir", fail)
     with pytest.raises(InvalidSpec, match=r"cannot write to .*: for a reason") if is_refused else nullcontext():
         storage_of_role(str(tmp_path / "ckpt"))
+
+
+@pytest.mark.parametrize("holds_checkpoints", [False, True])
+def test_a_directory_that_has_become_read_only_is_refused_at_the_start_unless_it_holds_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, holds_checkpoints: bool
+) -> None:
+    """A role that is started again in the middle of a training would else end it."""
+    if holds_checkpoints:
+        save(LocalStorage(tmp_path), step=5)
+    monkeypatch.setattr(os, "access", lambda *_: False)
+    with nullcontext() if holds_checkpoints else pytest.raises(InvalidSpec, match=r"cannot write to .*: Permission denied"):
+        storage_of_role(str(tmp_path))
