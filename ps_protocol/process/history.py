@@ -8,6 +8,7 @@ import re
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -83,8 +84,10 @@ class HistoryWriter:
                 self._append(kind, words, pieces)
             except OSError as error:
                 self._has_ended = True  # a record after half of another could not be read
+                with suppress(OSError):  # a byte mostly has room: it shows readers that the history ends before its process
+                    os.write(self._lines, b"{")
                 log.warning(
-                    "the history (--history, %s) in %s ends here, and training continues without it: lockstep audit lacks what follows"
+                    "the history (--history, %s) in %s ends here, and training continues without it: lockstep audit will miss what follows"
                     " cause=%s",
                     VARIABLE,
                     self._place,
@@ -120,7 +123,7 @@ class Record:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Chronicle:
-    """The records of one process, in order. `name`: of its files. `is_torn`: the last line has no end."""
+    """The records of one process, in order. `name`: of its files. `is_torn`: the last line has no end, so there may have been more."""
 
     name: str
     role: str

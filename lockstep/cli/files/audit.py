@@ -32,6 +32,7 @@ def _fields(facts: Facts, books: Books, values: Recomputed, problems: list[str])
         "is_clean": not problems,
         "problems": problems,
         "not_computed_again": [*values.skipped],
+        "unfinished": facts.torn,
         "num_processes": len(facts.processes),
         "num_epochs": len(books.epochs),
         "num_steps": sum(len(epoch.steps) for epoch in books.epochs.values()),
@@ -77,6 +78,8 @@ def run_audit(arguments: argparse.Namespace) -> int:
         print(f"… and {len(problems) - _MAX_SHOWN} more")
     for words in values.skipped:
         print(f"not computed again: {words}")
+    for name in facts.torn:
+        print(f"unfinished: {name} ends within a record (a full disk, or a killed process); what it did afterwards is missing")
     num_steps = sum(epoch.num_steps for epoch in books.epochs.values())
     counts = ", ".join(f"{count} {result}" for result, count in sorted(books.counts.items()))
     print(f"{len(facts.processes)} processes, {len(books.epochs)} epochs, {num_steps} steps")

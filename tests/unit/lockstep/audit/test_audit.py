@@ -126,6 +126,16 @@ def test_restoration_to_other_values_is_found(tmp_path: Path) -> None:
     assert any("restored to other values" in problem for problem in recompute(facts_of(read_history(history))).problems)
 
 
+def test_an_unfinished_history_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    history = _trained(tmp_path)
+    path = min(history.glob("ps-0-*.jsonl"))
+    path.write_bytes(path.read_bytes()[:-9])
+    assert main(["audit", str(history)]) == 1
+    assert f"unfinished: {path.stem} ends within a record" in capsys.readouterr().out
+    assert main(["audit", str(history), "--json"]) == 1
+    assert json.loads(capsys.readouterr().out)["unfinished"] == [path.stem]
+
+
 def test_contribution_in_two_steps_is_found(tmp_path: Path) -> None:
     history = _trained(tmp_path)
 

@@ -122,6 +122,20 @@ def test_a_full_disk_ends_the_history_with_one_line_and_not_the_training(
     assert [one.kind for one in chronicle.records] == ["begun"] and chronicle.is_torn
 
 
+def test_a_history_that_ends_for_want_of_room_for_bytes_is_unfinished(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writer, write = HistoryWriter(tmp_path, role="ps-0"), os.write
+
+    def full(file: int, data: bytes | memoryview) -> int:
+        if len(data) > 1:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return write(file, data)
+
+    monkeypatch.setattr(os, "write", full)
+    writer.write("step", {}, [np.zeros(8, np.uint8)])
+    (chronicle,) = read_history(tmp_path)
+    assert [one.kind for one in chronicle.records] == ["begun"] and chronicle.is_torn
+
+
 def test_a_disk_that_is_full_at_the_start_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def full(file: int, data: memoryview) -> int:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
