@@ -3,10 +3,13 @@
 Knows gRPC's streams and bytes; no message.
 """
 
+import atexit
 import importlib
 import itertools
 import queue
 import threading
+import time
+import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -158,7 +161,9 @@ class _DirectStream:
         if self._is_sending:
             # What is being written to a server that is stopped stays so until it continues, or is given up. gRPC keeps the call, and
             # descriptors of it, until its last event has been taken.
-            threading.Thread(target=self._take_last_events, name="lockstep-ended-stream", daemon=True).start()
+            thread = threading.Thread(target=self._take_last_events, name="lockstep-ended-stream", daemon=True)
+            thread.start()
+            _ending.add(thread)
         else:
             self._take_last_events()
 
@@ -211,6 +216,22 @@ class _DirectStream:
         elif kind == status:
             code = _CODES.get(operation.code(), grpc.StatusCode.UNKNOWN)
             self._ending = (code, _text(operation.details()), operation.trailing_metadata() or ())
+
+
+# Threads that take the last events of streams, and how long the end of the process waits for them: a server that is stopped keeps them
+# longer, but then they wait in gRPC, without a lock.
+_LAST_EVENTS_S = 2.0
+_ending: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
+
+
+@atexit.register
+def _await_last_events() -> None:
+    """Waits for the last events before the interpreter ends: a daemon thread that it ends in the middle of one keeps a lock of its channel,
+    and the interpreter waits for that lock without end when it deletes the channel.
+    """
+    end = time.monotonic() + _LAST_EVENTS_S
+    for thread in tuple(_ending):
+        thread.join(max(0.0, end - time.monotonic()))
 
 
 class _FedStream:

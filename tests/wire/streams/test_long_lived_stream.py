@@ -1,6 +1,8 @@
 """The client's side of both kinds of long-lived streams: which faults break them, and which they survive."""
 
 import contextlib
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
 
@@ -314,3 +316,27 @@ def test_memory_is_kept_unless_the_environment_forbids_it(environment: dict[str,
 
 def test_asking_twice_to_keep_freed_memory_changes_nothing() -> None:
     assert keep_freed_memory() == keep_freed_memory()
+
+
+# A stream whose first message is still on its way when the program ends, which takes its last event only then.
+ENDING = """
+import threading
+import grpc
+from ps_protocol.rpc import client_stream
+
+there = client_stream._DirectStream._take_last_events
+def late(stream):
+    threading.main_thread().join()
+    there(stream)
+    print("taken", flush=True)
+client_stream._DirectStream._take_last_events = late
+
+stream = client_stream._DirectStream(grpc.insecure_channel("unix:/nowhere.sock"), "/a/b", ())
+stream.send(b"message")
+stream.end()
+"""
+
+
+def test_a_process_ends_after_the_last_events_of_its_streams() -> None:
+    ended = subprocess.run([sys.executable, "-c", ENDING], capture_output=True, text=True, timeout=30, check=False)
+    assert (ended.returncode, ended.stdout) == (0, "taken\n"), ended.stderr
