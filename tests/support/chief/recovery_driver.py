@@ -201,11 +201,15 @@ class RecoveryDriver(Driver):
         """Has workers join, and the first of them initialise the model, which the shards hold then."""
         self.model = model
         workers = [Worker(self, index) for index in indices]
-        reply = self.answers[self.ask_model(workers[0], model)]
+        self.initialise(workers[0])
+        return workers
+
+    def initialise(self, worker: Worker) -> None:
+        """Has a worker initialise the model, which the shards hold then."""
+        reply = self.answers[self.ask_model(worker, self.model)]
         for shard in self.shards:
             shard.step = 0
-        workers[0].complete(reply.attempt)
-        return workers
+        worker.complete(reply.attempt)
 
     def come_back(self, worker: Worker, **fields: Any) -> Registration:
         """A worker registers again, as whom it was, and continues with what it is given."""

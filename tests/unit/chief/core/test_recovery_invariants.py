@@ -2,7 +2,6 @@
 
 import contextlib
 import itertools
-from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -34,6 +33,8 @@ class Recovery(RuleBasedStateMachine):
         # By worker: the number of its registration that is not answered.
         self.registering: dict[int, int] = {}
         self.request_ids = itertools.count(1000)
+        # By call: the epoch and the contribution of each commit that is not answered.
+        self.committing: dict[int, tuple[int, PushId]] = {}
         # What was told, by epoch: the step of each contribution that was accepted, and the highest step.
         self.accepted: dict[tuple[int, PushId], int] = {}
         self.told: dict[int, int] = {}
@@ -49,17 +50,18 @@ class Recovery(RuleBasedStateMachine):
             push_id = PushId(worker=worker.index, incarnation=worker.participant.incarnation, sequence=worker.sequence)
         else:
             push_id = worker.next_push()
-        before = set(self.driver.answers)
-        with contextlib.suppress(PsError, AssertionError, KeyError):
-            worker.commit(push_id=push_id)
-        for call in set(self.driver.answers) - before:
-            self.note(worker, push_id, self.driver.answers[call])
+        with contextlib.suppress(PsError, KeyError):
+            call = worker.send_commit(push_id=push_id)
+            self.committing[call] = worker.participant.era.epoch, push_id
+        self.hear()
 
-    def note(self, worker: Worker, push_id: PushId, answer: Any) -> None:
-        outcome = getattr(answer, "first_outcome", None) or getattr(answer, "outcome", None)
-        if outcome is PushOutcome.ACCEPTED and answer.applied_step is not None:
-            key = worker.participant.era.epoch, push_id
-            assert self.accepted.setdefault(key, answer.applied_step) == answer.applied_step, "accepted for two steps"
+    def hear(self) -> None:
+        """Notes the answers to commits; one may come long after its call."""
+        for call in self.committing.keys() & self.driver.answers.keys():
+            key, answer = self.committing.pop(call), self.driver.answers[call]
+            outcome = getattr(answer, "first_outcome", None) or getattr(answer, "outcome", None)
+            if outcome is PushOutcome.ACCEPTED and answer.applied_step is not None:
+                assert self.accepted.setdefault(key, answer.applied_step) == answer.applied_step, "accepted for two steps"
 
     # -- what happens
 
@@ -85,6 +87,9 @@ class Recovery(RuleBasedStateMachine):
         with contextlib.suppress(PsError, KeyError, AssertionError):
             self.driver.come_back(worker, request_id=request_id)
             del self.registering[worker.index]
+            if self.driver.coordinator.state is ClusterState.WAITING_FOR_MODEL:
+                # All servers were lost before there was a checkpoint.
+                self.driver.initialise(worker)
 
     @rule(num_steps=st.integers(1, 3))
     def train(self, num_steps: int) -> None:
@@ -96,15 +101,21 @@ class Recovery(RuleBasedStateMachine):
         for number, worker in enumerate(self.workers):
             self.go_on(number)
             self.give(worker)
-        if self.driver.to_apply:
+        if self.driver.to_configure:
+            self.driver.configure()
+        if self.can_apply():
             self.driver.apply()
 
-    @precondition(lambda self: self.driver.to_apply)
+    def can_apply(self) -> bool:
+        """Whether there is a step to be applied, and no server has lost its values, which refuses."""
+        return bool(self.driver.to_apply) and all(shard.step is not None for shard in self.driver.shards)
+
+    @precondition(can_apply)
     @rule()
     def apply(self) -> None:
         self.driver.apply()
 
-    @precondition(lambda self: self.driver.to_apply)
+    @precondition(can_apply)
     @rule(number=pick)
     def apply_at_one(self, number: int) -> None:
         """One server has applied the step, and the chief does not know."""
