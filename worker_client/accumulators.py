@@ -18,7 +18,7 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.shown import shown
 from ps_protocol.model.variables import Array, DataType, SparseMean
 from ps_protocol.process import waiting
-from ps_protocol.process.waiting import SilenceWatch, Wait
+from ps_protocol.process.waiting import SilenceWatch, Wait, checked_timeout
 from ps_protocol.roles.accumulators import (
     UNKNOWN,
     Accumulators,
@@ -75,8 +75,7 @@ def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access
     Of a session's several servers that is the same one for all programs. `timeout_s` None: the session's, else 60 s. Raises Unavailable,
     WrongRole, InvalidSpec.
     """
-    if timeout_s is not None and not timeout_s > 0:
-        raise InvalidSpec(f"timeout_s: got {shown(timeout_s)}, want seconds > 0")
+    timeout_s = None if timeout_s is None else checked_timeout(timeout_s)
     if isinstance(target, Access):
         return replace(target, timeout_s=timeout_s or target.timeout_s, close=lambda: None)
     if isinstance(target, str):

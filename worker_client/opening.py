@@ -1,7 +1,6 @@
 """From arguments and the environment to a session or an observer, over gRPC or in this process. Knows addresses; no model, no step."""
 
 import os
-import reprlib
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -18,6 +17,7 @@ from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.local_clusters import with_local_tokens
 from ps_protocol.process.options import ALLOW_INSECURE_NETWORK, MAX_STEPS, METRICS, OTEL, Given, security_of
 from ps_protocol.process.tf_config import parse_tf_config
+from ps_protocol.process.waiting import checked_timeout
 from ps_protocol.roles.chief import Chief, ParticipantKind, Registration
 from ps_protocol.roles.shard import Shard
 from ps_protocol.rpc.channel import Access
@@ -100,7 +100,7 @@ def connect(
     directory = os.environ.get(HISTORY_VARIABLE, "")
     way = GrpcTransport(
         cluster=target.cluster,
-        timeout_s=_checked_timeout(timeout_s),
+        timeout_s=checked_timeout(timeout_s),
         transport=transport if transport is not None else os.environ.get("LOCKSTEP_TRANSPORT"),
         wire=_wire(wire),
         access=access,
@@ -134,7 +134,7 @@ def observe(
     if target.chief == LOCAL_CHIEF:
         return observe_local(_own_cluster())
     way = GrpcTransport(
-        cluster=target.cluster, timeout_s=_checked_timeout(timeout_s), transport="grpc", wire=_wire(wire), access=access, history=None
+        cluster=target.cluster, timeout_s=checked_timeout(timeout_s), transport="grpc", wire=_wire(wire), access=access, history=None
     )
     return Observer(*_enter(way, target, kind=ParticipantKind.OBSERVER, takeover=False))
 
@@ -185,11 +185,11 @@ def resolve(environment: Mapping[str, str], *, chief: str | None, worker_index: 
     if not address:
         raise InvalidSpec("no chief to connect to: pass connect('host:port'), set LOCKSTEP_CHIEF, or start this program by `lockstep up`")
     if not isinstance(address, str):
-        raise InvalidSpec(f"chief: got {reprlib.repr(address)}, want a str such as '127.0.0.1:5000' or 'unix:/path'")
+        raise InvalidSpec(f"chief: got {shown(address)}, want a str such as '127.0.0.1:5000' or 'unix:/path'")
     _check_index(index)
     name = cluster if cluster is not None else environment.get("LOCKSTEP_CLUSTER", "")
     if not isinstance(name, str):
-        raise InvalidSpec(f"cluster: got {reprlib.repr(name)}, want a str")
+        raise InvalidSpec(f"cluster: got {shown(name)}, want a str")
     return Target(chief=address, worker_index=index, cluster=name)
 
 
@@ -206,16 +206,6 @@ def _check_index(index: object) -> None:
 
 def _wire(wire: str | WireFormat | None) -> WireFormat:
     return wire_format(wire if wire is not None else os.environ.get("LOCKSTEP_WIRE") or None)
-
-
-def _checked_timeout(timeout_s: float) -> float:
-    try:
-        is_time = timeout_s > 0
-    except TypeError:
-        is_time = False
-    if not is_time:
-        raise InvalidSpec(f"timeout_s: got {shown(timeout_s)}, want seconds > 0")
-    return timeout_s
 
 
 def _enter(way: GrpcTransport, target: Target, *, kind: ParticipantKind, takeover: bool) -> tuple[ChiefLink, Registration]:

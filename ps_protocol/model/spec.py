@@ -5,7 +5,6 @@ Knows no address and no value.
 
 import itertools
 import math
-import reprlib
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -69,10 +68,10 @@ class ClipSpec:
             limit = getattr(self, name)
             try:
                 is_limit = 0 <= limit <= sys.float_info.max
-            except TypeError:
+            except (TypeError, ValueError):
                 is_limit = False
             if not is_limit:
-                raise InvalidSpec(f"clip: {name} = {reprlib.repr(limit)}, want a finite number > 0, or 0 for no limit")
+                raise InvalidSpec(f"clip: {name} = {shown(limit)}, want a finite number > 0, or 0 for no limit")
 
     @property
     def needs_norms(self) -> bool:
@@ -138,10 +137,10 @@ class PlacementPolicy:
 
     def __post_init__(self) -> None:
         if not isinstance(self.strategy, str) or self.strategy not in STRATEGIES:
-            raise InvalidSpec(f"placement strategy {reprlib.repr(self.strategy)}; want one of {', '.join(STRATEGIES)}")
+            raise InvalidSpec(f"placement strategy {shown(self.strategy)}; want one of {', '.join(STRATEGIES)}")
         # Not isinstance: a bool is an int, but no size.
         if type(self.split_bytes) is not int or self.split_bytes < 0:
-            raise InvalidSpec(f"split_bytes: got {reprlib.repr(self.split_bytes)}, want a whole number >= 0 (an int; 0: never split)")
+            raise InvalidSpec(f"split_bytes: got {shown(self.split_bytes)}, want a whole number >= 0 (an int; 0: never split)")
         if self.split_bytes > _MAX_SPLIT_BYTES:
             raise InvalidSpec("split_bytes: got more than 2^64 - 1; want 0 to never split")
         for name, load in self.loads:
@@ -149,7 +148,7 @@ class PlacementPolicy:
                 raise InvalidSpec(f"placement: the load of variable {name!r} is {load!r}, want a finite number >= 0")
         for name, shard in self.pins:
             if type(shard) is not int or not 0 <= shard <= _MAX_SHARD:
-                raise InvalidSpec(f"placement: variable {name!r} is pinned to {reprlib.repr(shard)}, want the index of a ps, from 0")
+                raise InvalidSpec(f"placement: variable {name!r} is pinned to {shown(shard)}, want the index of a ps, from 0")
         for what, pairs in (("loads", self.loads), ("pins", self.pins)):
             if len({name for name, _ in pairs}) < len(pairs):
                 raise InvalidSpec(f"placement: {what} name a variable twice; name each once")

@@ -14,6 +14,7 @@ from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, Unavailable
+from ps_protocol.model.shown import shown
 
 # A condition whose `with` block costs no Python call: half of `threading.Condition`'s price, where many are entered with every step.
 
@@ -149,20 +150,34 @@ _FIRST_SLICE_S = 1.0
 _LATER_SLICE_S = 3.0
 
 
+# 30 years. gRPC ends a call at once whose deadline lies beyond what 64 bits of nanoseconds hold, as that of an infinite time does.
+_LONGEST_S = 1e9
+
+
+def checked_timeout(timeout_s: float) -> float:
+    """Returns the time limit of a call, 30 years at most. Raises InvalidSpec unless it is a number of seconds > 0."""
+    try:
+        if timeout_s > 0:
+            return float(min(timeout_s, _LONGEST_S))
+    except (TypeError, ValueError):
+        pass
+    raise InvalidSpec(f"timeout_s: got {shown(timeout_s)}, want seconds > 0")
+
+
 class Wait:
     """One wait, cut in slices: after 2 s, then every 10 s, it says what it waits for; at its deadline it gives up with the same words."""
 
     def __init__(self, what: str, timeout_s: float | None) -> None:
         try:
-            is_time = timeout_s is None or timeout_s >= 0
-        except TypeError:
+            is_time = timeout_s is None or bool(timeout_s >= 0)
+        except (TypeError, ValueError):
             is_time = False
         if not is_time:
-            raise InvalidSpec(f"timeout_s: got {timeout_s!r}, want seconds >= 0, or None for no limit")
+            raise InvalidSpec(f"timeout_s: got {shown(timeout_s)}, want seconds >= 0, or None for no limit")
         self._what = what
         self._start_s = time.monotonic()
-        self._deadline_s = None if timeout_s is None else self._start_s + timeout_s
-        self._timeout_s = timeout_s
+        self._timeout_s = None if timeout_s is None else min(timeout_s, _LONGEST_S)
+        self._deadline_s = None if self._timeout_s is None else self._start_s + self._timeout_s
         self._next_words_s = self._start_s + FIRST_NOTICE_S
 
     def slice_s(self) -> float:

@@ -4,6 +4,7 @@ import inspect
 import json
 from typing import Any
 
+import grpc
 import numpy as np
 import pytest
 
@@ -12,7 +13,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec, Schedule
 from ps_protocol.model.optimizers import OPTIMIZERS as SPECIFIED
 from ps_protocol.model.spec import ClipSpec
-from ps_protocol.process.waiting import Wait
+from ps_protocol.process.waiting import Wait, checked_timeout
 from worker_client.opening import Target, resolve
 
 TF_CONFIG = json.dumps({"cluster": {"chief": ["t:1"], "ps": ["p:1"], "worker": ["w:1", "x:1"]}, "task": {"type": "worker", "index": 1}})
@@ -145,13 +146,20 @@ def test_the_public_surface_has_the_listed_names() -> None:
     assert isinstance(worker_client.sgd(0.1), OptimizerSpec)
 
 
-@pytest.mark.parametrize("timeout_s", [float("nan"), -1.0, "x", [1.0]])
+@pytest.mark.parametrize("timeout_s", [float("nan"), -1.0, "x", [1.0], np.ones(2)])
 def test_an_invalid_time_limit_is_refused(timeout_s: Any) -> None:
     with pytest.raises(InvalidSpec, match="timeout_s: got"):
         Wait("worker 0", timeout_s=timeout_s)
 
 
-@pytest.mark.parametrize("timeout_s", [float("nan"), 0, "3", None])
+@pytest.mark.parametrize("timeout_s", [float("inf"), 1e10, 10**400])
+def test_an_infinite_time_limit_is_one_that_grpc_can_take(timeout_s: float) -> None:
+    with pytest.raises(grpc.FutureTimeoutError), grpc.insecure_channel("unix:/no/such/socket") as channel:
+        method: Any = channel.unary_unary("/a/b")
+        method.future(b"", timeout=checked_timeout(timeout_s), wait_for_ready=True).result(timeout=0.05)
+
+
+@pytest.mark.parametrize("timeout_s", [float("nan"), 0, "3", None, np.ones(2)])
 def test_connecting_refuses_an_invalid_time_limit(timeout_s: Any) -> None:
     with pytest.raises(InvalidSpec, match="timeout_s: got"):
         worker_client.connect("127.0.0.1:1", timeout_s=timeout_s)
@@ -166,7 +174,7 @@ def test_connecting_refuses_what_is_no_text(arguments: dict[str, Any], words: st
         worker_client.connect(**arguments)
 
 
-@pytest.mark.parametrize("limit", ["x", None, float("nan"), -1, 10**400])
+@pytest.mark.parametrize("limit", ["x", None, float("nan"), -1, 10**400, -(10**5000), np.ones(2)], ids=lambda limit: type(limit).__name__)
 def test_clipping_refuses_a_limit_that_is_no_finite_number(limit: Any) -> None:
     with pytest.raises(InvalidSpec, match="clip: norm = "):
         ClipSpec(norm=limit)
