@@ -9,7 +9,6 @@ import itertools
 import queue
 import threading
 import time
-import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
@@ -161,9 +160,7 @@ class _DirectStream:
         if self._is_sending:
             # What is being written to a server that is stopped stays so until it continues, or is given up. gRPC keeps the call, and
             # descriptors of it, until its last event has been taken.
-            thread = threading.Thread(target=self._take_last_events, name="lockstep-ended-stream", daemon=True)
-            thread.start()
-            _ending.add(thread)
+            threading.Thread(target=self._take_last_events, name=_LAST_EVENTS, daemon=True).start()
         else:
             self._take_last_events()
 
@@ -218,10 +215,10 @@ class _DirectStream:
             self._ending = (code, _text(operation.details()), operation.trailing_metadata() or ())
 
 
-# Threads that take the last events of streams, and how long the end of the process waits for them: a server that is stopped keeps them
-# longer, but then they wait in gRPC, without a lock.
+# The name of threads that take the last events of streams, and how long the end of the process waits for them: a server that is stopped
+# keeps them longer, but then they wait in gRPC, without a lock.
+_LAST_EVENTS = "lockstep-ended-stream"
 _LAST_EVENTS_S = 2.0
-_ending: "weakref.WeakSet[threading.Thread]" = weakref.WeakSet()
 
 
 @atexit.register
@@ -230,8 +227,9 @@ def _await_last_events() -> None:
     and the interpreter waits for that lock without end when it deletes the channel.
     """
     end = time.monotonic() + _LAST_EVENTS_S
-    for thread in tuple(_ending):
-        thread.join(max(0.0, end - time.monotonic()))
+    for thread in threading.enumerate():
+        if thread.name == _LAST_EVENTS:
+            thread.join(max(0.0, end - time.monotonic()))
 
 
 class _FedStream:
