@@ -97,6 +97,7 @@ def test_a_watch_knows_that_its_process_stood_still(monkeypatch: pytest.MonkeyPa
 def test_a_transfer_of_which_nothing_moves_is_reported_after_2_s_and_one_that_moves_when_it_is_late(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
+    monkeypatch.setattr(waiting, "_LOOK_INTERVAL_S", 0.01)
     now, progress = [100.0], waiting.Progress()
     watch = waiting.SilenceWatch()
 
