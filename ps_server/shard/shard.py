@@ -56,8 +56,9 @@ from ps_server.model.snapshot import HiddenState, Snapshot, StateMemory
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner
 from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
 from ps_server.shard.checkpoints import Checkpoints, RunInBackground
+from ps_server.shard.encoded_variables import EncodedVariables
 from ps_server.shard.gate import Gate
-from ps_server.shard.handles import Creation, EncodedVariables, OpenPush, Reading, RowReading
+from ps_server.shard.handles import Creation, OpenPush, Reading, RowReading
 from ps_server.shard.sharing import Claim, Sharing, Sharings
 
 log = logging.getLogger("lockstep.server")

@@ -14,7 +14,7 @@ from ps_protocol.model.layout import Layout
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.shard import ApplyRequest, ReplicaState, ShardSettings
 from ps_server.serving.local import InProcessShard
-from ps_server.shard import handles
+from ps_server.shard import encoded_variables
 from ps_server.shard.handles import Reading
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
@@ -97,6 +97,18 @@ def read_by_turns(training: _Training, *, num_readers: int = 2) -> list[bytes]:
     return copies
 
 
+def with_encoded_variables_and_little_room() -> _Training:
+    """A shard with memory for encoded variables, whose limit leaves no room for another contribution beside that."""
+    roomy = _Training()
+    roomy.take_step()
+    training = _Training(memory_limit_bytes=roomy.allocated_bytes + LARGE.nbytes)
+    for _ in range(3):
+        training.take_step()
+        read_by_turns(training)
+    assert training.allocated_bytes == roomy.allocated_bytes + ENCODED_BYTES
+    return training
+
+
 @pytest.fixture
 def num_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Counts the frames that are encoded, in its only element."""
@@ -109,7 +121,7 @@ def num_encoded(monkeypatch: pytest.MonkeyPatch) -> list[int]:
             counted[0] += 1
             yield frame
 
-    monkeypatch.setattr(handles, "encoded_frames", counting)
+    monkeypatch.setattr(encoded_variables, "encoded_frames", counting)
     return counted
 
 
@@ -203,30 +215,20 @@ def test_readers_encode_for_themselves_where_the_memory_limit_leaves_no_room(num
 
 
 def test_the_memory_of_encoded_variables_makes_room_for_a_contribution() -> None:
-    roomy = _Training()
-    roomy.take_step()
-    training = _Training(memory_limit_bytes=roomy.allocated_bytes + LARGE.nbytes)
-    for _ in range(3):
-        training.take_step()
-        read_by_turns(training)
-    assert training.allocated_bytes == roomy.allocated_bytes + ENCODED_BYTES
+    training = with_encoded_variables_and_little_room()
     with training.shard.open_push(training._words.header(1, step=3)) as first, training.shard.open_push(training._words.header(2, step=3)):
         first.write(0, bytes(LARGE.nbytes))
     assert read_by_turns(training) == [training.encoded()] * 2
 
 
 def test_a_contribution_gets_the_memory_of_encoded_variables_though_a_slow_reader_reads_them() -> None:
-    roomy = _Training()
-    roomy.take_step()
-    training = _Training(memory_limit_bytes=roomy.allocated_bytes + LARGE.nbytes)
-    for _ in range(3):
-        training.take_step()
-        read_by_turns(training)
+    training = with_encoded_variables_and_little_room()
+    before = training.allocated_bytes
     slow = frames(training.read())
     copied = bytes(next(slow)[1])
     with training.shard.open_push(training._words.header(1, step=3)) as first, training.shard.open_push(training._words.header(2, step=3)):
         first.write(0, bytes(LARGE.nbytes))
-        assert training.allocated_bytes == roomy.allocated_bytes + LARGE.nbytes
+        assert training.allocated_bytes == before - ENCODED_BYTES + LARGE.nbytes
         assert copied + b"".join(bytes(data) for _, data in slow) == training.encoded()
 
 
@@ -246,7 +248,7 @@ def test_readers_of_variables_whose_encoding_fails_for_one_of_them_get_all_bytes
                     raise failure
             yield frame
 
-    monkeypatch.setattr(handles, "encoded_frames", failing)
+    monkeypatch.setattr(encoded_variables, "encoded_frames", failing)
     training.take_step()
     begun = frames(training.read())
     copied = bytes(next(begun)[1])
