@@ -13,7 +13,6 @@ from benchmarks.report.compare import compare, read_report
 SUITES = {
     "step": ("suites.step.step", "a step's time, CPU and memory for one size and transport"),
     "table": ("suites.step.table", "the same at six sizes over every transport, as a table, JSON and a plot"),
-    "watched": ("suites.step.watched", "what the chief's page adds to a step, with and without a reader"),
     "profile": ("suites.step.profile", "where each millisecond of a step goes"),
     "apply": ("suites.server.apply", "an optimizer's apply beside a plain copy of as many bytes"),
     "memory": ("suites.server.memory", "a parameter server's memory, and that it does not grow"),
@@ -22,17 +21,15 @@ SUITES = {
     "compression": ("suites.wire.compression", "what each wire format saves, costs and spoils"),
     "shaped": ("suites.wire.shaped", "what gets over a link of 100 Mbit/s and of 1 Gbit/s, by sockets and by gRPC"),
     "tls": ("suites.wire.tls", "what tokens and TLS add to a step"),
-    "tls_bytes": ("suites.wire.tls_bytes", "what encrypted bytes cost by gRPC, and by sockets of Python"),
     "policies": ("suites.coordination.policies", "sync, ssp and async on the same work, one worker slow"),
     "straggler": ("suites.coordination.straggler", "late workers, with and without backup workers, beside what `lockstep plan` predicts"),
     "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),
     "scale_workers": ("suites.scale.workers", "1,000 workers that wait for one chief"),
-    "scale_page": ("suites.scale.page", "what the page and /metrics cost with 1,000 workers"),
     "scale_variables": ("suites.scale.variables", "the same bytes in 10,000 variables and in 10"),
     "scale_servers": ("suites.scale.servers", "64 parameter servers: start, step, status, end"),
     "peers": ("suites.step.peers", "the same work on TensorFlow, gloo and MXNet, by turns"),
     "torch": ("suites.step.torch_models", "PyTorch models over lockstep.torch, beside DistributedDataParallel over gloo, by turns"),
-    "page": ("report.page", "puts measured figures into docs/explanation/performance.md"),
+    "page": ("report.page", "puts measured figures into benchmarks/figures.md"),
 }
 _USAGE = "usage: python -m benchmarks list | run NAME [arguments] | compare BEFORE.json AFTER.json"
 

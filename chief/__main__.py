@@ -11,14 +11,13 @@ from ps_protocol.process.memory import importing_for_good
 with importing_for_good():
     from chief.config import ChiefConfig, parse_config
     from ps_protocol.errors import PsError
-    from ps_protocol.process.exhaustion import ending_without_memory, words_of
+    from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
+    from ps_protocol.process.exit_codes import ExitCode
     from ps_protocol.process.failpoints import enable_failpoints
     from ps_protocol.process.listening import allow_many_connections
     from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
     from ps_protocol.process.options import LOG_FORMAT
     from ps_protocol.rpc import library
-
-_EXIT_FAILED, _EXIT_USAGE = 1, 2
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -32,13 +31,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
             enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
             return asyncio.run(_serve(config))
     except PsError as error:
-        write_last_words("chief", error.message, log_format)
-        return _EXIT_USAGE
+        write_last_words("lockstep chief", error.message, log_format)
+        return ExitCode.USAGE
     except (MemoryError, OSError, RuntimeError) as error:
-        if not (lacking := words_of(error)):
-            raise
-        write_last_words("chief", lacking, log_format)
-        os._exit(_EXIT_FAILED)  # some of its threads wait for those that could not begin
+        end_if_exhausted(error, lambda words: write_last_words("lockstep chief", words, log_format))
+        raise
 
 
 async def _serve(config: ChiefConfig) -> int:
@@ -50,7 +47,7 @@ async def _serve(config: ChiefConfig) -> int:
     server = ChiefServer(config)
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, server.request_stop, f"the chief got {number.name}")
+        loop.add_signal_handler(number, server.request_stop, number.name)
     try:
         await server.start()
         return await server.wait()

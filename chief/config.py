@@ -41,6 +41,7 @@ class ChiefConfig:
     checkpoint_dir: str = ""
     is_takeover: bool = False
     history: Path | None = None
+    history_max_bytes: int = options.HISTORY_MAX_BYTES.default
     metrics: str = ""
     enable_failpoints: bool = False
 
@@ -82,8 +83,9 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         options.CHIEF,
         arguments,
         environment=environment,
-        prog="python -m chief",
+        prog="lockstep chief",
         description="Runs the chief of a cluster until training is finished.",
+        examples=("lockstep chief --ps 127.0.0.1:5001,127.0.0.1:5002 --workers 3",),
     )
     tf_config = parse_tf_config(environment.get("TF_CONFIG", ""))
     task = tf_config if tf_config is not None and tf_config.task_type == "chief" else None
@@ -100,6 +102,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         checkpoint_dir=given[options.CHECKPOINT_DIR],
         is_takeover=given[options.TAKEOVER],
         history=given[options.HISTORY],
+        history_max_bytes=given[options.HISTORY_MAX_BYTES],
         metrics=given[options.METRICS],
         enable_failpoints=given[options.ENABLE_FAILPOINTS],
     )
@@ -117,7 +120,7 @@ def _coordination(given: Given, task: TfConfig | None) -> CoordinationConfig:
     # A cluster that lists its workers has so many.
     num_workers = given[options.EXPECTED_WORKERS] or (len(task.workers) or None if task else None)
     num_required, policy = _contributions(given, num_workers), options.policy_of(given)
-    return CoordinationConfig(
+    config = CoordinationConfig(
         cluster=given[options.CLUSTER],
         replicas_to_aggregate=num_required,
         total_num_replicas=num_workers,
@@ -128,6 +131,10 @@ def _coordination(given: Given, task: TfConfig | None) -> CoordinationConfig:
         checkpoints=_checkpoints(given),
         reject_nonfinite=given[options.REJECT_NONFINITE],
     )
+    if (least := config.min_replicas) is not None and not (policy.has_common_steps and least <= config.num_required):
+        want = f"1 to {config.num_required}, which a step needs when no worker is lost" if policy.has_common_steps else "the policy sync"
+        raise InvalidSpec(f"{given.source(options.MIN_REPLICAS)}: got {least}, want {want}")
+    return config
 
 
 def _contributions(given: Given, num_workers: int | None) -> int | None:

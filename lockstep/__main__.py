@@ -1,44 +1,44 @@
-"""The `lockstep` command: which subcommands there are, and how a failure, Ctrl-C or a closed pipe ends one. Does nothing itself."""
+"""The `lockstep` command: finds the command, prints its answer, and says how a failure, Ctrl-C or a closed pipe ends it.
+
+Which commands there are: `lockstep/cli/commands.py`. Only the requested one is imported, since a health check runs every two seconds.
+"""
 
 import argparse
 import gc
+import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from importlib import import_module
+from types import ModuleType
 from typing import NoReturn
 
 from lockstep import __version__
+from lockstep.cli.commands import COMMANDS, actions_of, actions_text, find, overview
+from ps_protocol.process.exit_codes import ExitCode, of_signal
 from ps_protocol.process.options import Parser
 
-ROLES = {"server": ("ps_server", "run one parameter server"), "chief": ("chief", "run the chief")}
-
-
+ROLES = ("server", "chief")
 # Most objects that a command makes belong to modules and are never freed. With Python's default of 700, the collector would scan them some
 # thirty times.
 _NUM_OBJECTS_TO_COLLECT = 20_000
-# A shell adds this to the number of the signal that ended a program.
-_SIGNALLED = 128
+_HELP = ("-h", "--help", "--help-all")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Runs a subcommand and returns its exit code."""
+    """Runs a command and returns its exit code."""
     words = list(sys.argv[1:] if argv is None else argv)
     # gRPC logs each connection that a server closes. It reads this variable on import, which happens later. Child processes inherit it.
     os.environ.setdefault("GRPC_VERBOSITY", "ERROR")
     try:
-        if words and words[0] in ROLES:
-            _run_role(words[0], words[1:])
-        arguments = _parser(words[0] if words else "").parse_args(words)
-        run: Callable[[argparse.Namespace], int] = arguments.run
-        return run(arguments)
+        return _run(words)
     except KeyboardInterrupt:
-        return _SIGNALLED + signal.SIGINT
+        return of_signal(signal.SIGINT)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # or Python reports the broken pipe again at exit
-        return _SIGNALLED + signal.SIGPIPE
+        return of_signal(signal.SIGPIPE)
     except Exception as error:
         exit_code = _exit_code_of(error)
         lacking = _lacking(error)
@@ -46,14 +46,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             raise
         name = f"lockstep {words[0]}" if words and words[0] in COMMANDS else "lockstep"
         print(f"{name}: {lacking or getattr(error, 'message', error)}", file=sys.stderr)
-        return exit_code or 1
+        return exit_code or ExitCode.FAILED
 
 
 def program() -> NoReturn:
-    """Runs a subcommand as a program of its own."""
+    """Runs a command as a program of its own."""
     gc.set_threshold(_NUM_OBJECTS_TO_COLLECT)
     code = main()
-    if code > _SIGNALLED:
+    if code > of_signal(0):
         # After Ctrl-C the user waits for the prompt, and Python's own shutdown takes a second on a busy machine.
         for stream in (sys.stdout, sys.stderr):
             if stream is not None:
@@ -64,16 +64,62 @@ def program() -> NoReturn:
     sys.exit(code)
 
 
+def _run(words: list[str]) -> int:
+    if words[:1] == ["help"]:
+        words = [*words[1:], "--help"]
+    if not words or words[0] in _HELP:
+        print(overview())
+        # A script whose variable is empty gives no command, and must not go on as if it had.
+        return ExitCode.DONE if words else ExitCode.USAGE
+    if words[0] in ("version", "--version"):
+        print(f"lockstep-ps {__version__}")
+        return ExitCode.DONE
+    name, rest = find(words)
+    if name in ROLES:
+        _run_role(name, rest)
+    if actions_of(name):
+        print(actions_text(name))
+        return ExitCode.DONE if rest[:1] and rest[0] in _HELP else ExitCode.USAGE
+    command, functions = COMMANDS[name], _functions(name)
+    arguments = parser_of(name).parse_args(rest)
+    answer = getattr(functions, f"run_{_key(name)}")(arguments)
+    if not command.has_answer:
+        return int(answer)
+    print(json.dumps(answer.fields, indent=2) if arguments.json else answer.words)
+    return int(answer.exit_code)
+
+
+def parser_of(name: str) -> argparse.ArgumentParser:
+    """Returns the parser of a command's arguments, or of an action's."""
+    command = COMMANDS[name]
+    words = f"{command.words[0].upper()}{command.words[1:]}."
+    parser = Parser(prog=f"lockstep {name}", usage=f"lockstep {name} {command.usage}", description=words, examples=command.examples)
+    getattr(_functions(name), f"add_{_key(name)}_arguments")(parser)
+    if command.has_answer:
+        parser.add_argument("--json", action="store_true", help="print JSON")
+    return parser
+
+
+def _key(name: str) -> str:
+    return name.replace(" ", "_")
+
+
+def _functions(name: str) -> ModuleType:
+    return import_module(f"lockstep.cli.{COMMANDS[name].module}")
+
+
 def _exit_code_of(error: Exception) -> int | None:
     """Returns 2 for a usage error, 1 for a failed command, and None for a defect, whose traceback is shown."""
     # Imported here: a health check runs every two seconds.
-    from lockstep.cli.access import CommandFailed
+    from lockstep.cli.answers import CommandFailed
     from lockstep.launcher.supervisor import LaunchFailed
     from ps_protocol.errors import InvalidSpec, PsError
 
     if isinstance(error, CommandFailed | LaunchFailed):
         return error.exit_code
-    return (2 if isinstance(error, InvalidSpec) else 1) if isinstance(error, PsError) else None
+    if isinstance(error, OSError):
+        return ExitCode.FAILED
+    return (ExitCode.USAGE if isinstance(error, InvalidSpec) else ExitCode.FAILED) if isinstance(error, PsError) else None
 
 
 def _lacking(error: Exception) -> str:
@@ -83,51 +129,12 @@ def _lacking(error: Exception) -> str:
     return words_of(error)
 
 
-def _parser(command: str) -> argparse.ArgumentParser:
-    parser = Parser(prog="lockstep", description="A parameter server for any training loop.")
-    parser.add_argument("--version", action="version", version=f"lockstep-ps {__version__}", help="show the version")
-    commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for name, (words, module) in COMMANDS.items():
-        subparser = commands.add_parser(name, help=words, description=words[0].upper() + words[1:] + ".")
-        if name == command:
-            functions = import_module(f"lockstep.cli.{module}")
-            getattr(functions, f"add_{name}_arguments")(subparser)
-            subparser.set_defaults(run=getattr(functions, f"run_{name}"))
-    for name, (_, words) in ROLES.items():
-        commands.add_parser(name, help=words, add_help=False)
-    return parser
-
-
-# The help text, and the module of `lockstep.cli` that has the command's two functions, for example `add_why_arguments` and `run_why`. Only
-# the module of the requested subcommand is imported: a health check runs every two seconds.
-COMMANDS: dict[str, tuple[str, str]] = {
-    "demo": ("train on handwritten digits with a cluster on this machine, and watch it", "clusters.demo"),
-    "up": ("start a cluster on this machine, with your program as its workers", "clusters.up"),
-    "status": ("show a cluster's step, workers and parameter servers, and what it waits for", "watch.status"),
-    "why": ("say why a cluster waits: the step, what is missing, who was last seen when, what happens next", "watch.status"),
-    "top": ("show a cluster live: its wait, speed, steps, workers and servers", "watch.top"),
-    "ls": ("list the clusters that run on this machine", "watch.local"),
-    "page": ("print the address of a cluster's page for a browser", "watch.local"),
-    "policy": ("show how a cluster coordinates its workers, or change it between two steps", "clusters.change"),
-    "set": ("change the learning rate or another number of a running cluster's optimizer", "clusters.change"),
-    "plan": ("say how many backup workers pay off, from measured or assumed computing times", "advice.plan"),
-    "finish": ("end training: every worker is released, and the processes end", "clusters.change"),
-    "checkpoint": ("have a running cluster save a checkpoint; list, verify, export or import those of a directory", "files.checkpoint"),
-    "certs": ("make certificates and tokens for the processes of a cluster", "files.certs"),
-    "trace": ("record a few seconds of a cluster's steps as a trace for Perfetto or chrome://tracing", "watch.recordings"),
-    "doctor": ("check whether this machine, its files and its network are fit for a cluster, and say what to do", "advice.doctor"),
-    "tensorboard": ("write event files for TensorBoard while a cluster trains: metrics, steps per second, staleness", "watch.recordings"),
-    "health": ("ask a parameter server or chief whether it is alive, or ready", "watch.health"),
-    "audit": ("check what a cluster has written with --history, and compute its values again", "files.audit"),
-}
-
-
 def _run_role(name: str, words: list[str]) -> NoReturn:
     """Replaces this process by the role, so that signals and exit code are the role's own."""
     from lockstep.launcher.supervisor import with_checkout
 
     # -P: a chief.py in the user's directory must not be taken for ours.
-    module = "lockstep.combined" if name == "server" and "--with-chief" in words else ROLES[name][0]
+    module = "lockstep.combined" if name == "server" and "--with-chief" in words else COMMANDS[name].module
     os.execve(sys.executable, [sys.executable, "-P", "-m", module, *words], {**os.environ, **with_checkout()})
 
 

@@ -1,11 +1,31 @@
-"""Contributions of framework adapters: repeats them after a rollback, and checks for leftover gradients. Knows sessions; no framework."""
+"""What framework adapters share: they join, contribute again after a rollback, and find likely mistakes. Knows sessions; no framework."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+from ps_protocol.errors import ModelMismatch
+from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.roles.chief import PushOutcome
 from worker_client.core.outcomes import Push
 from worker_client.session.session import Session
+
+OVERWRITTEN = (
+    "the program has written into the {}: the servers do not take these values, and the next step replaces them. Set values before the"
+    " optimizer is made, or after the last step; a cluster continues from its own checkpoints (--checkpoint-dir)"
+)
+
+
+def join(
+    session: Session, given: Mapping[str, Any], *, optimizer: OptimizerSpec, options: Mapping[str, Any], call: str, named: str
+) -> None:
+    """Creates or joins the model. A mismatch is said with `named` for the framework's optimizer, and `call` for where options go."""
+    try:
+        session.create_or_join(given, optimizer=optimizer, **options)
+    except ModelMismatch as error:
+        words = error.message.replace("create_or_join(…", call)
+        for formula in ("optimizer 'custom'", "optimizer is 'custom'"):
+            words = words.replace(formula, formula.replace("'custom'", named))
+        raise ModelMismatch(words, facts=error.facts) from None
 
 
 def until_counted(session: Session, give: Callable[[], Push], *, has_same_values: Callable[[], bool]) -> Push:

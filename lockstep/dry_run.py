@@ -13,14 +13,15 @@ from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 
+from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import ClusterState
 from worker_client.opening import made_cluster
-from worker_client.uncaught import trim
 
 # After this many late contributions, the program evidently does not check whether training is finished.
 _MANY_LATE = 20
 _LOOK_EVERY_S = 0.1
 _PREFIX = "[dry run] "
+_OURS = tuple(Path(__file__).resolve().parents[1] / package for package in ("lockstep", "worker_client", "ps_protocol"))
 
 
 def run_program(words: list[str]) -> int:
@@ -50,18 +51,23 @@ def _exit_code(run: Callable[[], None]) -> int:
             print(end.code, file=sys.stderr)
         return end.code if isinstance(end.code, int) else int(end.code is not None)
     except BaseException as error:
-        trim(error)
-        traceback.print_exception(type(error), error, _of_program(error.__traceback__))
+        traceback.print_exception(type(error), error, _of_program(error))
         return 1
     return 0
 
 
-def _of_program(entry: TracebackType | None) -> TracebackType | None:
-    """Returns the part of the traceback that begins in the program itself."""
-    first = entry
+def _of_program(error: BaseException) -> TracebackType | None:
+    """Returns the part of the traceback that is of the program: not of what runs it, nor of ours below the line whose call we refused."""
+    first = error.__traceback__
     while first is not None and first.tb_frame.f_code.co_filename in (__file__, runpy.__file__, "<frozen runpy>"):
         first = first.tb_next
-    return first or entry
+    entry = first if isinstance(error, PsError) else None
+    while entry is not None and entry.tb_next is not None:
+        path = Path(entry.tb_next.tb_frame.f_code.co_filename)
+        if any(path.is_relative_to(package) for package in _OURS):
+            entry.tb_next = None
+        entry = entry.tb_next
+    return first or error.__traceback__
 
 
 def _watch(begin: float) -> None:

@@ -7,7 +7,7 @@ PsError
 ├── WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull, LimitExceeded, TooManyPushes
 ├── NotInitialized, NotInitializer, LayoutMismatch, LeaseExpired          wrong now; do something first
 ├── StepGone, StepNotReady, StepAhead, StepMismatch, ContributionMissing
-├── WrongCluster, WrongRole, ProtocolMismatch, TrainingFailed
+├── WrongCluster, WrongRole, ProtocolMismatch, TrainingFailed, TrainingInterrupted
 ├── CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing, StorageFull, StorageFailed
 ├── DataLoss, DataMismatch
 ├── EpochMismatch, Superseded                                            fenced: start again
@@ -15,17 +15,26 @@ PsError
 └── Unavailable, ShuttingDown, DeadlineExceeded, Cancelled, Unimplemented, InternalError
 """
 
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Mapping
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 
 class PsError(Exception):
     """An error that a user can act on: a text that says what, which and what to do, and facts for programs.
 
-    `reason` is what programs and other languages know it by, and stays; `status` is the gRPC status that a call ends with.
+    `reason` is what programs and other languages know it by, and stays: the class's name in capitals. `status` is the gRPC status that a
+    call ends with. Both are inherited by a class that names no status.
     """
 
     reason = "INTERNAL"
     status = "INTERNAL"
+
+    def __init_subclass__(cls, *, status: str = "") -> None:
+        if status:
+            cls.reason = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).upper()
+            cls.status = status
 
     def __init__(self, message: str, *, facts: Mapping[str, str] | None = None) -> None:
         super().__init__(message)
@@ -33,370 +42,244 @@ class PsError(Exception):
         self.facts: dict[str, str] = dict(facts or {})
 
 
-class CheckpointNotFound(PsError):
+class CheckpointNotFound(PsError, status="NOT_FOUND"):
     """There is no whole checkpoint, or none of this name."""
 
-    reason = "CHECKPOINT_NOT_FOUND"
-    status = "NOT_FOUND"
 
-
-class CheckpointMismatch(PsError):
+class CheckpointMismatch(PsError, status="FAILED_PRECONDITION"):
     """A checkpoint is not one of this model."""
 
-    reason = "CHECKPOINT_MISMATCH"
-    status = "FAILED_PRECONDITION"
 
-
-class CheckpointStorageMissing(PsError):
+class CheckpointStorageMissing(PsError, status="FAILED_PRECONDITION"):
     """The process was given no place for checkpoints."""
 
-    reason = "CHECKPOINT_STORAGE_MISSING"
-    status = "FAILED_PRECONDITION"
 
-
-class StorageFull(PsError):
+class StorageFull(PsError, status="RESOURCE_EXHAUSTED"):
     """There is no room for a checkpoint. Training continues, but a step that has to be saved waits for room."""
 
-    reason = "STORAGE_FULL"
-    status = "RESOURCE_EXHAUSTED"
 
-
-class StorageFailed(PsError):
+# Not UNAVAILABLE: another attempt of the same call would only meet the same disk.
+class StorageFailed(PsError, status="FAILED_PRECONDITION"):
     """The place for checkpoints could not be read or written; the text has the reason that the system gave."""
 
-    reason = "STORAGE_FAILED"
-    # Not UNAVAILABLE: another attempt of the same call would only meet the same disk.
-    status = "FAILED_PRECONDITION"
 
-
-class DataLoss(PsError):
+class DataLoss(PsError, status="DATA_LOSS"):
     """A file is not what was written."""
 
-    reason = "DATA_LOSS"
-    status = "DATA_LOSS"
 
-
-class InvalidSpec(PsError):
+class InvalidSpec(PsError, status="INVALID_ARGUMENT"):
     """A variable, optimizer, placement or option is not one that any server could accept."""
 
-    reason = "INVALID_SPEC"
-    status = "INVALID_ARGUMENT"
 
-
-class ShapeMismatch(PsError):
+class ShapeMismatch(PsError, status="INVALID_ARGUMENT"):
     """A gradient or value has another shape than its variable."""
 
-    reason = "SHAPE_MISMATCH"
-    status = "INVALID_ARGUMENT"
 
-
-class DtypeMismatch(PsError):
+class DtypeMismatch(PsError, status="INVALID_ARGUMENT"):
     """A gradient or value has another element type than its variable."""
 
-    reason = "DTYPE_MISMATCH"
-    status = "INVALID_ARGUMENT"
 
-
-class IncompletePush(PsError):
+class IncompletePush(PsError, status="INVALID_ARGUMENT"):
     """A push lacks variables of the model."""
 
-    reason = "INCOMPLETE_PUSH"
-    status = "INVALID_ARGUMENT"
 
-
-class IndexOutOfRange(PsError):
+class IndexOutOfRange(PsError, status="INVALID_ARGUMENT"):
     """A row that the variable does not have."""
 
-    reason = "INDEX_OUT_OF_RANGE"
-    status = "INVALID_ARGUMENT"
 
-
-class NonFiniteGradient(PsError):
+class NonFiniteGradient(PsError, status="INVALID_ARGUMENT"):
     """A gradient has elements that are not finite, and the cluster takes none of those."""
 
-    reason = "NON_FINITE_GRADIENT"
-    status = "INVALID_ARGUMENT"
 
-
-class MalformedMessage(PsError):
+class MalformedMessage(PsError, status="INVALID_ARGUMENT"):
     """A message is not what its place in the protocol asks for."""
 
-    reason = "MALFORMED_MESSAGE"
-    status = "INVALID_ARGUMENT"
 
-
-class TruncatedStream(PsError):
+class TruncatedStream(PsError, status="INVALID_ARGUMENT"):
     """A stream ended before all bytes had come; it had no effect."""
 
-    reason = "TRUNCATED_STREAM"
-    status = "INVALID_ARGUMENT"
 
-
-class FrameOutOfOrder(PsError):
+class FrameOutOfOrder(PsError, status="INVALID_ARGUMENT"):
     """A frame leaves a gap, overlaps, or lies beyond the end."""
 
-    reason = "FRAME_OUT_OF_ORDER"
-    status = "INVALID_ARGUMENT"
 
-
-class PushIdReused(PsError):
+class PushIdReused(PsError, status="INVALID_ARGUMENT"):
     """A push id came again for another step."""
 
-    reason = "PUSH_ID_REUSED"
-    status = "INVALID_ARGUMENT"
 
-
-class VariableNotFound(PsError):
+class VariableNotFound(PsError, status="NOT_FOUND"):
     """The model has no variable of this name."""
 
-    reason = "VARIABLE_NOT_FOUND"
-    status = "NOT_FOUND"
 
-
-class SlotNotFound(PsError):
+class SlotNotFound(PsError, status="NOT_FOUND"):
     """The optimizer has no slot of this name."""
 
-    reason = "SLOT_NOT_FOUND"
-    status = "NOT_FOUND"
 
-
-class AccumulatorNotFound(PsError):
+class AccumulatorNotFound(PsError, status="NOT_FOUND"):
     """There is no named accumulator of this name."""
 
-    reason = "ACCUMULATOR_NOT_FOUND"
-    status = "NOT_FOUND"
 
-
-class AccumulatorExists(PsError):
+class AccumulatorExists(PsError, status="ALREADY_EXISTS"):
     """A named accumulator of this name exists with another specification."""
 
-    reason = "ACCUMULATOR_EXISTS"
-    status = "ALREADY_EXISTS"
 
-
-class VariableExists(PsError):
+class VariableExists(PsError, status="ALREADY_EXISTS"):
     """The shard holds variables of another specification."""
 
-    reason = "VARIABLE_EXISTS"
-    status = "ALREADY_EXISTS"
 
-
-class ModelMismatch(PsError):
+class ModelMismatch(PsError, status="ALREADY_EXISTS"):
     """The cluster trains another model than the caller's."""
 
-    reason = "MODEL_MISMATCH"
-    status = "ALREADY_EXISTS"
 
-
-class WorkerIndexTaken(PsError):
+class WorkerIndexTaken(PsError, status="ALREADY_EXISTS"):
     """A living worker has this index."""
 
-    reason = "WORKER_INDEX_TAKEN"
-    status = "ALREADY_EXISTS"
 
-
-class WorkerIndexOutOfRange(PsError):
+class WorkerIndexOutOfRange(PsError, status="OUT_OF_RANGE"):
     """The cluster expects no worker of this index."""
 
-    reason = "WORKER_INDEX_OUT_OF_RANGE"
-    status = "OUT_OF_RANGE"
 
-
-class ClusterFull(PsError):
+class ClusterFull(PsError, status="RESOURCE_EXHAUSTED"):
     """All worker places are taken."""
 
-    reason = "CLUSTER_FULL"
-    status = "RESOURCE_EXHAUSTED"
 
-
-class LimitExceeded(PsError):
+class LimitExceeded(PsError, status="RESOURCE_EXHAUSTED"):
     """A size or count is beyond a limit of the server."""
 
-    reason = "LIMIT_EXCEEDED"
-    status = "RESOURCE_EXHAUSTED"
 
-
-class TooManyPushes(PsError):
+class TooManyPushes(PsError, status="RESOURCE_EXHAUSTED"):
     """A worker has more contributions staged or under way than it may."""
 
-    reason = "TOO_MANY_PUSHES"
-    status = "RESOURCE_EXHAUSTED"
 
-
-class NotInitialized(PsError):
+class NotInitialized(PsError, status="FAILED_PRECONDITION"):
     """The variables have no values yet."""
 
-    reason = "NOT_INITIALIZED"
-    status = "FAILED_PRECONDITION"
 
-
-class NotInitializer(PsError):
+class NotInitializer(PsError, status="FAILED_PRECONDITION"):
     """Another worker has been given the task of initialising the model."""
 
-    reason = "NOT_INITIALIZER"
-    status = "FAILED_PRECONDITION"
 
-
-class LayoutMismatch(PsError):
+class LayoutMismatch(PsError, status="FAILED_PRECONDITION"):
     """The caller believes in another arena layout than the shard's."""
 
-    reason = "LAYOUT_MISMATCH"
-    status = "FAILED_PRECONDITION"
 
-
-class LeaseExpired(PsError):
+class LeaseExpired(PsError, status="FAILED_PRECONDITION"):
     """The caller is not registered, or its lease has ended."""
 
-    reason = "LEASE_EXPIRED"
-    status = "FAILED_PRECONDITION"
 
-
-class StepGone(PsError):
+class StepGone(PsError, status="FAILED_PRECONDITION"):
     """The variables of this step have been overwritten; read a later one."""
 
-    reason = "STEP_GONE"
-    status = "FAILED_PRECONDITION"
 
-
-class StepNotReady(PsError):
+class StepNotReady(PsError, status="FAILED_PRECONDITION"):
     """The variables of this step do not exist yet."""
 
-    reason = "STEP_NOT_READY"
-    status = "FAILED_PRECONDITION"
 
-
-class StepAhead(PsError):
+class StepAhead(PsError, status="FAILED_PRECONDITION"):
     """A gradient claims a step that has not come yet."""
 
-    reason = "STEP_AHEAD"
-    status = "FAILED_PRECONDITION"
 
-
-class StepMismatch(PsError):
+class StepMismatch(PsError, status="FAILED_PRECONDITION"):
     """The step to apply is not the shard's step."""
 
-    reason = "STEP_MISMATCH"
-    status = "FAILED_PRECONDITION"
 
-
-class ContributionMissing(PsError):
+class ContributionMissing(PsError, status="FAILED_PRECONDITION"):
     """A contribution to be applied is not staged here."""
 
-    reason = "CONTRIBUTION_MISSING"
-    status = "FAILED_PRECONDITION"
 
-
-class WrongCluster(PsError):
+class WrongCluster(PsError, status="FAILED_PRECONDITION"):
     """The process belongs to another cluster."""
 
-    reason = "WRONG_CLUSTER"
-    status = "FAILED_PRECONDITION"
 
-
-class WrongRole(PsError):
+class WrongRole(PsError, status="FAILED_PRECONDITION"):
     """The process at the address has another role or index."""
 
-    reason = "WRONG_ROLE"
-    status = "FAILED_PRECONDITION"
 
-
-class ProtocolMismatch(PsError):
+class ProtocolMismatch(PsError, status="FAILED_PRECONDITION"):
     """Client and server speak different major versions."""
 
-    reason = "PROTOCOL_MISMATCH"
-    status = "FAILED_PRECONDITION"
 
-
-class TrainingFailed(PsError):
+class TrainingFailed(PsError, status="FAILED_PRECONDITION"):
     """The cluster cannot continue."""
 
-    reason = "TRAINING_FAILED"
-    status = "FAILED_PRECONDITION"
+
+class TrainingInterrupted(PsError, status="FAILED_PRECONDITION"):
+    """Training was stopped before its end, and a session ends that would have continued."""
 
 
-class DataMismatch(PsError):
+class DataMismatch(PsError, status="FAILED_PRECONDITION"):
     """The cluster goes through other training data than the caller's."""
 
-    reason = "DATA_MISMATCH"
-    status = "FAILED_PRECONDITION"
 
-
-class Unauthenticated(PsError):
+class Unauthenticated(PsError, status="UNAUTHENTICATED"):
     """The caller has no token, or none that is known."""
 
-    reason = "UNAUTHENTICATED"
-    status = "UNAUTHENTICATED"
 
-
-class PermissionDenied(PsError):
+class PermissionDenied(PsError, status="PERMISSION_DENIED"):
     """The caller's role or cluster may not do this."""
 
-    reason = "PERMISSION_DENIED"
-    status = "PERMISSION_DENIED"
 
-
-class EpochMismatch(PsError):
+class EpochMismatch(PsError, status="ABORTED"):
     """The cluster has rolled back to another epoch than the caller's."""
 
-    reason = "EPOCH_MISMATCH"
-    status = "ABORTED"
 
-
-class Superseded(PsError):
+class Superseded(PsError, status="ABORTED"):
     """A newer incarnation of the caller exists."""
 
-    reason = "SUPERSEDED"
-    status = "ABORTED"
 
-
-class Unavailable(PsError):
+class Unavailable(PsError, status="UNAVAILABLE"):
     """The process cannot be reached."""
 
-    reason = "UNAVAILABLE"
-    status = "UNAVAILABLE"
 
-
-class ShuttingDown(PsError):
+class ShuttingDown(PsError, status="UNAVAILABLE"):
     """The process is about to end."""
 
-    reason = "SHUTTING_DOWN"
-    status = "UNAVAILABLE"
 
-
-class DeadlineExceeded(PsError):
+class DeadlineExceeded(PsError, status="DEADLINE_EXCEEDED"):
     """The caller's deadline passed; the text says what was being waited for."""
 
-    reason = "DEADLINE_EXCEEDED"
-    status = "DEADLINE_EXCEEDED"
 
-
-class Cancelled(PsError):
+class Cancelled(PsError, status="CANCELLED"):
     """The caller went away or cancelled."""
 
-    reason = "CANCELLED"
-    status = "CANCELLED"
 
-
-class Unimplemented(PsError):
+class Unimplemented(PsError, status="UNIMPLEMENTED"):
     """The server does not know this method or option."""
-
-    reason = "UNIMPLEMENTED"
-    status = "UNIMPLEMENTED"
 
 
 class InternalError(PsError):
     """A defect of the server; its log has the details under the number in the text."""
 
-    reason = "INTERNAL"
-    status = "INTERNAL"
+
+# What leaves the functions that programs call.
+
+
+Given = ParamSpec("Given")
+Result = TypeVar("Result")
+
+
+def at_boundary(error: PsError) -> PsError:
+    """Returns the error without our frames, which say nothing to who reads the traceback; a defect of ours keeps them."""
+    return error if isinstance(error, InternalError) else error.with_traceback(None)
+
+
+def is_boundary(function: Callable[Given, Result]) -> Callable[Given, Result]:
+    """Has a function that programs call raise its errors `at_boundary`. Not for the functions of a step: this is a call more."""
+
+    @wraps(function)
+    def called(*arguments: Given.args, **named: Given.kwargs) -> Result:
+        try:
+            return function(*arguments, **named)
+        except PsError as error:
+            raise at_boundary(error) from error.__cause__
+
+    return called
 
 
 # Each is a row of the one table: class, reason, status. Clients make an error of its reason again by it.
 ERRORS: tuple[type[PsError], ...] = tuple(PsError.__subclasses__())
 
 # Texts of others as they may stand in a log or a status.
-
-
 _MAX_TEXT = 300
 
 

@@ -7,13 +7,12 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.memory import importing_for_good
 from ps_protocol.rpc import library
 
 if TYPE_CHECKING:
     from ps_server.server import ParameterServer
-
-_EXIT_FAILED, _EXIT_USAGE = 1, 2
 
 
 def main() -> int:
@@ -29,7 +28,7 @@ def main() -> int:
     # Not before: what they import looks for OpenSSL, and imports grpc.
     with importing_for_good():
         from ps_protocol.errors import PsError
-        from ps_protocol.process.exhaustion import ending_without_memory, words_of
+        from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
         from ps_protocol.process.failpoints import enable_failpoints
         from ps_protocol.process.listening import allow_many_connections
         from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
@@ -48,13 +47,11 @@ def main() -> int:
             enable_failpoints(os.environ, is_enabled=config.enable_failpoints)
             _serve(ParameterServer(config))
     except PsError as error:
-        write_last_words("ps_server", error.message, log_format)
-        return _EXIT_USAGE
+        write_last_words("lockstep server", error.message, log_format)
+        return ExitCode.USAGE
     except (MemoryError, OSError, RuntimeError) as error:
-        if not (lacking := words_of(error)):
-            raise
-        write_last_words("ps_server", lacking, log_format)
-        os._exit(_EXIT_FAILED)  # some of its threads wait for those that could not begin
+        end_if_exhausted(error, lambda words: write_last_words("lockstep server", words, log_format))
+        raise
     return 0
 
 

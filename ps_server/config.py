@@ -38,6 +38,7 @@ class ParameterServerConfig:
     data_port: int = 0
     checkpoint_dir: str = ""
     history: Path | None = None
+    history_max_bytes: int = options.HISTORY_MAX_BYTES.default
     metrics: str = ""
     enable_failpoints: bool = False
     allow_insecure_network: bool = False
@@ -60,8 +61,12 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         options.SERVER,
         arguments,
         environment=environment,
-        prog="python -m ps_server",
+        prog="lockstep server",
         description="Runs one parameter server until it is asked to end.",
+        examples=(
+            "lockstep server --index 0 --address 127.0.0.1:5001",
+            "lockstep server --index 1 --address 127.0.0.1:5002 --checkpoint-dir ckpt",
+        ),
         epilog="`lockstep server … --with-chief …`, with the chief's flags behind it, runs the chief in the same process.",
     )
     tf_config = parse_tf_config(environment.get("TF_CONFIG", ""))
@@ -79,6 +84,7 @@ def parse_config(arguments: Sequence[str], *, environment: Mapping[str, str]) ->
         data_port=given[options.DATA_PORT],
         checkpoint_dir=given[options.CHECKPOINT_DIR],
         history=given[options.HISTORY],
+        history_max_bytes=given[options.HISTORY_MAX_BYTES],
         metrics=given[options.METRICS],
         enable_failpoints=given[options.ENABLE_FAILPOINTS],
         allow_insecure_network=given[options.ALLOW_INSECURE_NETWORK],

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import grpc
 
 from ps_protocol.checkpoint.catalog import storage_of_role
+from ps_protocol.checkpoint.trial import PlaceTrial
 from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce
@@ -97,6 +98,9 @@ class ParameterServer:
         self._ending: queue.SimpleQueue[str] = queue.SimpleQueue()
         self._apply_threads = ApplyThreads(config.apply_threads if config.apply_threads is not None else default_apply_threads())
         process_incarnation = new_process_incarnation()
+        role, max_bytes = f"ps-{config.index}", config.history_max_bytes
+        storage = storage_of_role(config.checkpoint_dir) if config.checkpoint_dir else None
+        self._trial = PlaceTrial(storage) if storage is not None else None
         self._shard = Shard(
             index=config.index,
             process_incarnation=process_incarnation,
@@ -104,8 +108,8 @@ class ParameterServer:
             on_shutdown=self._ending.put,
             apply_threads=self._apply_threads,
             segments=SegmentMaker(cluster=config.cluster, index=config.index, process_incarnation=process_incarnation),
-            storage=storage_of_role(config.checkpoint_dir) if config.checkpoint_dir else None,
-            history=HistoryWriter(config.history, role=f"ps-{config.index}") if config.history else None,
+            storage=storage,
+            history=HistoryWriter(config.history, role=role, max_bytes=max_bytes) if config.history else None,
         )
         self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._shard.budget)
         self._idle_streams = IdleStreams()
@@ -148,13 +152,13 @@ class ParameterServer:
         )
         accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
         handlers = service_handler(SERVICE, *parts), service_handler(ACCUMULATOR_SERVICE, accumulators)
-        self._address = self._server.listen(identity, *handlers, epoch=lambda: self._shard.epoch)
+        self._address = self._server.listen(identity, *handlers, epoch=lambda: self._shard.epoch, trial=self._trial)
         self._listen_for_data_sockets()
         self._idle_streams.start()
         self._server.start()
         if self._http is not None:
             self._http.start()
-            log.info("metrics url=%smetrics", self._http.url)
+            log.info("metrics url=%s", f"{self._http.url}metrics")
         self._server.report_health("", SERVICE, ACCUMULATOR_SERVICE, is_serving=True)
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)

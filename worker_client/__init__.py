@@ -70,7 +70,6 @@ from worker_client.model.wire_format import WireFormat, top_k
 from worker_client.opening import connect, local, observe, observe_local
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session
-from worker_client.uncaught import install
 
 # What is built on a session is loaded when it is first asked for: name to module. The imports below are for type checkers.
 _LAZY = {
@@ -155,8 +154,6 @@ __all__ = [
     "variable_axis_size_partitioner",
     "zeros_initializer",
 ]
-
-install()
 
 
 def __getattr__(name: str) -> Any:

@@ -6,26 +6,33 @@ DNNClassifier((64,), random_state=0).fit(X, y).score(X_test, y_test)         # a
 DNNClassifier((64,), target="host:5000").fit(X, y)                           # as one worker of a running cluster
 """
 
+import hashlib
+import logging
 import numbers
+import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Self
 
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import InvalidSpec, ModelMismatch, ShuttingDown, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
+from ps_protocol.roles.chief import ClusterState
 from worker_client.model import optimizers
+from worker_client.model.declarations import Buffer
 from worker_client.neural_network import ACTIVATIONS, Network
-from worker_client.opening import local
+from worker_client.opening import LOCAL_CHIEF, TIMEOUT_S, connect, local
 from worker_client.session.session import Session
 from worker_client.sync_replicas.graph import Graph, get_or_create_global_step, get_variable
 from worker_client.sync_replicas.hooks import SessionRunHook
 from worker_client.sync_replicas.optimizers import Optimizer, as_optimizer
 from worker_client.sync_replicas.replicas_optimizer import SyncReplicasOptimizer
 from worker_client.sync_replicas.session import MonitoredTrainingSession
+
+log = logging.getLogger("lockstep.worker")
 
 # The training loop behind an estimator: batches of its examples, one contribution each.
 
@@ -72,6 +79,7 @@ def train(
     examples: Examples,
     *,
     first: Mapping[str, Array],
+    labels: str,
     optimizer: Any,
     hooks: Sequence[SessionRunHook],
     master: Any,
@@ -80,18 +88,30 @@ def train(
 ) -> Trained:
     """Joins the model, creating it with the values of `first` if this is the first worker, and contributes one batch after the other.
 
-    `optimizer` and `master` are those of a monitored session. Ends early if a hook requests it, or if the cluster's training is finished.
+    `optimizer` and `master` are those of a monitored session. `labels` names what the outputs mean, so that workers with other labels are
+    refused (empty: they mean numbers). Ends early if a hook requests it, or if the cluster's training is finished.
     The first worker to finish ends training for the whole cluster, so that all workers get the same final variables. Blocks. Raises the
     errors of the session and the hooks.
     """
     with Graph().as_default():
+        if labels:
+            get_variable(labels, Buffer(np.zeros(1)))  # first, so that a mismatch names it first
         for name, value in first.items():
             get_variable(name, value)
-        train_op = optimizer.minimize(_Loss(network), global_step=get_or_create_global_step())
+        train_op = optimizer.minimize(_Loss(network, first), global_step=get_or_create_global_step())
         # The chief worker creates the model; if no hook names a chief worker, the first worker does.
         is_chief = all(getattr(hook, "is_chief", True) for hook in hooks)
         losses: list[float] = []
-        with MonitoredTrainingSession(master, is_chief=is_chief, hooks=hooks, log_step_count_steps=None) as session:
+        try:
+            opened = MonitoredTrainingSession(master, is_chief=is_chief, hooks=hooks, log_step_count_steps=None)
+        except ModelMismatch as error:
+            if f"{_LABELS}[" not in error.message:
+                raise
+            raise ModelMismatch(
+                "the labels differ between workers, and are part of the model. Give all workers the same: fit(X, y, classes=…)."
+                f" {error.message}"
+            ) from error
+        with opened as session:
             for batch in examples.batches(seed=seed, worker=session.session.worker_index, passes=passes):
                 if session.should_stop():
                     break
@@ -99,20 +119,19 @@ def train(
                 if (loss := session.run(train_op, feed_dict=batch).loss) is not None:
                     losses.append(loss)
             session.finish(f"the estimator of worker {session.session.worker_index} is done with its examples")
-            variables, global_step = session.read(), session.session.global_step
+            values, global_step = session.read(), session.session.global_step
+    variables = {name: values[name] for name in first}
     return Trained(variables=variables, losses=pass_losses(losses, num_batches=examples.num_batches), global_step=global_step)
 
 
 class _Loss:
     """A loss function for a training op: returns the loss of a batch and its gradients, in memory that is reused."""
 
-    def __init__(self, network: Network) -> None:
+    def __init__(self, network: Network, first: Mapping[str, Array]) -> None:
         self._network = network
-        self._gradients: dict[str, Array] = {}
+        self._gradients = {name: np.empty_like(value) for name, value in first.items()}
 
     def __call__(self, variables: Mapping[str, Array], batch: Batch) -> tuple[float, dict[str, Array]]:
-        if not self._gradients:
-            self._gradients = {name: np.empty_like(value) for name, value in variables.items()}
         features, targets = batch
         return self._network.loss_and_gradients(variables, features, targets, into=self._gradients), self._gradients
 
@@ -138,14 +157,15 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
     """A feed-forward network that ends in a softmax over the classes, trained by the cross-entropy of batches.
 
     `hidden_units`: units of each hidden layer (none at all: logistic regression). `activation`: "relu", "tanh", "logistic" or "identity".
-    `optimizer`: a name ("adam", "sgd", …), which trains with `learning_rate`, or the result of an optimizer function of worker_client,
+    `optimizer`: a name ("adam", "sgd", …), which trains with `learning_rate`, or what `lockstep.adam(…)` and the like return,
     which has its own rate; both keep the cluster's policy. Or a `SyncReplicasOptimizer` or another optimizer of that package, which also
     sets the policy. `batch_size` in examples; `max_iter`: passes over the examples. `random_state`: seed of the first weights and the
     order. `warm_start`: `fit` begins with the variables that the last training ended with.
 
     `target` is the address of a running cluster's chief; None: a cluster of one worker inside this process, which gives the same weights
     every time for the same data and an int as `random_state`. In a cluster, each worker calls `fit` with its own examples and with the same
-    parameters; the first worker to finish its passes ends the training, and every worker gets the same final network.
+    parameters and labels; the first worker to finish its passes ends the training, and every worker gets the same final network. One `fit`
+    is one training of a cluster. `timeout_s`: how long `fit` waits for a cluster that does not answer.
 
     After `fit`: `classes_`, `n_features_in_` (and `feature_names_in_`), `variables_` (weights and biases by name), `loss_curve_` (mean loss
     of each of this worker's passes), `n_iter_` (passes that were begun), `global_step_` (steps of the cluster). With `warm_start` and
@@ -164,6 +184,7 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         random_state: Any = None,
         warm_start: bool = False,
         target: str | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.hidden_units = hidden_units
         self.activation = activation
@@ -174,6 +195,7 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.warm_start = warm_start
         self.target = target
+        self.timeout_s = timeout_s
 
     def fit(
         self, X: npt.ArrayLike, y: npt.ArrayLike, *, hooks: Iterable[SessionRunHook] = (), classes: npt.ArrayLike | None = None
@@ -194,7 +216,7 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
             )
         self.classes_: Array = known
         self._network = _train(
-            self, features, labels, num_outputs=len(known), head="classes", hooks=hooks, continues=continues, num_passes=self.max_iter
+            self, features, labels, classes=known, num_outputs=len(known), hooks=hooks, continues=continues, num_passes=self.max_iter
         )
         return self
 
@@ -213,7 +235,7 @@ class DNNClassifier(ClassifierMixin, BaseEstimator):  # type: ignore[misc]
         self.classes_ = known
         _refuse_target(self.target)
         self._network = _train(
-            self, features, labels, num_outputs=len(known), head="classes", hooks=(), continues=not is_first, num_passes=1
+            self, features, labels, classes=known, num_outputs=len(known), hooks=(), continues=not is_first, num_passes=1
         )
         return self
 
@@ -261,6 +283,7 @@ class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         random_state: Any = None,
         warm_start: bool = False,
         target: str | None = None,
+        timeout_s: float = TIMEOUT_S,
     ) -> None:
         self.hidden_units = hidden_units
         self.activation = activation
@@ -271,6 +294,7 @@ class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         self.random_state = random_state
         self.warm_start = warm_start
         self.target = target
+        self.timeout_s = timeout_s
 
     def fit(self, X: npt.ArrayLike, y: npt.ArrayLike, *, hooks: Iterable[SessionRunHook] = ()) -> Self:
         """Trains on `X`, (examples, features) of finite numbers, and `y`, a number for each or (examples, outputs); returns this estimator.
@@ -304,7 +328,7 @@ class DNNRegressor(RegressorMixin, BaseEstimator):  # type: ignore[misc]
         features, given = validate_data(self, X, y, dtype=(np.float64, np.float32), multi_output=True, y_numeric=True, reset=is_first)
         targets = given.reshape(len(given), -1).astype(features.dtype)
         self._network = _train(
-            self, features, targets, num_outputs=targets.shape[1], head="numbers", hooks=hooks, continues=continues, num_passes=num_passes
+            self, features, targets, classes=None, num_outputs=targets.shape[1], hooks=hooks, continues=continues, num_passes=num_passes
         )
         self._is_single = given.ndim == 1
         return self
@@ -344,7 +368,6 @@ class _Parameters:
     optimizer: Optimizer | SyncReplicasOptimizer
     batch_size: int
     seed: int
-    target: str | None
 
     @classmethod
     def of(cls, estimator: Any) -> "_Parameters":
@@ -364,7 +387,6 @@ class _Parameters:
             optimizer=_optimizer(estimator.optimizer, estimator.learning_rate),
             batch_size=estimator.batch_size,
             seed=int(check_random_state(estimator.random_state).randint(np.iinfo(np.int32).max)),
-            target=estimator.target,
         )
 
 
@@ -373,8 +395,8 @@ def _train(
     features: Array,
     targets: Array,
     *,
+    classes: Array | None,
     num_outputs: int,
-    head: str,
     hooks: Iterable[SessionRunHook],
     continues: bool,
     num_passes: int,
@@ -384,9 +406,15 @@ def _train(
     `continues`: begins with the result of earlier trainings, and raises ValueError if their network differs.
     """
     parameters, former = _Parameters.of(estimator), _former(estimator, continues)
+    target = estimator.target
+    if target is None:
+        _warn_of_private_cluster()
     dtype = features.dtype if former is None else np.dtype(former.network.dtype)
     network = Network(
-        sizes=(features.shape[1], *parameters.hidden_units, num_outputs), activation=parameters.activation, dtype=dtype, head=head
+        sizes=(features.shape[1], *parameters.hidden_units, num_outputs),
+        activation=parameters.activation,
+        dtype=dtype,
+        head="numbers" if classes is None else "classes",
     )
     if former is not None and network != former.network:
         raise ValueError(
@@ -400,14 +428,58 @@ def _train(
         network,
         Examples(features=features.astype(dtype, copy=False), targets=targets, batch_size=parameters.batch_size),
         first=network.initial_values(np.random.default_rng(parameters.seed)) if former is None else former.trained.variables,
+        labels="" if classes is None else _labels_text(classes),
         optimizer=parameters.optimizer,
         hooks=tuple(hooks),
-        master=parameters.target if parameters.target is not None else _private_cluster,
+        master=_opener(target, timeout_s=estimator.timeout_s),
         seed=parameters.seed,
         passes=range(begun, begun + num_passes),
     )
+    if target is not None:
+        _trained_targets.add(target)
     _keep(estimator, trained, former)
     return network
+
+
+# Addresses where a `fit` of this process has trained a cluster, which ends with its training; another may be there since.
+_trained_targets: set[str] = set()
+_has_warned: list[str] = []  # that `fit` trains outside of the cluster that started this process
+
+
+def _connect_once(target: str, worker_index: int | None, *, timeout_s: float) -> Session:
+    """As `connect`. Raises ValueError for a second training of one cluster."""
+    error = ValueError(
+        f"fit: this process has trained the cluster at {target!r} already, and one fit() is one training of a cluster. For several "
+        "(cross_val_score, GridSearchCV, another fit) leave target out: each then trains in a cluster inside this process"
+    )
+    try:
+        session = connect(target, worker_index=worker_index, timeout_s=timeout_s)
+    except (Unavailable, ShuttingDown) as gone:
+        raise (error if target in _trained_targets else gone) from None
+    if target in _trained_targets and session.status().state is ClusterState.FINISHED:
+        session.close()
+        raise error
+    _trained_targets.discard(target)
+    return session
+
+
+def _warn_of_private_cluster() -> None:
+    """Warns once where `fit` leaves out the cluster that started this process."""
+    chief = os.environ.get("LOCKSTEP_CHIEF")
+    if chief and chief != LOCAL_CHIEF and not _has_warned:
+        _has_warned.append(chief)
+        log.warning(
+            "fit: no target is given, so this worker trains for itself, in a cluster inside its process, and not with the others of the "
+            "cluster at %s; to train with them: target=os.environ['LOCKSTEP_CHIEF']",
+            chief,
+        )
+
+
+def _opener(target: Any, *, timeout_s: float) -> Any:
+    """What a monitored session opens its session by: here, at an address, or as the target itself says."""
+    if target is None:
+        return _private_cluster
+    return (lambda index: _connect_once(target, index, timeout_s=timeout_s)) if isinstance(target, str) and target else target
 
 
 def _refuse_target(target: str | None) -> None:
@@ -423,7 +495,7 @@ def _optimizer(given: Any, learning_rate: float) -> Optimizer | SyncReplicasOpti
     if isinstance(given, OptimizerSpec):
         return as_optimizer(given, keeps_policy=True)
     if given not in GRADIENT_OPTIMIZERS:
-        words = f"want one of {', '.join(GRADIENT_OPTIMIZERS)}, or what worker_client.adam(0.001) or another optimizer function returns"
+        words = f"want one of {', '.join(GRADIENT_OPTIMIZERS)}, or what lockstep.adam(0.001) or another optimizer function returns"
         raise ValueError(f"optimizer: got {given!r}, {words}")
     try:
         factory: Callable[[float], OptimizerSpec] = getattr(optimizers, given)
@@ -435,6 +507,20 @@ def _optimizer(given: Any, learning_rate: float) -> Optimizer | SyncReplicasOpti
 def _private_cluster(worker_index: int | None) -> Session:
     """A session in a new cluster inside this process."""
     return local(worker_index=worker_index)
+
+
+# Begins the name of the variable that makes the labels part of the model. A name has at most 256 bytes.
+_LABELS = "classes="
+_MAX_LABELS_CHARACTERS = 120
+
+
+def _labels_text(classes: Array) -> str:
+    """Returns the classes as text, that of another list for any other list: a long one is shortened, with its number and a digest."""
+    text = ascii(classes.tolist())
+    if len(text) <= _MAX_LABELS_CHARACTERS:
+        return _LABELS + text
+    digest = hashlib.sha256(text.encode()).hexdigest()[:16]
+    return f"{_LABELS}{text[:_MAX_LABELS_CHARACTERS]}… ({len(classes)} labels, digest {digest})"
 
 
 def _check_count(name: str, value: object) -> None:

@@ -7,15 +7,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import InvalidSpec, is_boundary
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.shown import shown
 from ps_protocol.process.failpoints import enable_worker_failpoints
-from ps_protocol.process.history import VARIABLE as HISTORY_VARIABLE
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.local_clusters import with_local_tokens
-from ps_protocol.process.options import ALLOW_INSECURE_NETWORK, MAX_STEPS, METRICS, OTEL, Given, security_of
+from ps_protocol.process.options import ALLOW_INSECURE_NETWORK, HISTORY, HISTORY_MAX_BYTES, MAX_STEPS, METRICS, OTEL, Given, security_of
 from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.process.waiting import checked_timeout
 from ps_protocol.roles.chief import Chief, ParticipantKind, Registration
@@ -51,6 +50,7 @@ class Target:
 LOCAL_CHIEF = "local"
 
 
+@is_boundary
 def connect(
     chief: str | None = None,
     *,
@@ -97,16 +97,16 @@ def connect(
     access = access_of(security, os.environ, role=CallerRole.WORKER, chief=target.chief)
     if target.chief == LOCAL_CHIEF:
         return local(_own_cluster(), worker_index=target.worker_index, takeover=takeover)
-    directory = os.environ.get(HISTORY_VARIABLE, "")
+    given = Given({}, os.environ)
+    directory, max_bytes = given[HISTORY], given[HISTORY_MAX_BYTES]
     way = GrpcTransport(
         cluster=target.cluster,
         timeout_s=checked_timeout(timeout_s),
         transport=transport if transport is not None else os.environ.get("LOCKSTEP_TRANSPORT"),
         wire=_wire(wire),
         access=access,
-        history=HistoryWriter(directory, role="worker") if directory else None,
+        history=HistoryWriter(directory, role="worker", max_bytes=max_bytes) if directory else None,
     )
-    given = Given({}, os.environ)
     has_spans = otel if otel is not None else given[OTEL]
     if has_spans:
         check_spans()
@@ -116,6 +116,7 @@ def connect(
     return Session(link, registration, spans=spans, metrics=exported)
 
 
+@is_boundary
 def observe(
     chief: str | None = None,
     *,
@@ -234,6 +235,7 @@ class LocalCluster(Protocol):
         """The parameter servers by index."""
 
 
+@is_boundary
 def local(
     cluster: LocalCluster | None = None,
     *,

@@ -16,7 +16,7 @@ import psutil
 
 import benchmarks
 from benchmarks.harness import process_memory
-from lockstep.launcher.cluster import LocalCluster, last_lines
+from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor, with_checkout
 
@@ -87,7 +87,7 @@ class Processes:
         while time.monotonic() < deadline:
             for process in self.supervisor.poll(timeout_s=_POLL_S):
                 if process.returncode:
-                    raise LaunchFailed(f"{process.name} ended with exit code {process.returncode}. {last_lines(process)}")
+                    raise LaunchFailed(f"{process.name} ended with exit code {process.returncode}. {process.tail}")
             yield
         raise LaunchFailed(f"no {what} within {timeout_s:g} s")
 

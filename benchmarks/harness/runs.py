@@ -5,7 +5,7 @@ import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext
+from contextlib import ExitStack
 from typing import Any
 
 from benchmarks.harness import process_memory
@@ -36,24 +36,18 @@ def run_cluster(
     timeout_s: float = TIMEOUT_S,
     security: Mapping[str, str] | None = None,
     on_name: Callable[[str], object] = lambda name: None,
-    page: str = "",
-    beside: Callable[[str], AbstractContextManager[None]] | None = None,
 ) -> RunFigures:
     """Starts the cluster, runs the workload once, ends the cluster. `security`: see LocalCluster; `on_name` may make its files.
-
-    `page`: the address of the chief's page; `beside`: a context that is entered with the page's address while the workload runs.
 
     Raises LaunchFailed with the output of what failed, and WrongTransport if the sessions did not use the setting's transport.
     """
     with ExitStack() as stack:
         kept = stack.enter_context(tempfile.TemporaryDirectory())
-        spec = dataclasses.replace(cluster_spec(workload, setting, checkpoint_dir=kept), page=page)
-        cluster = stack.enter_context(Cluster(spec, security=security))
+        cluster = stack.enter_context(Cluster(cluster_spec(workload, setting, checkpoint_dir=kept), security=security))
         on_name(cluster.local.name)
         cluster.local.start_roles()
         start_workers(cluster, workload, setting=setting)
-        with beside(cluster.local.page_url) if beside is not None else nullcontext():
-            figures = measured(cluster.processes, cluster.local.roles, workload, timeout_s=timeout_s)
+        figures = measured(cluster.processes, cluster.local.roles, workload, timeout_s=timeout_s)
         cluster.processes.release()
         cluster.processes.await_end()
     setting.check(figures.transports)

@@ -1,4 +1,4 @@
-"""Puts measured figures into a page of docs/. Knows the page's markers and the reports; measures nothing.
+"""Puts measured figures into benchmarks/figures.md. Knows the page's markers and the reports; measures nothing.
 
 The text between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replaced; NAME is "peers", "table", "profile-before" or
 "profile-after", or "targets" for the targets and whether they were met.
@@ -18,11 +18,11 @@ from benchmarks.report.figures import as_row, table_lines
 from benchmarks.report.profile_figures import process_rows
 from benchmarks.suites.step import table
 
-PAGE = Path(benchmarks.__file__).parents[1] / "docs" / "explanation" / "performance.md"
+PAGE = Path(benchmarks.__file__).parent / "figures.md"
 _BLOCK = re.compile(r"(<!-- figures: ([a-z-]+) -->\n).*?(<!-- end of figures -->)", re.DOTALL)
 
 
-DESCRIPTION = "Puts measured figures into a page of the docs."
+DESCRIPTION = "Puts measured figures into benchmarks/figures.md."
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("reports", nargs="*", type=Path, help="what `run table --json` and `run peers --json` wrote")
     parser.add_argument("--profile-before", type=Path, metavar="FILE", help="what `run profile --json` printed, of an older checkout")
     parser.add_argument("--profile-after", type=Path, metavar="FILE", help="report of a profile after the change")
-    parser.add_argument("--page", type=Path, default=PAGE, help="page to write the figures to (default: docs/explanation/performance.md)")
+    parser.add_argument("--page", type=Path, default=PAGE, help="page to write the figures to (default: benchmarks/figures.md)")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,7 +1,7 @@
-"""Draws figures into a PNG. Knows matplotlib, which only the extra `bench` brings, and imports it only when a plot is wanted."""
+"""Draws figures into a PNG and its dark twin `…-dark.png`. Imports matplotlib, of the extra `bench`, only when a plot is wanted."""
 
 import importlib.util
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,10 @@ def plot_panels(path: Path, *, title: str, panels: Mapping[str, tuple[Sequence[s
 
     All panels have the same colours for the same series.
     """
+    _save_twins(path, lambda: _panels(title, panels), dpi=120)
+
+
+def _panels(title: str, panels: Mapping[str, tuple[Sequence[str], Mapping[str, Sequence[float | None]]]]) -> Any:
     from matplotlib.figure import Figure
 
     widest = max((len(sizes) * (2 + len(series)) for sizes, series in panels.values()), default=1)
@@ -39,11 +43,15 @@ def plot_panels(path: Path, *, title: str, panels: Mapping[str, tuple[Sequence[s
     handles = {label: handle for axes in grid[:, 0] for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(list(handles.values()), list(handles), loc="outside lower center", ncols=4, fontsize=8)
     figure.suptitle(title, fontsize=11)
-    figure.savefig(path, dpi=120)
+    return figure
 
 
 def plot_stragglers(path: Path, *, title: str, arms: Mapping[str, Sequence[RunOfArm]], predicted_ms: Mapping[str, float]) -> None:
     """Draws, for each arm, the distribution of its step times, its mean step beside the predicted one, and the loss over time."""
+    _save_twins(path, lambda: _stragglers(title, arms, predicted_ms), dpi=130)
+
+
+def _stragglers(title: str, arms: Mapping[str, Sequence[RunOfArm]], predicted_ms: Mapping[str, float]) -> Any:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(12.0, 4.2), layout="constrained")
@@ -66,7 +74,16 @@ def plot_stragglers(path: Path, *, title: str, arms: Mapping[str, Sequence[RunOf
         axes.spines[["top", "right"]].set_visible(False)
     spread.legend(loc="lower right", fontsize=8)
     figure.suptitle(title, fontsize=10)
-    figure.savefig(path, dpi=130)
+    return figure
+
+
+def _save_twins(path: Path, draw: Callable[[], Any], *, dpi: int) -> None:
+    import matplotlib.style
+
+    draw().savefig(path, dpi=dpi)
+    dark = dict.fromkeys(("figure.facecolor", "axes.facecolor"), "#1e2129")  # as the site in its dark colours
+    with matplotlib.style.context(["dark_background", dark | {"axes.prop_cycle": matplotlib.rcParamsDefault["axes.prop_cycle"]}]):
+        draw().savefig(path.with_stem(f"{path.stem}-dark"), dpi=dpi)
 
 
 def _draw(axes: Any, sizes: Sequence[str], series: Mapping[str, Sequence[float | None]], *, colours: Mapping[str, str]) -> None:

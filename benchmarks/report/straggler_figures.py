@@ -8,7 +8,7 @@ import numpy as np
 from lockstep.planning.latencies import Measured
 from lockstep.planning.plan import Question, make_plan
 from lockstep.planning.simulation import Costs, SimulationResult
-from lockstep.planning.trace import TraceRow, times_by_worker
+from lockstep.planning.times import ComputingTime, times_by_worker
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,7 +41,7 @@ class RunOfArm:
 
     num_required: int
     step_s: list[float]
-    trace: list[TraceRow]
+    times: list[ComputingTime]
     overhead_s: float
     num_accepted: int
     num_dropped: int
@@ -72,8 +72,8 @@ def run_of_arm(reports: Sequence[StragglerReport], *, num_required: int) -> RunO
     return RunOfArm(
         num_required=num_required,
         step_s=step_s.tolist(),
-        trace=[
-            TraceRow(worker=index, step=step, seconds=seconds)
+        times=[
+            ComputingTime(worker=index, step=step, seconds=seconds)
             for index, report in enumerate(reports)
             for step, seconds in zip(report.steps, report.computed_s, strict=True)
         ],
@@ -116,8 +116,8 @@ def arm_figures(runs: Sequence[RunOfArm], *, same_time_s: float) -> dict[str, ob
 
 
 def predict(runs: Sequence[RunOfArm], *, num_workers: int, backups: Sequence[int], calls_s: float, seed: int) -> list[SimulationResult]:
-    """Returns the predictions of `lockstep plan` for each number of backups, from the traces of runs without backups."""
-    latency = Measured(times_by_worker(row for run in runs for row in run.trace))
+    """Returns the predictions of `lockstep plan` for each number of backups, from the computing times of runs without backups."""
+    latency = Measured(times_by_worker(row for run in runs for row in run.times))
     question = Question(
         latency=latency, costs=Costs(calls_s=calls_s), num_workers=num_workers, backups=tuple(backups), num_rounds=2000, seed=seed
     )

@@ -21,7 +21,8 @@ from chief.core.cluster.settings import Settings
 from chief.core.epoch.answers import RecordVersions
 from chief.core.epoch.training import Parts, Start, Training
 from chief.core.recovery import Recovery
-from chief.core.report import Situation, cluster_status, explain
+from chief.core.report import cluster_status, explain
+from chief.core.situation import Situation
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting, slice_s
 from chief.core.wording import listed, printable, seconds, workers_of
 from chief.options import CoordinationConfig
@@ -30,7 +31,6 @@ from ps_protocol.errors import (
     ContributionMissing,
     NotInitialized,
     PsError,
-    ShuttingDown,
     TrainingFailed,
     Unavailable,
 )
@@ -63,8 +63,12 @@ Instructions = list[ev.Instruction]
 _ARRIVAL_S = 1.0
 # A step that is being applied when training is finished is the last one, if the shards manage it within this time.
 _FINISH_GRACE_S = 1.0
-# Where training was finished before the chief began, workers have so long to come and read it: as long as `connect()` tries by default.
+# Workers that have not come yet when training is finished have so long to come and hear it: as long as `connect()` tries by default.
 _LATECOMERS_S = 60.0
+# Once this process is asked to end: how long participants of a training that is over may take to leave, and a checkpoint to become whole.
+_LEAVE_GRACE_S = 1.5
+_SAVE_GRACE_S = 7.0
+_LOOK_AGAIN_S = 0.05
 # Of those that a participant names.
 _MAX_TRANSPORTS = 8
 # A thousand callers whose time is up get one explanation, not each their own.
@@ -130,9 +134,14 @@ class Coordinator:
         self._pending_finish = ""
         self._finish_calls: Line[None] = waiting.line()
         self._finish_timer = timers.timer(self.finish_as_asked)
-        # Set while workers may still come to a training that was finished before this chief began.
+        # Set while workers may still come to a training that is finished.
         self._latecomers_timer = timers.timer(lambda now: self._end_if_deserted())
-        self._is_ended = False
+        self._is_asked = False
+        self._ended: ev.EndProcesses | None = None
+        # Set once this process is asked to end: no checkpoint holds it up beyond the one, no participant of a training that is over
+        # beyond the other.
+        self._save_by = self._leave_by = math.inf
+        self._end_timer = timers.timer(self._end_in_time)
         self._arrivals = waiting.line(self._arrival_expired)
         self._words: tuple[float, int, int, str] = (-math.inf, 0, 0, "")
         self._recovery = Recovery(self._parts, self, new_life=new_life)
@@ -164,6 +173,7 @@ class Coordinator:
             FinishTrainingRequest: self._finish_training,
         }
         self._handlers: dict[type, Callable[[Any, float], None]] = {
+            ev.AskedToEnd: self._asked_to_end,
             ev.CallCancelled: lambda event, now: waiting.cancel(event.call),
             ev.TimerFired: lambda event, now: timers.fire(now),
             ev.ShardAdopted: self._recovery.adopted,
@@ -251,9 +261,9 @@ class Coordinator:
             self._words = now, policy.step, policy.num_contributions, text
         return text
 
-    def status(self, now: float, *, max_ledger_entries: int = 0, cpu_s: float = 0.0) -> ClusterStatus:
+    def status(self, now: float, *, max_ledger_entries: int = 0, cpu_s: float = 0.0, page_url: str = "") -> ClusterStatus:
         """Reports the cluster. `cpu_s`: processor time of the chief's process, if it has one of its own."""
-        return cluster_status(self._situation(), now=now, max_ledger_entries=max_ledger_entries, cpu_s=cpu_s)
+        return cluster_status(self._situation(), now=now, max_ledger_entries=max_ledger_entries, cpu_s=cpu_s, page_url=page_url)
 
     @property
     def totals(self) -> StepTotals:
@@ -391,8 +401,8 @@ class Coordinator:
         """Admits a participant, once the chief knows the earlier ones. Raises the errors of Membership, and TrainingFailed."""
         members = self._members
         self.refuse_if_failed()
-        if self._is_ended:
-            raise ShuttingDown(f"the chief is shutting down: {self._finish_reason}")
+        if self._ended is not None:
+            raise self._ended.refusal
         if not members.knows_predecessors:
             self._arrivals.block(call, request, until=now + _ARRIVAL_S)
             return
@@ -446,7 +456,7 @@ class Coordinator:
         if not self.is_finished:
             self.refuse_if_failed()
             member = self._members.check(request.participant, now=now)
-            member.transport, member.traffic = _transport(request.transports), request.traffic
+            member.travels(_transport(request.transports), request.traffic)
             self._members.renew(member, now=now)
         elif (member := self._members.look_up(request.participant)).is_live:
             self._members.renew(member, now=now)
@@ -495,6 +505,7 @@ class Coordinator:
             self._latecomers_timer.clear()
             self._end_if_deserted()
             return
+        self._is_asked = True
         if call is not None:
             self._finish_calls.block(call, None)
         if not self._pending_finish:
@@ -502,21 +513,22 @@ class Coordinator:
         self._finish_when_applied(printable(request.reason) or "finished by request", now)
 
     def _finish_when_applied(self, reason: str, now: float) -> None:
-        """Finishes at once, or as soon as the step is applied that is being applied now."""
+        """Finishes at once, or as soon as the step is applied that is being applied now, or soon, if this chief has no servers yet."""
         policy = self._training.policy
-        if not policy.is_complete:
+        if not policy.is_complete and self.state is not ClusterState.CONNECTING:
             self.finish(reason, now)
         elif not self._pending_finish:
             self._pending_finish = reason
-            policy.finish()
-            self._finish_timer.set(now + _FINISH_GRACE_S)
+            if policy.is_complete:
+                policy.finish()
+            self._finish_timer.set(now + _FINISH_GRACE_S)  # servers that have not been adopted would take no order to end
 
     def finish_as_asked(self, now: float) -> None:
         """Ends training as requested."""
         self.finish(self._pending_finish, now)
 
     def finish(self, reason: str, now: float) -> None:
-        """Finishes training: answers all that wait."""
+        """Finishes training: answers all that wait. Unless it was asked for, the processes stay for workers that have not come yet."""
         self._finish_reason, self._pending_finish, self.is_finished = reason, "", bool(reason)
         self._finish_timer.clear()
         self._checkpoints.finish(now, is_idle=self._training.is_idle)
@@ -526,16 +538,11 @@ class Coordinator:
         self._training.release()
         self._settings.refuse(TrainingFailed(f"training was finished ({reason}) before its settings were changed"))
         self._models.answer_waiting()
+        if not self._is_asked:
+            self._latecomers_timer.set(now + _LATECOMERS_S)
+        if self._awaited_workers and not self._members.num_live:
+            self._out.note(f"waiting for {self._awaited_workers} to come and hear it, for {_LATECOMERS_S:.0f} s")
         self._end_if_deserted()
-
-    def finish_as_brought_back(self, reason: str, now: float) -> None:
-        """Finishes training at the step that it was brought back to; the processes stay until the workers have come and read it."""
-        self._latecomers_timer.set(now + _LATECOMERS_S)
-        self.finish(reason, now)
-        if self._awaited_workers:
-            self._out.note(
-                f"training was finished before: waiting for {self._awaited_workers} to come and read it, for {_LATECOMERS_S:.0f} s"
-            )
 
     def fail(self, reason: str) -> None:
         """Fails the cluster, which cannot continue: all that wait get the reason."""
@@ -565,15 +572,40 @@ class Coordinator:
 
     def _end_if_deserted(self) -> None:
         """Ends the processes, once, if training is over and all participants have left."""
-        if self._is_ended or self._checkpoints.is_saving_last or self._members.num_live or not self.is_over or self._awaited_workers:
-            return
-        self._is_ended = True
-        self._out.add(ev.EndProcesses(exit_code=1 if self._failure else 0, reason=self.reason))
-        self.welcome()
+        if self.is_over and not (self._checkpoints.is_saving_last or self._members.num_live or self._awaited_workers):
+            self._end_processes()
+
+    def _end_processes(self) -> None:
+        if self._ended is None:
+            why = self.reason or f"asked to; training continues with another chief, at step {self.step}"
+            self._ended = ev.EndProcesses(exit_code=1 if self._failure else 0, reason=why, has_successor=not self.is_over)
+            self._out.add(self._ended)
+            self.welcome()
+
+    def _asked_to_end(self, event: ev.AskedToEnd, now: float) -> None:
+        """Ends this process soon, and no training: a later chief continues it. Asked again, ends this process at once."""
+        is_again = self._save_by < math.inf
+        self._save_by = now if is_again else now + _SAVE_GRACE_S
+        self._leave_by = now if is_again else math.inf
+        if not self.is_over and not self.is_finishing:
+            self._out.note(f"{event.why}: this chief ends, and leaves the training to its successor", kind=ev.NoteKind.CHIEF)
+            if self._model.is_ready:
+                self._checkpoints.save_before_end()
+        self._end_in_time(now)
+
+    def _end_in_time(self, now: float) -> None:
+        """Ends this process, unless a checkpoint may become whole in time, or participants have had no time to hear that all is over."""
+        if self.is_over:
+            self._leave_by = min(self._leave_by, now + _LEAVE_GRACE_S)
+        is_saving = (self._checkpoints.is_saving or self.is_finishing) and now < self._save_by
+        if is_saving or (self.is_over and self._members.num_live and now < self._leave_by):
+            self._end_timer.set(now + _LOOK_AGAIN_S)
+        else:
+            self._end_processes()
 
     @property
     def _awaited_workers(self) -> str:
-        """A description of the workers that may still come to a training that was finished before this chief began; empty: none."""
+        """A description of the workers that may still come to a training that is finished; empty: none."""
         num_awaited = (self._settings.config.num_workers or 1) - self._members.num_known_workers
         if self._latecomers_timer.due is None or num_awaited <= 0:
             return ""
@@ -607,12 +639,11 @@ class Coordinator:
             self._after_loss(now)
 
     def _see_shard(self, event: ev.ShardSeen, now: float) -> None:
-        if not self._servers.seen(event.shard, process_incarnation=event.process_incarnation, report=event.report):
-            return
-        if not self.is_over and self._recovery.has_nothing:
+        is_other = self._servers.seen(event.shard, process_incarnation=event.process_incarnation, report=event.report)
+        if is_other and not self.is_over and self._recovery.has_nothing:
             self._out.add(ev.AdoptShard(shard=event.shard))
-        else:
-            self._recovery.lost(event.shard, now)
+        elif is_other or event.damage:
+            self._recovery.lost(event.shard, now, damage="" if is_other else event.damage)
 
     def _fail_shard(self, event: ev.ShardFailed, now: float) -> None:
         if event.epoch in (None, self.epoch):  # or it belongs to work that was given up

@@ -91,9 +91,6 @@ class Host(Protocol):
     def finish(self, reason: str, now: float) -> None:
         """Finishes training: answers all that wait."""
 
-    def finish_as_brought_back(self, reason: str, now: float) -> None:
-        """Finishes training at the step that it was brought back to, and waits for workers to come and read it."""
-
     def finish_as_asked(self, now: float) -> None:
         """Ends training as requested: with the step that has been applied, or without the step that is being applied."""
 

@@ -7,7 +7,7 @@ import enum
 from dataclasses import field
 from typing import Any
 
-from ps_protocol.errors import PsError
+from ps_protocol.errors import PsError, ShuttingDown, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
@@ -173,6 +173,13 @@ class Asked:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
+class AskedToEnd:
+    """The process was asked to end, for example by SIGTERM, which ends no training."""
+
+    why: str
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class CallCancelled:
     """A blocked caller has gone away."""
 
@@ -202,10 +209,11 @@ class SessionKeysFound:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSeen:
-    """A shard answered with its status."""
+    """A shard answered with its status; `damage`: why it has lost its variables in this epoch, although it is the same process."""
 
     shard: int
     process_incarnation: int
+    damage: str = ""
     report: ShardReport = field(default_factory=ShardReport)
 
 
@@ -276,6 +284,7 @@ Event = (
     | ReplicaReady
     | ReplicasBack
     | Asked
+    | AskedToEnd
     | CallCancelled
     | TimerFired
     | ShardAdopted
@@ -450,10 +459,21 @@ class AdoptShard:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class EndProcesses:
-    """The cluster is no longer needed: shut down the shards, then end with this exit code."""
+    """The cluster is no longer needed: shut down the shards, then end with this exit code.
+
+    `has_successor`: it is needed, and only this process ends: leave the shards to the next chief.
+    """
 
     exit_code: int
     reason: str
+    has_successor: bool = False
+
+    @property
+    def refusal(self) -> PsError:
+        """What callers get from then on. If there is a successor: as if this process were gone, so that they ask again, and find it."""
+        if self.has_successor:
+            return Unavailable(f"the chief has ended ({self.reason}); waiting for the next one")
+        return ShuttingDown(f"the chief is shutting down: {self.reason}")
 
 
 class NoteKind(enum.Enum):
@@ -466,7 +486,9 @@ class NoteKind(enum.Enum):
     ROLLED_BACK = "rolled back"
     SETTINGS = "settings"
     CHECKPOINT = "checkpoint"
+    NOT_SAVED = "not saved"
     FINISHED = "finished"
+    CHIEF = "chief"
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

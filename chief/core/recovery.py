@@ -221,6 +221,8 @@ class Recovery:
         self._pause = parts.timers.timer(self._try_again)
         self._branch = Branch()
         self._num_rollbacks, self._last_rollback = 0, ""
+        # The step that training had reached before the latest rollback.
+        self.reached = 0
         # The settings that the earlier chief gave the shards, by shard, and the highest step that one of them was at.
         self._settings_versions: tuple[int, ...] = ()
         self._step_found = 0
@@ -356,9 +358,9 @@ class Recovery:
 
     # -- going back
 
-    def lost(self, shard: int, now: float) -> None:
-        """Notes another process at a shard's place: the values of the former one are lost."""
-        why, stage = f"{self._servers[shard].name} was restarted", self._stage
+    def lost(self, shard: int, now: float, *, damage: str = "") -> None:
+        """Notes that a shard's values are lost: another process is at its place, or it has said what `damage` it has."""
+        why, stage = printable(damage) or f"{self._servers[shard].name} was restarted", self._stage
         if self._host.is_over or isinstance(stage, _Seeking):
             return
         if isinstance(stage, _Restoring) and not stage.is_restored:
@@ -571,6 +573,7 @@ class Recovery:
             self._out.note(f"training continues at step {checkpoint.step} of checkpoint {checkpoint.tag}, under epoch {epoch}")
             return
         self._num_rollbacks += 1
+        self.reached = search.reached
         self._last_rollback = f"rolled back to step {checkpoint.step} (epoch {epoch}): {search.why}"
         num_lost = search.reached - checkpoint.step
         again = f"{num_lost} step{'s are' if num_lost > 1 else ' is'} computed again" if num_lost > 0 else "no step is lost"
@@ -748,7 +751,8 @@ class Recovery:
     def _continue(self, now: float) -> None:
         stage, training = self._stage, self._host.training
         must_tell = isinstance(stage, _TakingOver) and stage.must_tell
-        self._out.note(f"took over at step {training.step} from an earlier chief (this is number {self._members.chief_incarnation})")
+        words = f"a new chief (number {self._members.chief_incarnation}) took over at step {training.step}"
+        self._out.note(words, kind=NoteKind.CHIEF)
         self._complete(now)
         # The contributions that the earlier chief had counted may complete the step.
         self._out.afterwards(self._host.proceed)
@@ -772,7 +776,7 @@ class Recovery:
         training.answers.keep()
         max_steps = self._config.max_steps
         if max_steps is not None and training.step >= max_steps:
-            self._host.finish_as_brought_back(f"max_steps {max_steps} reached", now)
+            self._host.finish(f"max_steps {max_steps} reached", now)
 
     def _leave_epoch(self) -> None:
         """Discards all work under way. Participants are not served before there is a step again."""

@@ -4,46 +4,14 @@ import shlex
 from collections.abc import Iterator
 
 from chief.core.cluster.members import Member, MemberState
-from chief.core.epoch.training import Parts, Training
-from chief.core.recovery import Recovery
+from chief.core.conditions import PATIENCE_S, conditions
+from chief.core.situation import Situation, missing
 from chief.core.wording import lease_end, listed, seconds
 from chief.policies.base import Policy
-from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind
 
-# A cluster whose step is younger, and that has all the workers it needs, is at work and not waiting.
-_PATIENCE_S = 1.0
 
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Situation:
-    """The parts of the core that a report reads. `asking`: a worker that waits for a token although it does not block.
-
-    `address`: where workers reach this chief; empty: unknown. `awaited_workers`: how many may still come to a finished training, in words.
-    """
-
-    state: ClusterState
-    reason: str
-    parts: Parts
-    training: Training
-    recovery: Recovery
-    asking: int | None = None
-    address: str = ""
-    awaited_workers: str = ""
-
-    @property
-    def policy(self) -> Policy:
-        """The policy that holds."""
-        return self.training.policy
-
-    @property
-    def waiting(self) -> frozenset[int]:
-        """The workers that wait for a token."""
-        blocked = self.training.waiting_workers
-        return blocked if self.asking is None else blocked | {self.asking}
-
-
-def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int, cpu_s: float) -> ClusterStatus:
+def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int, cpu_s: float, page_url: str) -> ClusterStatus:
     """Reports the cluster."""
     parts, policy, training, recovery = situation.parts, situation.policy, situation.training, situation.recovery
     ledger, members, config = parts.ledger, parts.members, parts.settings.config
@@ -60,12 +28,13 @@ def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int,
         num_contributions=policy.num_contributions,
         waiting_for=explain(situation, now=now) if is_waiting(situation, now=now) else "",
         step_age_s=ledger.step_age_s(now),
-        participants=members.statuses(now=now, waiting=training.waiting_workers),
+        participants=members.statuses(now=now, waiting=training.waiting_workers, is_training=situation.state is ClusterState.TRAINING),
         shards=parts.servers.links(step=policy.step if parts.model.is_ready else None, layouts=parts.model.layouts),
         ledger=ledger.entries(max_ledger_entries),
         num_accepted=ledger.num_accepted,
         num_stale=ledger.num_stale,
         num_late=ledger.num_late,
+        conditions=conditions(situation, now=now),
         hyperparameters_version=parts.settings.version_that_holds,
         optimizer=parts.settings.optimizer_words(),
         max_observed_staleness=ledger.max_staleness,
@@ -76,6 +45,7 @@ def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int,
         data=parts.data.status(),
         checkpoint=parts.checkpoints.status(now),
         chief_cpu_s=cpu_s,
+        page_url=page_url,
     )
 
 
@@ -99,15 +69,13 @@ def is_waiting(situation: Situation, *, now: float) -> bool:
         return situation.parts.members.num_live > 0 or bool(situation.awaited_workers)
     if situation.state is not ClusterState.TRAINING:
         return True
-    if situation.parts.ledger.step_age_s(now) >= _PATIENCE_S or situation.parts.servers.unreachable_since is not None:
+    if situation.parts.ledger.step_age_s(now) >= PATIENCE_S or situation.parts.servers.unreachable_since is not None:
         return True
     policy = situation.policy
     if policy.spec.reads_latest:
         # Any worker may contribute at any time, and again; there is one that will, unless all wait or are gone.
-        return not policy.is_complete and not any(
-            member.is_live and _owes(policy, member.index) for member in situation.parts.members.workers()
-        )
-    able = policy.num_free_tokens + sum(1 for member in situation.parts.members.workers() if member.is_live and _owes(policy, member.index))
+        return not policy.is_complete and not any(member.is_live and situation.owes(member) for member in situation.parts.members.workers())
+    able = policy.num_free_tokens + sum(1 for member in situation.parts.members.workers() if member.is_live and situation.owes(member))
     return not policy.is_complete and policy.num_contributions + able < policy.num_required
 
 
@@ -115,7 +83,7 @@ def _explain_end(situation: Situation, now: float) -> str:
     live = [f"{member.name} ({_sign_of_life(member, now)})" for member in situation.parts.members.all() if member.is_live]
     waits = [f"waiting for {listed(live)} to leave"] if live else []
     if situation.awaited_workers:
-        waits.append(f"waiting for {situation.awaited_workers} to come and read what was finished before")
+        waits.append(f"waiting for {situation.awaited_workers} to come and hear it")
     return "; ".join([situation.reason, *waits])
 
 
@@ -210,7 +178,7 @@ def _explain_free_step(situation: Situation, now: float) -> str:
 
 def _explain_idle(situation: Situation) -> str:
     """Names the workers that wait for a token that they get only once they have pushed; empty if there are none."""
-    idle = [f"worker {member.index}" for member in situation.parts.members.workers() if _is_idle(situation, member)]
+    idle = [f"worker {member.index}" for member in situation.parts.members.workers() if situation.is_idle(member)]
     if not idle:
         return ""
     step = situation.policy.step
@@ -219,32 +187,14 @@ def _explain_idle(situation: Situation) -> str:
     return f"{listed(idle)} wait for a token but have not pushed for step {step}; they must push first"
 
 
-def _is_idle(situation: Situation, member: Member) -> bool:
-    return member.is_live and member.index in situation.waiting and not situation.policy.has_contributed(member.index)
-
-
-def _owes(policy: Policy, worker: int) -> bool:
-    return not policy.has_contributed(worker) or policy.holds_token(worker)
-
-
 def _missing(situation: Situation, now: float) -> Iterator[str]:
-    """Yields workers whose contributions the step could still use: gone ones, ones that never joined, then live ones by their silence.
-
-    While a parameter server does not answer, live workers cannot contribute, and those that left since may have left because of it.
-    """
-    policy, workers = situation.policy, {member.index: member for member in situation.parts.members.workers()}
-    places, outage_since = situation.parts.settings.config.num_workers or 0, situation.parts.servers.unreachable_since
-    owing = sorted((member for member in workers.values() if _owes(policy, member.index)), key=lambda member: member.last_seen)
-    for member in owing:
-        # With any number of workers allowed, one that left in peace need not come back.
-        is_missed = not member.is_live and (places or member.state is MemberState.LAPSED or member.failure)
-        if is_missed and (outage_since is None or member.last_seen < outage_since):
-            yield f"worker {member.index} ({_sign_of_life(member, now)})"
-    yield from (f"worker {index} (never joined)" for index in range(places) if index not in workers)
-    for member in owing:
-        if member.is_live and outage_since is None and not _is_idle(situation, member):
-            token = ", has a token for one more contribution" if policy.holds_token(member.index) else ""
-            yield f"worker {member.index} ({_sign_of_life(member, now)}{token})"
+    """Yields the workers that the step lacks: gone ones, ones that never joined, then live ones by their silence."""
+    lacking = missing(situation)
+    yield from (f"worker {member.index} ({_sign_of_life(member, now)})" for member in lacking.gone)
+    yield from (f"worker {index} (never joined)" for index in lacking.absent)
+    for member in lacking.owing:
+        token = ", has a token for one more contribution" if situation.policy.holds_token(member.index) else ""
+        yield f"worker {member.index} ({_sign_of_life(member, now)}{token})"
 
 
 def _sign_of_life(member: Member, now: float) -> str:
@@ -266,19 +216,19 @@ def _sign_of_life(member: Member, now: float) -> str:
 def _advice(situation: Situation) -> str:
     policy, total = situation.policy, situation.parts.settings.config.num_workers
     workers = {member.index: member for member in situation.parts.members.workers()}
-    owing = [member for member in workers.values() if member.is_live and _owes(policy, member.index)]
+    owing = [member for member in workers.values() if member.is_live and situation.owes(member)]
     lacking = policy.num_required - policy.num_contributions - len(owing) - policy.num_free_tokens
     if policy.advice_to_all_waiting and not owing and any(member.is_live for member in workers.values()):
         return policy.advice_to_all_waiting
     if lacking <= 0:
         if not owing:
             return f"{policy.num_free_tokens} more token(s) of it are free for any worker that asks"
-        busy = [member for member in owing if not _is_idle(situation, member)]
+        busy = [member for member in owing if not situation.is_idle(member)]
         who = "it does" if len(busy) == 1 else "they do"
         return f"if {who} not come back, {_replace(busy, situation)}" if busy else ""
     if total is None:
         return f"{lacking} more worker(s) needed than are live: start them{_command(situation)}"
-    gone = [member for member in workers.values() if not member.is_live and _owes(policy, member.index)]
+    gone = [member for member in workers.values() if not member.is_live and situation.owes(member)]
     return _replace(gone, situation) if gone else f"start the missing workers{_command(situation)}"
 
 

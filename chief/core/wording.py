@@ -33,6 +33,16 @@ def listed(items: Sequence[str], *, limit: int = 5, separator: str = ", ") -> st
     return separator.join(items[:limit]) + (f" and {rest} more" if rest > 0 else "")
 
 
+def counted(number: int, what: str) -> str:
+    """Returns for example "2 steps"."""
+    return f"{number:,} {what}{'s' * (number != 1)}"
+
+
+def percent(done: float, total: float) -> str:
+    """Returns for example "43 %"."""
+    return f"{int(100 * done / total) if total else 0} %"
+
+
 def workers_of(contributions: Iterable[PushId]) -> str:
     """For example "worker 1, worker 4"."""
     return listed([f"worker {worker}" for worker in sorted({push_id.worker for push_id in contributions})])

@@ -3,11 +3,13 @@
 import threading
 import time
 from collections import deque
+from collections.abc import Sequence
+from dataclasses import replace
 
 from chief.core.messages import Note, NoteKind
 from ps_protocol.model.light_dataclass import light_dataclass
 
-_MAX_ENTRIES = 300
+MAX_ENTRIES = 300
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -27,7 +29,7 @@ class EventLog:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._entries: deque[Entry] = deque(maxlen=_MAX_ENTRIES)
+        self._entries: deque[Entry] = deque(maxlen=MAX_ENTRIES)
         self._num_added = 0
 
     def add(self, note: Note, step: int) -> None:
@@ -39,6 +41,21 @@ class EventLog:
             self._entries.append(
                 Entry(number=self._num_added, at=time.time(), step=step, kind=note.kind, text=note.text, is_warning=note.is_warning)
             )
+
+    def join(self, earlier: Sequence[Entry]) -> None:
+        """Puts the entries of an earlier chief before those of this one, and numbers them all anew."""
+        with self._lock:
+            self._num_added += len(earlier)
+            first = self._num_added - len(earlier) - len(self._entries)
+            entries = [*earlier, *self._entries]
+            self._entries.clear()
+            self._entries.extend(replace(one, number=first + number) for number, one in enumerate(entries, 1))
+
+    @property
+    def num_added(self) -> int:
+        """How many entries there have been."""
+        with self._lock:
+            return self._num_added
 
     def since(self, number: int) -> list[Entry]:
         """Returns the entries after the one with this number, oldest first."""

@@ -9,18 +9,23 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Protocol, TypeVar
 
-from chief.page.cost import Cost, CostCount
+from chief.page.cost import CostCount
 from chief.page.curves import Curves, Point
+from chief.page.event_log import Entry
+from chief.page.look import Counts, Look
+from chief.page.story import Story
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, Request, WorkerTraffic
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, WorkerTraffic
 from ps_protocol.roles.shard import MetricCell
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.shard import GrpcShard
 
 log = logging.getLogger("lockstep.page")
+
+Answer = TypeVar("Answer")
 
 NUM_STEPS = 200
 _INTERVAL_S = 1.0
@@ -35,36 +40,10 @@ _NOTHING = WorkerTraffic()
 
 
 class Cluster(Protocol):
-    """The chief, as the page has it. For all threads; nothing of it waits."""
+    """The chief, as the page sees it. For all threads."""
 
     def status(self, *, max_ledger_entries: int) -> ClusterStatus:
         """Reports the cluster."""
-
-    def begin(self, request: Request[Any], answer: Callable[[Any], None]) -> int:
-        """Asks the chief and returns the call's number; `answer` is called once."""
-
-    def cancel(self, number: int) -> None:
-        """The call is not answered any more."""
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Look:
-    """The cluster at one moment, and what follows from the looks before it.
-
-    `steps_per_s` None: not known yet. `is_held_up`: training waits much longer than steps usually take. By worker: `contributions_per_s`,
-    `read_s` (how long it takes to read the variables, in the mean), `num_last` (how many of the latest steps it completed).
-    """
-
-    number: int
-    at: float
-    wall: float
-    status: ClusterStatus
-    cost: Cost
-    is_held_up: bool
-    steps_per_s: float | None
-    contributions_per_s: Mapping[int, float]
-    read_s: Mapping[int, float]
-    num_last: Mapping[int, int]
 
 
 @light_dataclass(frozen=True, slots=True)
@@ -92,6 +71,7 @@ class Recorder:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._cluster, self._read_metrics, self._clock, self._wall = cluster, read_metrics, clock, wall
+        self._earlier = Counts()
         self._lock = threading.Lock()
         self._curves = Curves()
         self._cost = CostCount()
@@ -127,6 +107,19 @@ class Recorder:
         """Returns the metrics after a moment, and how many are left out since there are too many."""
         with self._lock:
             return self._curves.metrics(after=after), self._curves.num_left_out
+
+    def story(self, events: Sequence[Entry]) -> Story:
+        """Returns what the next chief's page needs to show the past as this one does, with these events."""
+        status = self.look(max_age_s=_INTERVAL_S).status
+        with self._lock:
+            counts = self._earlier + Counts(accepted=status.num_accepted, stale=status.num_stale, late=status.num_late)
+            return Story(events=events, counts=counts, speed=self._curves.speed.sums(), metrics=self._curves.sums_of_metrics)
+
+    def join(self, story: Story) -> None:
+        """Puts the curves and counters of the chiefs before this one before its own."""
+        with self._lock:
+            self._earlier, self._last = story.counts, None
+            self._curves.join(story.speed, story.metrics)
 
     @property
     def cells(self) -> Sequence[MetricCell]:
@@ -171,6 +164,7 @@ class Recorder:
             contributions_per_s=rates,
             read_s={index: _read_s(then.traffic.get(index, _NOTHING), one) for index, one in traffic.items() if one.num_reads},
             num_last=Counter(entry.last_worker for entry in status.ledger),
+            earlier=self._earlier,
         )
 
     def _look_again_and_again(self) -> None:
@@ -211,21 +205,28 @@ def _read_s(before: WorkerTraffic, now: WorkerTraffic) -> float:
     return (now.reading_s - before.reading_s) / (now.num_reads - before.num_reads)
 
 
-class MetricsReader:
-    """Reads what workers have reported, where it is kept: at the first parameter server. For one thread."""
+class FirstServer:
+    """The first parameter server, which keeps what workers have reported, and the past of the page. For one thread."""
 
     def __init__(self, access: Access, *, cluster: str) -> None:
         self._access, self._cluster = access, cluster
         self._shard: GrpcShard | None = None
 
-    def read(self, status: ClusterStatus) -> Sequence[MetricCell]:
+    def read_metrics(self, status: ClusterStatus) -> Sequence[MetricCell]:
         """Returns the metrics. Raises PsError."""
+        return self._ask(status, lambda shard: shard.read_metrics(epoch=status.epoch))
+
+    def exchange_story(self, status: ClusterStatus, story: bytes) -> bytes:
+        """Has the past of a page kept, unless it is empty, and returns what was kept before. Raises PsError."""
+        return self._ask(status, lambda shard: shard.keep_story(story))
+
+    def _ask(self, status: ClusterStatus, call: Callable[[GrpcShard], Answer]) -> Answer:
         first = status.shards[0]
         if self._shard is None or self._shard.address != first.address:
             self.close()
             self._shard = GrpcShard(first.address, index=0, cluster=self._cluster, access=self._access)
         try:
-            return self._shard.read_metrics(epoch=status.epoch)
+            return call(self._shard)
         except PsError:
             # Another process may be there next time.
             self.close()

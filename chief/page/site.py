@@ -8,13 +8,12 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TypeVar
 
-from chief.page import actions
 from chief.page.event_log import EventLog
 from chief.page.feed import additions, snapshot
-from chief.page.recorder import Cluster, MetricsReader, Recorder
+from chief.page.keeper import StoryKeeper
+from chief.page.recorder import Cluster, FirstServer, Recorder
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
-from ps_protocol.model.policy import PolicyName
 from ps_protocol.roles.chief import ClusterStatus
 from ps_protocol.roles.shard import MetricCell
 from ps_protocol.rpc.channel import Access
@@ -27,7 +26,6 @@ _STATUS = "/ps_protocol.v1.ChiefService/GetClusterStatus"
 # Readers that ask at the same time see the same look.
 _MAX_AGE_S = 0.4
 _SCRAPED_AGE_S = 1.5
-_POLICIES = "<!-- an option for each policy -->"
 _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 
 
@@ -49,16 +47,17 @@ class Page:
         more: Sequence[Route] = (),
     ) -> None:
         self._event_log = event_log
-        # Tells a browser that another process answers than before, which counts its events from the first again.
+        # Tells a browser that events are counted from the first again: another process answers than before, or has joined that one's.
         self._run = secrets.token_hex(8)
-        self._metrics = MetricsReader(Access(security, role=CallerRole.CHIEF), cluster=name)
-        self._recorder = Recorder(cluster, read_metrics=self._metrics.read)
+        access = Access(security, role=CallerRole.CHIEF)
+        self._metrics = FirstServer(access, cluster=name)
+        self._recorder = Recorder(cluster, read_metrics=self._metrics.read_metrics)
+        self._keeper = StoryKeeper(self._recorder, event_log, FirstServer(access, cluster=name))
         page = page_response()
         self._server = HttpServer(
             [
                 Route(path="/", answer=lambda _: page),
                 Route(path="/api/cluster", rpc=_STATUS, answer=self._cluster),
-                *actions.routes(cluster),
                 *more,
             ],
             address=address,
@@ -86,9 +85,11 @@ class Page:
         """Begins to serve."""
         self._server.start()
         self._recorder.start()
+        self._keeper.start()
 
     def stop(self) -> None:
         """Ends, and closes the port."""
+        self._keeper.stop()
         self._recorder.stop()
         self._server.stop()
         self._metrics.close()
@@ -98,7 +99,7 @@ class Page:
         after, event = _query(request, "after", float), _query(request, "event", int)
         metrics, num_left_out = self._recorder.metrics(after=after)
         value = {
-            "run": self._run,
+            "run": f"{self._run}{'+' * self._keeper.has_joined}",
             **snapshot(self._recorder.look(max_age_s=_MAX_AGE_S)),
             **additions(
                 speed=self._recorder.speed(after=after),
@@ -111,9 +112,8 @@ class Page:
 
 
 def page_response() -> Response:
-    """Returns the page, which offers all policies. A browser runs the scripts that are in it, and no others."""
+    """Returns the page. A browser runs the scripts that are in it, and no others."""
     text = Path(__file__).with_name("page.html").read_text(encoding="utf-8")
-    text = text.replace(_POLICIES, "".join(f"<option>{name.name.lower()}</option>" for name in PolicyName))
     hashes: dict[str, list[str]] = {"script": [], "style": []}
     for kind, content in _INLINE.findall(text):
         hashes[kind].append(f"'sha256-{base64.b64encode(hashlib.sha256(content.encode()).digest()).decode()}'")

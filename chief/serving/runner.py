@@ -23,21 +23,16 @@ from chief.shards.side import ShardSide
 from ps_protocol.errors import PsError
 from ps_protocol.process.exhaustion import words_of
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.process.history import History
-from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, FinishTrainingRequest, Request, StepTotals
+from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, Request, StepTotals
 from ps_protocol.roles.fence import KEY_BYTES
+from ps_protocol.roles.history import History
 from ps_protocol.rpc.status import defect
 
 log = logging.getLogger("lockstep.chief")
 
-# How long participants may take to leave once the process has to end, and how long ending the shards may take; together less than 2 s.
-_LEAVE_GRACE_S = 1.5
-_HASTY_SHUTDOWN_S = 0.4
-# A checkpoint being saved when the process has to end may still complete.
-_SAVE_GRACE_S = 7.0
-_LOOK_AGAIN_S = 0.05
-# How long ending the shards may take after training.
+# How long ending the shards may take after training, and once the process has to end.
 _SHUTDOWN_S = 5.0
+_HASTY_SHUTDOWN_S = 0.4
 # A timer this late means that the process itself was stopped; messages that arrived meanwhile are handled first.
 _LATE_S = 0.5
 _HEARING_S = 1.0
@@ -85,6 +80,9 @@ class Runner:
         self._listens_until = -math.inf
         self._end: asyncio.Future[ev.EndProcesses] = self._loop.create_future()
         self._is_hasty = self._is_superseded = self._has_trained = False
+        # Of the page, once that is served: the status names it.
+        self.page_url = ""
+        self._is_left: PsError | None = None  # once this process leaves the cluster to its next chief
 
     @property
     def epoch(self) -> int:
@@ -97,12 +95,13 @@ class Runner:
         return self._coordinator.global_step
 
     @property
-    def has_begun(self) -> bool:
-        """Whether there has been a model to train, or one that a checkpoint says is trained."""
-        return self._has_trained or self._coordinator.global_step > 0
+    def has_ended_training(self) -> bool:
+        """Whether training is over, and there has been a model to train, or one that a checkpoint says is trained."""
+        return self._coordinator.is_over and (self._has_trained or self._coordinator.global_step > 0)
 
     async def run(self, *, chief_address: str = "", is_takeover: bool = False) -> int:
-        """Takes the shards, and returns the exit code once no participant needs the cluster and the shards have been asked to end.
+        """Takes the shards, and returns the exit code: once no participant needs the cluster and the shards have been asked to end, or once
+        the cluster is left to its next chief.
 
         `chief_address`: where participants reach this chief. `is_takeover`: it takes the shards whatever their present chief does. Raises
         PsError if the shards are not to be had.
@@ -114,7 +113,7 @@ class Runner:
         finally:
             await self._shards.cancel_all()
         log.info("ending reason=%s", end.reason)
-        if not self._is_superseded:
+        if not end.has_successor:
             await self._shards.shut_down_all(reason=end.reason, within_s=_HASTY_SHUTDOWN_S if self._is_hasty else _SHUTDOWN_S)
         return end.exit_code
 
@@ -125,14 +124,10 @@ class Runner:
         await self._shards.close()
 
     def stop(self, reason: str) -> None:
-        """Finishes training, gives participants time to leave and a checkpoint to become whole, and ends. A second call ends at once."""
-        if self._is_hasty:
-            self._end_now(reason)
-            return
+        """Ends this process soon, and no training, which a later chief continues; called again, at once."""
         self._is_hasty = True
         self._shards.expect_end()
-        self._report(ev.Asked(call=None, request=FinishTrainingRequest(reason=reason, interrupts=True)))
-        self._loop.call_later(_LEAVE_GRACE_S, self._end_when_saved, reason, self._clock() + _SAVE_GRACE_S)
+        self._report(ev.AskedToEnd(why=reason))
 
     async def call(self, request: Request[Answer]) -> Answer:
         """Asks the coordinator and returns its answer, perhaps much later. Raises PsError. For the event loop."""
@@ -160,11 +155,13 @@ class Runner:
         number = next(self._calls)
         self._blocked[number] = answer
         try:
-            self._report(ev.Asked(call=number, request=request))
+            if self._is_left is None:
+                self._report(ev.Asked(call=number, request=request))
         except PsError as error:
             self._answer(ev.Refuse(call=number, error=error))
         except Exception:
             self._answer(ev.Refuse(call=number, error=defect("the chief")))
+        self._refuse_if_left()  # another thread may just have left
         return number
 
     def cancel(self, number: int) -> None:
@@ -175,7 +172,9 @@ class Runner:
     def status(self, *, max_ledger_entries: int) -> ClusterStatus:
         """Reports the cluster."""
         with self._lock:
-            return self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries, cpu_s=time.process_time())
+            return self._coordinator.status(
+                self._clock(), max_ledger_entries=max_ledger_entries, cpu_s=time.process_time(), page_url=self.page_url
+            )
 
     @property
     def totals(self) -> StepTotals:
@@ -194,7 +193,7 @@ class Runner:
             if self._coordinator.state is not self._state:
                 self._state = self._coordinator.state
                 self._has_trained = self._has_trained or self._state is ClusterState.TRAINING
-                log.info("state=%s step=%d", self._state.name, self._coordinator.global_step)
+                log.info("the cluster has another state state=%s step=%d", self._state.name, self._coordinator.global_step)
                 self._on_state(self._state)
             self._set_timer()
         if self._shards.own_work:
@@ -256,18 +255,18 @@ class Runner:
             self._timer = self._timer_due = None
             self._report(ev.TimerFired())
 
-    def _end_when_saved(self, reason: str, until: float) -> None:
-        if self._shards.is_saving and self._clock() < until:
-            self._loop.call_later(_LOOK_AGAIN_S, self._end_when_saved, reason, until)
-        else:
-            self._end_now(reason)
-
-    def _end_now(self, reason: str) -> None:
-        self._finish(ev.EndProcesses(exit_code=1 if self._state is ClusterState.FAILED else 0, reason=reason))
-
     def _finish(self, end: ev.EndProcesses) -> None:
-        if not self._end.done():
-            self._end.set_result(end)
+        if self._end.done():
+            return
+        self._end.set_result(end)
+        if end.has_successor:
+            self._is_left = end.refusal
+            self._refuse_if_left()
+
+    def _refuse_if_left(self) -> None:
+        if self._is_left is not None:
+            for number in [*self._blocked]:
+                self._answer(ev.Refuse(call=number, error=self._is_left))
 
     def _cannot_begin(self, error: PsError) -> None:
         if not self._end.done():
@@ -278,14 +277,17 @@ class Runner:
         if not self._is_superseded:
             self._is_superseded = True
             log.error("superseded: this chief ends, and leaves the cluster to the other one cause=%s", why)
-            self._shards.in_loop(self._finish, ev.EndProcesses(exit_code=1, reason=f"superseded: {why}"))
+            self._shards.in_loop(self._finish, ev.EndProcesses(exit_code=1, reason=f"superseded: {why}", has_successor=True))
 
     def _broken_off(self, error: BaseException) -> None:
+        """A defect, or want of memory: this process ends, and what the shards hold is left to the next one."""
         if lacking := words_of(error):
             log.critical("the chief ends: %s", lacking)
         else:
             log.critical("a task of the chief failed; the chief ends", exc_info=error)
-        self._finish(ev.EndProcesses(exit_code=1, reason=lacking or f"internal error: {error!r}"))
+        self._finish(
+            ev.EndProcesses(exit_code=1, reason=lacking or f"internal error: {error!r}", has_successor=not self._coordinator.is_over)
+        )
 
 
 def new_life() -> int:

@@ -17,6 +17,7 @@ from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicatedLink
 from ps_protocol.checkpoint.catalog import storage_of_role
+from ps_protocol.checkpoint.trial import PlaceTrial
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.http.server import HttpServer
 from ps_protocol.metrics.exposition import Family, MetricsPage
@@ -92,8 +93,10 @@ class ChiefServer:
         access = Access(config.security, role=CallerRole.CHIEF)
         if links is None:
             links = shard_links(config, access)
-        store = CheckpointStore(storage_of_role(config.checkpoint_dir), cluster=cluster) if config.checkpoint_dir else None
-        history = HistoryWriter(config.history, role="chief") if config.history else None
+        storage = storage_of_role(config.checkpoint_dir) if config.checkpoint_dir else None
+        store = CheckpointStore(storage, cluster=cluster) if storage is not None else None
+        self._trial = PlaceTrial(storage) if storage is not None else None
+        history = HistoryWriter(config.history, role="chief", max_bytes=config.history_max_bytes) if config.history else None
         event_log = EventLog()
         self._runner = Runner(
             links, config=config.coordination, on_state=self._announce_state, store=store, history=history, on_note=event_log.add
@@ -131,13 +134,15 @@ class ChiefServer:
         """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
         cluster = self._config.coordination.cluster
         identity = Identity(cluster=cluster, role=Role.CHIEF, index=0, process_incarnation=secrets.randbits(63) | 1)
-        self._address = self._server.listen(identity, chief_service_handler(self._service), epoch=lambda: self._runner.epoch)
+        self._address = self._server.listen(
+            identity, chief_service_handler(self._service), epoch=lambda: self._runner.epoch, trial=self._trial
+        )
         self._server.report_health("", is_serving=True)
         self._server.report_health(SERVICE, is_serving=False)
         self._server.start()
         if self._http is not None:
             self._http.start()
-            log.info("metrics url=%smetrics", self._http.url)
+            log.info("metrics url=%s", f"{self._http.url}metrics")
         self._start_page()
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
@@ -158,13 +163,17 @@ class ChiefServer:
         except InvalidSpec as error:
             log.warning("there is no page cause=%s", error.message)
             return
+        self._runner.page_url = self._page.url
         log.info("page url=%s", self._page.url)
         if self._config.announce is not None:
             # First: a reader that finds the chief's address finds this too.
             announce(page_beside(self._config.announce), address=self._page.url)
 
     async def wait(self) -> int:
-        """Returns the exit code when training is over and the cluster is unused. Raises PsError if the shards cannot be taken."""
+        """Returns the exit code when this process may end: training is over and the cluster is unused, or a later chief continues it.
+
+        Raises PsError if the shards cannot be taken.
+        """
         own = self._own_address() or await asyncio.to_thread(towards, self._address, self._config.ps)
         if not own:
             log.warning("listening at all addresses, and it is not known which of them others can reach: give --advertise HOST:PORT")
@@ -173,7 +182,7 @@ class ChiefServer:
         return code
 
     def request_stop(self, reason: str) -> None:
-        """Finishes training and makes `wait` return within 2 s. To be called in the event loop."""
+        """Makes `wait` return within 2 s, or once a last checkpoint is whole; ends no training. To be called in the event loop."""
         self._runner.stop(reason)
 
     async def stop(self) -> None:
@@ -209,7 +218,7 @@ class ChiefServer:
 
     def _announce_end(self) -> None:
         """Writes where training has ended, for who started this process and may not have asked it meanwhile."""
-        if self._config.announce is None or not self._runner.has_begun:
+        if self._config.announce is None or not self._runner.has_ended_training:
             return
         try:
             announce(end_beside(self._config.announce), address=f"{self._runner.epoch} {self._runner.global_step}")

@@ -85,6 +85,8 @@ class ShardCalls:
 
     def cause(self, index: int, error: PsError) -> str:
         """Returns why a shard does not answer; the caller adds which shard."""
+        if isinstance(error, DeadlineExceeded):
+            return "no answer; is it stopped, busy, or cut off?"
         return error.message.removeprefix(f"cannot reach {self.name(index)}: ")
 
     def may_pass(self, index: int, error: PsError) -> bool:

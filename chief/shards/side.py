@@ -23,8 +23,8 @@ from chief.shards.standby import ReplicaReturn, replicated
 from chief.shards.work import ShardWork
 from ps_protocol.errors import Cancelled, PsError, Unavailable
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.process.history import History
 from ps_protocol.process.waiting import delays_s
+from ps_protocol.roles.history import History
 
 log = logging.getLogger("lockstep.chief")
 

@@ -601,7 +601,7 @@ class ReplicatedLink:
                 return
             others = [member for member in self.members if member is not one]
             what = f"its standby at {others[0].address} takes its place" if one is self._first else "training continues without it"
-            log.warning("a replica is lost ps=%d address=%s cause=%s; %s", self.index, one.address, why, what)
+            log.warning("a replica is lost; %s ps=%d address=%s cause=%s", what, self.index, one.address, why)
             is_superseded = False
             try:
                 if len(others) == 1:

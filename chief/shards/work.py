@@ -23,9 +23,9 @@ from chief.shards.requests import (
 )
 from chief.shards.standby import distrust_unconfirmed
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, PsError, Superseded, TrainingFailed
-from ps_protocol.process.history import History, note_rolled_back, note_step
 from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import LIVING_CHIEF_S, Fence
+from ps_protocol.roles.history import Counted, History
 from ps_protocol.roles.shard import Adoption, ApplyRequest, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
 from ps_protocol.wire.codec import RecordPacker
 
@@ -162,8 +162,7 @@ class ShardWork:
     def note_applied(self, step: ev.ApplyStep) -> None:
         """Notes in the history, if there is one, that all shards have applied a step. Thread-safe."""
         if self._history is not None:
-            fence = step.fence
-            note_step(self._history, epoch=fence.epoch, step=step.step, contributors=step.contributors, chief=fence.chief_incarnation)
+            self._history.write(Counted(epoch=step.fence.epoch, step=step.step, contributors=tuple(step.contributors)))
 
     async def _have_step(
         self,
@@ -341,10 +340,6 @@ class ShardWork:
             incarnations = await self._calls.at_all(lambda index: self._restored(index, requests[index]))
         finally:
             self._num_restoring -= 1
-        if self._history is not None:
-            fence = work.fence
-            step = requests[0].spec.initial_step
-            note_rolled_back(self._history, epoch=fence.epoch, step=step, tag=work.tag, chief=fence.chief_incarnation)
         self._calls.report(ev.ShardsRestored(epoch=work.fence.epoch, tag=work.tag, process_incarnations=tuple(incarnations)))
 
     def manifest_of(self, tag: str) -> str:
@@ -398,7 +393,8 @@ class ShardWork:
         if own.is_overtaken_by(status.fence):
             self._on_superseded(f"{calls.name(index)}: another chief (incarnation {status.fence.chief_incarnation}) has taken it over")
         else:
-            calls.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation, report=status.report))
+            damage = status.damage if status.fence.era == own.era else ""  # or it is being brought back since
+            calls.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation, damage=damage, report=status.report))
 
     async def _keep_at(self, index: int, work: ev.KeepRecord, record: bytes) -> None:
         link = self._calls.links[index]

@@ -12,17 +12,14 @@ from typing import Any
 
 import worker_client
 from lockstep import errors
-from ps_protocol.process.options import TABLE, Option
 
 ROOT = Path(__file__).resolve().parents[2]
 # Pages of the repository that the site has too, at the same place.
-OUTSIDE = ("SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md")
-# Pages that docs/index.md does not name follow those that they go with.
-_FOLLOWS = {
-    "reference/api.md": {"Every name of the API": "reference/names.md"},
-    "reference/cli.md": {"Help texts": "reference/help.md"},
-    "reference/environment.md": {"Every option": "reference/options.md"},
-    "contributing/benchmarking.md": {"Benchmarks": "benchmarks/README.md"},
+OUTSIDE = ("SECURITY.md", "CHANGELOG.md", "CONTRIBUTING.md", "benchmarks/README.md", "benchmarks/figures.md", "benchmarks/lab-notebook.md")
+# Pages that are made here, linked at the end of those that they go with.
+_MORE = {
+    "reference/api.md": "[Every name of the API](names.md), with its docstring.",
+    "reference/cli.md": "[Help texts](help.md) of all commands.",
 }
 # Elements that a browser fetches by itself, from another host.
 _LOADED = re.compile(r"<(?:script|img|iframe|link\b(?=[^>]*stylesheet))\b[^>]*\b(?:src|href)=[\"']?https?://[^>]*")
@@ -36,20 +33,11 @@ def on_config(config: Any) -> Any:
 
 
 def navigation(index: str) -> list[Any]:
-    """Returns the sections of the index with the pages that each links to, in its order; a page stands where it is named first."""
-    seen = {"index.md"}
+    """Returns the index itself and the first page of each item of its lists, by section. The section "More" is no part of it."""
     sections: list[Any] = [{"Home": "index.md"}]
     for title, body in re.findall(r"^## (.+?)\n(.*?)(?=^## |\Z)", index, flags=re.DOTALL | re.MULTILINE):
-        pages: list[Any] = []
-        for text, target, _ in _LINK.findall(body):
-            path = target.removeprefix("../")
-            if path not in seen and path.endswith(".md"):
-                seen.add(path)
-                pages.append({text.removesuffix(".md").capitalize() if text.endswith(".md") else text[:1].upper() + text[1:]: path})
-                pages += [_FOLLOWS[path]] if path in _FOLLOWS else []
-                if path == "decisions/index.md":
-                    pages[-1] = {"Decisions": [path, *sorted(f"decisions/{file.name}" for file in (ROOT / "docs/decisions").glob("0*.md"))]}
-        sections.append({title.split(":")[0]: pages})
+        if title != "More" and (pages := re.findall(r"^- \[([^\]]*)\]\(([^)#\s]+\.md)\)", body, flags=re.MULTILINE)):
+            sections.append({title: [{text: path} for text, path in pages]})
     return sections
 
 
@@ -60,7 +48,6 @@ def on_files(files: Any, *, config: Any) -> Any:
     made = {
         **{name: (ROOT / name).read_text(encoding="utf-8") for name in OUTSIDE},
         "reference/names.md": names_page(),
-        "reference/options.md": options_page(),
         "reference/help.md": help_page(),
     }
     for path, text in made.items():
@@ -84,7 +71,8 @@ def on_page_markdown(markdown: str, *, page: Any, config: Any, files: Any) -> st
             return link[0]  # mkdocs says what is wrong with it
         return f"[{text}]({config.repo_url}/blob/main/{path}{anchor})" if config.repo_url else text
 
-    return "".join(part if code else _LINK.sub(led, part) for code, part in _split_at_code(markdown))
+    text = "".join(part if code else _LINK.sub(led, part) for code, part in _split_at_code(markdown))
+    return f"{text}\n{_MORE[source]}\n" if source in _MORE else text
 
 
 def on_post_page(output: str, *, page: Any, config: Any) -> str:
@@ -137,28 +125,11 @@ def names_page() -> str:
     return "\n".join(lines) + "\n"
 
 
-def options_page() -> str:
-    """The one table of options, as the programs read it."""
-    lines = [
-        "---\nhide: [toc]\n---",
-        "# Every option",
-        "",
-        "Made from the table that the programs themselves read. A flag wins over its variable.",
-        "",
-        "| flag, variable | programs | default | meaning |",
-        "|---|---|---|---|",
-    ]
-    for option in TABLE:
-        names = "<br>".join(name for name in (_flag(option), _code(option.variable)) if name)
-        lines.append(f"| {names} | {_programs(option)} | {_cell(_default(option))} | {_cell(option.words)} |")
-    return "\n".join(lines) + "\n"
-
-
 def help_page() -> str:
-    """What each command prints for --help."""
+    """What each command prints for --help-all."""
     words = [sys.executable, "-m", "tests.repo.command_helps"]
     helps: dict[str, str] = json.loads(subprocess.run(words, cwd=ROOT, capture_output=True, text=True, timeout=120, check=True).stdout)
-    lines = ["# Help texts", "", "What each command prints for `--help`."]
+    lines = ["# Help texts", "", "What each command prints for `--help-all`."]
     for name in sorted(helps):
         lines += ["", f"## {name.strip()}", "", "```text", helps[name].rstrip(), "```"]
     return "\n".join(lines) + "\n"
@@ -166,25 +137,3 @@ def help_page() -> str:
 
 def _first_line(value: Any) -> str:
     return (inspect.getdoc(value) or "").split("\n", 1)[0]
-
-
-def _flag(option: Option[Any]) -> str:
-    return f"`{option.flag}{' ' + option.metavar if option.metavar else ''}`" if option.has_flag else ""
-
-
-def _programs(option: Option[Any]) -> str:
-    return ", ".join(program.value for program in option.programs)
-
-
-def _default(option: Option[Any]) -> str:
-    if option.otherwise:
-        return option.otherwise
-    return "" if option.default in (None, ()) or option.is_switch else str(option.default)
-
-
-def _code(text: str) -> str:
-    return f"`{text}`" if text else ""
-
-
-def _cell(text: str) -> str:
-    return text.replace("|", "\\|").replace("<", "&lt;")

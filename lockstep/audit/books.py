@@ -7,9 +7,10 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import field
 
-from lockstep.audit.facts import Facts, Outcome, Sent, ShardLife, words_of
+from lockstep.audit.facts import Facts, Sent, ShardLife
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.history import Answered
 from ps_protocol.roles.shard import MAX_STEP
 
 Contributors = tuple[PushId, ...]
@@ -69,24 +70,23 @@ def lineage(epochs: Mapping[int, Epoch], number: int) -> dict[int, Contributors]
 def _epoch(facts: Facts, number: int, problems: list[str]) -> Epoch:
     lives = [life for (epoch, *_), life in sorted(facts.lives.items(), key=_key) if epoch == number]
     # Standbys that returned in the middle of the epoch began later.
-    first_lives = [life for life in lives if life.from_epoch != number]
+    first_lives = [life for life in lives if life.from_epoch != number and not life.is_cut]
     firsts, parents = {life.spec.initial_step for life in first_lives}, {life.from_epoch for life in first_lives}
     if len(firsts) > 1 or len(parents) > 1:
         problems.append(f"epoch {number}: servers begin it at steps {sorted(firsts)}, from epochs {sorted(map(str, parents))}")
     steps: dict[int, Contributors] = {}
     for life in lives:
         at = life.spec.initial_step
-        for step, made in [(request.step, request.contributors) for request, _ in life.applied]:
+        for step, made in [(request.step, request.contributors) for request in life.applied]:
             if step != at:
                 problems.append(f"{life.where}: ps {life.shard} applied step {step} of epoch {number} when it was at step {at}")
             if steps.setdefault(step, made) != made:
-                other = ", ".join(map(words_of, steps[step]))
-                problems.append(
-                    f"epoch {number} step {step}: ps {life.shard} applied {', '.join(map(words_of, made))}, another server {other}"
-                )
+                other = ", ".join(map(str, steps[step]))
+                problems.append(f"epoch {number} step {step}: ps {life.shard} applied {', '.join(map(str, made))}, another server {other}")
             at = step + 1
     parent = max((one for one in parents if one is not None), default=None)
-    return Epoch(first_step=min(firsts, default=0), parent=parent, steps=steps, arrived=_arrived(lives, number, problems))
+    first_step = min(firsts or {life.spec.initial_step for life in lives}, default=0)
+    return Epoch(first_step=first_step, parent=parent, steps=steps, arrived=_arrived(lives, number, problems))
 
 
 def _arrived(lives: list[ShardLife], number: int, problems: list[str]) -> dict[int, frozenset[PushId]]:
@@ -94,9 +94,9 @@ def _arrived(lives: list[ShardLife], number: int, problems: list[str]) -> dict[i
         return {}
     arrived: dict[int, frozenset[PushId]] = {}
     for life in lives:
-        given = Counter(push_id for push_id, _ in life.arrived)
-        twice = [words_of(push_id) for push_id, count in given.items() if count > 1]
-        problems += [f"{life.where}: ps {life.shard} applied push {words} of epoch {number} twice" for words in twice]
+        given = Counter(life.arrived)
+        twice = [push_id for push_id, count in given.items() if count > 1]
+        problems += [f"{life.where}: ps {life.shard} applied push {push_id} of epoch {number} twice" for push_id in twice]
         arrived[life.shard] = arrived.get(life.shard, frozenset()) | given.keys()
     return arrived
 
@@ -111,7 +111,7 @@ def _applied_twice(epochs: Mapping[int, Epoch], number: int) -> Iterator[str]:
     for step, made in sorted(lineage(epochs, number).items()):
         for push_id in made:
             if push_id in where:
-                yield f"epoch {number}: push {words_of(push_id)} is in step {where[push_id]} and in step {step}"
+                yield f"epoch {number}: push {push_id} is in step {where[push_id]} and in step {step}"
             where[push_id] = step
 
 
@@ -125,59 +125,63 @@ def _wrong_counts(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
         if life.arrived or steps is None:
             applied[number][shard] = None
         else:
-            steps.update(request.step for request, _ in life.applied)
-    for counted in facts.steps:
-        if known.setdefault((counted.epoch, counted.step), counted.contributors) != counted.contributors:
-            yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted before, with other contributions"
-        epoch = epochs.get(counted.epoch)
-        made = epoch.steps.get(counted.step) if epoch is not None else None
-        if made != counted.contributors:
-            yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted, and the servers applied {made}"
-        for shard, steps in sorted(applied.get(counted.epoch, {}).items()):
-            if steps is not None and counted.step not in steps:
-                yield f"{counted.where}: step {counted.step} of epoch {counted.epoch} was counted, and ps {shard} has not applied it"
+            steps.update(request.step for request in life.applied)
+    for counted, where in facts.steps:
+        number, step = counted.epoch, counted.step
+        if known.setdefault((number, step), counted.contributors) != counted.contributors:
+            yield f"{where}: step {step} of epoch {number} was counted before, with other contributions"
+        made = epochs[number].steps.get(step) if number in epochs else None
+        if made != counted.contributors and not (made is None and facts.may_have_applied(None, number, step)):
+            yield f"{where}: step {step} of epoch {number} was counted, and the servers applied {made}"
+        for shard, steps in sorted(applied.get(number, {}).items()):
+            if steps is not None and step not in steps and not facts.may_have_applied(shard, number, step):
+                yield f"{where}: step {step} of epoch {number} was counted, and ps {shard} has not applied it"
 
 
 def _wrong_outcomes(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
-    made_of = {number: lineage(epochs, number) for number in {reply.epoch for reply in facts.outcomes}}
+    made_of = {number: lineage(epochs, number) for number in {reply.epoch for reply, _ in facts.outcomes}}
     where = {number: {push_id: step for step, made in steps.items() for push_id in made} for number, steps in made_of.items()}
-    for reply in facts.outcomes:
+    for reply, said in facts.outcomes:
         if (epoch := epochs.get(reply.epoch)) is not None and epoch.arrived:
-            yield from _wrong_outcome_on_arrival(reply, epoch)
+            yield from _wrong_outcome_on_arrival(facts, reply, epoch, said)
             continue
         steps, applied = made_of[reply.epoch], where[reply.epoch].get(reply.push_id)
         if reply.outcome == "ACCEPTED" and applied is not None and reply.applied_step is not None and applied != reply.applied_step:
-            yield f"{reply.where}: push {words_of(reply.push_id)} was accepted for step {reply.applied_step}, and is in step {applied}"
+            yield f"{said}: push {reply.push_id} was accepted for step {reply.applied_step}, and is in step {applied}"
         if reply.outcome == "ACCEPTED" and applied is None and reply.applied_step in steps:
-            yield f"{reply.where}: push {words_of(reply.push_id)} was accepted for step {reply.applied_step}, which is made without it"
+            yield f"{said}: push {reply.push_id} was accepted for step {reply.applied_step}, which is made without it"
         if reply.outcome in _REFUSED and applied is not None:
-            yield f"{reply.where}: push {words_of(reply.push_id)} was reported as {reply.outcome}, and is in step {applied}"
+            yield f"{said}: push {reply.push_id} was reported as {reply.outcome}, and is in step {applied}"
 
 
-def _wrong_outcome_on_arrival(reply: Outcome, epoch: Epoch) -> Iterator[str]:
+def _wrong_outcome_on_arrival(facts: Facts, reply: Answered, epoch: Epoch, said: str) -> Iterator[str]:
     """Compares an outcome with what shards applied on arrival. The chief numbers these steps by itself, so numbers are not compared."""
     for shard, arrived in sorted(epoch.arrived.items()):
-        if reply.outcome == "ACCEPTED" and reply.push_id not in arrived:
-            yield f"{reply.where}: push {words_of(reply.push_id)} was accepted, and ps {shard} never applied it"
+        if reply.outcome == "ACCEPTED" and reply.push_id not in arrived and not facts.may_have_applied(shard, reply.epoch, -1):
+            yield f"{said}: push {reply.push_id} was accepted, and ps {shard} never applied it"
         if reply.outcome in _REFUSED and reply.push_id in arrived:
-            yield f"{reply.where}: push {words_of(reply.push_id)} was reported as {reply.outcome}, and ps {shard} applied it"
+            yield f"{said}: push {reply.push_id} was reported as {reply.outcome}, and ps {shard} applied it"
 
 
 def _unknown_pushes(facts: Facts, epochs: Mapping[int, Epoch]) -> Iterator[str]:
     for number, epoch in epochs.items():
         for step, made in epoch.steps.items():
             for push_id in made:
-                if (number, push_id) not in facts.parts and not _was_never_sent(facts, number, step, push_id):
-                    yield f"epoch {number} step {step}: no worker recorded that it sent push {words_of(push_id)}"
+                if not _was_sent(facts, number, push_id) and not _was_never_sent(facts, number, step, push_id):
+                    yield f"epoch {number} step {step}: no worker recorded that it sent push {push_id}"
         for push_id in sorted(frozenset[PushId]().union(*epoch.arrived.values())):
-            if (number, push_id) not in facts.parts:
-                yield f"epoch {number}: no worker recorded that it sent push {words_of(push_id)}"
+            if not _was_sent(facts, number, push_id):
+                yield f"epoch {number}: no worker recorded that it sent push {push_id}"
+
+
+def _was_sent(facts: Facts, number: int, push_id: PushId) -> bool:
+    return (number, push_id) in facts.parts or facts.may_be_cut(number, push_id)
 
 
 def _was_never_sent(facts: Facts, number: int, step: int, push_id: PushId) -> bool:
     """Whether all servers applied a step without a contribution that it names: it was committed and never sent."""
     lives = [life for (epoch, *_), life in facts.lives.items() if epoch == number]
-    return all(push_id in request.without for life in lives for request, _ in life.applied if request.step == step)
+    return all(push_id in request.without for life in lives for request in life.applied if request.step == step)
 
 
 def _sent_in_lineage(epochs: Mapping[int, Epoch]) -> set[Sent]:
@@ -200,9 +204,12 @@ def _counts(facts: Facts, epochs: Mapping[int, Epoch]) -> Mapping[str, int]:
     last = _sent_in_lineage(epochs)
     made_in = [(number, made) for number, epoch in epochs.items() for made in (*epoch.steps.values(), *epoch.arrived.values())]
     ever = {(number, push_id) for number, made in made_in for push_id in made}
-    refused = {(reply.epoch, reply.push_id) for reply in facts.outcomes if reply.outcome in _REFUSED}
-    for sent in facts.parts:
-        if sent in ever:
+    refused = {(reply.epoch, reply.push_id) for reply, _ in facts.outcomes if reply.outcome in _REFUSED}
+    for sent, parts in facts.parts.items():
+        step = next(iter(parts.values())).header.step
+        if facts.may_have_applied(None, sent[0], step):
+            counts["sent before the first kept values"] += 1
+        elif sent in ever:
             counts["applied" if sent in last else "rolled back"] += 1
         elif sent in refused:
             counts["stale or late"] += 1

@@ -1,12 +1,14 @@
-"""Connects a command to the chief, and defines how a command fails. Knows the chief's client; renders nothing."""
+"""Connects a command to the chief. Knows the chief's client; renders nothing."""
 
 import argparse
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from lockstep.cli.answers import CommandFailed
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.process import options
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.local_clusters import LocalEntry, local_clusters, with_local_tokens
 from ps_protocol.process.options import Given
 from ps_protocol.roles.identity import parse_address
@@ -18,12 +20,7 @@ from ps_protocol.security.permissions import CallerRole
 CONNECT_TIMEOUT_S = 1.5
 
 
-class CommandFailed(Exception):
-    """A command failed; the text is for the user, and `main` prints it."""
-
-    def __init__(self, message: str, *, exit_code: int = 1) -> None:
-        super().__init__(message)
-        self.exit_code = exit_code
+_KEPT = "If training has ended, its last checkpoint is in its --checkpoint-dir."
 
 
 class ChiefAbsent(CommandFailed):
@@ -40,26 +37,32 @@ def _only_local() -> LocalEntry:
     clusters = local_clusters()
     if not clusters:
         text = "which chief? none of yours that `lockstep up` started is running here; give --chief ADDRESS or set LOCKSTEP_CHIEF"
-        raise ChiefAbsent(text, exit_code=2)
+        raise ChiefAbsent(text, exit_code=ExitCode.USAGE)
     if len(clusters) > 1:
         lines = "".join(f"\n  --chief {one.chief}  (pid {one.pid}, {one.command[:60]})" for one in clusters)
-        raise ChiefAbsent(f"which chief? {len(clusters)} clusters of yours are running here; give one of them:{lines}", exit_code=2)
+        raise ChiefAbsent(
+            f"which chief? {len(clusters)} clusters of yours are running here; give one of them:{lines}", exit_code=ExitCode.USAGE
+        )
     (cluster,) = clusters
     return cluster
 
 
+def _cause(error: Unavailable | DeadlineExceeded) -> str:
+    """Returns in a few words why a chief does not answer."""
+    if isinstance(error, DeadlineExceeded):
+        return "no answer"
+    return error.message.rpartition(": ")[2].partition(";")[0].removeprefix("there is ")
+
+
 def _without_chief(address: str) -> str:
-    """Returns a likely reason why no chief answers at an address, and what to do."""
+    """Returns what to do where no chief answers at an address."""
     parsed = parse_address(address)
     launched = next((one for one in local_clusters() if one.chief == address), None)
     if launched is not None:
-        return f"its launcher runs (pid {launched.pid}), and starts the chief again if it was killed"
+        return f"Its launcher runs (pid {launched.pid}), and starts it again if it was killed."
     if parsed.is_unix and not os.path.exists(parsed.path):
-        return "this cluster is not running; its last checkpoint, if it had any, is in its --checkpoint-dir"
-    return (
-        "if its training has ended, its last checkpoint, if it had any, is in its --checkpoint-dir. If the chief was killed, the parameter"
-        " servers keep the model, and the workers wait: start the chief again, best at the same address"
-    )
+        return f"Start the cluster again, or give its address with --chief. {_KEPT}"
+    return f"Start it again, or give its address with --chief. The parameter servers keep the model meanwhile. {_KEPT}"
 
 
 @contextmanager
@@ -78,12 +81,11 @@ def chief_and_access_of(arguments: argparse.Namespace) -> Iterator[tuple[GrpcChi
         access = Access(with_local_tokens(options.security_of(given), chief=address), role=CallerRole.ADMIN)
         chief = GrpcChief(address, cluster=given[options.CALLED_CLUSTER], access=access)
     except InvalidSpec as error:
-        raise ChiefAbsent(error.message, exit_code=2) from error
+        raise ChiefAbsent(error.message, exit_code=ExitCode.USAGE) from error
     try:
         chief.handshake(timeout_s=CONNECT_TIMEOUT_S)
         yield chief, access
     except (Unavailable, DeadlineExceeded) as error:
-        text = f"no chief answers at {address}: is it running, and is this its address?\n({error.message})"
-        raise ChiefAbsent(f"{text}\n{_without_chief(address)}") from error
+        raise ChiefAbsent(f"No chief answers at {address} ({_cause(error)})\n{_without_chief(address)}") from error
     finally:
         chief.close()

@@ -18,7 +18,8 @@ with importing_for_good():
     from chief.config import ChiefConfig
     from chief.config import parse_config as parse_chief_config
     from ps_protocol.errors import InvalidSpec, PsError
-    from ps_protocol.process.exhaustion import ending_without_memory, words_of
+    from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
+    from ps_protocol.process.exit_codes import ExitCode
     from ps_protocol.process.failpoints import enable_failpoints
     from ps_protocol.process.listening import allow_many_connections
     from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
@@ -30,7 +31,6 @@ with importing_for_good():
 
 WITH_CHIEF = "--with-chief"
 _SELF = "self"
-_EXIT_FAILED, _EXIT_USAGE = 1, 2
 # Stands for the server's own address before it has one.
 _NOWHERE = "unix:/address-not-known-yet"
 # These variables apply to the parameter server only; the chief takes flags instead.
@@ -60,12 +60,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
             return asyncio.run(serve(config, settings_at))
     except PsError as error:
         write_last_words(f"lockstep server {WITH_CHIEF}", error.message, log_format)
-        return _EXIT_USAGE
+        return ExitCode.USAGE
     except (MemoryError, OSError, RuntimeError) as error:
-        if not (lacking := words_of(error)):
-            raise
-        write_last_words(f"lockstep server {WITH_CHIEF}", lacking, log_format)
-        os._exit(_EXIT_FAILED)  # some of its threads wait for those that could not begin
+        end_if_exhausted(error, lambda words: write_last_words(f"lockstep server {WITH_CHIEF}", words, log_format))
+        raise
 
 
 def _chief_config(words: Sequence[str], ps: ParameterServerConfig, address: str) -> ChiefConfig:

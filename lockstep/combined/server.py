@@ -143,7 +143,7 @@ async def _serve_chief(
     chief = ChiefServer(settings, links=_links(settings, config, server))
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, chief.request_stop, f"the chief got {number.name}")
+        loop.add_signal_handler(number, chief.request_stop, number.name)
     try:
         await chief.start()
         # The server may be asked to end by something other than this chief.

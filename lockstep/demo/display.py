@@ -13,6 +13,7 @@ import numpy as np
 from lockstep.demo.observer import DemoStatus
 from lockstep.launcher.supervisor import LaunchFailed, Process, make_directory
 from ps_protocol.model.variables import Array
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.output import BoundedOutput
 
 # The display of a running demo: a live table on a terminal, plain lines elsewhere.
@@ -103,7 +104,9 @@ class DemoFiles:
             for path in (*(directory / name for name in _NAMES), *self.logs.glob("*.log")):
                 path.unlink(missing_ok=True)
         except OSError as error:
-            raise LaunchFailed(f"cannot write to {directory}: {error.strerror}; choose another --output", exit_code=2) from error
+            raise LaunchFailed(
+                f"cannot write to {directory}: {error.strerror}; choose another --output", exit_code=ExitCode.USAGE
+            ) from error
 
     def add_metrics(self, status: DemoStatus) -> None:
         """Adds a row to metrics.csv."""

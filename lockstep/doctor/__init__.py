@@ -1,5 +1,4 @@
 """Checks whether this machine, its files and its network are fit for a cluster, and says what to do if not. Changes nothing.
 
-`findings`: results of checks, as values. `machine`: this machine. `files`: certificates and tokens. `peers`: running roles. `link`: latency
-and bandwidth between two hosts, with `lockstep doctor --serve` at the other end.
+`findings`: results of checks, as values. `machine`: this machine. `files`: certificates and tokens. `peers`: running roles.
 """

@@ -1,38 +1,32 @@
-"""Checks running roles from this machine: whether they answer, their versions, how long a call takes. Calls handshakes and status only."""
+"""Checks running roles from this machine: whether they answer, their versions, how long a call takes. Changes nothing that lasts."""
 
+import secrets
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, closing
 
 from lockstep import __version__
 from lockstep.doctor.findings import Finding, fail, ok, warn
-from lockstep.doctor.link import Measured, NoDoctor, measure
+from ps_protocol.checkpoint.trial import TRIAL
 from ps_protocol.errors import DeadlineExceeded, PsError, Unavailable
-from ps_protocol.roles.chief import ClusterState, ParticipantKind
-from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Role, check_versions, parse_address
+from ps_protocol.roles.chief import ClusterState, Level, ParticipantKind
+from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Role, check_versions
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.shard import SERVICE as SHARD_SERVICE
+from ps_protocol.security.permissions import CallerRole
 
 _TIMEOUT_S = 3.0
 _NUM_CALLS = 20
-_SLOW_CALL_S, _SLOW_BYTES_PER_S, _CLOCK_S = 0.005, 100e6, 1.0
+_SLOW_CALL_S = 0.005
+_STORAGE_TIMEOUT_S = 20.0
 _START = "start it, check the address, and whether a firewall lets this port through"
 
 
 def peer_findings(address: str, *, cluster: str, access: Access) -> Iterator[Finding]:
-    """Yields findings about the server at an address: another doctor, or a role and, from the chief on, all parameter servers."""
-    parsed = parse_address(address)
-    if not parsed.is_unix:
-        try:
-            yield from _link(address, measure(parsed, timeout_s=_TIMEOUT_S))
-            return
-        except NoDoctor:
-            pass  # not a doctor, so it is a role
-        except OSError as error:
-            yield fail("connection", f"{address}: {error.strerror or error}", _START)
-            return
+    """Yields findings about the role at an address and, if it is the chief, about all parameter servers."""
     reply = None
     try:
         connection = Connection(address, name="the process", service=SHARD_SERVICE, access=access)
@@ -44,20 +38,6 @@ def peer_findings(address: str, *, cluster: str, access: Access) -> Iterator[Fin
     yield from _role(address, reply, call_s=call_s)
     if reply.identity.role is Role.CHIEF:
         yield from _cluster(address, cluster=reply.identity.cluster, access=access)
-
-
-def _link(address: str, found: Measured) -> Iterator[Finding]:
-    latency = f"{address}: {found.round_trip_s * 1e3:.3f} ms there and back, one in twenty over {found.slow_round_trip_s * 1e3:.3f} ms"
-    slow = found.round_trip_s > _SLOW_CALL_S
-    advice = "a step takes at least two round trips: place chief, servers and workers in one network"
-    yield warn("latency", latency, advice) if slow else ok("latency", latency)
-    rates = f"{found.up_bytes_per_s / 1e6:,.0f} MB/s there, {found.down_bytes_per_s / 1e6:,.0f} MB/s back"
-    slow = min(found.up_bytes_per_s, found.down_bytes_per_s) < _SLOW_BYTES_PER_S
-    advice = "send fewer bytes: LOCKSTEP_WIRE=bfloat16, or another format of docs/how-to/compression.md"
-    yield warn("bandwidth", rates, advice) if slow else ok("bandwidth", rates)
-    clock = f"the other host's clock is {abs(found.clock_ahead_s) * 1e3:.1f} ms {'ahead' if found.clock_ahead_s > 0 else 'behind'}"
-    advice = "training does not depend on it; run an NTP client on both hosts, so that their logs and certificates agree"
-    yield warn("clocks", clock, advice) if abs(found.clock_ahead_s) > _CLOCK_S else ok("clocks", clock)
 
 
 def _called(connection: Connection, *, cluster: str) -> tuple[HandshakeReply, float]:
@@ -93,29 +73,86 @@ def _role(address: str, reply: HandshakeReply, *, call_s: float) -> Iterator[Fin
 
 
 def _cluster(address: str, *, cluster: str, access: Access) -> Iterator[Finding]:
-    chief = GrpcChief(address, cluster=cluster, access=access)
     try:
-        status = chief.status()
+        with closing(GrpcChief(address, cluster=cluster, access=access)) as chief:
+            status = chief.status()
     except PsError as error:
         yield _refused(address, error)
         return
-    finally:
-        chief.close()
     workers = [one for one in status.participants if one.kind is ParticipantKind.WORKER]
     live = sum(one.state == "live" for one in workers)
     expected = f" of {status.total_num_replicas}" if status.total_num_replicas else ""
     text = f"{status.state.name.lower()}, step {status.global_step}, {live}{expected} workers live"
     if status.state is ClusterState.FAILED:
         yield fail("cluster", f"{text}: {status.reason}", "fix what is named, and start the cluster again")
-    elif status.waiting_for:
-        yield warn("cluster", text, f"it waits: {status.waiting_for}")
     else:
         yield ok("cluster", text)
+    for one in status.conditions:
+        if one.level is not Level.GREEN and status.state is not ClusterState.FAILED:
+            yield warn("cluster", one.line, " ".join(filter(None, [one.advice, *(f"`{command}`" for command in one.commands)])))
+    roles = {"chief": address}
     for shard in status.shards:
-        for where in filter(None, (shard.address, shard.standby)):
+        for where, words in ((shard.address, ""), (shard.standby, " (standby)")):
+            if not where:
+                continue
             try:
                 found = _called(Connection(where, name=f"ps {shard.index}", service=SHARD_SERVICE, access=access), cluster=cluster)
             except PsError as error:
                 yield _refused(where, error)
             else:
+                roles[f"ps {shard.index}{words}"] = where
                 yield from _role(where, found[0], call_s=found[1])
+    yield from checkpoint_findings(roles, access=access)
+
+
+def checkpoint_findings(roles: Mapping[str, str], *, access: Access) -> Iterator[Finding]:
+    """Has every role write a file to its place for checkpoints, look for those of the others, and read and remove its own."""
+    if access.role is not CallerRole.ADMIN:
+        yield warn("checkpoints", "not tried: only an admin may", "give an admin's token: --token-file admin.token")
+        return
+    with ExitStack() as stack:
+        connections: dict[str, Connection] = {}
+        trial = f"{TRIAL}{secrets.token_hex(4)}"
+        tags = {name: f"{trial}-{number}" for number, name in enumerate(roles)}
+        places: dict[str, str] = {}
+        seen: dict[str, set[str]] = {}
+        failed: set[str] = set()
+        for is_last in (False, True):
+            for name, where in roles.items():
+                if places.get(name) == "":
+                    continue
+                try:
+                    if name not in connections:
+                        connections[name] = Connection(where, name=name, service=SHARD_SERVICE, access=access)
+                        stack.callback(connections[name].channel.close)
+                    # The last call is for one whose first one failed, too: nobody else removes what that has left.
+                    place, found = connections[name].try_checkpoints(tags[name], is_last=is_last, timeout_s=_STORAGE_TIMEOUT_S)
+                except PsError as error:
+                    places.pop(name, None)
+                    if name not in failed:
+                        yield fail("checkpoints", f"{name}: {error.message}", "every checkpoint fails until this is mended")
+                    failed.add(name)
+                else:
+                    if name not in failed:
+                        places[name], seen[name] = place, seen.get(name, set()).union(found)
+    yield from _sharing(places, seen, tags)
+
+
+def _sharing(places: Mapping[str, str], seen: Mapping[str, set[str]], tags: Mapping[str, str]) -> Iterator[Finding]:
+    """Yields whether all roles have a place, and the same one. `places`, `seen`: of those that could write."""
+    without = [name for name, place in places.items() if not place]
+    writing = [name for name, place in places.items() if place]
+    if not writing:
+        if places:
+            yield warn("checkpoints", "no role has a --checkpoint-dir", "without one, a lost server costs all steps: docs/how-to/resume.md")
+        return
+    if without:
+        yield fail("checkpoints", f"{', '.join(without)}: no --checkpoint-dir, but {', '.join(writing)} have one", "give it to all roles")
+    written = {tags[name] for name in writing}
+    apart = [name for name in writing if not written <= seen[name]]
+    where = " and ".join(sorted({places[name] for name in writing}))
+    if apart:
+        words = f"{where}: {', '.join(apart)} cannot see what the other roles write there"
+        yield fail("checkpoints", words, "give all roles the same --checkpoint-dir, on storage that they share")
+    elif not without:
+        yield ok("checkpoints", f"{where}: {len(writing)} of {len(tags)} roles can write and read there, and share it")

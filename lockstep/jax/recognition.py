@@ -112,6 +112,11 @@ def _stages(transformation: Any, leaves: frozenset[int], params: Any) -> list[_S
             f"optimizer: got {transformation!r}, want an optax transformation such as optax.adam(1e-3), or what lockstep.adam() returns"
         )
     name, cells = _maker(update), _cells(update)
+    if name.startswith("MultiSteps"):
+        raise InvalidSpec(
+            "optimizer: MultiSteps is not for the servers. Give the optimizer inside it, take the mean of the gradients of so many"
+            " microbatches, and call step() once with that: this is the same"
+        )
     if name == "with_extra_args_support":
         return _stages(cells["tx"], leaves, params)
     if name == "chain":

@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import worker_client
-from lockstep.contributing import until_counted
+from lockstep.contributing import join, until_counted
 from lockstep.errors import InvalidSpec, NotInitialized
 from lockstep.jax.proof import compare
 from lockstep.jax.recognition import Recognized, recognize
@@ -119,7 +119,8 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
         if any(recognized.rates):
             numbers = recognized.numbers
         options = _with_limits(recognized, options)
-    session.create_or_join(given, optimizer=own, **options)
+    call = "lockstep.jax.create_or_join(session, params, optimizer"
+    join(session, given, optimizer=own, options=options, call=call, named="of optax")
     model = _models[session] = _Model(tree, None, local, numbers)
     return model.read(session)
 

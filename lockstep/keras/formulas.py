@@ -56,7 +56,7 @@ def _refuse(config: Config) -> None:
     if config.get("gradient_accumulation_steps"):
         raise InvalidSpec(
             "optimizer: gradient_accumulation_steps is not supported; the servers accumulate: have a step take more contributions than "
-            "there are workers (replicas_to_aggregate)"
+            "there are workers (lockstep up --replicas-to-aggregate N)"
         )
 
 

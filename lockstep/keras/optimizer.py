@@ -5,9 +5,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
 import worker_client
-from lockstep.contributing import AddedGradients, until_counted
+from lockstep.contributing import OVERWRITTEN, AddedGradients, join, until_counted
 from lockstep.errors import InvalidSpec
 from lockstep.keras import formulas
 from lockstep.keras.variables import are_equal, check_floats, gradient_of, names_of, numbers_of, value_of
@@ -26,12 +27,14 @@ class _Training:
     def __init__(self, session: Session, optimizer: Any, options: Mapping[str, Any]) -> None:
         self.session, self.optimizer = session, optimizer
         self._options = {**formulas.limits_of(optimizer), **options}
-        self._variables: list[Any] = []
+        self.variables: list[Any] = []
         self._names: dict[int, str] = {}
         self._values: Mapping[str, Array] = {}
         # The learning rate that the servers have, and whether some variables have no weight decay.
         self._rate, self._has_groups = 0.0, False
-        self._added, self._has_warned = AddedGradients(), False
+        self._added, self._warned = AddedGradients(), set[str]()
+        # Compared before each step, to find out whether the program has written into the variables.
+        self._smallest: Any = None
 
     def join(self, variables: Sequence[Any], *, learning_rate: float) -> bool:
         """Creates the model with these variables' values, or writes the cluster's values to them.
@@ -51,18 +54,26 @@ class _Training:
             is_decayed = bool(decays(variable))
             given[name] = values[name] if is_decayed else worker_client.Variable(values[name], optimizer=specs[False].in_group(NO_DECAY))
         self._rate, self._has_groups = learning_rate, any(isinstance(one, worker_client.Variable) for one in given.values())
-        self.session.create_or_join(given, optimizer=specs[True], **self._options)
-        self._variables, self._names = list(variables), {id(v): name for v, name in zip(variables, names, strict=True)}
-        self._write(self.session.read())
+        named = type(self.optimizer).__name__
+        join(self.session, given, optimizer=specs[True], options=self._options, call="Optimizer(session, …", named=named)
+        self.variables, self._names = list(variables), {id(v): name for v, name in zip(variables, names, strict=True)}
+        self._smallest = min(variables, key=lambda variable: values[self._names[id(variable)]].size, default=None)
+        self.refresh()
         return are_equal(values, self._values)
+
+    def refresh(self) -> None:
+        """Writes the values of this worker's step to the variables."""
+        self._write(self.session.read())
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any] | None, *, scale: float | None, learning_rate: float) -> None:
         """Contributes gradients, waits for the step, and writes the new values to the variables."""
-        if self._added.are_in(next((one for one in gradients if one is not None), None)) and not self._has_warned:
-            self._has_warned = True
-            log.warning(AddedGradients.FORGOTTEN.format("model.zero_grad()"))
+        if self._added.are_in(next((one for one in gradients if one is not None), None)):
+            self._warn_once(AddedGradients.FORGOTTEN.format("model.zero_grad()"))
+        smallest = self._smallest
+        if smallest is not None and not np.array_equal(value_of(smallest), self._values[self._names[id(smallest)]], equal_nan=True):
+            self._warn_once(OVERWRITTEN.format("variables, as set_weights() and restore_best_weights do"))
         named: dict[str, Array | None] = dict.fromkeys(self._names.values())
-        for variable, gradient in zip(self._variables if variables is None else variables, gradients, strict=True):
+        for variable, gradient in zip(self.variables if variables is None else variables, gradients, strict=True):
             name = self._names.get(id(variable))
             if name is None:
                 raise InvalidSpec(f"variable {variable.path!r} is not one that the model had when it was built; make a new optimizer")
@@ -72,7 +83,12 @@ class _Training:
         if not self.session.is_finished:
             numbers = self._numbers(learning_rate) if learning_rate != self._rate else None
             until_counted(self.session, lambda: self.session.step(named, hyperparameters=numbers), has_same_values=self._has_same_values)
-        self._write(self.session.read())
+        self.refresh()
+
+    def _warn_once(self, words: str) -> None:
+        if words not in self._warned:
+            self._warned.add(words)
+            log.warning(words)
 
     def _spec(self, learning_rate: float, is_decayed: bool) -> Any:
         return formulas.optimizer_of(self.optimizer, learning_rate=learning_rate, decays=is_decayed)
@@ -87,7 +103,7 @@ class _Training:
 
     def _write(self, values: Mapping[str, Array]) -> None:
         self._values = values
-        for variable in self._variables:
+        for variable in self.variables:
             # A copy: some backends use an array that they are given in place.
             variable.assign(values[self._names[id(variable)]].copy())
 
@@ -135,6 +151,16 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
         rate = self._rate_now()
         self._training.step(list(grads), trainable_variables, scale=self.loss_scale_factor, learning_rate=rate)
         self.iterations.assign(self._training.session.local_step)
+
+    def refresh(self) -> None:
+        """Writes the values of this worker's step to the variables: in a loop over `session.batches()`, after its end."""
+        self._training.refresh()
+
+    def save_own_variables(self, store: Any) -> None:
+        """Saves what Keras' own optimizer begins with: its state is on the servers."""
+        fresh = self.from_config(self.get_config())
+        fresh.build(self._training.variables)
+        fresh.save_own_variables(store)
 
     def get_config(self) -> dict[str, Any]:
         """Returns the configuration for a saved model: that of Keras' own optimizer."""

@@ -1,6 +1,5 @@
 """Runs the processes of a cluster on this machine. Must not know steps, tensors or the terminal.
 
 `spec`: the specification of a cluster. `cluster`: its processes. `supervisor` starts and ends them; `guardian` and `guarded_exec` end them
-if the supervisor is killed, and `orphans` ends processes that they leave behind. `repeated` shows once what all workers print. `failures`
-decides what the end of a process means. `watch` polls the chief, and alone imports NumPy and grpc.
+if the supervisor is killed. `failures` decides what the end of a process means. `watch` polls the chief, and alone imports NumPy and grpc.
 """

@@ -9,7 +9,6 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lockstep.launcher.repeated import without_traceback
 from lockstep.launcher.spec import ClusterSpec, Recovery
 from lockstep.launcher.supervisor import (
     LaunchFailed,
@@ -22,6 +21,7 @@ from lockstep.launcher.supervisor import (
     with_checkout,
 )
 from ps_protocol.process import options
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.listening import end_beside, page_beside
 from ps_protocol.process.local_clusters import entry, listed
 from ps_protocol.security.permissions import CallerRole
@@ -30,8 +30,6 @@ from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, token_of
 # A role imports grpc and NumPy: half a second on an idle machine, much longer on a busy one.
 START_TIMEOUT_S = 60.0
 _SAY_AFTER_S = 2.0
-# How long a requested end waits for the last checkpoint.
-_LAST_CHECKPOINT_S = 10.0
 # The shell's variables may describe another cluster; the roles of this one must not inherit them.
 _FOREIGN = {**dict.fromkeys(options.cluster_variables()), "TF_CONFIG": None}
 
@@ -118,9 +116,11 @@ class LocalCluster:
 
     def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts the workers; each finds the cluster by its environment."""
-        history = self.spec.recovery.history
+        history, max_bytes = self.spec.recovery.history, self.spec.passed_on.get(options.HISTORY_MAX_BYTES)
         self._worker_command = command
-        self._worker_environment = {"LOCKSTEP_HISTORY": None if history is None else str(history), **(environment or {})}
+        told = {options.HISTORY.variable: history, options.HISTORY_MAX_BYTES.variable: max_bytes}
+        words = {variable: None if value is None else str(value) for variable, value in told.items()}
+        self._worker_environment = {**words, **(environment or {})}
         for index in range(self.spec.num_workers):
             self.workers.append(self._start_worker(index))
 
@@ -128,10 +128,11 @@ class LocalCluster:
         """Whether training can continue with a new process in place of this one, which has ended.
 
         A parameter server's part of the model is lost with it, and only a checkpoint or its standby restores it. The servers also keep the
-        chief's state. A chief that ended by itself has logged the reason, and would end for the same reason again.
+        chief's state. A chief that ended with an error has logged the reason, and would end for it again; one that ended with 0
+        and left the servers running was asked to by somebody.
         """
         has_chief = role is self.chief
-        if role.returncode is None or (has_chief and role.returncode >= 0):
+        if role.returncode is None or (has_chief and (role.returncode > 0 or self.trained_until() is not None)):
             return False
         if (other := self.replica_of(role)) is not None and other.is_running:
             return True
@@ -149,27 +150,20 @@ class LocalCluster:
             return int(epoch), int(step)
         return None
 
-    def restart_role(self, role: Process) -> Process:
-        """Starts a role that has ended again, at its old address; does not wait until it serves."""
+    def restart_role(self, role: Process, *, pause_s: float) -> Process:
+        """Starts a role that has ended again after a pause, at its old address; does not wait for it."""
         self._announce(role.name).unlink(missing_ok=True)
-        process = self._start_role(role.name, is_again=True)
+        process = self._start_role(role.name, is_again=True, pause_s=pause_s)
         self.roles[self.roles.index(role)] = process
         return process
 
-    def restart_worker(self, worker: Process) -> Process:
-        """Starts a worker that has ended again, in its old place."""
+    def restart_worker(self, worker: Process, *, pause_s: float) -> Process:
+        """Starts a worker that has ended again after a pause, in its old place; does not wait for it."""
         index = self.workers.index(worker)
-        self.workers[index] = self._start_worker(index)
+        self.workers[index] = self._start_worker(index, pause_s=pause_s)
         return self.workers[index]
 
-    def end_with_checkpoint(self) -> None:
-        """Has a running chief save a last checkpoint, if it saves any, and end. The supervisor ends the rest."""
-        if self.spec.recovery.has_checkpoints and self.chief_address and self.chief.is_running:
-            with suppress(OSError):  # the reader of the output may be gone
-                self._note(f"saving a last checkpoint, up to {_LAST_CHECKPOINT_S:g} s; another Ctrl-C ends all at once")
-            self._supervisor.end_in_order(self.chief, awaited=self.roles, grace_s=_LAST_CHECKPOINT_S)
-
-    def _start_worker(self, index: int) -> Process:
+    def _start_worker(self, index: int, *, pause_s: float = 0.0) -> Process:
         place = {
             "LOCKSTEP_CHIEF": self.chief_address,
             "LOCKSTEP_CLUSTER": self.name,
@@ -177,7 +171,8 @@ class LocalCluster:
             "LOCKSTEP_NUM_WORKERS": str(self.spec.num_workers),
         }
         full = {**with_checkout(), **self._worker_environment, **place, **self._own_security}
-        return self._supervisor.start(ProcessSpec(name=f"worker {index}", command=self._worker_command, environment=full))
+        spec = ProcessSpec(name=f"worker {index}", command=self._worker_command, environment=full, pause_s=pause_s)
+        return self._supervisor.start(spec)
 
     def _start_recorder(self, directory: Path) -> None:
         """Starts the process that writes event files. Training does not depend on it, and it ends by itself after training."""
@@ -186,7 +181,7 @@ class LocalCluster:
         environment = {**_FOREIGN, **with_checkout(), **self._own_security}
         self._supervisor.start(ProcessSpec(name="tensorboard", command=command, environment=environment))
 
-    def _start_role(self, name: str, *, is_again: bool = False) -> Process:
+    def _start_role(self, name: str, *, is_again: bool = False, pause_s: float = 0.0) -> Process:
         if name == "chief":
             module, flags = "chief", self._chief_flags(is_again=is_again)
         else:
@@ -195,7 +190,7 @@ class LocalCluster:
                 module, flags = "lockstep.combined", [*flags, "--with-chief", *self._chief_flags(is_again=is_again)]
         # -P: a chief.py in the user's directory must not shadow Lockstep's.
         command = [sys.executable, "-P", "-m", self._program_of(module), *flags]
-        return self._supervisor.start(ProcessSpec(name=name, command=command, environment=self._role_environment))
+        return self._supervisor.start(ProcessSpec(name=name, command=command, environment=self._role_environment, pause_s=pause_s))
 
     def _program_of(self, module: str) -> str:
         """The module that is run for a role."""
@@ -235,7 +230,7 @@ class LocalCluster:
             waited_s = time.monotonic() - start
             if waited_s > START_TIMEOUT_S:
                 words = f"{process.name} (pid {process.pid}) did not begin to serve within {START_TIMEOUT_S:g} s"
-                raise LaunchFailed(f"{words}; its last lines:\n{process.tail()}" if process.last_lines else f"{words} and printed nothing")
+                raise LaunchFailed(f"{words}. {process.tail}")
             if waited_s > _SAY_AFTER_S and not has_said:
                 self._note(f"waiting for {process.name} (pid {process.pid}) to begin to serve, up to {START_TIMEOUT_S:g} s …")
                 has_said = True
@@ -245,20 +240,9 @@ class LocalCluster:
         for process in self.roles:
             if process.returncode is not None:
                 raise LaunchFailed(
-                    f"{process.name} ended while starting: {describe_end(process.returncode)}. {last_lines(process)}",
+                    f"{process.name} ended while starting: {describe_end(process.returncode)}. {process.tail}",
                     exit_code=shell_code(process.returncode) or 1,
                 )
-
-
-def last_lines(process: Process) -> str:
-    """Returns the last lines of a process, with an introduction, for a message."""
-    return f"Its last lines:\n{process.tail()}" if process.last_lines else "It printed nothing."
-
-
-def last_words(worker: Process) -> str:
-    """Returns a worker's last lines for a message, without the body of a traceback: its output has been shown."""
-    lines = without_traceback(worker.last_lines)
-    return "Its last lines:\n" + "\n".join(f"    {line}" for line in lines) if lines else last_lines(worker)
 
 
 @contextmanager
@@ -280,7 +264,7 @@ def kept_directories(recovery: Recovery) -> Iterator[None]:
     try:
         held = os.open(place, os.O_RDONLY | os.O_DIRECTORY)
     except OSError as error:
-        raise LaunchFailed(f"cannot read {place}: {error.strerror}; choose another --checkpoint-dir", exit_code=2) from error
+        raise LaunchFailed(f"cannot read {place}: {error.strerror}; choose another --checkpoint-dir", exit_code=ExitCode.USAGE) from error
     try:
         _lock(held, place)
         yield
@@ -293,6 +277,6 @@ def _lock(held: int, place: Path) -> None:
         fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         words = f"--checkpoint-dir: another cluster on this machine is using {place}; end it first, or choose another directory"
-        raise LaunchFailed(words, exit_code=2) from None
+        raise LaunchFailed(words, exit_code=ExitCode.USAGE) from None
     except OSError:
         pass  # the file system has no locks, so it cannot keep another cluster out

@@ -1,12 +1,15 @@
 """Decides what the end of a process means for a cluster: continue, restart the process, or give up. Knows processes by role; no step."""
 
+import signal
 import time
 from collections import Counter
-from collections.abc import Callable, Hashable, Iterable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING, Protocol
 
-from lockstep.launcher.cluster import LocalCluster, last_lines, last_words
-from lockstep.launcher.supervisor import LaunchFailed, Process, Supervisor, describe_end, shell_code
+from lockstep.launcher.cluster import LocalCluster
+from lockstep.launcher.supervisor import STOP_GRACE_S, LaunchFailed, Process, Supervisor, shell_code
+from ps_protocol.errors import TrainingInterrupted
 
 if TYPE_CHECKING:
     from lockstep.launcher.watch import ChiefPoller, StepNeeds
@@ -48,11 +51,19 @@ _ALONE_S = 1.5
 _SAY_AFTER_S = 2.0
 # How long a call to the chief may delay the output of the other processes.
 _GLANCE_S = 0.2
+# Workers that run the same program mostly fail together, each after its own last lines.
+_TOGETHER_S = 1.0
 # After all workers have ended, the chief ends the roles once the last lease is over. The launcher does not wait for a killed worker's
 # lease.
 _ROLES_END_S = 1.5
 # On a busy machine, a call to the chief may take long.
 _ANSWER_S = 5.0
+
+# What workers get that still run after a training was interrupted, and how long each may take. The last is not refused.
+_LEAVE_S = 5.0
+_SIGNALS = ((signal.SIGINT, 3.0), (signal.SIGTERM, STOP_GRACE_S), (signal.SIGKILL, 1.0))
+# How long the end then waits for the last checkpoint.
+_LAST_CHECKPOINT_S = 10.0
 
 
 _TO_SURVIVE = "\nto train on after the loss of a worker, start with --restart-workers N, --backup-workers B or --min-replicas M"
@@ -63,27 +74,24 @@ class ClusterFailed(LaunchFailed):
 
 
 class TooFewWorkers(ClusterFailed):
-    """Workers have failed, and too few are left for a step. Chief and parameter servers still run."""
+    """Workers have failed, and too few are left for a step. Chief and parameter servers still run. The text names the first failure."""
 
 
 class ClusterWatch:
-    """Handles every process that ends, and explains it to the user with `say`.
+    """Handles every process that ends, and explains it to the user with `say`."""
 
-    `is_all_shown`: whether the user has seen all output of the processes, so that it need not be repeated.
-    """
-
-    def __init__(self, cluster: LocalCluster, *, say: Callable[[str], None], is_all_shown: Callable[[], bool] = lambda: False) -> None:
+    def __init__(self, cluster: LocalCluster, *, say: Callable[[str], None]) -> None:
         self._cluster = cluster
-        self._say, self._is_all_shown = say, is_all_shown
+        self._say = say
         self._failed: list[Process] = []
         self._failed_at = 0.0
         self._num_reported = 0  # the number of failed workers whose failure has been explained to the user
         self._poller: ChiefPoller | None = None
         self._role_ended_at: float | None = None
         self._role_restarts = RestartLimit(cluster.spec.recovery.max_restarts)
-        self._worker_restarts: Counter[str] = Counter()
+        self._worker_restarts = RestartLimit(cluster.spec.recovery.restart_workers)
+        self._num_starts: Counter[str] = Counter()  # of workers, after the first
         self._restarted: set[str] = set()  # roles that were restarted, and so lost their memory
-        self._due: dict[str, tuple[Process, float]] = {}  # roles to restart, and when
         self._is_closed = self._has_reported_end = False
 
     def ask_chief(self) -> "ChiefPoller":
@@ -112,7 +120,8 @@ class ClusterWatch:
         for process in ended:
             if process in self._cluster.roles:
                 self._see_role(process)
-        self._restart_due_roles()
+        if self._poller is not None and self._poller.has_interrupted:
+            return
         for process in ended:
             if process in self._cluster.workers and process.returncode and not self._restart_worker(process):
                 self._failed.append(process)
@@ -124,13 +133,13 @@ class ClusterWatch:
 
     def pause_s(self, longest_s: float) -> float:
         """Returns how many seconds the caller may wait at most before it calls `see` again."""
-        now = time.monotonic()
-        return max(0.0, min([longest_s, *(due - now for _, due in self._due.values())]))
+        if len(self._failed) == self._num_reported:
+            return longest_s
+        return max(0.0, min(longest_s, self._failed_at + _TOGETHER_S - time.monotonic()))
 
     def close(self) -> None:
         """Stops watching: processes that end from now on are not restarted."""
         self._is_closed = True
-        self._due.clear()
 
     def finish_training(self, supervisor: Supervisor) -> bool:
         """Has the chief finish training, and waits a few seconds for the roles to end by themselves; the supervisor ends the rest.
@@ -140,16 +149,47 @@ class ClusterWatch:
         begin, poller, has_reported = time.monotonic(), self.ask_chief(), False
         poller.finish("all workers have ended")
         self.close()
-        try:
-            while self._may_end_by_itself(time.monotonic() - begin):
-                if not has_reported and poller.saving and time.monotonic() - begin > _SAY_AFTER_S:
-                    self._say(f"training is finished; the chief saves a last checkpoint, {poller.saving}; Ctrl-C ends all without it")
-                    has_reported = True
-                self.see(supervisor.poll(timeout_s=0.05))
-        finally:
-            poller.close()
+        while self._may_end_by_itself(time.monotonic() - begin):
+            if not has_reported and poller.saving and time.monotonic() - begin > _SAY_AFTER_S:
+                self._say(f"training is finished; the chief saves a last checkpoint, {poller.saving}; Ctrl-C ends all without it")
+                has_reported = True
+            self.see(supervisor.poll(timeout_s=0.05))
+        poller.close()
         # A training may be shorter than the pause between two calls to the chief.
         return poller.has_begun or self._cluster.trained_until() is not None
+
+    def interrupt(self, supervisor: Supervisor, why: str) -> None:
+        """Has the chief end training as interrupted, lets workers leave, and the chief save. The supervisor ends what still runs.
+
+        A worker that does not leave in time gets SIGINT, then SIGTERM, then SIGKILL. Another Ctrl-C ends the waits.
+        """
+        self.close()
+        poller, workers = self.ask_chief(), self._cluster.workers
+        if self._cluster.chief.is_running:
+            poller.finish(why, interrupts=True)
+        if self._cluster.chief.is_running and self.has_running_workers:
+            self._say_if_read(f"interrupting training, waiting up to {_LEAVE_S:g} s for the workers to leave; Ctrl-C ends all at once")
+            if not supervisor.await_end(lambda: not self.has_running_workers, grace_s=_LEAVE_S):
+                return
+        if self._failed and (later := later_failures(workers, self._failed)):
+            self._say_if_read(list_words([*self._failed, *later]))
+        for number, grace_s in _SIGNALS:
+            if not (left := [worker for worker in workers if worker.is_running]):
+                break
+            self._say_if_read(f"{number.name} to {', '.join(f'{worker.name} (pid {worker.pid})' for worker in left)}: still running")
+            for worker in left:
+                worker.signal_group(number)
+            if not supervisor.await_end(lambda: not self.has_running_workers, grace_s=grace_s):
+                return
+        begin = time.monotonic()
+        if self._cluster.spec.recovery.has_checkpoints and self._cluster.chief.is_running:
+            self._say_if_read(f"waiting up to {_LAST_CHECKPOINT_S:g} s for a last checkpoint; Ctrl-C ends all at once")
+        supervisor.await_end(lambda: not self._may_end_by_itself(time.monotonic() - begin), grace_s=_LAST_CHECKPOINT_S)
+        poller.close()
+
+    def _say_if_read(self, text: str) -> None:
+        with suppress(OSError):  # the end of the reader may be the cause
+            self._say(text)
 
     def _may_end_by_itself(self, waited_s: float) -> bool:
         """Whether to keep waiting for the roles to end by themselves."""
@@ -165,16 +205,11 @@ class ClusterWatch:
         if not returncode:
             self._role_ended_at = self._role_ended_at or time.monotonic()
             return
-        words = f"{process.name} (pid {process.pid}) failed: {describe_end(returncode)}. {self._output_words(process)}"
+        words = f"{_failure_words(process)}; its log: {process.log_path}"
         if not self._plan_restart(process, words):
             count = self._role_restarts.num_in_a_row(process.name)
             often = f"\nit has ended {count} times in quick succession, and is not started again" if count > 1 else ""
             self._fail(process, words + often + self._loss_words(process))
-
-    def _output_words(self, role: Process) -> str:
-        if role.last_lines and self._is_all_shown():
-            return f"Its output is above, and in {role.log_path}"
-        return last_lines(role)
 
     def _loss_words(self, role: Process) -> str:
         """Returns what the loss of a parameter server costs without checkpoints, for a message."""
@@ -187,14 +222,13 @@ class ClusterWatch:
         """Restarts a role, at once or after a pause; False if that is no longer useful."""
         if self._is_closed or not self.has_running_workers or not self._cluster.may_restart(role):
             return False
-        now = time.monotonic()
-        pause_s = self._role_restarts.pause_s(role.name, lived_s=now - role.started_at)
+        pause_s = self._role_restarts.pause_s(role.name, lived_s=time.monotonic() - role.started_at)
         if pause_s is None:
             return False
-        when = f"in {pause_s:g} s" if pause_s else "now"
-        self._say(f"{words}\nstarting {role.name} again {when}; {self._cost_words(role)}")
-        self._due[role.name] = (role, now + pause_s)
-        self._restart_due_roles()
+        cost = self._cost_words(role)
+        process = self._cluster.restart_role(role, pause_s=pause_s)
+        self._restarted.add(role.name)
+        self._say(f"{words}\n{_again_words(process, pause_s)}; {cost}")
         return True
 
     def _cost_words(self, role: Process) -> str:
@@ -209,45 +243,39 @@ class ClusterWatch:
             return f"{other.name} was started again before, without a checkpoint that would have brought it back: the model is lost"
         return f"if {other.name}, which was started again before, has been brought back, training continues at its step; else {back}"
 
-    def _restart_due_roles(self) -> None:
-        for name, (role, due) in [*self._due.items()]:
-            if time.monotonic() >= due:
-                del self._due[name]
-                self._restarted.add(name)
-                self._say(f"{name} is started again, as pid {self._cluster.restart_role(role).pid}")
-
     def _restart_worker(self, worker: Process) -> bool:
         """Restarts a failed worker and returns True, if it may be restarted; otherwise returns False."""
-        recovery, is_of_use = self._cluster.spec.recovery, self._cluster.chief.is_running or self._due
-        if self._is_closed or not is_of_use or self._worker_restarts[worker.name] >= recovery.restart_workers:
+        most = self._cluster.spec.recovery.restart_workers
+        if self._is_closed or not self._cluster.chief.is_running or self._num_starts[worker.name] >= most:
             return False
-        self._worker_restarts[worker.name] += 1
-        process = self._cluster.restart_worker(worker)
-        count = f"start {self._worker_restarts[worker.name]} of {recovery.restart_workers}"
-        words = f"{worker.name} (pid {worker.pid}) failed: {describe_end(worker.returncode or 0)}. {last_words(worker)}"
-        self._say(f"{words}\n{worker.name} is started again, as pid {process.pid} ({count})")
+        self._num_starts[worker.name] += 1
+        pause_s = self._worker_restarts.pause_s(worker.name, lived_s=time.monotonic() - worker.started_at) or 0.0
+        process = self._cluster.restart_worker(worker, pause_s=pause_s)
+        self._say(f"{_failure_words(worker)}\n{_again_words(process, pause_s)} (start {self._num_starts[worker.name]} of {most})")
         return True
 
     def _check_roles_ended_together(self, ended_ago_s: float) -> None:
         """Handles a role that ended without a failure: either all roles are ending, or it alone was stopped and has to be replaced."""
         running = [process.name for process in self._cluster.roles if process.is_running]
-        gone = [process for process in self._cluster.roles if not process.is_running and process.name not in self._due]
+        gone = [process for process in self._cluster.roles if not process.is_running]
         if not self.has_running_workers or not gone:
             return
-        if not running:
+        may_restart = all(self._cluster.may_restart(process) for process in gone)
+        if not running and (self._cluster.trained_until() is not None or not may_restart):
             self._report_end_once(ended_ago_s)
             return
-        if ended_ago_s > _ALONE_S and self._cluster.chief.is_running and all(self._cluster.may_restart(process) for process in gone):
+        if ended_ago_s > _ALONE_S and may_restart:
             self._role_ended_at = None
+            when = f"while {', '.join(running)} kept running" if running else "before training was finished"
             for process in gone:
-                self._plan_restart(process, f"{process.name} (pid {process.pid}) was stopped while the chief kept running")
+                self._plan_restart(process, f"{process.name} (pid {process.pid}) was stopped {when}")
         elif ended_ago_s > _ROLES_END_TOGETHER_S:
             names = ", ".join(process.name for process in gone)
             self._fail(gone[0], f"{names} ended before training was finished, while {', '.join(running)} still ran")
 
     def _report_end_once(self, ended_ago_s: float) -> None:
         """Reports once which workers still run after training: a program may, but a stuck one would block the launcher silently."""
-        if self._has_reported_end or ended_ago_s < _SAY_AFTER_S or self._due:
+        if self._has_reported_end or ended_ago_s < _SAY_AFTER_S:
             return
         self._has_reported_end = True
         left = ", ".join(f"{worker.name} (pid {worker.pid})" for worker in self._cluster.workers if worker.is_running)
@@ -257,24 +285,64 @@ class ClusterWatch:
         raise ClusterFailed(f"{words}\nending all; logs: {process.log_path.parent}", exit_code=shell_code(process.returncode or 0) or 1)
 
     def _judge_failures(self) -> None:
-        """Reports what the failures of workers mean, once the chief has answered what a step needs."""
+        """Reports what failures mean, once the workers that fail together have ended and the chief has said what a step needs."""
         from lockstep.launcher.watch import needs_of
 
         poller, is_of_use = self._poller, self.has_running_workers and self._cluster.chief.is_running
+        if is_of_use and time.monotonic() < self._failed_at + _TOGETHER_S:
+            return
         if poller is not None and is_of_use and not poller.knows(since=self._failed_at, max_wait_s=_GLANCE_S):
             return
         needs = needs_of(poller.status if poller is not None else None, spec=self._cluster.spec)
-        for process in self._failed[self._num_reported :]:
-            self._num_reported += 1
-            self._report_failure(process, num_left=self._cluster.spec.num_workers - self._num_reported, needs=needs)
+        words = "\n".join(map(_failure_words, self._failed[self._num_reported :]))
+        self._num_reported = len(self._failed)
+        first, num_running = self._failed[0], sum(worker.is_running for worker in self._cluster.workers)
+        if self._cluster.spec.num_workers - self._num_reported >= needs.num_workers:
+            self._say(f"{words}\ntraining continues: {left_words(num_running, needs)}" if num_running else words)
+            return
+        # A program that has raised an error would mostly do so again.
+        advice = _TO_SURVIVE if (self._failed[-1].returncode or 0) < 0 else ""
+        self._say(f"{words}\nending all: {left_words(num_running, needs)}{advice}")
+        code = shell_code(first.returncode or 1)
+        raise TooFewWorkers(f"{first.name} failed first: {first.end_text}; logs: {first.log_path.parent}", exit_code=code)
 
-    def _report_failure(self, process: Process, *, num_left: int, needs: "StepNeeds") -> None:
-        assert process.returncode is not None
-        words = f"{process.name} (pid {process.pid}) failed: {describe_end(process.returncode)}. {last_words(process)}"
-        left = f"{num_left} of {self._cluster.spec.num_workers} workers left, {needs.text}"
-        if num_left < needs.num_workers:
-            first = self._failed[0].returncode or 1
-            # A program that has raised an error would mostly do so again.
-            advice = _TO_SURVIVE if process.returncode < 0 else ""
-            raise TooFewWorkers(f"{words}\nending all: {left}; logs: {process.log_path.parent}{advice}", exit_code=shell_code(first))
-        self._say(f"{words}\ntraining continues: {left}")
+
+class Ended(Protocol):
+    """A process that has ended."""
+
+    name: str
+
+    @property
+    def returncode(self) -> int | None:
+        """Its exit code; negative: the signal that ended it."""
+
+    @property
+    def end_text(self) -> str:
+        """How it ended, in words."""
+
+
+def left_words(num_running: int, needs: "StepNeeds") -> str:
+    """Returns how many workers are left at this time, and how many a step needs."""
+    left = {0: "no worker is", 1: "1 worker is"}.get(num_running, f"{num_running} workers are")
+    return f"{left} left, {needs.text}"
+
+
+def later_failures(workers: Iterable[Ended], known: Collection[Ended]) -> list[Ended]:
+    """Returns the workers that have failed by themselves since: not `known`, and not by the end of the training that they were told of."""
+    return [one for one in workers if one.returncode and one not in known and TrainingInterrupted.__name__ not in one.end_text]
+
+
+def list_words(failed: Sequence[Ended]) -> str:
+    """Returns a line for each way to fail, with the workers that failed that way, in the order of the first of each."""
+    ways: dict[str, list[str]] = {}
+    for one in failed:
+        ways.setdefault(one.end_text, []).append(one.name)
+    return "\n".join(f"failed by {'itself' if len(names) == 1 else 'themselves'}: {', '.join(names)}: {end}" for end, names in ways.items())
+
+
+def _again_words(process: Process, pause_s: float) -> str:
+    return f"{process.name} is started again, as pid {process.pid}" + (f", in {pause_s:g} s" if pause_s else "")
+
+
+def _failure_words(process: Process) -> str:
+    return f"{process.name} (pid {process.pid}) failed: {process.end_text}"

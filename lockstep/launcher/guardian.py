@@ -1,9 +1,9 @@
 """Cleans up after the launcher, however it ends. Knows process groups and one directory; a program of its own, stdlib only.
 
 Run as `python -I -S guardian.py TOKEN`. Makes a private directory, prints its path, then reads lines from standard input until its end:
-`watch GROUP` and `forget GROUP`, `adopt PID` and `disown PID`. The end means that the launcher and every process that could still register
-itself have ended. The guardian then kills all watched groups and adopted processes, and on Linux also every process with TOKEN in its
-environment (one that started a session of its own), and removes the directory.
+`watch GROUP` and `forget GROUP`. The end means that the launcher and every process that could still register itself have ended. The
+guardian then kills all watched groups, and on Linux also every process with TOKEN in its environment (one that started a session of its
+own), and removes the directory.
 """
 
 import os
@@ -31,11 +31,8 @@ def main(token: str) -> None:
         with suppress(BrokenPipeError):  # the launcher has ended already, so standard input has too
             os.write(1, f"{directory}\n".encode())
         os.close(1)
-        groups, adopted = _watch()
-        for group in groups:
+        for group in _watch():
             _kill_group(group)
-        for pid in adopted:
-            _kill_family(pid)
         _sweep(token)
     finally:
         shutil.rmtree(directory, ignore_errors=True)
@@ -49,37 +46,15 @@ def _make_directory() -> str:
     sys.exit("no writable directory with a short path: set TMPDIR to one of at most 60 bytes")
 
 
-def children_of(pid: int) -> Iterator[int]:
-    """Yields the children of a process; none if the kernel does not list them."""
-    for entry in Path(f"/proc/{pid}/task").glob("*/children"):
-        with suppress(OSError):  # gone
-            yield from map(int, entry.read_bytes().split())
-
-
-def _watch() -> tuple[set[int], set[int]]:
+def _watch() -> set[int]:
     groups: set[int] = set()
-    adopted: set[int] = set()
     for line in sys.stdin.buffer:
         word, _, number = line.decode().strip().partition(" ")
         if word == "watch":
             groups.add(int(number))
         elif word == "forget":
             groups.discard(int(number))
-        elif word == "adopt":
-            adopted.add(int(number))
-        elif word == "disown":
-            adopted.discard(int(number))
-    return groups, adopted
-
-
-def _kill_family(pid: int) -> None:
-    """Kills a process and its descendants. Lists the descendants first: once their parent has ended, they cannot be found."""
-    family = [pid]
-    for member in family:
-        family += children_of(member)
-    for member in family:
-        with suppress(ProcessLookupError, PermissionError):  # gone
-            os.kill(member, signal.SIGKILL)
+    return groups
 
 
 def _kill_group(group: int) -> None:

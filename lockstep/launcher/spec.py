@@ -11,10 +11,10 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.process import options
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.options import Given, Option, Program
 
 DEFAULT_POLICY = PolicySpec()
-_USAGE = 2
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,20 +90,26 @@ class ClusterSpec:
 
     def __post_init__(self) -> None:
         if self.num_workers < 1:
-            raise LaunchFailed(f"--workers: got {self.num_workers}, want 1 or more", exit_code=2)
+            raise LaunchFailed(f"--workers: got {self.num_workers}, want 1 or more", exit_code=ExitCode.USAGE)
         if not 0 <= self.num_backups < self.num_workers:
             want = f"0 to {self.num_workers - 1}, since {self.num_workers} workers are to be started and a step needs one at least"
-            raise LaunchFailed(f"--backup-workers: got {self.num_backups}, want {want}", exit_code=2)
+            raise LaunchFailed(f"--backup-workers: got {self.num_backups}, want {want}", exit_code=ExitCode.USAGE)
         if self.num_backups and self.num_required is not None:
-            raise LaunchFailed("--backup-workers and --replicas-to-aggregate say the same in two ways; give one of them", exit_code=2)
+            raise LaunchFailed(
+                "--backup-workers and --replicas-to-aggregate say the same in two ways; give one of them", exit_code=ExitCode.USAGE
+            )
         if not self.is_sync and (self.num_backups or self.num_required is not None):
             flag = "--backup-workers" if self.num_backups else "--replicas-to-aggregate"
-            raise LaunchFailed(f"{flag}: only the policy sync has steps of several contributions, not {self.policy.text}", exit_code=2)
+            raise LaunchFailed(
+                f"{flag}: only the policy sync has steps of several contributions, not {self.policy.text}", exit_code=ExitCode.USAGE
+            )
         if (least := self.recovery.min_replicas) is not None and not (self.is_sync and least <= self.replicas_to_aggregate):
             want = f"1 to {self.replicas_to_aggregate}, which a step needs when no worker is lost" if self.is_sync else "the policy sync"
-            raise LaunchFailed(f"--min-replicas: got {least}, want {want}", exit_code=2)
+            raise LaunchFailed(f"--min-replicas: got {least}, want {want}", exit_code=ExitCode.USAGE)
         if self.has_standbys and self.chief_in_ps:
-            raise LaunchFailed("--standbys: the chief has none, so it needs a process of its own; leave out --chief-in-ps", exit_code=2)
+            raise LaunchFailed(
+                "--standbys: the chief has none, so it needs a process of its own; leave out --chief-in-ps", exit_code=ExitCode.USAGE
+            )
 
     @property
     def is_sync(self) -> bool:
@@ -177,7 +183,7 @@ def spec_of(given: Given, *, num_ps: int = 1, num_workers: int = 1, num_backups:
             passed_on={option: given[option] for option in options.TABLE if _is_passed_on(option) and option in given},
         )
     except InvalidSpec as error:
-        raise LaunchFailed(error.message, exit_code=_USAGE) from error
+        raise LaunchFailed(error.message, exit_code=ExitCode.USAGE) from error
 
 
 # Options that the launcher interprets itself and passes on in its own way.

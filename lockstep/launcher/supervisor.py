@@ -23,9 +23,8 @@ from types import FrameType, TracebackType
 from typing import IO, Protocol, Self
 
 from lockstep.launcher.guardian import TOKEN_VARIABLE
-from lockstep.launcher.orphans import Orphans
-from lockstep.launcher.repeated import RepeatedTracebacks
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.process.exit_codes import ExitCode, of_signal
 
 # The output of several processes, each line with the name of its process.
 
@@ -41,22 +40,29 @@ class LineSplitter:
     """Splits a stream of bytes into lines of text, also at carriage returns, so that a progress bar is shown while it moves."""
 
     def __init__(self) -> None:
-        self._rest = b""
+        self._rest = bytearray()
 
     def feed(self, data: bytes) -> Iterator[str]:
         """Yields the lines that `data` completes, without line ends."""
-        *lines, self._rest = _LINE_END.split(self._rest + data)
-        if len(self._rest) > _MAX_LINE_BYTES:  # limits the memory for an endless line
-            lines.append(self._rest)
-            self._rest = b""
+        if self._rest.endswith(b"\r"):
+            del self._rest[-1]
+            data = b"\r" + data
+        first, *lines = _LINE_END.split(data)  # not what came before: an endless line may come byte by byte
+        self._rest += first
         for line in lines:
-            yield line.decode(errors="replace")
+            yield self._taken()
+            self._rest += line
+        if len(self._rest) > _MAX_LINE_BYTES:  # limits the memory for an endless line
+            yield self._taken()
 
     def finish(self) -> Iterator[str]:
         """Yields the text after the last line end."""
-        if self._rest:
-            yield self._rest.rstrip(b"\r").decode(errors="replace")
-        self._rest = b""
+        if line := self._taken().rstrip("\r"):
+            yield line
+
+    def _taken(self) -> str:
+        line, self._rest = self._rest, bytearray()
+        return line.decode(errors="replace")
 
 
 class LineStream(Protocol):
@@ -68,10 +74,6 @@ class LineStream(Protocol):
     def isatty(self) -> bool:
         """Whether the output is a terminal."""
 
-    @property
-    def has_dropped(self) -> bool:
-        """Whether lines were dropped because the output was not read."""
-
 
 class PrefixedOutput:
     """Writes lines as `[worker 1] text`, in one colour per process if the stream is a terminal."""
@@ -80,18 +82,11 @@ class PrefixedOutput:
         self._stream = stream
         self._has_colours = self._stream.isatty() and "NO_COLOR" not in os.environ and os.environ.get("TERM") != "dumb"
         self._colours: dict[str, int] = {}
-        self._tracebacks = RepeatedTracebacks()
-
-    @property
-    def is_all_shown(self) -> bool:
-        """Whether all lines have been written, or will be."""
-        return not self._stream.has_dropped
 
     def line(self, name: str, text: str) -> None:
-        """Writes one line of a process. A traceback that another process has printed already becomes one line."""
+        """Writes one line of a process."""
         colour = self._colours.setdefault(name, _COLOURS[len(self._colours) % len(_COLOURS)])
-        for line in self._tracebacks.shown(name, text):
-            self._write(name, line, colour)
+        self._write(name, text, colour)
 
     def note(self, text: str) -> None:
         """Writes a message of the launcher."""
@@ -112,19 +107,27 @@ class PrefixedOutput:
 
 
 NUM_LAST_LINES = 20
-_READ_BYTES = 1 << 16
-_MAX_DRAIN_READS = 64
+# Short, so that reading never keeps the loop busy, even if every byte is a line of its own.
+_READ_BYTES = 1 << 13
+_MAX_DRAIN_READS = 128  # 1 MiB, the largest pipe
+# A line that was printed earlier does not say why the process ended.
+_LAST_WORDS_S = 10.0
+_MAX_LAST_WORDS = 1000
 
 ShowLine = Callable[[str, str], None]
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ProcessSpec:
-    """A process to start, and its name. `environment` is added to this process's own; None removes a variable."""
+    """A process to start, and its name. `environment` is added to this process's own; None removes a variable.
+
+    `pause_s`: the process exists at once, and becomes the command after so many seconds.
+    """
 
     name: str
     command: Sequence[str]
     environment: Mapping[str, str | None]
+    pause_s: float = 0.0
 
 
 class Process:
@@ -143,6 +146,7 @@ class Process:
         self.started_at = time.monotonic()
         self.returncode: int | None = None
         self.last_lines: deque[str] = deque(maxlen=NUM_LAST_LINES)
+        self._last_shown_at = self._ended_at = self.started_at
         self.pipe: IO[bytes] = popen.stdout
         self._popen = popen
         self._show_line = show_line
@@ -169,7 +173,7 @@ class Process:
         for _ in range(_MAX_DRAIN_READS):  # a grandchild in a session of its own may keep the pipe open and write for ever
             if self.pipe.closed or not self.pass_on():
                 break
-        self.returncode = self._popen.wait()
+        self.returncode, self._ended_at = self._popen.wait(), time.monotonic()
         self._close()
 
     def pass_on(self) -> bool:
@@ -182,9 +186,19 @@ class Process:
             self.pipe.close()
         return bool(data)
 
-    def tail(self, num_lines: int = NUM_LAST_LINES) -> str:
-        """Returns its last lines, indented, for a message."""
-        return "\n".join(f"    {line}" for line in list(self.last_lines)[-num_lines:])
+    @property
+    def tail(self) -> str:
+        """Its last lines, for a message."""
+        lines = "\n".join(f"    {line}" for line in self.last_lines)
+        return f"Its last lines:\n{lines}" if lines else "It printed nothing."
+
+    @property
+    def end_text(self) -> str:
+        """How it ended, with its last line if that may say why: `exit code 1: ValueError: no such file`."""
+        end = describe_end(self.returncode or 0)
+        lines = [line for line in self.last_lines if line.strip()]
+        is_new = self._ended_at < self._last_shown_at + _LAST_WORDS_S
+        return f"{end}: {lines[-1].strip()[:_MAX_LAST_WORDS]}" if lines and is_new and (self.returncode or 0) > 0 else end
 
     def _close(self) -> None:
         self._show(self._splitter.finish())
@@ -195,6 +209,7 @@ class Process:
     def _show(self, lines: Iterable[str]) -> None:
         for line in lines:
             self.last_lines.append(line)
+            self._last_shown_at = time.monotonic()
             self._show_line(self.name, line)
 
     def _write_log(self, data: bytes) -> None:
@@ -228,6 +243,7 @@ def shell_code(returncode: int) -> int:
 STOP_GRACE_S = 0.6
 _END_S = 1.0
 _GUARDIAN_S = 5.0
+_LOOK_S = 0.05  # how often a condition is looked at that is no event of a process
 _HERE = Path(__file__).parent
 _ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
@@ -245,17 +261,16 @@ class Interrupted(Exception):
 
     def __init__(self, number: signal.Signals) -> None:
         super().__init__(f"ended by {number.name}")
-        self.exit_code = 128 + number
+        self.exit_code = of_signal(number)
 
 
 class Supervisor:
     """Owns processes within a `with` block, in the main thread; leaving the block ends them and removes `directory`.
 
-    `directory` is private (mode 0700), with a path short enough for Unix sockets. `show_line` must not block. `adopts_orphans`: processes
-    that they leave behind become children of this process, which ends them too. Only for a program that has no other children.
+    `directory` is private (mode 0700), with a path short enough for Unix sockets. `show_line` must not block.
     """
 
-    def __init__(self, *, log_directory: Path, show_line: ShowLine, adopts_orphans: bool = False) -> None:
+    def __init__(self, *, log_directory: Path, show_line: ShowLine) -> None:
         self.directory = Path()
         self.token = secrets.token_hex(8)
         self.processes: list[Process] = []
@@ -266,7 +281,6 @@ class Supervisor:
         self._is_stopping = False
         # The latest time to which ending the processes may take; no limit unless a signal asked for the end.
         self._end_by = math.inf
-        self._orphans = Orphans(tell=self._tell_guardian) if adopts_orphans else None
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
@@ -274,8 +288,6 @@ class Supervisor:
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._catch_signals(stack)
             self._start_guardian(stack)
-            if self._orphans is not None:
-                stack.enter_context(self._orphans)
             stack.callback(self.stop)
             self._stack = stack.pop_all()
         return self
@@ -286,7 +298,8 @@ class Supervisor:
     def start(self, spec: ProcessSpec) -> Process:
         """Starts a process. Shows its output line by line, and writes it to a log; a restarted process continues the log of its name."""
         environment = {**os.environ, **spec.environment, "PYTHONUNBUFFERED": "1", TOKEN_VARIABLE: self._carried_token()}
-        shim = [sys.executable, "-I", "-S", str(_HERE / "guarded_exec.py"), str(self._guardian_pipe.fileno()), str(os.getpid())]
+        words = self._guardian_pipe.fileno(), os.getpid(), spec.pause_s
+        shim = [sys.executable, "-I", "-S", str(_HERE / "guarded_exec.py"), *map(str, words)]
         popen = subprocess.Popen(
             [*shim, *spec.command],
             env={key: value for key, value in environment.items() if value is not None},
@@ -319,8 +332,6 @@ class Supervisor:
         ended = [process for process in self.processes if process.is_running and process.has_exited()]
         for process in ended:
             self._reap(process)
-        if self._orphans is not None:
-            self._orphans.look(self._own_children())
         if self._interrupts and not self._is_stopping:
             raise Interrupted(self._interrupts[0])
         return ended
@@ -333,19 +344,18 @@ class Supervisor:
         self._is_stopping = True
         self._end_by = time.monotonic() + _END_S if self._interrupts else math.inf
         self._signal_all(signal.SIGTERM)
-        self._await_end(lambda: not self._has_running(), grace_s=grace_s)
+        self.await_end(lambda: not self._has_running(), grace_s=grace_s)
         self._signal_all(signal.SIGKILL)
         while self._has_running() and time.monotonic() < self._end_by:  # SIGKILL cannot be refused
             self.poll(timeout_s=0.1)
-        if self._orphans is not None:
-            self._orphans.end(self._own_children(), until=self._end_by)
 
-    def end_in_order(self, first: Process, *, awaited: Sequence[Process], grace_s: float) -> None:
-        """Sends SIGTERM to `first` alone. Waits until all `awaited` have ended by themselves, for `grace_s`, or until another Ctrl-C."""
+    def await_end(self, has_ended: Callable[[], bool], *, grace_s: float) -> bool:
+        """Passes output on until `has_ended`, for `grace_s`, or until another Ctrl-C, which it does not raise; False: there was one."""
         self._is_stopping = True
-        if first.is_running:
-            first.signal_group(signal.SIGTERM)
-        self._await_end(lambda: not any(one.is_running for one in awaited), grace_s=grace_s)
+        deadline, num_interrupts = time.monotonic() + grace_s, len(self._interrupts)
+        while not has_ended() and len(self._interrupts) == num_interrupts and (left_s := deadline - time.monotonic()) > 0:
+            self.poll(timeout_s=min(left_s, _LOOK_S))
+        return len(self._interrupts) == num_interrupts
 
     def _reap(self, process: Process) -> None:
         with suppress(KeyError, ValueError):
@@ -357,14 +367,6 @@ class Supervisor:
     def _tell_guardian(self, words: str) -> None:
         with suppress(BrokenPipeError):  # the guardian is dead; the kernel's death signal remains
             self._guardian_pipe.write(f"{words}\n".encode())
-
-    def _own_children(self) -> set[int]:
-        return {self._guardian_pid, *(process.pid for process in self.processes if process.is_running)}
-
-    def _await_end(self, has_ended: Callable[[], bool], *, grace_s: float) -> None:
-        deadline, num_interrupts = time.monotonic() + grace_s, len(self._interrupts)
-        while not has_ended() and len(self._interrupts) == num_interrupts and (left_s := deadline - time.monotonic()) > 0:
-            self.poll(timeout_s=left_s)
 
     def _carried_token(self) -> str:
         # Appended to the token of an outer launcher, which must find its grandchildren too.
@@ -384,7 +386,8 @@ class Supervisor:
             self._show_line(name, line)
         except OSError:  # `lockstep up … | head`: the reader has ended
             self._show_line = _show_nothing
-            self._interrupts.append(signal.SIGPIPE)
+            if not self._is_stopping:  # else it ended by the same Ctrl-C: `lockstep up … | tee log`
+                self._interrupts.append(signal.SIGPIPE)
 
     def _start_guardian(self, stack: ExitStack) -> None:
         command = [sys.executable, "-I", "-S", str(_HERE / "guardian.py"), self.token]
@@ -393,7 +396,7 @@ class Supervisor:
         pipe = subprocess.PIPE
         guardian = subprocess.Popen(command, stdin=pipe, stdout=pipe, env=environment, cwd="/", start_new_session=True, bufsize=0)
         assert guardian.stdin is not None and guardian.stdout is not None
-        self._guardian_pipe, self._guardian_pid = guardian.stdin, guardian.pid
+        self._guardian_pipe = guardian.stdin
         stack.callback(self._await_guardian, guardian)
         stack.callback(guardian.stdin.close)  # the signal to clean up
         with guardian.stdout as answer:
@@ -441,7 +444,7 @@ def make_directory(path: Path, *, flag: str) -> None:
         if not os.access(path, os.W_OK | os.X_OK):
             raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
     except OSError as error:
-        raise LaunchFailed(f"cannot write to {path}: {error.strerror}; choose another {flag}", exit_code=2) from error
+        raise LaunchFailed(f"cannot write to {path}: {error.strerror}; choose another {flag}", exit_code=ExitCode.USAGE) from error
 
 
 def _show_nothing(name: str, line: str) -> None:

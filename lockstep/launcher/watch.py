@@ -105,6 +105,11 @@ class ChiefPoller:
         return self._finished_at
 
     @property
+    def has_interrupted(self) -> bool:
+        """Whether training was interrupted at this poller's request: a program that fails after that has not failed by itself."""
+        return self._interrupts and self._finished_at is not None
+
+    @property
     def is_finishing(self) -> bool:
         """Whether the request to finish, or the first status after it, is still outstanding."""
         return bool(self._reason) and not self._is_over and (not self._has_finished or self._finished_at is not None)

@@ -132,25 +132,25 @@ class WithStragglers:
 
 
 class Measured:
-    """Times of a trace: each worker draws at random from its own.
+    """Measured times: each worker draws at random from its own.
 
-    If there are more workers than in the trace, the trace's workers are reused in order.
+    If there are more workers than were measured, those are reused in order.
     """
 
     def __init__(self, times: Mapping[int, Sequence[float]]) -> None:
         if not times or not all(times.values()):
-            raise InvalidSpec("a trace without times: want at least one computation of each worker")
+            raise InvalidSpec("no times: want at least one computation of each worker")
         self._times = [np.asarray(times[worker], np.float64) for worker in sorted(times)]
         self._means = [float(own.mean()) for own in self._times]
 
     @property
     def num_workers(self) -> int:
-        """Workers that the trace has."""
+        """Workers that were measured."""
         return len(self._times)
 
     @property
     def num_times(self) -> int:
-        """Computations that the trace has."""
+        """Computations that were measured."""
         return sum(len(own) for own in self._times)
 
     def draw(self, random: np.random.Generator, count: int, *, worker: int) -> Times:

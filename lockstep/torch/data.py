@@ -55,7 +55,10 @@ class Sampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may no
         self._arguments = (dataset, batch_size, num_epochs, shuffle_seed, name, timeout_s)
 
     def __iter__(self) -> Iterator[list[int]]:
-        """Yields the indices of each batch. Raises RuntimeError if a loader requests them ahead of the steps."""
+        """Yields the indices of each batch; at the end, the parameters get the values of the last step.
+
+        Raises RuntimeError if a loader requests them ahead of the steps.
+        """
         optimizer, num_since, at = self._optimizer, 0, self._optimizer.num_steps
         for indices in _ranges(optimizer.session, *self._arguments):
             if optimizer.num_steps != at:
@@ -68,6 +71,7 @@ class Sampler(torch.utils.data.Sampler):  # type: ignore[misc]  # PyTorch may no
                     " accumulate"
                 )
             yield indices
+        optimizer.refresh()
 
     def __len__(self) -> int:
         """The approximate number of batches that this worker gets in all passes."""

@@ -4,8 +4,10 @@
 """
 
 import atexit
+import contextlib
 import copy
 import logging
+import os
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
@@ -14,11 +16,13 @@ from typing import Any, NamedTuple, Self
 import torch
 
 import lockstep
-from lockstep.contributing import AddedGradients, until_counted
+from lockstep.contributing import OVERWRITTEN, AddedGradients, join, until_counted
+from lockstep.errors import TrainingInterrupted
 from lockstep.torch import data
 from lockstep.torch.model import TABLES, Model
 from lockstep.torch.recognition import Recognized
 from lockstep.torch.tensors import FLOATS
+from ps_protocol.process.exit_codes import ExitCode
 from worker_client import OptimizerSpec, Push, Session
 
 log = logging.getLogger("lockstep.torch")
@@ -28,8 +32,9 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
     """Trains `model` over the workers of a cluster by the formula of `optimizer`. For one thread; does not survive a fork.
 
     `session`: the result of `lockstep.connect()` or `local()`; None or a dict: the optimizer connects with these arguments, and leaves the
-    cluster when it is closed or the program ends. `model`: a module, or (name, parameter) pairs. `optimizer`: a torch optimizer over the
-    model's parameters, of which only the parameter groups are used, or a value such as `lockstep.lion(1e-4)`.
+    cluster when it is closed or the program ends, which exits with 1 if training was interrupted. `model`: a module, or (name, parameter)
+    pairs. `optimizer`: a torch optimizer over the model's parameters, of which only the parameter groups are used, or a value such as
+    `lockstep.lion(1e-4)`.
 
     All workers begin with the first worker's values. `buffers`: "mean" (float buffers become the mean over the workers, others are worker
     0's) or "local" (each worker keeps its own). `master_dtype`: the type that the servers compute in; None: each parameter's own type. The
@@ -79,7 +84,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self._session = session if isinstance(session, Session) else lockstep.connect(**(session or {}))
         if self._owns_session:
             atexit.register(self._leave_at_exit)
-        self._session.create_or_join(self._model.declarations(), optimizer=self._model.specs[0], **options)
+        declared, name = self._model.declarations(), type(optimizer).__name__ if self._torch is not None else "'custom'"
+        join(self._session, declared, optimizer=self._model.specs[0], options=options, call="Optimizer(session, …", named=name)
         for name, table in self._model.tables.items():
             table.read_rows = _reader(self._session, name)
         self.refresh()
@@ -185,10 +191,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         if self._added.are_in(next(iter(gradients.values()), None)):
             self._warn_once(AddedGradients.FORGOTTEN.format("optimizer.zero_grad()"))
         if self._model.is_overwritten(self._session.views):
-            self._warn_once(
-                "the program has written into the parameters, as load_state_dict() does: the servers do not take these values, and step()"
-                " replaces them. Load values before the optimizer is made; a cluster continues from its own checkpoints (--checkpoint-dir)"
-            )
+            self._warn_once(OVERWRITTEN.format("parameters, as load_state_dict() does"))
 
     def _numbers(self) -> dict[str, Any] | None:
         """Returns the learning rates and hyper-parameters that a scheduler or the program has changed since the optimizer was made."""
@@ -308,8 +311,12 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self._model.take(self._session.views())
 
     def batches(self, dataset: Any, batch_size: int, **options: Any) -> Iterator[Any]:
-        """Yields batches of a data set, each sample to one worker; see `lockstep.torch.data.batches` for the options."""
-        return data.batches(self._session, dataset, batch_size, **options)
+        """Yields batches of a data set, each sample to one worker; see `lockstep.torch.data.batches` for the options.
+
+        When the data ends, the parameters get the values of the last step, which all workers then have.
+        """
+        yield from data.batches(self._session, dataset, batch_size, **options)
+        self.refresh()
 
     def __enter__(self) -> Self:
         return self
@@ -325,7 +332,16 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
 
     def _leave_at_exit(self) -> None:
         error = getattr(sys, "last_value", None)
-        self._session.__exit__(type(error) if error is not None else None, error, None)
+        try:
+            self._session.__exit__(type(error) if error is not None else None, error, None)
+        except TrainingInterrupted:
+            # An exception that leaves an exit handler would not change the exit code.
+            sys.excepthook(*sys.exc_info())
+            logging.shutdown()
+            for stream in (sys.stdout, sys.stderr):
+                with contextlib.suppress(OSError, ValueError):
+                    stream.flush()
+            os._exit(ExitCode.FAILED)
 
 
 class _Follower(NamedTuple):

@@ -9,6 +9,7 @@ from urllib.parse import unquote, urlsplit
 from ps_protocol.checkpoint.manifest import decode_json, read_checkpoint
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, LocalStorage, StoredCheckpoint
 from ps_protocol.checkpoint.tensor_file import MAX_TENSORS, check_file
+from ps_protocol.checkpoint.trial import TRIAL
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, epoch_of
@@ -171,7 +172,8 @@ def prune(
     """Removes all but the newest `keep` whole checkpoints of a cluster, and what attempts have left; returns the tags of what went.
 
     `spare`: tags that are being written or read. What is damaged goes when it is older than all that are kept; what belongs to another
-    cluster stays. `known`: from one call to the next, spares reading manifests again. Raises errors of the storage; then some may be gone.
+    cluster stays, and a trial, which its maker removes. `known`: from one call to the next, spares reading manifests again. Raises errors
+    of the storage; then some may be gone.
     """
     stored = storage.stored()
     seen = (known or KnownCheckpoints()).look(storage, stored)
@@ -185,7 +187,7 @@ def prune(
             storage.remove(candidate.stored.tag)
             removed.append(candidate.stored.tag)
     for one in stored:
-        if not one.is_whole and one.tag not in spare:
+        if not one.is_whole and one.tag not in spare and not one.tag.startswith(TRIAL):
             storage.remove_incomplete(one.tag)
             removed.append(one.tag)
     return tuple(dict.fromkeys(removed))

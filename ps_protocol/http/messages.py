@@ -5,15 +5,14 @@ import json
 import re
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import field
+from http import HTTPStatus
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 from ps_protocol.errors import PsError, Unauthenticated, printable
 from ps_protocol.model.light_dataclass import light_dataclass
 
-# What changes something must carry this header: no form and no link can, and a script of another site must ask first, which is refused.
-ACTION_HEADER = "x-lockstep-action"
-MAX_HEAD_BYTES, MAX_HEADERS, MAX_BODY_BYTES = 16 << 10, 64, 64 << 10
+MAX_HEAD_BYTES, MAX_HEADERS = 16 << 10, 64
 JSON, HTML = "application/json; charset=utf-8", "text/html; charset=utf-8"
 # Nothing may be loaded, framed or guessed at. A page names what it needs by its own Content-Security-Policy.
 _ALWAYS = {
@@ -29,59 +28,18 @@ _ALWAYS = {
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+\Z")
 # No control character: a line break in a header would begin another one.
 _VALUE = re.compile(r"[\t\x20-\x7e\x80-\xff]*\Z")
-_PHRASES = {
-    200: "OK",
-    202: "Accepted",
-    400: "Bad Request",
-    401: "Unauthorized",
-    403: "Forbidden",
-    404: "Not Found",
-    405: "Method Not Allowed",
-    408: "Request Timeout",
-    409: "Conflict",
-    413: "Content Too Large",
-    421: "Misdirected Request",
-    429: "Too Many Requests",
-    431: "Request Header Fields Too Large",
-    500: "Internal Server Error",
-    501: "Not Implemented",
-    503: "Service Unavailable",
-    504: "Gateway Timeout",
-}
-# By the gRPC status that the error has elsewhere; what is not named here is a conflict with the state that the cluster is in.
-_STATUSES = {
-    "INVALID_ARGUMENT": 400,
-    "OUT_OF_RANGE": 400,
-    "UNAUTHENTICATED": 401,
-    "PERMISSION_DENIED": 403,
-    "NOT_FOUND": 404,
-    "RESOURCE_EXHAUSTED": 429,
-    "UNAVAILABLE": 503,
-    "DEADLINE_EXCEEDED": 504,
-    "INTERNAL": 500,
-    "DATA_LOSS": 500,
-}
+# By the gRPC status that the error has elsewhere. Whoever may look is answered; anything else is a defect.
+_STATUSES = {"UNAUTHENTICATED": 401, "PERMISSION_DENIED": 403}
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """A request. Names of headers are in small letters."""
+    """A request; a body that follows is not read. Names of headers are in small letters."""
 
     method: str
     path: str
     query: Mapping[str, str] = field(default_factory=dict)
     headers: Mapping[str, str] = field(default_factory=dict)
-    body: bytes = b""
-
-    def json(self) -> dict[str, Any]:
-        """Returns the body, a JSON object. Raises BadRequest."""
-        try:
-            value = json.loads(self.body)
-        except (ValueError, RecursionError):
-            raise BadRequest(400, "the body is not JSON") from None
-        if not isinstance(value, dict):
-            raise BadRequest(400, "the body is not a JSON object")
-        return value
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -96,17 +54,14 @@ class Response:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Route:
-    """One path. `may_wait`: `answer` runs in a thread of its own; otherwise it must return at once, and nobody is answered meanwhile.
+    """One path, for GET. `answer` changes nothing, returns at once (nobody is answered meanwhile), and may raise BadRequest.
 
-    `rpc`: who may call this RPC ("/service/method") may ask for the path; empty: everybody, without a token. `method`: GET changes nothing,
-    POST may. `answer` may raise PsError.
+    `rpc`: who may call this RPC ("/service/method") may ask for the path; empty: everybody, without a token.
     """
 
     path: str
     answer: Callable[[Request], Response]
     rpc: str = ""
-    method: str = "GET"
-    may_wait: bool = False
 
 
 class BadRequest(Exception):
@@ -127,7 +82,7 @@ def error_response(error: PsError | BadRequest) -> Response:
     if isinstance(error, BadRequest):
         return json_response({"error": error.words}, status=error.status)
     headers = {"WWW-Authenticate": 'Bearer realm="lockstep"'} if isinstance(error, Unauthenticated) else {}
-    status = _STATUSES.get(error.status, 409)
+    status = _STATUSES.get(error.status, 500)
     answer = json_response({"error": error.message, "reason": error.reason}, status=status)
     return Response(status=status, body=answer.body, headers=headers)
 
@@ -135,23 +90,25 @@ def error_response(error: PsError | BadRequest) -> Response:
 def encode(response: Response) -> bytes:
     """Returns the bytes of an answer."""
     headers = {**_ALWAYS, "Content-Type": response.content_type, "Content-Length": str(len(response.body)), **response.headers}
-    lines = [f"HTTP/1.1 {response.status} {_PHRASES[response.status]}", *(f"{name}: {value}" for name, value in headers.items())]
+    lines = [f"HTTP/1.1 {response.status} {HTTPStatus(response.status).phrase}", *(f"{name}: {value}" for name, value in headers.items())]
     return "\r\n".join([*lines, "", ""]).encode("latin-1") + response.body
 
 
-def parse_head(head: bytes) -> tuple[Request, int]:
-    """Returns the request of a head that ends in an empty line, and how many bytes of body follow. Raises BadRequest."""
+def parse_head(head: bytes) -> Request:
+    """Returns the request of a head that ends in an empty line. Raises BadRequest."""
     lines = head.decode("latin-1").removesuffix("\r\n\r\n").split("\r\n")
     words = lines[0].split(" ")
     if len(words) != 3 or words[2] not in ("HTTP/1.1", "HTTP/1.0") or not _TOKEN.match(words[0]):
         raise BadRequest(400, "the first line is not: METHOD /path HTTP/1.1")
     path, query = _target(words[1])
-    headers = _headers(lines[1:])
-    return Request(method=words[0], path=path, query=query, headers=headers), _body_length(headers)
+    return Request(method=words[0], path=path, query=query, headers=_headers(lines[1:]))
 
 
 def check_host(request: Request, *, names: Collection[str]) -> None:
-    """Raises BadRequest unless the request is for this server: a page of another site whose name leads here would name that site."""
+    """Raises BadRequest unless the request is for this server: a page of another site whose name leads here would name that site.
+
+    Behind TLS there is no need: a browser has compared the name with the certificate.
+    """
     host = host_of(request.headers.get("host", ""))
     if host == "localhost" or host in names:
         return
@@ -160,18 +117,6 @@ def check_host(request: Request, *, names: Collection[str]) -> None:
     except ValueError:
         words = f"no such host here: {printable(host[:60]) or 'none is named'}; ask for it by its IP address or as localhost"
         raise BadRequest(421, words) from None
-
-
-def check_action(request: Request) -> None:
-    """Raises BadRequest unless a page of this server, or a program, asks for a change: no page of another site can."""
-    headers = request.headers
-    origin = headers.get("origin")
-    if headers.get("sec-fetch-site", "same-origin") != "same-origin" or (origin is not None and not _is_own(origin, headers["host"])):
-        raise BadRequest(403, "a page of another site requested this")
-    if ACTION_HEADER not in headers:
-        raise BadRequest(403, f"what changes something needs the header {ACTION_HEADER}: 1")
-    if headers.get("content-type", "").partition(";")[0].strip() != "application/json":
-        raise BadRequest(400, "want the Content-Type application/json")
 
 
 def host_of(text: str) -> str:
@@ -184,10 +129,6 @@ def host_of(text: str) -> str:
         return (parts.hostname or "") if parts.port is None or parts.port else ""
     except ValueError:
         return ""
-
-
-def _is_own(origin: str, host: str) -> bool:
-    return origin.lower() in (f"http://{host}".lower(), f"https://{host}".lower())
 
 
 def _target(text: str) -> tuple[str, dict[str, str]]:
@@ -213,14 +154,3 @@ def _headers(lines: list[str]) -> dict[str, str]:
             # Which of them counts would be anybody's guess.
             raise BadRequest(400, f"the header {name} comes twice")
     return headers
-
-
-def _body_length(headers: Mapping[str, str]) -> int:
-    if "transfer-encoding" in headers:
-        raise BadRequest(501, "a body needs its Content-Length; Transfer-Encoding is not understood")
-    text = headers.get("content-length", "0")
-    if not (text.isascii() and text.isdigit() and len(text) <= 12):
-        raise BadRequest(400, "the Content-Length is not a number")
-    if int(text) > MAX_BODY_BYTES:
-        raise BadRequest(413, f"a body has {MAX_BODY_BYTES} bytes at most")
-    return int(text)

@@ -12,17 +12,16 @@ import socket
 import ssl
 import threading
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 
-from ps_protocol.errors import DeadlineExceeded, InternalError, InvalidSpec, PermissionDenied, PsError
+from ps_protocol.errors import InternalError, InvalidSpec, PermissionDenied, PsError
 from ps_protocol.http.messages import (
     MAX_HEAD_BYTES,
     BadRequest,
     Request,
     Response,
     Route,
-    check_action,
     check_host,
     encode,
     error_response,
@@ -39,23 +38,21 @@ log = logging.getLogger("lockstep.http")
 
 # A request comes at once, and an answer is read at once.
 _REQUEST_S, _ANSWER_S, _LINGER_S = 5.0, 10.0, 1.0
-# Of an answer that may wait.
-_WORK_S = 60.0
 _MAX_CONNECTIONS = 256
 # Connections may take a part of the descriptors that is small beside what training needs.
 _MOST_OF_DESCRIPTORS = 1 / 32
 # Connections that are taken a second, and at once: a flood costs this process no more than that.
 _TAKEN_A_SECOND, _TAKEN_AT_ONCE = 100.0, 100
 _BACKLOG, _AGAIN_S = 128, 0.05
-_NUM_WORKERS = 4
 _LOOK_AT_FILES_S = 1.0
+_EVERYWHERE, _LOCAL = ("0.0.0.0", "::", ""), ("localhost", "127.0.0.1", "::1", "0:0:0:0:0:0:0:1")
 
 
 class HttpServer:
     """Serves routes from `start` to `stop`, in a thread of its own. Thread-safe.
 
-    `address`: "host:port", port 0 for any that is free. `names`: hosts that callers may ask for besides IP addresses and localhost.
-    Whether an address that other machines reach may be used, who has which role, and TLS are as for gRPC, by `security`.
+    `address`: "host:port", port 0 for any that is free. Whether an address that other machines reach may be used, who has which role,
+    and TLS are as for gRPC, by `security`.
     """
 
     def __init__(
@@ -65,19 +62,15 @@ class HttpServer:
         address: str,
         cluster: str,
         security: Security = OPEN,
-        names: Collection[str] = (),
         allow_insecure_network: bool = False,
     ) -> None:
         check_bind_address(address, is_insecure_network_allowed=allow_insecure_network, is_closed=security.is_closed)
         self._wanted = parse_address(address, is_bind=True)
         if self._wanted.is_unix:
             raise InvalidSpec(f"address {address}: a browser reaches no Unix socket; want host:port")
-        self._routes = {(route.method, route.path): route for route in routes}
-        self._names = frozenset(name.lower() for name in (*names, self._wanted.host))
+        self._routes = {route.path: route for route in routes}
         self._gate = _Gate(security, cluster=cluster)
         self._tls = _Tls(security) if security.tls_cert is not None else None
-        # For answers that may wait: so many at once.
-        self._working = asyncio.Semaphore(_NUM_WORKERS)
         self._socket: socket.socket | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._ending: asyncio.Event | None = None
@@ -94,6 +87,8 @@ class HttpServer:
         if self._socket is None:
             return ""
         host, port = self._wanted.host, self._socket.getsockname()[1]
+        if host in _EVERYWHERE:
+            host = self._tls.host() if self._tls else socket.gethostname()
         return f"{'https' if self._tls else 'http'}://{f'[{host}]' if ':' in host else host}:{port}/"
 
     def start(self) -> None:
@@ -185,29 +180,20 @@ class HttpServer:
                 request = await _receive(reader)
             route = self._route(request)
             self._gate.check(request, route, certificate=transport.get_extra_info("peercert"))
-            if route.method == "POST":
-                check_action(request)
-            if not route.may_wait:
-                return _answer(route, request)
-            return await self._answer_later(route, request)
+            return _answer(route, request)
         except (PsError, BadRequest) as error:
             return error_response(error)
         except TimeoutError:
             return error_response(BadRequest(408, f"the request did not come within {_REQUEST_S:g} s"))
 
-    async def _answer_later(self, route: Route, request: Request) -> Response:
-        try:
-            async with asyncio.timeout(_WORK_S), self._working:
-                return await _in_thread(partial(_answer, route, request))
-        except TimeoutError:
-            raise DeadlineExceeded(f"no answer within {_WORK_S:g} s; it may still be done") from None
-
     def _route(self, request: Request) -> Route:
-        check_host(request, names=self._names)
-        route = self._routes.get((request.method, request.path))
+        if self._tls is None:
+            check_host(request, names=(self._wanted.host.lower(), socket.gethostname().lower()))
+        route = self._routes.get(request.path)
         if route is None:
-            known = any(path == request.path for _, path in self._routes)
-            raise BadRequest(405, "this path is not for this method") if known else BadRequest(404, "there is nothing at this path")
+            raise BadRequest(404, "there is nothing at this path")
+        if request.method != "GET":
+            raise BadRequest(405, "this path is for GET alone")
         return route
 
 
@@ -267,6 +253,28 @@ class _Tls:
                     log.warning("changed certificates cannot be used, those read before stay cause=%s", error.message)
         return self._context
 
+    def host(self) -> str:
+        """Returns a name of this machine that callers accept: its own if the certificate has it, else the certificate's first."""
+        own = socket.gethostname()
+        names = [name for name in self._names() if "*" not in name and name not in _LOCAL]
+        return own if own in names or not names else names[0]
+
+    def _names(self) -> list[str]:
+        """Returns the hosts of the certificate, as a caller that trusts it reads them: none if it has expired."""
+        caller, there, back = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT), ssl.MemoryBIO(), ssl.MemoryBIO()
+        caller.check_hostname = False
+        caller.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
+        try:
+            caller.load_verify_locations(str(self._security.tls_cert))
+            asks = caller.wrap_bio(back, there)
+            for end in (asks, self._context.wrap_bio(there, back, server_side=True), asks):
+                with contextlib.suppress(ssl.SSLWantReadError):
+                    end.do_handshake()
+        except OSError:
+            return []
+        names: Sequence[tuple[str, str]] = (asks.getpeercert() or {}).get("subjectAltName", ())  # type: ignore[assignment]
+        return [name for kind, name in names if kind in ("DNS", "IP Address")]
+
     def _read(self) -> ssl.SSLContext:
         security = self._security
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -291,27 +299,6 @@ class _Tls:
         return found
 
 
-async def _in_thread(work: Callable[[], Response]) -> Response:
-    """Runs a call in a thread that does not delay the end of the process, unlike those of an executor."""
-    loop: asyncio.AbstractEventLoop = asyncio.get_running_loop()
-    done: asyncio.Future[Response] = loop.create_future()
-
-    def tell(say: Callable[[], None]) -> None:
-        if not done.done():
-            say()
-
-    def run() -> None:
-        try:
-            say = partial(done.set_result, work())
-        except Exception as error:
-            say = partial(done.set_exception, error)
-        with contextlib.suppress(RuntimeError):  # the port has been closed meanwhile
-            loop.call_soon_threadsafe(tell, say)
-
-    threading.Thread(target=run, name="http-work", daemon=True).start()
-    return await done
-
-
 async def _until_heard(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     """Lets the caller close: what it still sends would otherwise have the system take the answer back from it."""
     if writer.can_write_eof():
@@ -327,12 +314,7 @@ async def _receive(reader: asyncio.StreamReader) -> Request:
         raise BadRequest(431, f"the head of a request has {MAX_HEAD_BYTES} bytes at most") from None
     except asyncio.IncompleteReadError:
         raise BadRequest(400, "the request ends in its head") from None
-    request, num_bytes = parse_head(head)
-    try:
-        body = await reader.readexactly(num_bytes) if num_bytes else b""
-    except asyncio.IncompleteReadError:
-        raise BadRequest(400, "the request ends in its body") from None
-    return Request(method=request.method, path=request.path, query=request.query, headers=request.headers, body=body)
+    return parse_head(head)
 
 
 def _answer(route: Route, request: Request) -> Response:

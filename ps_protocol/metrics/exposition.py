@@ -144,7 +144,7 @@ class MetricsPage:
 
     def route(self, *, rpc: str) -> Route:
         """Returns the path; who may call `rpc` may ask for it."""
-        return Route(path=PATH, answer=self.answer, rpc=rpc, may_wait=True)
+        return Route(path=PATH, answer=self.answer, rpc=rpc)
 
     def answer(self, _: Request) -> Response:
         """Returns the numbers of now, or of half a second ago."""

@@ -36,8 +36,10 @@ def cluster_families(status: ClusterStatus, totals: StepTotals) -> Iterator[Fami
 def _training(status: ClusterStatus, totals: StepTotals) -> Iterator[Family]:
     states = [(labels(state=state.name.lower()), int(status.state is state)) for state in ClusterState]
     yield gauge("lockstep_cluster_state", "1 for the state that the cluster is in, 0 for the others", *states)
-    is_waiting = int(bool(status.waiting_for))
-    yield gauge("lockstep_cluster_waiting", "1 while the cluster waits for something that `lockstep why` names", (NO_LABELS, is_waiting))
+    words = "How urgent the headline of `lockstep why` is: 1 green, 2 amber, 3 red"
+    yield gauge("lockstep_cluster_level", words, (NO_LABELS, status.headline.level.value))
+    holding = [(labels(condition=one.name), one.level.value) for one in status.conditions]
+    yield gauge("lockstep_cluster_condition", "The conditions that hold, each by how urgent it is", *holding)
     yield gauge(
         "lockstep_cluster_global_step",
         "Number of updates that all servers have applied; a rollback lowers it",

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from queue import SimpleQueue
 from typing import Any
@@ -28,6 +28,13 @@ def words_of(error: BaseException) -> str:
     if isinstance(error, MemoryError) or (isinstance(error, OSError) and error.errno == errno.ENOMEM):
         return "the system gives this process no more memory: allow it more (ulimit -v, memory.max)"
     return ""
+
+
+def end_if_exhausted(error: BaseException, say: Callable[[str], object]) -> None:
+    """Ends the process with exit code 1, after `say` has been given the reason, if the system has refused it memory or a thread."""
+    if lacking := words_of(error):
+        say(lacking)
+        os._exit(1)  # some threads may wait for those that could not begin
 
 
 @contextmanager

@@ -1,268 +1,238 @@
-"""The record of what a process did and received, for `lockstep audit`: lines of JSON and a file of bytes. Knows files; no role."""
+"""The files of a history, which `lockstep audit` reads: what a process did and received, record by record. Knows files; no role.
+
+A process writes segments NAME.000001.history, NAME.000002.history, … A segment is a run of records: the length of a message (four bytes),
+the message, its content. Each record goes to the system as soon as it is made, so that a process that is killed leaves everything but
+perhaps the end of its last record. Nothing is written over, and nothing is read that could run.
+
+A history has a bound: the oldest segments go. So each segment begins with an event that can be understood without those before it.
+"""
 
 import hashlib
-import json
 import logging
 import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import defaultdict, deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import replace
-from functools import partial
+from itertools import islice
 from pathlib import Path
-from typing import Protocol, TypeVar
+from typing import Any
 
 import numpy as np
-from google.protobuf import json_format
-from google.protobuf.message import Message
+from google.protobuf.message import DecodeError
 
 from ps_protocol.errors import DataLoss, InvalidSpec, PsError
-from ps_protocol.model.layout import Segments
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSettings, ShardSpec
-from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.process.options import HISTORY_MAX_BYTES
+from ps_protocol.roles import history as events
+from ps_protocol.roles.history import Event
+from ps_protocol.v1.history_pb2 import HistoryRecord
 from ps_protocol.wire import codec
-
-# What a process did and received: lines of JSON and a file of bytes.
-#
-# A process writes `NAME.jsonl`, one object a line, and `NAME.bin`, the arrays that the lines name by offset and length. Each record goes to
-# the system as soon as it is made, bytes before words, so that a process that is killed leaves everything but perhaps the end of its last
-# line. Nothing is written over, and nothing is read that could run.
-
 
 log = logging.getLogger("lockstep.history")
 
-VARIABLE = "LOCKSTEP_HISTORY"
-FORMAT = 1
-_LINES, _BYTES = ".jsonl", ".bin"
+FORMAT = 2
+_SUFFIX = ".history"
 _ROLE = re.compile(r"[a-z][a-z0-9-]{0,40}")
-_MAX_LINE_BYTES = 64 << 20
-Words = Mapping[str, object]
+# A segment is full with this part of all that a process may keep.
+_NUM_SEGMENTS = 8
+_MAX_MESSAGE_BYTES = 64 << 20
+_LENGTH_BYTES = 4
+# What the system takes in one call.
+_MAX_PIECES = 1000
+_FIELDS: Mapping[type, str] = {
+    events.Begun: "begun",
+    events.Contributed: "contributed",
+    events.Answered: "answered",
+    events.Created: "created",
+    events.StateKept: "state_kept",
+    events.Configured: "configured",
+    events.Applied: "applied",
+    events.Arrived: "arrived",
+    events.Counted: "counted",
+}
+_EVENTS: Mapping[str, Any] = {name: event for event, name in _FIELDS.items()}
+# What happens to a server's values needs the values.
+_NEEDS_EARLIER = (events.Configured, events.Applied, events.Arrived)
 
 
-class History(Protocol):
-    """Takes records, in order."""
-
-    def write(self, kind: str, words: Words, pieces: Iterable[Array] = ()) -> None:
-        """Appends one record; `pieces` are one-dimensional uint8 arrays, kept as one run of bytes."""
+def can_begin(event: Event) -> bool:
+    """Whether a segment may begin with this event: it says something without those before it."""
+    return not isinstance(event, _NEEDS_EARLIER)
 
 
 class HistoryWriter:
-    """Implements History: appends records to two new files in `directory`, which is made if it is missing. Thread-safe.
+    """Implements History: appends records to new files in `directory`, which is made if it is missing. Thread-safe.
 
-    `role`: for example "ps-0". Raises InvalidSpec if nothing can be written there. A later failure of the disk is logged once and ends the
-    history, which stays readable up to there: a training must not end for a record of it.
+    `role`: for example "ps-0". Keeps `max_bytes` at most: the oldest segments go. Raises InvalidSpec if nothing can be written there. A
+    later failure of the disk, or a record larger than all that may be kept, is logged once and ends the history, which stays readable up to
+    there: a training must not end for a record of it.
     """
 
-    def __init__(self, directory: str | Path, *, role: str) -> None:
+    def __init__(self, directory: str | Path, *, role: str, max_bytes: int = HISTORY_MAX_BYTES.default) -> None:
         if not _ROLE.fullmatch(role):
             raise InvalidSpec(f"history: got role {role!r}, want lower-case letters, digits and '-'")
         self._lock = threading.Lock()
-        self._place = str(directory)
-        self._number = 0
+        self._directory, self._role, self._max_bytes = Path(directory), role, max_bytes
+        self._name = f"{role}-{time.time_ns()}-{os.getpid()}"
+        self._number = self._segment = 0
         self._has_ended = False
-        name = f"{role}-{time.time_ns()}-{os.getpid()}"
+        self._file = -1
+        # Bytes of each segment that is kept; the last one grows.
+        self._kept: dict[Path, int] = {}
         try:
-            Path(directory).mkdir(parents=True, exist_ok=True)
-            self._lines = _create(Path(directory, name + _LINES))
-            self._bytes = _create(Path(directory, name + _BYTES))
-            self._offset = 0
-            self._append("begun", {"format": FORMAT, "role": role, "pid": os.getpid()}, ())
+            self._directory.mkdir(parents=True, exist_ok=True)
+            self._begin_segment()
         except OSError as error:
             raise InvalidSpec(f"history: nothing can be written to {str(directory)!r}: {error.strerror}; name another directory") from None
 
-    def write(self, kind: str, words: Words, pieces: Iterable[Array] = ()) -> None:
-        """Appends one record; `pieces` are one-dimensional uint8 arrays, kept as one run of bytes. Blocks while it writes."""
+    def write(self, event: Event, pieces: Iterable[Array] = ()) -> None:
+        """Appends one event; `pieces` are one-dimensional uint8 arrays, its content. Blocks while it writes."""
         with self._lock:
             if self._has_ended:
                 return
             try:
-                self._append(kind, words, pieces)
+                if self._kept[self._path] >= self._max_bytes // _NUM_SEGMENTS and can_begin(event):
+                    self._begin_segment()
+                self._append(event, list(pieces))
             except OSError as error:
                 self._has_ended = True  # a record after half of another could not be read
                 with suppress(OSError):  # a byte mostly has room: it shows readers that the history ends before its process
-                    os.write(self._lines, b"{")
+                    os.write(self._file, b"\0")
                 log.warning(
-                    "the history (--history, %s) in %s ends here, and training continues without it: lockstep audit will miss what follows"
-                    " cause=%s",
-                    VARIABLE,
-                    self._place,
+                    "the history (--history, LOCKSTEP_HISTORY) in %s ends here, and training continues without it: lockstep audit will miss"
+                    " what follows cause=%s",
+                    self._directory,
                     error.strerror,
                 )
 
-    def _append(self, kind: str, words: Words, pieces: Iterable[Array]) -> None:
-        start = self._offset
-        for piece in pieces:
-            _write_all(self._bytes, piece.data)
-            self._offset += piece.nbytes
-        record = {"kind": kind, "number": self._number, "at": round(time.monotonic(), 6), **words}
-        if self._offset > start:
-            record["bytes"] = [start, self._offset - start]
-        _write_all(self._lines, memoryview(json.dumps(record, separators=(",", ":")).encode() + b"\n"))
+    def _begin_segment(self) -> None:
+        path = self._directory / f"{self._name}.{self._segment + 1:06d}{_SUFFIX}"
+        # Before the present one is closed: after a failure, that is the one that ends.
+        file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        if self._file >= 0:
+            os.close(self._file)
+        self._path, self._file, self._segment = path, file, self._segment + 1
+        self._kept[self._path] = 0
+        self._append(events.Begun(format=FORMAT, role=self._role, pid=os.getpid(), segment=self._segment), [])
+
+    def _append(self, event: Event, pieces: list[Array]) -> None:
+        content_bytes = sum(piece.nbytes for piece in pieces)
+        named: Any = {_FIELDS[type(event)]: codec.encode(event)}
+        message = HistoryRecord(number=self._number, content_bytes=content_bytes, **named).SerializeToString()
+        num_bytes = _LENGTH_BYTES + len(message) + content_bytes
+        self._make_room(num_bytes)
+        # As a rule one system call: a signal cannot kill the process in the middle of it.
+        _write_all(self._file, np.frombuffer(len(message).to_bytes(_LENGTH_BYTES, "little") + message, np.uint8), *pieces)
+        self._kept[self._path] += num_bytes
         self._number += 1
 
+    def _make_room(self, num_bytes: int) -> None:
+        while sum(self._kept.values()) + num_bytes > self._max_bytes:
+            oldest = next(iter(self._kept))
+            if oldest == self._path:
+                raise OSError(0, f"--history-max-bytes is {self._max_bytes}, and one record has {num_bytes} bytes")
+            oldest.unlink(missing_ok=True)
+            del self._kept[oldest]
+
     def close(self) -> None:
-        """Closes the files; every record is there already."""
-        os.close(self._lines)
-        os.close(self._bytes)
+        """Closes the file; every record is there already."""
+        os.close(self._file)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Record:
-    """One event: its kind, its number in its file, its text, and its bytes (one-dimensional uint8, read-only)."""
+    """One event: its number among those of its process, and its content (one-dimensional uint8, read-only)."""
 
-    kind: str
+    event: Event
     number: int
-    words: Mapping[str, object]
     content: Array
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Chronicle:
-    """The records of one process, in order. `name`: of its files. `is_torn`: the last line has no end, so there may have been more."""
+    """The records of one process, in order. `name`: of its files, without their numbers.
+
+    `is_torn`: the last record has no end, so there may have been more. `is_cut`: the first segments are gone.
+    """
 
     name: str
     role: str
     records: tuple[Record, ...]
-    is_torn: bool
+    is_torn: bool = False
+    is_cut: bool = False
 
 
 def read_history(directory: str | Path) -> Iterator[Chronicle]:
-    """Yields the records of each process, by name; without a last line that was never finished.
+    """Yields the records of each process, by name; without a last record that was never finished.
 
-    Raises DataLoss, with file and line, if something else is not as a HistoryWriter leaves it, and InvalidSpec if there is no history.
+    Raises DataLoss, with the file and the place, if something else is not as a HistoryWriter leaves it or a segment is missing between
+    others, and InvalidSpec if there is no history.
     """
-    found = sorted(Path(directory).glob("*" + _LINES))
-    if not found:
+    segments: dict[str, list[Path]] = defaultdict(list)
+    for path in sorted(Path(directory).glob(f"*.*{_SUFFIX}")):
+        segments[path.name.split(".")[0]].append(path)
+    if not segments:
         raise InvalidSpec(f"no history in {str(directory)!r}: give the directory that --history named")
-    for path in found:
-        chronicle = _read(path)
+    for name, paths in sorted(segments.items()):
+        chronicle = _read(name, paths)
         if chronicle is not None:
             yield chronicle
 
 
-def _read(path: Path) -> Chronicle | None:
-    content = _content_of(path.with_suffix(_BYTES))
-    text = path.read_bytes()
-    lines = text.split(b"\n")
-    is_torn = bool(lines.pop())
-    records = tuple(_record(path, number, line, content) for number, line in enumerate(lines))
-    if not records:
-        return None  # killed before its first line was whole
-    first = records[0]
-    if first.kind != "begun" or first.words.get("format") != FORMAT:
-        raise DataLoss(f"{path}:1: not the beginning of a history of format {FORMAT}")
-    return Chronicle(name=path.stem, role=str(first.words.get("role")), records=records, is_torn=is_torn)
+def _read(name: str, paths: Sequence[Path]) -> Chronicle | None:
+    records: list[Record] = []
+    first: events.Begun | None = None
+    is_torn = False
+    for path in paths:
+        if is_torn:
+            raise DataLoss(f"{path}: there is no end of the segment before it, {paths[paths.index(path) - 1].name}")
+        found, is_torn = _read_segment(path)
+        if not found:
+            continue  # killed before its first record was whole
+        begun = found[0].event
+        if not isinstance(begun, events.Begun) or begun.format != FORMAT:
+            raise DataLoss(f"{path}: not a segment of a history of format {FORMAT}")
+        if records and found[0].number != records[-1].number + 1:
+            raise DataLoss(
+                f"{path}: the segment before it is missing, {name}.{begun.segment - 1:06d}{_SUFFIX}; bring it back, or take away those"
+                " before it too: the audit then begins here"
+            )
+        first = first or begun
+        records += found
+    if first is None:
+        return None
+    return Chronicle(name=name, role=first.role, records=tuple(records), is_torn=is_torn, is_cut=first.segment > 1)
 
 
-def _record(path: Path, number: int, line: bytes, content: Array) -> Record:
-    where = f"{path}:{number + 1}"
-    try:
-        if len(line) > _MAX_LINE_BYTES:
-            raise ValueError(f"a line of {len(line)} bytes")
-        words = json.loads(line)
-        kind, its_number = words.pop("kind"), words.pop("number")
-        start, length = words.pop("bytes", (0, 0))
-        if not isinstance(kind, str) or its_number != number:
-            raise ValueError(f"record {its_number!r} of kind {kind!r}")
-        if not (type(start) is int and type(length) is int and start >= 0 and length >= 0 and start + length <= content.size):
-            raise ValueError(f"bytes {start!r} to {start!r} + {length!r} of a file of {content.size}")
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise DataLoss(f"{where}: not a record of a history: {str(error)[:120]}") from None
-    return Record(kind=kind, number=number, words=words, content=content[start : start + length])
-
-
-def _content_of(path: Path) -> Array:
-    if not path.is_file() or not path.stat().st_size:
-        return np.empty(0, np.uint8)
-    return np.memmap(path, np.uint8, mode="r")
-
-
-def _create(path: Path) -> int:
-    return os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o600)
-
-
-def _write_all(file: int, data: memoryview) -> None:
-    # One system call, as a rule: a signal cannot kill the process in the middle of it.
-    written = 0
-    while written < data.nbytes:
-        written += os.write(file, data[written:])
-
-
-# The kinds of records of a history, of workers, parameter servers and the chief, each with its fields, written and read.
-#
-# Knows values and JSON; no file.
-
-
-AnyMessage = TypeVar("AnyMessage", bound=Message)
-Value = TypeVar("Value")
-# Written by workers.
-CONTRIBUTION, OUTCOME = "contribution", "outcome"
-# Written by parameter servers.
-CREATED, CONFIGURED, APPLIED, ARRIVED, RESTORED = "created", "configured", "applied", "arrived", "restored"
-# Written by the chief.
-STEP, ROLLED_BACK, FINISHED = "step", "rolled-back", "finished"
-
-
-def note_contribution(history: History, header: PushHeader, gradients: Segments, *, shard: int) -> None:
-    """Notes a contribution for one shard, without the worker's secret; before it is sent, so that the history has all that is applied."""
-    history.write(CONTRIBUTION, {"shard": shard, "header": _json(codec.encode(replace(header, secret=0)))}, gradients.pieces)
-
-
-def note_outcome(history: History, push_id: PushId, *, epoch: int, outcome: str, step: int, applied_step: int | None = None) -> None:
-    """Notes the outcome that the worker received for its contribution: the name of a PushOutcome, or "UNKNOWN"."""
-    words = {"push": list(_key(push_id)), "epoch": epoch, "outcome": outcome, "step": step, "applied_step": applied_step}
-    history.write(OUTCOME, words)
-
-
-def note_created(history: History, spec: ShardSpec, content: Sequence[Array], *, process: int) -> None:
-    """Notes a shard's model with its first values: the arena, then those tables that have no initializer, as they were sent."""
-    history.write(CREATED, {"shard": spec.shard, "process": process, "spec": _json(codec.encode(spec))}, content)
-
-
-def note_configured(history: History, settings: ShardSettings, *, shard: int, step: int) -> None:
-    """Notes how a shard works from now on; `step` is its open step."""
-    history.write(CONFIGURED, {"shard": shard, "step": step, "settings": _json(codec.encode(settings))})
-
-
-def note_applied(history: History, request: ApplyRequest, *, shard: int, sha256: str) -> None:
-    """Notes a step that a shard has applied, with the digest of its variables afterwards, before it is announced."""
-    history.write(APPLIED, {"shard": shard, "request": _json(codec.encode(request)), "sha256": sha256})
-
-
-def note_arrived(history: History, push_id: PushId, *, shard: int, epoch: int, step: int) -> None:
-    """Notes a contribution that a shard has applied on arrival, as its `step`."""
-    history.write(ARRIVED, {"shard": shard, "push": list(_key(push_id)), "epoch": epoch, "step": step})
-
-
-def note_restored(
-    history: History, spec: ShardSpec, settings: ShardSettings, *, process: int, tag: str, from_epoch: int, sha256: str
-) -> None:
-    """Notes that a shard was brought back to a checkpoint, which was saved at `spec.initial_step` of `from_epoch`."""
-    words = {
-        "shard": spec.shard,
-        "process": process,
-        "spec": _json(codec.encode(spec)),
-        "settings": _json(codec.encode(settings)),
-        "tag": tag,
-        "from_epoch": from_epoch,
-        "sha256": sha256,
-    }
-    history.write(RESTORED, words)
-
-
-def note_step(history: History, *, epoch: int, step: int, contributors: Sequence[PushId], chief: int) -> None:
-    """Notes a step that all shards have applied, as the chief counts it, before it is announced; `chief`: its incarnation."""
-    history.write(STEP, {"epoch": epoch, "step": step, "contributors": [list(_key(one)) for one in contributors], "chief": chief})
-
-
-def note_rolled_back(history: History, *, epoch: int, step: int, tag: str, chief: int) -> None:
-    """Notes that the cluster continues at `step` of a checkpoint, under a new epoch."""
-    history.write(ROLLED_BACK, {"epoch": epoch, "step": step, "tag": tag, "chief": chief})
+def _read_segment(path: Path) -> tuple[list[Record], bool]:
+    """Returns the records of a file, and whether it ends within another one."""
+    content: Array = np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+    records: list[Record] = []
+    at = 0
+    while at < content.size:
+        start = at + _LENGTH_BYTES
+        end = start + int.from_bytes(content[at:start].tobytes(), "little")
+        if end - start > _MAX_MESSAGE_BYTES:
+            raise DataLoss(f"{path}: byte {at}: not a record of a history: a message of {end - start} bytes")
+        if end > content.size:
+            return records, True
+        try:
+            message = HistoryRecord.FromString(content[start:end].tobytes())
+            kind = message.WhichOneof("event")
+            if kind is None or (records and message.number != records[-1].number + 1):
+                raise DataLoss(f"number {message.number} of kind {kind}")
+            if end + message.content_bytes > content.size:
+                return records, True
+            event = codec.decode(_EVENTS[kind], getattr(message, kind))
+        except (DecodeError, PsError) as error:
+            raise DataLoss(f"{path}: byte {at}: not a record of a history: {str(error)[:200]}") from None
+        at = end + message.content_bytes
+        records.append(Record(event=event, number=message.number, content=content[end:at]))
+    return records, False
 
 
 def digest(arena: Array, tables: Sequence[Array] = ()) -> str:
@@ -273,79 +243,11 @@ def digest(arena: Array, tables: Sequence[Array] = ()) -> str:
     return sha.hexdigest()
 
 
-def header_of(record: Record) -> PushHeader:
-    """Returns the header of a CONTRIBUTION. Raises DataLoss."""
-    return _decoded(record, "header", pb.PushHeader, partial(codec.decode, PushHeader))
-
-
-def spec_of(record: Record) -> ShardSpec:
-    """Returns the model of CREATED or RESTORED. Raises DataLoss."""
-    return _decoded(record, "spec", pb.ShardSpec, partial(codec.decode, ShardSpec))
-
-
-def settings_of(record: Record) -> ShardSettings:
-    """Returns the settings of CONFIGURED or RESTORED. Raises DataLoss."""
-    return _decoded(record, "settings", pb.ShardSettings, partial(codec.decode, ShardSettings))
-
-
-def request_of(record: Record) -> ApplyRequest:
-    """Returns the step of APPLIED. Raises DataLoss."""
-    return _decoded(record, "request", pb.ApplyRequest, partial(codec.decode, ApplyRequest))
-
-
-def push_of(record: Record) -> PushId:
-    """Returns the push id of OUTCOME or ARRIVED. Raises DataLoss."""
-    return _push_id(record, record.words.get("push"))
-
-
-def contributors_of(record: Record) -> tuple[PushId, ...]:
-    """Returns the contributors of STEP. Raises DataLoss."""
-    listed = record.words.get("contributors")
-    if not isinstance(listed, list):
-        raise _broken(record, "contributors")
-    return tuple(_push_id(record, one) for one in listed)
-
-
-def number_of(record: Record, field: str) -> int:
-    """Returns a whole number. Raises DataLoss."""
-    value = record.words.get(field)
-    if type(value) is not int:
-        raise _broken(record, field)
-    return value
-
-
-def text_of(record: Record, field: str) -> str:
-    """Returns a text. Raises DataLoss."""
-    value = record.words.get(field)
-    if not isinstance(value, str):
-        raise _broken(record, field)
-    return value
-
-
-def _key(push_id: PushId) -> tuple[int, int, int]:
-    return push_id.worker, push_id.incarnation, push_id.sequence
-
-
-def _push_id(record: Record, value: object) -> PushId:
-    if not (isinstance(value, list) and len(value) == 3 and all(type(one) is int for one in value)):
-        raise _broken(record, "push id")
-    worker, incarnation, sequence = value
-    return PushId(worker=worker, incarnation=incarnation, sequence=sequence)
-
-
-def _json(message: Message) -> dict[str, object]:
-    return json_format.MessageToDict(message, preserving_proto_field_name=True)
-
-
-def _decoded(record: Record, field: str, message_type: type[AnyMessage], decode: Callable[[AnyMessage], Value]) -> Value:
-    value = record.words.get(field)
-    try:
-        if not isinstance(value, dict):
-            raise _broken(record, field)
-        return decode(json_format.ParseDict(value, message_type()))
-    except (json_format.ParseError, PsError) as error:
-        raise DataLoss(f"record {record.number} ({record.kind}): {field}: {str(error)[:200]}") from None
-
-
-def _broken(record: Record, field: str) -> DataLoss:
-    return DataLoss(f"record {record.number} ({record.kind}): {field}: got {str(record.words.get(field))[:80]!r}")
+def _write_all(file: int, *pieces: Array) -> None:
+    left = deque(piece.data for piece in pieces if piece.nbytes)
+    while left:
+        written = os.writev(file, [*islice(left, _MAX_PIECES)])
+        while left and written >= left[0].nbytes:
+            written -= left.popleft().nbytes
+        if written:
+            left[0] = left[0][written:]

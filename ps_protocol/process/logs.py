@@ -3,6 +3,7 @@
 import json
 import logging
 import math
+import re
 import sys
 import threading
 import time
@@ -71,17 +72,39 @@ def warnings_to_stderr() -> Iterator[None]:
             yield
 
 
+# What a line of a role's log ends with: a fact, then its fields.
+_FIELDS = re.compile(r"(?: [a-z_]+=%[-+#.0-9]*[a-z])+$")
+_FIELD = re.compile(r" ([a-z_]+)=(%[-+#.0-9]*[a-z])")
+
+
+def _parts(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
+    """Returns the message without its fields, and the fields: numbers as numbers, all else as the message has it."""
+    found = _FIELDS.search(record.msg) if isinstance(record.msg, str) and isinstance(record.args, tuple) else None
+    if found is None or not isinstance(record.args, tuple):
+        return record.getMessage(), {}
+    fields = _FIELD.findall(found[0])
+    values = record.args[-len(fields) :]
+    # JSON has no number that is not finite.
+    numbers = {
+        name: value for (name, _), value in zip(fields, values, strict=True) if isinstance(value, (int, float)) and math.isfinite(value)
+    }
+    texts = {name: text % (value,) for (name, text), value in zip(fields, values, strict=True)}
+    return record.msg[: found.start()] % record.args[: -len(fields)], {**texts, **numbers}
+
+
 class JsonFormatter(logging.Formatter):
-    """One JSON object for each record: `time` (UTC, RFC 3339), `level`, `logger`, `message`, and `exception` with a traceback."""
+    """One JSON object for each record: `time` (UTC, RFC 3339), `level`, `logger`, `message`, its fields, `exception` with a traceback."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Returns the object on one line."""
         seconds = time.strftime("%Y-%m-%dT%H:%M:%S", time.gmtime(record.created))
+        message, values = _parts(record)
         fields = {
             "time": f"{seconds}.{int(record.msecs):03d}Z",
             "level": record.levelname,
             "logger": record.name,
-            "message": record.getMessage(),
+            "message": message,
+            **values,
         }
         if record.exc_info:
             fields["exception"] = self.formatException(record.exc_info)

@@ -8,6 +8,8 @@ import argparse
 import enum
 import math
 import re
+import shutil
+import textwrap
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
@@ -16,7 +18,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import did_you_mean
 from ps_protocol.model.policy import KINDS, MAX_REPLICAS, MAX_TOKENS, PolicyName, PolicySpec, TokenMode, TooStale, users_text
-from ps_protocol.security.options import Security
+from ps_protocol.security.options import Security, check_token
 
 T = TypeVar("T")
 Member = TypeVar("Member", bound=enum.Enum)
@@ -49,7 +51,8 @@ class Option(Generic[T]):
     """One option. `metavar` empty: a switch. `otherwise`: a description of the default, where `default` is none.
 
     `variable_name`: None: LOCKSTEP_ and the name; empty: there is none. `needs_place`: it makes no sense without --checkpoint-dir.
-    `is_of_machine`: it is about the machine and not about one cluster, so a launcher lets the variable reach its processes.
+    `is_usual`: --help has it, and not only --help-all. `is_of_machine`: it is about the machine and not about one cluster, so a launcher
+    lets the variable reach its processes.
     """
 
     name: str
@@ -62,6 +65,7 @@ class Option(Generic[T]):
     group: str = ""
     variable_name: str | None = None
     has_flag: bool = True
+    is_usual: bool = False
     needs_place: bool = False
     is_of_machine: bool = False
 
@@ -90,14 +94,19 @@ class Option(Generic[T]):
     def help_text(self, *, has_variable: bool) -> str:
         """Returns words, variable and default, for argparse."""
         variable = f" [{self.variable}{'=1' * self.is_switch}]" if has_variable and self.variable else ""
-        otherwise = self.otherwise or ("" if self.default is None or self.is_switch else _text_of(self.default))
-        return (f"{self.words}{variable}" + (f" (default: {otherwise})" if otherwise else "")).replace("%", "%%")
+        default = default_text(self)
+        return (f"{self.words}{variable}" + (f" (default: {default})" if default else "")).replace("%", "%%")
 
     def flag_words(self, value: T) -> list[str]:
         """Returns the arguments that give another process this value."""
         if self.is_switch:
             return [self.flag] if value else []
         return [] if value is None else [self.flag, _text_of(value)]
+
+
+def default_text(option: Option[Any]) -> str:
+    """Returns the default of an option in words; empty: there is none."""
+    return option.otherwise or ("" if option.default is None or option.is_switch else _text_of(option.default))
 
 
 class Given:
@@ -141,37 +150,84 @@ class Given:
 _INVALID_CHOICE = re.compile(r"(.*invalid choice: '(.*)') \(choose from (.*)\)")
 
 
+class _ShowAll(argparse.Action):
+    """Prints the help with all flags, and ends the program."""
+
+    def __call__(self, parser: argparse.ArgumentParser, *_: object) -> None:
+        if isinstance(parser, Parser):
+            parser.folded.clear()
+        parser.print_help()
+        parser.exit()
+
+
 class Parser(argparse.ArgumentParser):
-    """Raises InvalidSpec for arguments that a program does not take, in one line, with the nearest flag for a misspelt one."""
+    """Shows the usual flags and examples for --help, and all flags for --help-all. Flags cannot be shortened.
+
+    Raises InvalidSpec for arguments that a program does not take, in one line, with the nearest flag for a misspelt one.
+    """
+
+    def __init__(self, *, prog: str, usage: str, description: str, examples: Sequence[str], epilog: str | None = None) -> None:
+        super().__init__(prog=prog, usage=usage, description=description, epilog=epilog, allow_abbrev=False, add_help=False)
+        self.examples = examples
+        # What only --help-all explains.
+        self.folded: list[argparse.Action] = []
+        self.add_argument("-h", "--help", action="help", help="show this help")
+        # The help itself names it, where flags are left out.
+        self.add_argument("--help-all", action=_ShowAll, nargs=0, help=argparse.SUPPRESS)
+
+    def format_help(self) -> str:
+        """Returns the text of --help."""
+        words = [(action, action.help) for action in self.folded]
+        for action in self.folded:
+            action.help = argparse.SUPPRESS
+        text = super().format_help()
+        for action, said in words:
+            action.help = said
+        if words:
+            flags = " ".join(action.option_strings[-1] for action, _ in words)
+            width = max(40, shutil.get_terminal_size().columns - 2)
+            text += f"\n{textwrap.fill(f'--help-all also explains: {flags}', width, subsequent_indent='  ', break_on_hyphens=False)}\n"
+        return text + "".join(["\nexamples:\n", *(f"  {one}\n" for one in self.examples)] if self.examples else [])
 
     def error(self, message: str) -> NoReturn:
         """Raises instead of printing the usage and ending the process."""
         if wrong := _INVALID_CHOICE.fullmatch(message):
             meant = did_you_mean(wrong[2], re.findall(r"[\w-]+", wrong[3]))
             message = f"{wrong[1]}{meant}" if meant else message
-        raise InvalidSpec(f"{message} (see --help)")
+        raise InvalidSpec(f"{message} (see {self.prog} --help)")
 
     def parse_known_args(self, args: Any = None, namespace: Any = None) -> tuple[Any, list[str]]:
         """Parses all arguments. Fails for an unknown one."""
         known, unknown = super().parse_known_args(args, namespace)
         if unknown:
-            # A subcommand's own parser comes here first, so its flags are suggested, not those of the whole command.
-            flags = re.findall(r"--[\w-]+", self.format_usage())
-            self.error(f"no such argument: {' '.join(unknown)}{did_you_mean(unknown[0].partition('=')[0], flags)}")
+            near = did_you_mean(unknown[0].partition("=")[0], self._option_string_actions)
+            self.error(f"no such argument: {' '.join(unknown)}{near}")
         return known, []
 
 
 def read_options(
-    program: Program, arguments: Sequence[str], *, environment: Mapping[str, str], prog: str, description: str, epilog: str | None = None
+    program: Program,
+    arguments: Sequence[str],
+    *,
+    environment: Mapping[str, str],
+    prog: str,
+    description: str,
+    examples: Sequence[str] = (),
+    epilog: str | None = None,
 ) -> Given:
     """Returns the options given to a role. Raises InvalidSpec for arguments that it doesn't take."""
-    parser = Parser(prog=prog, description=description, epilog=epilog, allow_abbrev=False)
+    parser = Parser(prog=prog, usage=f"{prog} [flags]", description=description, examples=examples, epilog=epilog)
     add_options(parser, options_of(program))
     return Given(vars(parser.parse_args(arguments)), environment)
 
 
-def add_options(parser: argparse.ArgumentParser, options: Sequence[Option[Any]], *, has_variables: bool = True) -> None:
-    """Adds flags to a parser, in the table's groups; texts stay texts, for `Given`. `has_variables`: --help names them."""
+def add_options(
+    parser: argparse.ArgumentParser, options: Sequence[Option[Any]], *, has_variables: bool = True, are_folded: bool = True
+) -> None:
+    """Adds flags to a parser, in the table's groups; texts stay texts, for `Given`.
+
+    `has_variables`: --help names them. `are_folded`: --help leaves out those that are not usual.
+    """
     groups: dict[str, Any] = {"": parser}
     for option in options:
         if not option.has_flag:
@@ -180,9 +236,11 @@ def add_options(parser: argparse.ArgumentParser, options: Sequence[Option[Any]],
             groups[option.group] = parser.add_argument_group(option.group)
         words = option.help_text(has_variable=has_variables)
         if option.is_switch:
-            groups[option.group].add_argument(option.flag, action="store_const", const="1", help=words)
+            action = groups[option.group].add_argument(option.flag, action="store_const", const="1", help=words)
         else:
-            groups[option.group].add_argument(option.flag, metavar=option.metavar, help=words)
+            action = groups[option.group].add_argument(option.flag, metavar=option.metavar, help=words)
+        if are_folded and not option.is_usual and isinstance(parser, Parser):
+            parser.folded.append(action)
 
 
 def options_of(*programs: Program, group: str | None = None) -> tuple[Option[Any], ...]:
@@ -287,6 +345,7 @@ CHIEF_ADDRESS = Option(
     words="address of the chief, host:port or unix:/path",
     programs=(CALLER,),
     metavar="ADDRESS",
+    is_usual=True,
 )
 INDEX: Option[int | None] = Option(
     name="index",
@@ -296,6 +355,7 @@ INDEX: Option[int | None] = Option(
     programs=(SERVER,),
     metavar="I",
     variable_name="LOCKSTEP_PS_INDEX",
+    is_usual=True,
 )
 WORKER_INDEX: Option[int | None] = Option(
     name="worker-index",
@@ -315,6 +375,7 @@ ADDRESS = Option(
     programs=_ROLES,
     metavar="ADDRESS",
     otherwise="127.0.0.1:0",
+    is_usual=True,
 )
 ADVERTISE = Option(
     name="advertise",
@@ -332,6 +393,7 @@ PS_ADDRESSES: Option[tuple[str, ...]] = Option(
     words="addresses of the parameter servers in order of index, separated by commas",
     programs=(CHIEF,),
     metavar="ADDRESSES",
+    is_usual=True,
 )
 NUM_PS: Option[int | None] = Option(
     name="ps",
@@ -341,6 +403,7 @@ NUM_PS: Option[int | None] = Option(
     programs=_LAUNCHERS,
     metavar="N",
     otherwise="1; a demo: 2",
+    is_usual=True,
 )
 STANDBY_ADDRESSES: Option[tuple[str, ...]] = Option(
     name="standbys",
@@ -358,9 +421,17 @@ CLUSTER = Option(
     words="name of the cluster; callers of another cluster are refused",
     programs=_ROLES,
     metavar="NAME",
+    is_usual=True,
 )
 CALLED_CLUSTER = Option(
-    name="cluster", parse=_as_it_is, default="", words="name of the cluster", programs=(CALLER,), metavar="NAME", otherwise="any"
+    name="cluster",
+    parse=_as_it_is,
+    default="",
+    words="name of the cluster",
+    programs=(CALLER,),
+    metavar="NAME",
+    otherwise="any",
+    is_usual=True,
 )
 EXPECTED_WORKERS: Option[int | None] = Option(
     name="workers",
@@ -371,6 +442,7 @@ EXPECTED_WORKERS: Option[int | None] = Option(
     metavar="M",
     otherwise="any number",
     variable_name="LOCKSTEP_NUM_WORKERS",
+    is_usual=True,
 )
 NUM_WORKERS: Option[int | None] = Option(
     name="workers",
@@ -380,6 +452,7 @@ NUM_WORKERS: Option[int | None] = Option(
     programs=_LAUNCHERS,
     metavar="M",
     otherwise="1; a demo: 3",
+    is_usual=True,
 )
 BACKUP_WORKERS: Option[int | None] = Option(
     name="backup-workers",
@@ -389,6 +462,7 @@ BACKUP_WORKERS: Option[int | None] = Option(
     programs=(CHIEF, UP, DEMO, CHANGE),
     metavar="B",
     otherwise="0; a demo: 1, if it has several workers",
+    is_usual=True,
 )
 CONTRIBUTIONS: Option[int | None] = Option(
     name="replicas-to-aggregate",
@@ -407,6 +481,7 @@ MAX_STEPS: Option[int | None] = Option(
     programs=(CHIEF, UP),
     metavar="N",
     otherwise="when the workers do",
+    is_usual=True,
 )
 LEASE = Option(
     name="lease",
@@ -462,6 +537,7 @@ POLICY = Option(
     programs=(CHIEF, UP, DEMO),
     metavar="|".join(name.name.lower() for name in PolicyName),
     group=POLICY_GROUP,
+    is_usual=True,
 )
 TOKENS: Option[TokenMode] = Option(
     name="tokens",
@@ -490,6 +566,7 @@ STALENESS = Option(
     programs=_POLICY,
     metavar="S",
     group=POLICY_GROUP,
+    is_usual=True,
 )
 NO_LOCKING = Option(
     name="no-locking",
@@ -527,6 +604,7 @@ CHECKPOINT_DIR = Option(
     metavar="PLACE",
     otherwise="none: there are no checkpoints",
     group=_KEPT_GROUP,
+    is_usual=True,
 )
 DURABILITY: Option[str] = Option(
     name="durability",
@@ -547,6 +625,7 @@ CHECKPOINT_INTERVAL = Option(
     metavar="SECONDS",
     group=_KEPT_GROUP,
     needs_place=True,
+    is_usual=True,
 )
 CHECKPOINT_STEPS: Option[int | None] = Option(
     name="checkpoint-steps",
@@ -597,6 +676,7 @@ RESTART_WORKERS = Option(
     programs=_LAUNCHERS,
     metavar="N",
     group=_KEPT_GROUP,
+    is_usual=True,
 )
 MAX_RESTARTS = Option(
     name="max-restarts",
@@ -626,6 +706,15 @@ HISTORY: Option[Path | None] = Option(
     otherwise="none",
     group=_KEPT_GROUP,
 )
+HISTORY_MAX_BYTES = Option(
+    name="history-max-bytes",
+    parse=_whole(least=1 << 16),
+    default=1 << 30,
+    words="how much of the history each process keeps; the oldest records go",
+    programs=(SERVER, CHIEF, UP, DEMO),
+    metavar="N",
+    group=_KEPT_GROUP,
+)
 ANNOUNCE: Option[Path | None] = Option(
     name="announce",
     parse=_path,
@@ -643,6 +732,7 @@ PAGE: Option[str | None] = Option(
     programs=(CHIEF, UP, DEMO),
     metavar="ADDRESS",
     otherwise="none for a chief of its own; a launcher takes a free port that only this machine reaches",
+    is_usual=True,
 )
 ENABLE_FAILPOINTS = Option(
     name="enable-failpoints",
@@ -660,6 +750,7 @@ TENSORBOARD: Option[Path | None] = Option(
     programs=_LAUNCHERS,
     metavar="DIR",
     otherwise="none",
+    is_usual=True,
 )
 METRICS = Option(
     name="metrics",
@@ -709,6 +800,7 @@ STANDBYS = Option(
     words="start a second server beside each parameter server, which takes its place if it is lost",
     programs=(UP,),
     variable_name="",
+    is_usual=True,
 )
 TRANSPORT: Option[str | None] = Option(
     name="transport",
@@ -742,9 +834,9 @@ TOKEN = Option(
     name="token",
     parse=_stripped,
     default="",
-    words="a line `role token`, as in --token-file",
+    words="the token that this process sends, alone and without its role",
     programs=(CALLER,),
-    metavar="LINE",
+    metavar="TOKEN",
     group=SECURITY_GROUP,
     has_flag=False,
 )
@@ -860,9 +952,12 @@ def _turned(option: Option[Any], value: Any) -> Any:
 def security_of(given: Given, *, is_server: bool = False) -> Security:
     """Returns tokens, certificates and keys. Raises InvalidSpec for parts that contradict each other."""
     token_file = given[TOKEN_FILE]
+    # A server's own token is a line of its file; the variable is a caller's.
+    token = "" if is_server or token_file is not None else given[TOKEN]
+    if token:
+        check_token(token, given.source(TOKEN))
     return Security(
-        # A server's own token is a line of its file; the variable is a caller's.
-        token="" if is_server or token_file is not None else given[TOKEN],
+        token=token,
         token_file=token_file,
         tls=None if is_server else given[TLS],
         tls_ca=given[TLS_CA],

@@ -39,7 +39,6 @@ class BoundedOutput:
         self._waiting: deque[bytes] = deque()
         self._num_bytes = 0
         self._num_dropped = 0
-        self._has_dropped = False
         self._num_written = 0
         self._is_writing = self._is_closed = self._is_hurried = False
         self._error: OSError | None = None
@@ -50,11 +49,6 @@ class BoundedOutput:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.close()
-
-    @property
-    def has_dropped(self) -> bool:
-        """Whether any text was dropped so far, for lack of a reader."""
-        return self._has_dropped
 
     @property
     def is_behind(self) -> bool:
@@ -124,7 +118,6 @@ class BoundedOutput:
             data = self._waiting.popleft()
             self._num_bytes -= len(data)
             self._num_dropped += max(1, data.count(b"\n"))
-            self._has_dropped = True
 
     def _run(self) -> None:
         while data := self._take():

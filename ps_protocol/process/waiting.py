@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
 
-from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, Unavailable
+from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, PsError, Unavailable
 from ps_protocol.model.shown import shown
 
 # A condition whose `with` block costs no Python call: half of `threading.Condition`'s price, where many are entered with every step.
@@ -79,24 +79,25 @@ def call(
     timeout_s: float,
     stop: threading.Event | None = None,
     stood_still: StoodStill | None = None,
+    retried: tuple[type[PsError], ...] = (Unavailable,),
 ) -> Result:
-    """Returns `attempt(seconds left)`, repeated with jittered pauses while it raises Unavailable, within `timeout_s` altogether.
+    """Returns `attempt(seconds left)`, repeated with jittered pauses while it raises one of `retried`, within `timeout_s` altogether.
 
-    Raises every other error at once. Logs a warning after 2 s, then every 10 s. Raises the last Unavailable when time is up, and
-    Cancelled when `stop` is set meanwhile. `attempt` must be idempotent. Where this process `stood_still` meanwhile, as after a SIGSTOP,
-    the time begins anew when it is up, for nothing was tried in it.
+    Raises every other error at once. Logs a warning after 2 s, then every 10 s. Raises Unavailable with the last one's words when time is
+    up, and Cancelled when `stop` is set meanwhile. `attempt` must be idempotent. Where this process `stood_still` meanwhile, as after a
+    SIGSTOP, the time begins anew when it is up, for nothing was tried in it.
     """
     started = time.monotonic()
     try:
         return attempt(timeout_s)
-    except Unavailable as error:
+    except retried as error:
         # Made only now: nearly every call succeeds at once.
         wait = _Retry(what=what, timeout_s=timeout_s, stop=stop, stood_still=stood_still, started=started)
         wait.pause(error)
     while True:
         try:
             return attempt(wait.left_s())
-        except Unavailable as error:
+        except retried as error:
             wait.pause(error)
         except DeadlineExceeded as error:
             raise wait.explained(error) from None
@@ -117,7 +118,7 @@ class _Retry:
     def left_s(self) -> float:
         return self._timeout_s - (time.monotonic() - self._started)
 
-    def pause(self, failure: Unavailable) -> None:
+    def pause(self, failure: PsError) -> None:
         """Sleeps before the next attempt, or raises if there will be none."""
         self._failure = failure.message
         delay_s, left_s = next(self._delays), self.left_s()

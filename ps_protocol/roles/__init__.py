@@ -2,5 +2,6 @@
 
 `shard` is a parameter server, `chief` the chief, `contribution` what one is called and what it brings besides tensors, `fence` shows when
 and by whom something is said (eras, fences, session secrets), `accumulators` is the holder of named accumulators, `checkpoint` what is
-saved of a cluster, `identity` who answers at an address and with which version of the protocol.
+saved of a cluster, `identity` who answers at an address and with which version of the protocol, `history` what each role writes down for
+`lockstep audit`.
 """

@@ -45,6 +45,11 @@ class Participant:
     incarnation: int
     secret: int = field(default=0, compare=False, repr=False)
 
+    @property
+    def name(self) -> str:
+        """For messages: its kind and index."""
+        return f"{self.kind.name.lower()} {self.index}"
+
     def shares_era(self, other: "Participant") -> bool:
         """Whether outcomes of the one's contributions hold for the other: an answer of one era holds in no other."""
         return self.era == other.era
@@ -461,12 +466,35 @@ class ClusterState(enum.Enum):
     RECOVERING = 6
 
 
+class Level(enum.Enum):
+    """How well a cluster is: as it should be; in need of a look, now or soon; at a standstill until somebody acts."""
+
+    GREEN = 1
+    AMBER = 2
+    RED = 3
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Condition:
+    """One thing that is to be said of a cluster: what and who in a `line`, what to do in `advice`, and `commands` for a shell, apart.
+
+    `name` is that of its row in the table of conditions.
+    """
+
+    name: str
+    level: Level
+    line: str
+    advice: str = ""
+    commands: tuple[str, ...] = ()
+
+
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ParticipantStatus:
     """One participant as the chief knows it; `state` is "live", "lapsed" or "left".
 
     `transport` and `traffic`: how its gradients and variables travel, and how much has, as it has said; empty and None: it has not yet.
-    `is_silent`: it is live and has missed a heartbeat, for which half a lease is time enough; it may compute all the same.
+    `is_silent`: it is live and has missed a heartbeat, for which half a lease is time enough; it may compute all the same. `doing`: what is
+    known of it, in words.
     """
 
     kind: ParticipantKind
@@ -484,6 +512,7 @@ class ParticipantStatus:
     transport: str = ""
     traffic: WorkerTraffic | None = None
     is_silent: bool = False
+    doing: str = ""
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -567,7 +596,8 @@ class DataStatus:
 class ClusterStatus:
     """The cluster at one moment; `total_num_replicas` 0: any number; `waiting_for` is empty while nothing is waited for.
 
-    `chief_cpu_s`: processor time of the chief's process, of all threads.
+    `conditions`: all that are to be said of it, the most urgent first; that one is its headline.
+    `chief_cpu_s`: processor time of the chief's process, of all threads. `page_url`: of its page for a browser; empty: there is none.
     """
 
     cluster: str
@@ -588,6 +618,7 @@ class ClusterStatus:
     num_accepted: int
     num_stale: int
     num_late: int
+    conditions: tuple[Condition, ...]
     hyperparameters_version: int = 0
     optimizer: str = ""
     max_observed_staleness: int = 0
@@ -598,6 +629,12 @@ class ClusterStatus:
     min_replicas: int = 0
     data: DataStatus | None = None
     chief_cpu_s: float = 0.0
+    page_url: str = ""
+
+    @property
+    def headline(self) -> Condition:
+        """The first thing to say of the cluster."""
+        return self.conditions[0]
 
 
 # The seam to the chief: what workers and observers ask of it, whatever carries it.

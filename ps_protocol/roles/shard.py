@@ -128,6 +128,27 @@ def first_bytes(layout: Layout) -> int:
     return layout.nbytes + sum(table.nbytes for table in layout.tables if table.variable.initializer is None)
 
 
+def held_bytes(layout: Layout) -> int:
+    """Returns the bytes of one copy of a shard's variables, its tables included."""
+    return layout.nbytes + sum(table.nbytes for table in layout.tables)
+
+
+def creation_words(layout: Layout, created_bytes: int) -> tuple[str, float]:
+    """Returns what a shard does that has so much of its first values, and how far that is: ("fills the table 'users'", 0.43)."""
+    sent = first_bytes(layout)
+    filled = created_bytes - sent
+    words, part = "receives its first values", min(1.0, created_bytes / sent) if sent else 0.0
+    if filled < 0:
+        return words, part
+    for table in layout.tables:
+        if table.variable.initializer is not None and table.nbytes:
+            words, part = f"fills the table {table.variable.name!r}", min(1.0, filled / table.nbytes)
+            if filled < table.nbytes:
+                break
+            filled -= table.nbytes
+    return words, part
+
+
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSettings:
     """The settings of a shard from now on; a `version` that is not higher than the shard's changes nothing.
@@ -266,12 +287,12 @@ class MetricCell:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardReport:
-    """A shard's counters since its start, and its needs: the chief's status passes it on as it is, and all of it is shown.
+    """A shard's counters since it got its variables, and its needs: the chief's status passes it on as it is, and all of it is shown.
 
     The name of a field says how it is shown: `num_…` a count, `…_bytes` memory, `…_s` a duration in seconds. `variables_bytes` (two copies)
     and `slots_bytes` (with averages) are parts of `allocated_bytes`; the rest is for contributions, and buffers that are used again.
-    `created_bytes`: first values that have arrived, while the model is being created. `cpu_s`: processor time of the server's process, of
-    all threads; 0 where the shard is in the process of another role.
+    `created_bytes`: first values that have arrived or been made, while the model is being created. `cpu_s`: processor time of the server's
+    process, of all threads; 0 where the shard is in the process of another role.
     """
 
     allocated_bytes: int = 0
@@ -293,7 +314,7 @@ class ShardStatus:
     """The owner of a shard, its step, and its report.
 
     `fence`: of the chief that has the shard; NOBODY before one has. `is_alone`: of several replicas, it counted on this one alone.
-    `slots`: names of the optimizers' slots, sorted.
+    `slots`: names of the optimizers' slots, sorted. `damage`: why its variables are lost, although it was not restarted.
     """
 
     shard: int
@@ -306,6 +327,7 @@ class ShardStatus:
     chief_heard_ago_s: float | None = None
     is_alone: bool = False
     slots: tuple[str, ...] = ()
+    damage: str = ""
 
 
 # What a chief says to a parameter server about checkpoints, and hears from it, as values.

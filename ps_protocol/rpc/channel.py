@@ -102,7 +102,7 @@ class Access:
     """
 
     def __init__(self, security: Security = OPEN, *, role: CallerRole = CallerRole.WORKER) -> None:
-        self._security, self._role = security, role
+        self._security, self.role = security, role
 
     @property
     def security(self) -> Security:
@@ -138,10 +138,10 @@ class Access:
         parsed = parse_address(address)
         if not self._has_token:
             beside = tokens.tokens_beside(parsed.path) if parsed.is_unix else None
-            return tokens.TokenSource(beside, role=self._role).header if beside is not None else lambda: _NO_METADATA
+            return tokens.TokenSource(beside, role=self.role).header if beside is not None else lambda: _NO_METADATA
         self._check_privacy(parsed, address)
         if self._security.token_file is not None:
-            return tokens.TokenSource(self._security.token_file, role=self._role).header
+            return tokens.TokenSource(self._security.token_file, role=self.role).header
         header = tokens.bearer(self._security.token)
         return lambda: header
 

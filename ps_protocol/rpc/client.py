@@ -202,6 +202,12 @@ class Connection:
                 raise InvalidSpec(f"cannot talk to {self.target}: server speaks TLS; pass tls=True or --tls-ca") from None
             raise
 
+    def try_checkpoints(self, tag: str, *, is_last: bool, timeout_s: float) -> tuple[str, tuple[str, ...]]:
+        """Tries the server's place for checkpoints, as the proto says; returns the place, empty if there is none, and the trials seen."""
+        request = pb.TryCheckpointsRequest(tag=tag, is_last=is_last)
+        found = self.unary(_TRY_CHECKPOINTS, request, pb.TryCheckpointsResponse, timeout_s=timeout_s, awaited="its checkpoint directory")
+        return found.place, tuple(found.seen)
+
     def unary(self, method: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
         """Calls a method with one message each way."""
         # Bytes, here and below: of those that are no message, gRPC would say only that, with a traceback in the log.
@@ -353,6 +359,7 @@ def _greeting() -> bytes:
 
 
 HANDSHAKE = "/ps_protocol.v1.HandshakeService/Handshake"
+_TRY_CHECKPOINTS = "/ps_protocol.v1.HandshakeService/TryCheckpoints"
 
 
 def handshake_request(*, role: Role | None, index: int | None, cluster: str) -> pb.HandshakeRequest:

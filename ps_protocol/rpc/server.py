@@ -1,8 +1,9 @@
 """A gRPC server as every role has it: guards, the handshake, the health, one port, an orderly end. Knows no method of a role."""
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent import futures
+from typing import Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -27,6 +28,17 @@ SERVICE = "ps_protocol.v1.HandshakeService"
 MAX_THREADS = 4_096
 
 
+class Trial(Protocol):
+    """A trial of a process's place for checkpoints."""
+
+    @property
+    def place(self) -> str:
+        """The place as people name it."""
+
+    def run(self, tag: str, *, is_last: bool) -> Sequence[str]:
+        """Does what `TryCheckpoints` says. Blocks while the storage does."""
+
+
 class RpcServer:
     """One server. `listen`, `start`, `stop` and `close` are called once each.
 
@@ -47,9 +59,9 @@ class RpcServer:
         """Whether the caller of a call that was let in may act in this role."""
         return all(guard.may_act_as(role, context) for guard in self._guards)
 
-    def listen(self, identity: Identity, *handlers: grpc.GenericRpcHandler, epoch: Callable[[], int]) -> str:
-        """Opens the port and returns where it listens. Raises InvalidSpec if it cannot. `epoch`: see `handshake_handler`."""
-        self._server.add_generic_rpc_handlers((*handlers, handshake_handler(identity, epoch=epoch)))
+    def listen(self, identity: Identity, *handlers: grpc.GenericRpcHandler, epoch: Callable[[], int], trial: Trial | None = None) -> str:
+        """Opens the port and returns where it listens. Raises InvalidSpec if it cannot. `epoch`, `trial`: see `handshake_handler`."""
+        self._server.add_generic_rpc_handlers((*handlers, handshake_handler(identity, epoch=epoch, trial=trial)))
         health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
         check_address_is_free(self._address)
         address = parse_address(self._address, is_bind=True)
@@ -96,8 +108,11 @@ def add_port(server: grpc.Server, address: Address, *, security: Security) -> in
     return port
 
 
-def handshake_handler(identity: Identity, *, epoch: Callable[[], int]) -> grpc.GenericRpcHandler:
-    """Returns the service for `server.add_generic_rpc_handlers((handler,))`; `epoch` is asked at each call, and must not block."""
+def handshake_handler(identity: Identity, *, epoch: Callable[[], int], trial: Trial | None = None) -> grpc.GenericRpcHandler:
+    """Returns the service for `server.add_generic_rpc_handlers((handler,))`; `epoch` is asked at each call, and must not block.
+
+    `trial`: None if the process has no place for checkpoints.
+    """
 
     def handshake(data: bytes, context: grpc.ServicerContext) -> pb.HandshakeResponse:
         with answering(context, server_name=identity.name):
@@ -105,8 +120,18 @@ def handshake_handler(identity: Identity, *, epoch: Callable[[], int]) -> grpc.G
             reply: pb.HandshakeResponse = codec.encode(answer(request, identity=identity, epoch=epoch()))
             return reply
 
+    def try_checkpoints(data: bytes, context: grpc.ServicerContext) -> pb.TryCheckpointsResponse:
+        with answering(context, server_name=identity.name):
+            request = decode_message(pb.TryCheckpointsRequest, data)
+            if trial is None:
+                return pb.TryCheckpointsResponse()
+            return pb.TryCheckpointsResponse(place=trial.place, seen=trial.run(request.tag, is_last=request.is_last))
+
     # Takes bytes, so that what is no message at all is refused by us, with a reason.
     method: grpc.RpcMethodHandler[bytes, pb.HandshakeResponse] = grpc.unary_unary_rpc_method_handler(
         handshake, response_serializer=pb.HandshakeResponse.SerializeToString
     )
-    return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": method})
+    trying: grpc.RpcMethodHandler[bytes, pb.TryCheckpointsResponse] = grpc.unary_unary_rpc_method_handler(
+        try_checkpoints, response_serializer=pb.TryCheckpointsResponse.SerializeToString
+    )
+    return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": method, "TryCheckpoints": trying})

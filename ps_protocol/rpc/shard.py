@@ -405,6 +405,13 @@ class GrpcShard:
         with understanding(self._connection.target):
             return codec.decode_each(MetricCell, answer.cells, field="cells")
 
+    def keep_story(self, story: bytes) -> bytes:
+        """Has the server keep what a chief's page shows of the past, unless it is empty; returns what it kept before."""
+        request = pb.KeepStoryRequest(story=story)
+        answer = self._connection.unary("KeepStory", request, pb.KeepStoryResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="the page's past")
+        kept: bytes = answer.story
+        return kept
+
     def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
         """Receives one slot of all variables into the caller's memory; returns its step."""
         request = ReadRequest(epoch=epoch, step=None, layout_hash=layout_hash, slot=name)

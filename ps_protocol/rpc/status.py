@@ -42,12 +42,12 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ("DNS resolution failed", "the name cannot be looked up; check the address and the DNS"),
     ("No route to host", "no route to host; check the address and the network"),
     ("Network is unreachable", "the network is unreachable; check the address and the network"),
-    ("keepalive", "it stopped answering (keepalive); is the process or the machine stopped?"),
-    ("ping timeout", "it stopped answering (keepalive); is the process or the machine stopped?"),
-    # A connection that has failed before gRPC looked why; for want of time it is "FD Shutdown (connect() timed out)".
-    ("Timeout occurred: FD shutdown", "connection refused; is it started?"),
-    ("imed out", "no answer to the attempt to connect; check the address and firewalls"),
-    ("imeout occurred", "no answer to the attempt to connect; check the address and firewalls"),
+    ("keepalive", "no answer any more; is its process or machine stopped, or the network cut?"),
+    ("ping timeout", "no answer any more; is its process or machine stopped, or the network cut?"),
+    # A link that is cut; once in a while also a connection that was refused before gRPC looked why.
+    ("Timeout occurred: FD shutdown", "no connection; is it started, and is the network to it there?"),
+    ("imed out", "no answer; is its machine up, the address right, the network cut?"),
+    ("imeout occurred", "no answer; is its machine up, the address right, the network cut?"),
     ("Failed parsing HTTP/2", "what listens there does not speak gRPC; check the address"),
     ("onnection reset", "the connection was lost; did it end?"),
     ("Socket closed", "the connection was lost; did it end?"),

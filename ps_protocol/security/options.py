@@ -5,6 +5,9 @@ from pathlib import Path
 
 from ps_protocol.errors import InvalidSpec
 
+# A guess must be hopeless: 16 characters are 64 bits at least, as hexadecimal digits.
+_MIN_TOKEN_CHARACTERS, _MAX_TOKEN_CHARACTERS = 16, 1_024
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Security:
@@ -47,6 +50,14 @@ class Security:
     def is_closed(self) -> bool:
         """Whether a server admits only callers that prove who they are, and traffic is encrypted."""
         return self.tls_cert is not None and (self.token_file is not None or self.verify_clients)
+
+
+def check_token(token: str, name: str) -> None:
+    """Raises InvalidSpec, which says `name` and not the token, if the text cannot be one."""
+    if " " in token:
+        raise InvalidSpec(f"{name}: there is a space in it; want the token alone, without its role")
+    if not (token.isascii() and token.isprintable() and _MIN_TOKEN_CHARACTERS <= len(token) <= _MAX_TOKEN_CHARACTERS):
+        raise InvalidSpec(f"{name}: a token has {_MIN_TOKEN_CHARACTERS} to {_MAX_TOKEN_CHARACTERS} printable ASCII characters, no spaces")
 
 
 OPEN = Security()

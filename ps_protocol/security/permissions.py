@@ -34,9 +34,10 @@ def _rows(service: str, roles: frozenset[CallerRole], methods: str) -> dict[str,
 # Every RPC has a row; a method without one is refused to every caller.
 ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     **_rows("HandshakeService", _EVERYBODY, "Handshake"),
+    **_rows("HandshakeService", frozenset({CallerRole.ADMIN}), "TryCheckpoints"),
     # What changes a shard's model as a whole is the chief's.
     **_rows("ParameterService", _CHIEF, "AdoptShard Command"),
-    **_rows("ParameterService", _CHIEF, "KeepRecord SaveShard RestoreShard"),
+    **_rows("ParameterService", _CHIEF, "KeepRecord KeepStory SaveShard RestoreShard"),
     **_rows("ParameterService", _WORKER, "CreateVariables Push ShareMemory"),
     **_rows("ParameterService", _READERS, "Read OpenDataSocket ReadRows"),
     # The chief shows what workers have reported.

@@ -12,13 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ps_protocol.errors import InvalidSpec, Unauthenticated
+from ps_protocol.security.options import check_token
 from ps_protocol.security.permissions import CallerRole
 
 log = logging.getLogger("lockstep.rpc")
 
-# A guess must be hopeless: 16 characters are 64 bits at least, as hexadecimal digits.
-MIN_TOKEN_CHARACTERS = 16
-_MAX_TOKEN_CHARACTERS = 1_024
 _MAX_FILE_BYTES = 1 << 20
 # How soon a changed file counts.
 LOOK_INTERVAL_S = 1.0
@@ -61,7 +59,7 @@ def parse_tokens(text: str, *, name: str) -> dict[str, CallerRole | None]:
             continue
         if len(words) > 2 or (len(words) == 2 and words[0] not in roles):
             raise InvalidSpec(f"{name} line {number}: want a role and a token; the roles are {', '.join(roles)}")
-        _check_token(words[-1], f"{name} line {number}")
+        check_token(words[-1], f"{name} line {number}")
         role = roles[words[0]] if len(words) == 2 else None
         if tokens.setdefault(words[-1], role) is not role:
             raise InvalidSpec(f"{name} line {number}: one token for two roles; each role needs a token of its own")
@@ -80,11 +78,6 @@ def token_of(path: Path, role: CallerRole) -> str:
         if one is role:
             return token
     raise InvalidSpec(f"{path}: there is no token for the role {role.value} in it")
-
-
-def _check_token(token: str, name: str) -> None:
-    if not (token.isascii() and token.isprintable() and MIN_TOKEN_CHARACTERS <= len(token) <= _MAX_TOKEN_CHARACTERS):
-        raise InvalidSpec(f"{name}: a token has {MIN_TOKEN_CHARACTERS} to {_MAX_TOKEN_CHARACTERS} printable ASCII characters, no spaces")
 
 
 class WatchedFile:
@@ -223,7 +216,7 @@ class TokenSource:
 
 def bearer(token: str) -> tuple[tuple[str, str], ...]:
     """Returns the metadata that carries a token. Raises InvalidSpec if it is none."""
-    _check_token(token, "token")
+    check_token(token, "token")
     return ((_KEY, f"{_SCHEME}{token}"),)
 
 

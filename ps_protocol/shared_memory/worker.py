@@ -470,4 +470,4 @@ class SharedMemoryShard:
     def _note_loss(self) -> None:
         if not self._link.is_open and not self._is_loss_known:
             self._is_loss_known = True
-            log.warning("%s: its memory is no longer shared; gradients and variables go over gRPC from now on", self._link.target)
+            log.warning("%s: its memory is no longer shared; gradients and variables are sent from now on", self._link.target)

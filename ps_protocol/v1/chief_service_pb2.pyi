@@ -59,6 +59,13 @@ class ClusterState(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     CLUSTER_STATE_FAILED: _ClassVar[ClusterState]
     CLUSTER_STATE_RECOVERING: _ClassVar[ClusterState]
 
+class Level(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
+    __slots__ = ()
+    LEVEL_UNSPECIFIED: _ClassVar[Level]
+    LEVEL_GREEN: _ClassVar[Level]
+    LEVEL_AMBER: _ClassVar[Level]
+    LEVEL_RED: _ClassVar[Level]
+
 class LeaseResult(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
     LEASE_RESULT_UNSPECIFIED: _ClassVar[LeaseResult]
@@ -93,6 +100,10 @@ CLUSTER_STATE_TRAINING: ClusterState
 CLUSTER_STATE_FINISHED: ClusterState
 CLUSTER_STATE_FAILED: ClusterState
 CLUSTER_STATE_RECOVERING: ClusterState
+LEVEL_UNSPECIFIED: Level
+LEVEL_GREEN: Level
+LEVEL_AMBER: Level
+LEVEL_RED: Level
 LEASE_RESULT_UNSPECIFIED: LeaseResult
 LEASE_RESULT_GRANTED: LeaseResult
 LEASE_RESULT_WAIT: LeaseResult
@@ -414,8 +425,22 @@ class GetClusterStatusRequest(_message.Message):
     max_ledger_entries: int
     def __init__(self, max_ledger_entries: _Optional[int] = ...) -> None: ...
 
+class Condition(_message.Message):
+    __slots__ = ("name", "level", "line", "advice", "commands")
+    NAME_FIELD_NUMBER: _ClassVar[int]
+    LEVEL_FIELD_NUMBER: _ClassVar[int]
+    LINE_FIELD_NUMBER: _ClassVar[int]
+    ADVICE_FIELD_NUMBER: _ClassVar[int]
+    COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    name: str
+    level: Level
+    line: str
+    advice: str
+    commands: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, name: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., line: _Optional[str] = ..., advice: _Optional[str] = ..., commands: _Optional[_Iterable[str]] = ...) -> None: ...
+
 class ParticipantStatus(_message.Message):
-    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport", "traffic", "is_silent")
+    __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport", "traffic", "is_silent", "doing")
     KIND_FIELD_NUMBER: _ClassVar[int]
     INDEX_FIELD_NUMBER: _ClassVar[int]
     INCARNATION_FIELD_NUMBER: _ClassVar[int]
@@ -431,6 +456,7 @@ class ParticipantStatus(_message.Message):
     TRANSPORT_FIELD_NUMBER: _ClassVar[int]
     TRAFFIC_FIELD_NUMBER: _ClassVar[int]
     IS_SILENT_FIELD_NUMBER: _ClassVar[int]
+    DOING_FIELD_NUMBER: _ClassVar[int]
     kind: ParticipantKind
     index: int
     incarnation: int
@@ -446,7 +472,8 @@ class ParticipantStatus(_message.Message):
     transport: str
     traffic: WorkerTraffic
     is_silent: bool
-    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ..., transport: _Optional[str] = ..., traffic: _Optional[_Union[WorkerTraffic, _Mapping]] = ..., is_silent: bool = ...) -> None: ...
+    doing: str
+    def __init__(self, kind: _Optional[_Union[ParticipantKind, str]] = ..., index: _Optional[int] = ..., incarnation: _Optional[int] = ..., host: _Optional[str] = ..., pid: _Optional[int] = ..., state: _Optional[str] = ..., seen_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., is_waiting: bool = ..., failure: _Optional[str] = ..., transport: _Optional[str] = ..., traffic: _Optional[_Union[WorkerTraffic, _Mapping]] = ..., is_silent: bool = ..., doing: _Optional[str] = ...) -> None: ...
 
 class ServerStatus(_message.Message):
     __slots__ = ("index", "address", "is_reachable", "step", "arena_bytes", "num_slices", "standby", "standby_missing", "report")
@@ -493,7 +520,7 @@ class LedgerEntry(_message.Message):
     def __init__(self, step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., apply_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_worker: _Optional[int] = ..., wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., arrivals_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetClusterStatusResponse(_message.Message):
-    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "hyperparameters_version", "optimizer", "max_observed_staleness", "chief_incarnation", "checkpoint", "num_rollbacks", "last_rollback", "min_replicas", "data", "chief_cpu")
+    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "hyperparameters_version", "optimizer", "max_observed_staleness", "chief_incarnation", "checkpoint", "num_rollbacks", "last_rollback", "min_replicas", "data", "chief_cpu", "page_url", "conditions")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -522,6 +549,8 @@ class GetClusterStatusResponse(_message.Message):
     MIN_REPLICAS_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
     CHIEF_CPU_FIELD_NUMBER: _ClassVar[int]
+    PAGE_URL_FIELD_NUMBER: _ClassVar[int]
+    CONDITIONS_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     epoch: int
     state: ClusterState
@@ -550,7 +579,9 @@ class GetClusterStatusResponse(_message.Message):
     min_replicas: int
     data: DataStatus
     chief_cpu: _duration_pb2.Duration
-    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., min_replicas: _Optional[int] = ..., data: _Optional[_Union[DataStatus, _Mapping]] = ..., chief_cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ...) -> None: ...
+    page_url: str
+    conditions: _containers.RepeatedCompositeFieldContainer[Condition]
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., min_replicas: _Optional[int] = ..., data: _Optional[_Union[DataStatus, _Mapping]] = ..., chief_cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., page_url: _Optional[str] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ...) -> None: ...
 
 class CheckpointStatus(_message.Message):
     __slots__ = ("durability", "tag", "step", "age", "saving", "failure")

@@ -1,7 +1,8 @@
+from google.protobuf.internal import containers as _containers
 from google.protobuf.internal import enum_type_wrapper as _enum_type_wrapper
 from google.protobuf import descriptor as _descriptor
 from google.protobuf import message as _message
-from collections.abc import Mapping as _Mapping
+from collections.abc import Iterable as _Iterable, Mapping as _Mapping
 from typing import ClassVar as _ClassVar, Optional as _Optional, Union as _Union
 
 DESCRIPTOR: _descriptor.FileDescriptor
@@ -50,6 +51,22 @@ class HandshakeResponse(_message.Message):
     epoch: int
     warning: str
     def __init__(self, identity: _Optional[_Union[Identity, _Mapping]] = ..., version: _Optional[_Union[ProtocolVersion, _Mapping]] = ..., epoch: _Optional[int] = ..., warning: _Optional[str] = ...) -> None: ...
+
+class TryCheckpointsRequest(_message.Message):
+    __slots__ = ("tag", "is_last")
+    TAG_FIELD_NUMBER: _ClassVar[int]
+    IS_LAST_FIELD_NUMBER: _ClassVar[int]
+    tag: str
+    is_last: bool
+    def __init__(self, tag: _Optional[str] = ..., is_last: bool = ...) -> None: ...
+
+class TryCheckpointsResponse(_message.Message):
+    __slots__ = ("place", "seen")
+    PLACE_FIELD_NUMBER: _ClassVar[int]
+    SEEN_FIELD_NUMBER: _ClassVar[int]
+    place: str
+    seen: _containers.RepeatedScalarFieldContainer[str]
+    def __init__(self, place: _Optional[str] = ..., seen: _Optional[_Iterable[str]] = ...) -> None: ...
 
 class ProtocolVersion(_message.Message):
     __slots__ = ("major", "minor")

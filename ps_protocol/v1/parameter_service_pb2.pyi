@@ -591,6 +591,18 @@ class ReadMetricsResponse(_message.Message):
     cells: _containers.RepeatedCompositeFieldContainer[MetricCell]
     def __init__(self, cells: _Optional[_Iterable[_Union[MetricCell, _Mapping]]] = ...) -> None: ...
 
+class KeepStoryRequest(_message.Message):
+    __slots__ = ("story",)
+    STORY_FIELD_NUMBER: _ClassVar[int]
+    story: bytes
+    def __init__(self, story: _Optional[bytes] = ...) -> None: ...
+
+class KeepStoryResponse(_message.Message):
+    __slots__ = ("story",)
+    STORY_FIELD_NUMBER: _ClassVar[int]
+    story: bytes
+    def __init__(self, story: _Optional[bytes] = ...) -> None: ...
+
 class MetricCell(_message.Message):
     __slots__ = ("name", "worker", "total", "weight", "count", "last")
     NAME_FIELD_NUMBER: _ClassVar[int]
@@ -614,7 +626,7 @@ class GetShardStatusRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ...) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "fence", "step", "report", "settings_version", "chief_address", "chief_heard_ago", "is_alone", "slots")
+    __slots__ = ("shard", "process_incarnation", "fence", "step", "report", "settings_version", "chief_address", "chief_heard_ago", "is_alone", "slots", "damage")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -625,6 +637,7 @@ class GetShardStatusResponse(_message.Message):
     CHIEF_HEARD_AGO_FIELD_NUMBER: _ClassVar[int]
     IS_ALONE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
+    DAMAGE_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
     fence: _tensor_pb2.Fence
@@ -635,7 +648,8 @@ class GetShardStatusResponse(_message.Message):
     chief_heard_ago: _duration_pb2.Duration
     is_alone: bool
     slots: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., report: _Optional[_Union[ShardReport, _Mapping]] = ..., settings_version: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., slots: _Optional[_Iterable[str]] = ...) -> None: ...
+    damage: str
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., report: _Optional[_Union[ShardReport, _Mapping]] = ..., settings_version: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., slots: _Optional[_Iterable[str]] = ..., damage: _Optional[str] = ...) -> None: ...
 
 class ShardReport(_message.Message):
     __slots__ = ("allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "num_sharing", "last_apply", "variables_bytes", "slots_bytes", "created_bytes", "cpu")

@@ -1,55 +1,68 @@
-"""The messages that differ from their values field by field, and checks over several fields of a message. Knows no RPC and no tensor."""
+"""What differs of single messages: those written by hand, fields that are not what they seem, and checks. Knows no RPC, no tensor."""
 
+import dataclasses
+import itertools
+import math
 import re
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence, Sized
 from typing import Any
 
-from ps_protocol.errors import InvalidSpec, LayoutMismatch, LimitExceeded, MalformedMessage
+from ps_protocol.encodings.formats import FORMATS, FloatEncoding
+from ps_protocol.errors import InvalidSpec, LayoutMismatch, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.model.data import DataMarks, DataSpec
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, check_optimizer_name
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec, ModelSpec
-from ps_protocol.model.variables import MAX_VARIABLES, DataType
+from ps_protocol.model.updates import FormulaUpdate, check_amount, check_updates
+from ps_protocol.model.variables import MAX_VARIABLES, DataType, check_name
 from ps_protocol.roles.accumulators import Reduction, Taken
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush, check_tag
 from ps_protocol.roles.chief import MAX_INDEX, MAX_LEASE_S, MAX_SHARDS, MIN_LEASE_S
-from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, StepAttachments
-from ps_protocol.roles.fence import NOBODY, Fence
-from ps_protocol.roles.shard import MAX_STEP, SaveState, ShardSpec
+from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments, check_step_hyperparameters, check_user_states
+from ps_protocol.roles.fence import NOBODY, Era, Fence
+from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, Metric, SaveState, ShardSpec
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire.fields import decode_choice, decode_duration, decode_each, require
-from ps_protocol.wire.step import check_ranges
+
+MAX_METRICS = 1_000
+MAX_RANGES_A_CALL = 10_000
+# A shard holds a few contributions of a worker at most.
+MAX_REFUSED = 100_000
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DATA_TYPES = {tensor_pb2.DataType.Value(f"DATA_TYPE_{data_type.name}") for data_type in DataType}
+_ENCODINGS: dict[int, FloatEncoding] = {one.value: one for one in FloatEncoding}
+_FOR_VARIABLES = {one.encoding.value: one.encoding for one in FORMATS.values() if one.is_for_variables}
 
-Encode = Callable[[Any], Any]
-Decode = Callable[[type[Any], Any], Any]
+# How values are written and messages read, by the type of the value.
+Write = Mapping[type, Callable[[Any, Any], None]]
+Read = Mapping[type, Callable[[Any], Any]]
 
 
-def encode_shard_spec(spec: ShardSpec, encode: Encode) -> parameter_service_pb2.ShardSpec:
+def write_shard_spec(spec: ShardSpec, message: parameter_service_pb2.ShardSpec, write: Write) -> None:
     """Encodes a shard's part of the model, with the name of its layout as we compute it."""
-    return parameter_service_pb2.ShardSpec(
-        epoch=spec.epoch,
-        shard=spec.shard,
-        slices=[encode(piece) for piece in (*spec.layout.slices, *spec.layout.tables)],
-        optimizer=encode(spec.optimizer),
-        layout_hash=spec.layout.hash,
-        initial_step=spec.initial_step,
-        attempt=spec.attempt,
-        max_staged_per_worker=spec.max_staged_per_worker,
-        averages=None if spec.averages is None else encode(spec.averages),
-        clip=None if spec.clip == NO_CLIP else encode(spec.clip),
-    )
+    message.epoch = spec.epoch
+    message.shard = spec.shard
+    for piece in (*spec.layout.slices, *spec.layout.tables):
+        write[VariableSlice](piece, message.slices.add())
+    write[OptimizerSpec](spec.optimizer, message.optimizer)
+    message.layout_hash = spec.layout.hash
+    message.initial_step = spec.initial_step
+    message.attempt = spec.attempt
+    message.max_staged_per_worker = spec.max_staged_per_worker
+    if spec.averages is not None:
+        write[AverageSpec](spec.averages, message.averages)
+    if spec.clip != NO_CLIP:
+        write[ClipSpec](spec.clip, message.clip)
 
 
-def decode_shard_spec(message: parameter_service_pb2.ShardSpec, decode: Decode) -> ShardSpec:
+def read_shard_spec(message: parameter_service_pb2.ShardSpec, read: Read) -> ShardSpec:
     """Decodes and checks a shard's part of the model; raises LayoutMismatch if the sender's layout of it is not ours."""
     require(message, "optimizer")
     if len(message.slices) > MAX_VARIABLES:
         raise LimitExceeded(f"shard {message.shard}: {len(message.slices)} variables, {MAX_VARIABLES} at most")
-    layout = Layout(decode_each(message.slices, lambda piece: decode(VariableSlice, piece), field="slices"))
+    layout = Layout(decode_each(message.slices, read[VariableSlice], field="slices"))
     if layout.hash != message.layout_hash:
         raise LayoutMismatch(
             f"shard {message.shard}: the sender's layout of these variables is {message.layout_hash!r}, the server's is {layout.hash!r};"
@@ -59,12 +72,12 @@ def decode_shard_spec(message: parameter_service_pb2.ShardSpec, decode: Decode) 
         epoch=message.epoch,
         shard=message.shard,
         layout=layout,
-        optimizer=decode(OptimizerSpec, message.optimizer),
+        optimizer=read[OptimizerSpec](message.optimizer),
         initial_step=message.initial_step,
         attempt=message.attempt,
         max_staged_per_worker=message.max_staged_per_worker,
-        averages=decode(AverageSpec, message.averages) if message.HasField("averages") else None,
-        clip=decode(ClipSpec, message.clip) if message.HasField("clip") else NO_CLIP,
+        averages=read[AverageSpec](message.averages) if message.HasField("averages") else None,
+        clip=read[ClipSpec](message.clip) if message.HasField("clip") else NO_CLIP,
     )
 
 
@@ -180,55 +193,55 @@ def _check_sha256(text: str, *, field: str) -> None:
         raise MalformedMessage(f"{field}: got {text[:80]!r}, want 64 hexadecimal digits")
 
 
-def encode_record(record: ChiefRecord, encode: Encode) -> chief_service_pb2.ChiefRecord:
+def write_record(record: ChiefRecord, message: chief_service_pb2.ChiefRecord, write: Write) -> None:
     """Encodes what a chief leaves for its successor: the model and the settings, and what is of a step."""
-    message = encode_lasting(record, encode)
-    message.MergeFrom(encode_of_step(record, encode))
-    return message
+    write_lasting(record, message, write)
+    write_of_step(record, message, write)
 
 
-def encode_lasting(record: ChiefRecord, encode: Encode) -> chief_service_pb2.ChiefRecord:
+def write_lasting(record: ChiefRecord, message: chief_service_pb2.ChiefRecord, write: Write) -> None:
     """Encodes the part of a record that seldom changes; no model stays out of the message."""
-    return chief_service_pb2.ChiefRecord(
-        model=None if record.model is None else encode(record.model),
-        policy=encode(record.policy),
-        settings_version=record.settings_version,
-        optimizers=[
-            parameter_service_pb2.OptimizerChange(original=encode(original), current=encode(current))
-            for original, current in record.optimizers
-        ],
-        num_rollbacks=record.num_rollbacks,
-        last_rollback=record.last_rollback,
-        rejects_nonfinite=record.rejects_nonfinite,
-        earlier=None if record.earlier == NOBODY else encode(record.earlier),
-    )
+    if record.model is not None:
+        write[ModelSpec](record.model, message.model)
+    write[PolicySpec](record.policy, message.policy)
+    message.settings_version = record.settings_version
+    for original, current in record.optimizers:
+        change = message.optimizers.add()
+        write[OptimizerSpec](original, change.original)
+        write[OptimizerSpec](current, change.current)
+    message.num_rollbacks = record.num_rollbacks
+    message.last_rollback = record.last_rollback
+    message.rejects_nonfinite = record.rejects_nonfinite
+    if record.earlier != NOBODY:
+        write[Fence](record.earlier, message.earlier)
 
 
-def encode_of_step(record: ChiefRecord, encode: Encode) -> chief_service_pb2.ChiefRecord:
+def write_of_step(record: ChiefRecord, message: chief_service_pb2.ChiefRecord, write: Write) -> None:
     """Encodes the part of a record that is of a step."""
-    data = record.data
-    return chief_service_pb2.ChiefRecord(
-        epoch=record.epoch,
-        step=record.step,
-        chosen=[encode(one) for one in record.chosen],
-        data=None if data is None else encode(data.data),
-        data_epoch=0 if data is None else data.epoch,
-        passes=[] if data is None else [chief_service_pb2.DataPass(epoch=number, done=done) for number, done in data.passes],
-        attached=None if record.attached == NO_STEP_ATTACHMENTS else encode(record.attached),
-    )
+    message.epoch = record.epoch
+    message.step = record.step
+    for one in record.chosen:
+        write[ChosenPush](one, message.chosen.add())
+    if (data := record.data) is not None:
+        write[DataSpec](data.data, message.data)
+        message.data_epoch = data.epoch
+        for number, done in data.passes:
+            message.passes.add(epoch=number, done=done)
+    if record.attached != NO_STEP_ATTACHMENTS:
+        write[StepAttachments](record.attached, message.attached)
 
 
-def decode_record(message: chief_service_pb2.ChiefRecord, decode: Decode) -> ChiefRecord:
+def read_record(message: chief_service_pb2.ChiefRecord, read: Read) -> ChiefRecord:
     """Decodes and checks what a chief has left for its successor."""
 
     def change(pair: parameter_service_pb2.OptimizerChange) -> tuple[OptimizerSpec, OptimizerSpec]:
         require(pair, "original")
         require(pair, "current")
-        return decode(OptimizerSpec, pair.original), decode(OptimizerSpec, pair.current)
+        return read[OptimizerSpec](pair.original), read[OptimizerSpec](pair.current)
 
     return ChiefRecord(
-        model=decode(ModelSpec, message.model) if message.HasField("model") else None,
-        policy=decode(PolicySpec, message.policy),
+        model=read[ModelSpec](message.model) if message.HasField("model") else None,
+        policy=read[PolicySpec](message.policy),
         settings_version=message.settings_version,
         optimizers=decode_each(message.optimizers, change, field="optimizers"),
         num_rollbacks=message.num_rollbacks,
@@ -236,13 +249,156 @@ def decode_record(message: chief_service_pb2.ChiefRecord, decode: Decode) -> Chi
         rejects_nonfinite=message.rejects_nonfinite,
         epoch=message.epoch,
         step=message.step,
-        chosen=decode_each(message.chosen, lambda one: decode(ChosenPush, one), field="chosen"),
-        data=_decode_marks(message, decode) if message.HasField("data") else None,
-        attached=decode(StepAttachments, message.attached),
-        earlier=decode(Fence, message.earlier),
+        chosen=decode_each(message.chosen, read[ChosenPush], field="chosen"),
+        data=_read_marks(message, read) if message.HasField("data") else None,
+        attached=read[StepAttachments](message.attached),
+        earlier=read[Fence](message.earlier) if message.HasField("earlier") else NOBODY,
     )
 
 
-def _decode_marks(message: chief_service_pb2.ChiefRecord, decode: Decode) -> DataMarks:
+def _read_marks(message: chief_service_pb2.ChiefRecord, read: Read) -> DataMarks:
     passes = tuple((one.epoch, one.done) for one in message.passes)
-    return DataMarks(data=decode(DataSpec, message.data), epoch=message.data_epoch, passes=passes)
+    return DataMarks(data=read[DataSpec](message.data), epoch=message.data_epoch, passes=passes)
+
+
+# The messages of every step.
+
+
+def check_push_id(message: tensor_pb2.PushId) -> None:
+    """Raises MalformedMessage if a part of a contribution's name was left out."""
+    if message.incarnation < 1 or message.sequence < 1:
+        raise MalformedMessage(f"push id: got incarnation {message.incarnation}, sequence {message.sequence}, want both >= 1")
+
+
+def check_push_header(message: parameter_service_pb2.PushHeader) -> None:
+    """Raises MalformedMessage or LimitExceeded for lists that cannot be; whether they fit the shard's layout is for the shard to say."""
+    if message.sparse:
+        _check_ascending([part.table for part in message.sparse], what="sparse: the tables")
+    if message.absent:
+        _check_ascending(message.absent, what="absent: the positions")
+    if len(message.refused) > MAX_REFUSED:
+        raise LimitExceeded(f"refused: {len(message.refused)} sequences in one contribution, {MAX_REFUSED} at most")
+
+
+def check_commit(message: chief_service_pb2.PushCommit) -> None:
+    """Raises LimitExceeded if a contribution names too many ranges."""
+    check_ranges(message.ranges, field="ranges")
+
+
+def check_attachments(message: tensor_pb2.Attachments) -> None:
+    """Raises LimitExceeded if there are too many hyper-parameters."""
+    check_step_hyperparameters(message.hyperparameters)
+
+
+def check_step_attachments(message: tensor_pb2.StepAttachments) -> None:
+    """Raises LimitExceeded if there are too many hyper-parameters, or too much state of programs."""
+    for given in message.numbers:
+        check_step_hyperparameters(given.hyperparameters)
+    check_user_states([one.json for one in message.user_states])
+
+
+def read_metrics(message: parameter_service_pb2.PushHeader, _: Read) -> dict[str, Metric]:
+    """Decodes what a worker reports, in the order in which it came."""
+    if len(message.metrics) > MAX_METRICS:
+        raise LimitExceeded(f"metrics: {len(message.metrics)} in one contribution, {MAX_METRICS} at most")
+    metrics = {}
+    for name, metric in message.metrics.items():
+        try:
+            check_name(name)
+        except PsError as error:
+            raise type(error)(f"metrics: {error.message}") from None
+        # The value may be anything: a loss that is not finite shall show.
+        if not (math.isfinite(metric.weight) and metric.weight >= 0):
+            raise InvalidSpec(f"metric {name!r}: weight = {metric.weight}, want a finite number >= 0")
+        metrics[name] = Metric(value=metric.value, weight=metric.weight)
+    return metrics
+
+
+def read_formulas(message: parameter_service_pb2.PushHeader, read: Read) -> tuple[FormulaUpdate, ...]:
+    """Decodes updates by formulas, checked together."""
+    if not message.formulas:
+        return ()
+    check_amount([update.text for update in message.formulas])  # before any of them is looked at
+    formulas = decode_each(message.formulas, read[FormulaUpdate], field="formulas")
+    check_updates(formulas)
+    return formulas
+
+
+def read_encoding(message: parameter_service_pb2.PushHeader, _: Read) -> FloatEncoding:
+    """Decodes how gradients travel; raises InvalidSpec if there is no such way."""
+    if message.encoding not in _ENCODINGS:
+        raise no_encoding(message.encoding, tuple(FloatEncoding), what="gradients")
+    return _ENCODINGS[message.encoding]
+
+
+def read_encoding_for_variables(message: parameter_service_pb2.ReadRequest, _: Read) -> FloatEncoding:
+    """Decodes how variables are wanted; raises InvalidSpec if they cannot be sent like that."""
+    if message.encoding not in _FOR_VARIABLES:
+        raise no_encoding(message.encoding, tuple(_FOR_VARIABLES.values()), what="variables")
+    return _FOR_VARIABLES[message.encoding]
+
+
+def read_era(message: tensor_pb2.Fence, read: Read) -> Era:
+    """A fence without an era is nobody's."""
+    era: Era = read[Era](message.era)
+    return era
+
+
+def read_weight(message: chief_service_pb2.CommitResult, _: Read) -> float:
+    """No weight is 0: a message without one means the ordinary weight."""
+    return message.weight or 1.0
+
+
+def read_discards(message: parameter_service_pb2.ApplyRequest, _: Read) -> tuple[PushId, ...]:
+    """A sequence of 0 means all of the incarnation."""
+    return decode_each(message.discards, _read_discard, field="discards") if message.discards else ()
+
+
+def _read_discard(message: tensor_pb2.PushId) -> PushId:
+    if message.incarnation < 1:
+        raise MalformedMessage(f"push id: got incarnation {message.incarnation}, want >= 1")
+    return PushId(message.worker, message.incarnation, message.sequence)
+
+
+def in_order(request: ApplyRequest) -> ApplyRequest:
+    """Returns the step to apply with its contributors sorted together with their weights.
+
+    Raises MalformedMessage if there is no contributor, or one occurs twice, or the weights are not one for each.
+    """
+    contributors, weights = request.contributors, request.weights
+    if not contributors:
+        raise MalformedMessage(f"step {request.step}: no contributors; name at least one")
+    if len(set(contributors)) < len(contributors):
+        raise MalformedMessage(f"step {request.step}: a contributor occurs twice; name each once")
+    if weights:
+        _check_weights(weights, step=request.step, num_contributors=len(contributors))
+    ordered = tuple(sorted(contributors))
+    if ordered == contributors:
+        return request
+    weight_of = dict(zip(contributors, weights, strict=True)) if weights else {}
+    return dataclasses.replace(request, contributors=ordered, weights=tuple(weight_of[push_id] for push_id in ordered if weights))
+
+
+def _check_ascending(positions: Sequence[int], *, what: str) -> None:
+    for before, position in itertools.pairwise(positions):
+        if position <= before:
+            raise MalformedMessage(f"{what} {before} and {position} do not ascend; name each once, in order")
+
+
+def _check_weights(weights: Sequence[float], *, step: int, num_contributors: int) -> None:
+    if len(weights) != num_contributors:
+        raise MalformedMessage(f"step {step}: {len(weights)} weights for {num_contributors} contributors; give one for each, or none")
+    for weight in weights:
+        if not (math.isfinite(weight) and weight >= 0):
+            raise MalformedMessage(f"step {step}: weight {weight}, want a finite number >= 0")
+
+
+def check_ranges(ranges: Sized, *, field: str) -> None:
+    """Raises LimitExceeded if a message names too many ranges of training data."""
+    if len(ranges) > MAX_RANGES_A_CALL:
+        raise LimitExceeded(f"{field}: {len(ranges)} in one call, {MAX_RANGES_A_CALL} at most")
+
+
+def no_encoding(value: int, known: Sequence[FloatEncoding], *, what: str) -> InvalidSpec:
+    """Returns the error for a number that is no encoding of `what`."""
+    return InvalidSpec(f"encoding: got {value}, {what} come as one of {', '.join(f'{one.value} ({one.name})' for one in known)}")

@@ -149,6 +149,11 @@ class ShardModel:
         """The memories for the first values, to be filled one after the other; readers find their former values gone."""
         return [self._arena.begin_next().memory, *self._tables.first_values]
 
+    @property
+    def filled_bytes(self) -> int:
+        """How much of the tables' first values that are not sent `fill_initial` has made. Any thread may ask."""
+        return self._tables.filled_bytes
+
     def fill_initial(self, memory: Array) -> None:
         """Completes the memory with the copied first values; `memory` is that of the arena. Takes long; touches no bookkeeping."""
         self._arena.padding.clear(memory)
@@ -157,6 +162,8 @@ class ShardModel:
 
     def publish_initial(self, spec: ShardSpec) -> None:
         """Makes the values in the arena's other copy the variables of the initial step."""
+        for table in self._tables:
+            table.filled_bytes = 0
         self.spec = spec
         self.inbox.max_staged_per_worker = spec.max_staged_per_worker
         self._arena.publish_next(spec.initial_step)
@@ -212,9 +219,9 @@ class ShardModel:
     # How it works at present
 
     @property
-    def settings_version(self) -> int:
-        """Of the settings in force."""
-        return self._settings.current.version
+    def settings(self) -> ShardSettings:
+        """Those in force."""
+        return self._settings.current
 
     @property
     def applies_on_arrival(self) -> bool:

@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import field
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ps_protocol.errors import DataLoss
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -20,7 +22,7 @@ from ps_server.optimizers.rule import UpdateRule
 # The state besides its tensors that a shard's next steps depend on, as texts in its file.
 
 
-_KEY = "shard"
+HIDDEN_STATE = "shard"
 _FORMAT = 1
 
 Item = TypeVar("Item")
@@ -49,13 +51,13 @@ def encode_hidden_state(state: HiddenState) -> dict[str, str]:
         "metrics": [[cell.name, cell.worker, *_numbers(cell)] for cell in state.metrics],
         "pushes": [[one.worker, one.incarnation, [[push.sequence, push.step] for push in one.applied]] for one in state.pushes],
     }
-    return {_KEY: json.dumps(fields, separators=(",", ":"))}
+    return {HIDDEN_STATE: json.dumps(fields, separators=(",", ":"))}
 
 
 def decode_hidden_state(metadata: Mapping[str, str], *, where: str) -> HiddenState:
     """Returns the state that `encode_hidden_state` was given. Raises DataLoss for other texts; `where` names the file."""
     try:
-        fields = json.loads(metadata[_KEY])
+        fields = json.loads(metadata[HIDDEN_STATE])
         if fields["format"] != _FORMAT:
             raise ValueError(f"format {fields['format']}")
         return HiddenState(
@@ -127,6 +129,12 @@ class StateTensor:
     piece: VariableSlice
     part: str
     memory: Array
+
+    @property
+    def content(self) -> Array:
+        """The same memory as bytes."""
+        content: Array = self.memory.reshape(-1).view(np.uint8)
+        return content
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)

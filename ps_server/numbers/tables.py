@@ -145,6 +145,8 @@ def _made(initializer: Initializer, block: int, shape: tuple[int, int], dtype: n
 # One slice of a sparse variable: its rows, and the journal for readers of the step before.
 
 
+# Elements that are given first values between two counts: some hundredths of a second.
+_COUNTED_ELEMENTS = 1 << 22
 # Elements that the optimizer takes at once: all arrays of such a block stay in a core's cache.
 _BLOCK_ELEMENTS = 1 << 14
 
@@ -184,6 +186,7 @@ class Table:
         self._rule = rule
         self._budget = budget
         self._width = math.prod(piece.variable.shape[1:])
+        self.filled_bytes = 0  # of the first values that it makes itself; any thread may look
         # Of rows, slots and journal.
         self._held_bytes = self._journal_bytes = 0
         num_copies = (1 if rule.is_lazy else 2) + len(rule.slots)
@@ -199,12 +202,17 @@ class Table:
 
     def fill_initial(self, step: int) -> None:
         """Makes the first values, if the server is to make them, and those of the slots; the table is then at `step`."""
-        initializer = self.piece.variable.initializer
-        if initializer is not None:
-            fill_table(self.values, self.piece, initializer)
-        for name, value in self._rule.slots.items():
-            # Zeros too: else the machine gives fresh memory only when a step touches it, and the first step takes seconds.
-            self.slots[name].fill(value)
+        initializer, variable, first = self.piece.variable.initializer, self.piece.variable, self.piece.start
+        num_rows = max(1, _COUNTED_ELEMENTS // self._width) if self._width else self.num_rows
+        for start in range(0, self.num_rows, num_rows):
+            stop = min(start + num_rows, self.num_rows)
+            if initializer is not None:
+                fill_table(self.values[start:stop], VariableSlice(variable=variable, start=first + start, stop=first + stop), initializer)
+            for name, value in self._rule.slots.items():
+                # Zeros too: else the machine gives fresh memory only when a step touches it, and the first step takes seconds.
+                self.slots[name][start:stop].fill(value)
+            if initializer is not None:
+                self.filled_bytes = stop * self.row_bytes
         self._progress = _Progress(step, None)
 
     def skip(self) -> None:
@@ -375,6 +383,11 @@ class TableGroup:
     def first_values(self) -> list[Array]:
         """Memories of the tables whose first values are sent, in order."""
         return [table.memory for table in self._tables if table.piece.variable.initializer is None]
+
+    @property
+    def filled_bytes(self) -> int:
+        """How much of the first values that are not sent has been made."""
+        return sum(table.filled_bytes for table in self._tables)
 
     def table(self, position: int) -> Table:
         """Returns a table; raises InvalidSpec if there is none."""

@@ -109,6 +109,11 @@ class ParameterService:
             cells = self._shard.read_metrics(epoch=decode_message(pb.ReadMetricsRequest, request).epoch)
             return pb.ReadMetricsResponse(cells=codec.encode_each(cells)).SerializeToString()
 
+    def KeepStory(self, request: bytes, context: grpc.ServicerContext) -> bytes:
+        with self._answering(context):
+            before = self._shard.keep_story(decode_message(pb.KeepStoryRequest, request).story)
+            return pb.KeepStoryResponse(story=before).SerializeToString()
+
     def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
         with self._answering(context):
             message = decode_message(pb.GetShardStatusRequest, request)

@@ -12,8 +12,8 @@ import numpy as np
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.process.history import History
 from ps_protocol.roles.fence import Fence
+from ps_protocol.roles.history import History
 from ps_protocol.roles.shard import (
     ONLY_REPLICA,
     Adoption,

@@ -211,7 +211,12 @@ class IdleStreams:
             with self._lock:
                 idle = [stream for stream in self._streams if now - (stream.waiting_since or now) > self._limit_s]
             for stream in idle:
-                log.warning("stream cut rpc=%s peer=%s idle_s>%.3g", stream.name, stream.context.peer(), self._limit_s)
+                log.warning(
+                    "cut an idle stream rpc=%s peer=%s limit_s=%.3g",
+                    stream.name,
+                    stream.context.peer(),
+                    self._limit_s,
+                )
                 stream.context.cancel()
 
 

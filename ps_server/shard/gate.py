@@ -8,7 +8,16 @@ from collections.abc import Callable
 from functools import partial
 from types import TracebackType
 
-from ps_protocol.errors import EpochMismatch, InternalError, InvalidSpec, LeaseExpired, LimitExceeded, ShuttingDown, Superseded, Unavailable
+from ps_protocol.errors import (
+    EpochMismatch,
+    InvalidSpec,
+    LeaseExpired,
+    LimitExceeded,
+    NotInitialized,
+    ShuttingDown,
+    Superseded,
+    Unavailable,
+)
 from ps_protocol.process.waiting import QuickCondition
 from ps_protocol.roles.fence import LIVING_CHIEF_S, NOBODY, Era, Fence, joined_keys, session_secret
 from ps_protocol.roles.shard import ONLY_REPLICA, ReplicaState
@@ -20,6 +29,7 @@ TURN_WAIT_S = 20.0
 READERS_WAIT_S = 2.0
 # As much as one message can carry, with room for its other fields.
 MAX_RECORD_BYTES = 12 << 20
+MAX_STORY_BYTES = 64 << 10
 
 
 class Gate:
@@ -51,7 +61,7 @@ class Gate:
     # Admission
 
     def admit(self, epoch: int) -> "_Admission":
-        """A block for a caller of this epoch; raises EpochMismatch, ShuttingDown or InternalError unless it is served."""
+        """A block for a caller of this epoch; raises EpochMismatch, ShuttingDown or NotInitialized unless it is served."""
         return _Admission(self, epoch)
 
     def check_chief(self, fence: Fence) -> None:
@@ -327,7 +337,8 @@ class Fences:
     def __init__(self, name: str) -> None:
         self.fence = NOBODY
         self._name = name
-        self._damage = ""
+        # Why the shard's state can only be dropped; empty: it is intact.
+        self.damage = ""
         self._shutdown_reason: str | None = None
 
     @property
@@ -346,8 +357,8 @@ class Fences:
             )
         is_new = fence.era != self.fence.era
         if is_new:
-            # Damaged state is dropped with its epoch; see `is_damaged`.
-            self._damage = ""
+            # Damaged state is dropped with its epoch.
+            self.damage = ""
         self.fence = fence
         return is_new
 
@@ -358,12 +369,7 @@ class Fences:
     @property
     def served_epoch(self) -> int:
         """The epoch whose callers are served; 0: none."""
-        return self.epoch if self._shutdown_reason is None and not self._damage else 0
-
-    @property
-    def is_damaged(self) -> bool:
-        """Whether the shard's state can only be dropped."""
-        return bool(self._damage)
+        return self.epoch if self._shutdown_reason is None and not self.damage else 0
 
     def check_not_ending(self) -> None:
         """Raises ShuttingDown if the server ends."""
@@ -371,14 +377,14 @@ class Fences:
             raise ShuttingDown(f"{self._name} is shutting down: {self._shutdown_reason}")
 
     def check_running(self) -> None:
-        """Raises ShuttingDown or InternalError if the server no longer serves calls."""
+        """Raises ShuttingDown or NotInitialized if the server no longer serves calls."""
         self.check_not_ending()
-        if self._damage:
-            raise InternalError(self._damage)
+        if self.damage:
+            raise NotInitialized(f"{self.damage} and has lost its variables; ask the chief")
 
     def check_caller(self, epoch: int) -> None:
         """Raises EpochMismatch, or the errors of `check_running`."""
-        if epoch == self.fence.era.epoch and epoch and self._shutdown_reason is None and not self._damage:
+        if epoch == self.fence.era.epoch and epoch and self._shutdown_reason is None and not self.damage:
             return
         self.check_running()
         if not self.epoch:
@@ -399,7 +405,7 @@ class Fences:
 
     def check_chief_call(self, fence: Fence) -> None:
         """Notes the number of a chief that calls; raises Superseded, or the errors of `check_caller`."""
-        if fence is self.fence and fence.era.epoch and self._shutdown_reason is None and not self._damage:
+        if fence is self.fence and fence.era.epoch and self._shutdown_reason is None and not self.damage:
             return  # as with every step but its first: all later checks would pass
         self.check_not_ending()
         # First: a superseded chief is to end, whatever its epoch, and must not conclude that its training has failed.
@@ -418,8 +424,8 @@ class Fences:
         self._shutdown_reason = self._shutdown_reason or reason or "asked to"
 
     def note_damage(self, step: int) -> None:
-        """Makes every later call raise InternalError: values that an apply changes in place are half old, half new."""
-        self._damage = f"{self._name}: applying step {step} failed half-way; its values are lost, go back to a checkpoint"
+        """Makes every later call raise NotInitialized: values that an apply changes in place are half old, half new."""
+        self.damage = f"{self._name} failed half-way through step {step}"
 
     def check_chief(self, fence: Fence) -> None:
         """Raises Superseded if a later chief has the server, or one of another life that was given the same number."""
@@ -439,6 +445,7 @@ class ChiefNotes:
         self.replica, self.was_alone = ONLY_REPLICA, False
         self.record = b""
         self.record_version = 0
+        self._story = b""
         self._budget = budget
         self._clock = clock
         self._heard_at: float | None = None
@@ -461,7 +468,7 @@ class ChiefNotes:
     def forget(self) -> None:
         """Drops all notes of the chief that had the server."""
         self._budget.release(len(self.record))
-        self.address, self.replica, self.record, self.record_version = "", ONLY_REPLICA, b"", 0
+        self.address, self.replica, self.record, self.record_version, self._story = "", ONLY_REPLICA, b"", 0, b""
         self._heard_at = None
 
     def begin_another(self) -> None:
@@ -484,3 +491,10 @@ class ChiefNotes:
         self._budget.reserve(len(record), purpose="the chief's record")
         self._budget.release(len(self.record))
         self.record, self.record_version = record, version
+
+    def keep_story(self, story: bytes) -> bytes:
+        """Keeps what the chief's page shows of the past, unless it is empty; returns what was kept before. Raises LimitExceeded."""
+        if len(story) > MAX_STORY_BYTES:
+            raise LimitExceeded(f"past of the page: {len(story)} bytes, {MAX_STORY_BYTES} at most")
+        before, self._story = self._story, story or self._story
+        return before

@@ -11,7 +11,7 @@ from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.errors import FrameOutOfOrder, PsError, StepGone, TruncatedStream
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.shard import PushReply, ShardSpec
+from ps_protocol.roles.shard import PushReply, ShardSpec, held_bytes
 from ps_server.contributions.inbox import Contribution
 from ps_server.contributions.staging import StagedGradients
 from ps_server.model.shard_model import SMALL_BYTES, ShardModel
@@ -163,8 +163,9 @@ class Creation:
 
     @property
     def progress(self) -> tuple[int, int]:
-        """Bytes received and wanted."""
-        return (self._writer.num_written if self._writer else 0, self.spec.content_bytes)
+        """Bytes received or made, and wanted."""
+        done = (self._writer.num_written if self._writer else 0) + (self.model.filled_bytes if self.model else 0)
+        return done, held_bytes(self.spec.layout)
 
     @property
     def is_answered(self) -> bool:

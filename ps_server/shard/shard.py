@@ -7,6 +7,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 
 from ps_protocol.checkpoint.storage import CheckpointStorage
@@ -24,12 +25,13 @@ from ps_protocol.errors import (
     VariableExists,
     WrongRole,
 )
-from ps_protocol.process import history as events
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.process.history import History
+from ps_protocol.process.history import digest
 from ps_protocol.process.memory import give_back_freed_memory
+from ps_protocol.roles import history as events
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY, Fence
+from ps_protocol.roles.history import History
 from ps_protocol.roles.shard import (
     ONLY_REPLICA,
     Adoption,
@@ -51,8 +53,8 @@ from ps_protocol.roles.shard import (
 )
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_server.contributions.inbox import Contribution
-from ps_server.model.shard_model import SMALL_BYTES, ShardModel, difference
-from ps_server.model.snapshot import HiddenState, Snapshot, StateMemory
+from ps_server.model.shard_model import SMALL_BYTES, ShardModel, StepWork, difference
+from ps_server.model.snapshot import HIDDEN_STATE, HiddenState, Snapshot, StateMemory, encode_hidden_state
 from ps_server.numbers.apply import ONE_THREAD, StripeRunner
 from ps_server.numbers.memory import MemoryBudget, VariablesMemory, format_bytes, private_variables
 from ps_server.shard.checkpoints import Checkpoints, RunInBackground
@@ -137,12 +139,11 @@ class Shard:
         """
         fences, chief = self._gate.fences, self._gate.chief
         with self._gate.turn(fences.check_not_ending):
-            is_damaged = fences.is_damaged
+            is_damaged = bool(fences.damage)
             self._settle_with_rival_locked(fence, chief_address, replica)
             before = fences.fence
             is_new_epoch = fences.adopt(fence)
             self._gate.admitted.take_keys(session_keys, is_new_life=fence.life != before.life)
-            fences.check_running()
             chief.address = chief_address
             chief.heard()
             if is_new_epoch:
@@ -171,6 +172,11 @@ class Shard:
         with self._gate:
             self._gate.check_chief(fence)
             self._gate.chief.keep(record, version=version)
+
+    def keep_story(self, story: bytes) -> bytes:
+        """Keeps what the chief's page shows of the past, unless it is empty; returns what was kept before. Raises LimitExceeded."""
+        with self._gate:
+            return self._gate.chief.keep_story(story)
 
     def configure(self, settings: ShardSettings) -> None:
         """Changes the shard's settings, unless it has these or newer ones; waits for steps and arrivals under way."""
@@ -271,7 +277,7 @@ class Shard:
                 raise
             self._say_nonfinite(num_nonfinite, before=model.num_nonfinite, step=request.step)
             model.finish_apply(request, work, num_nonfinite=num_nonfinite, checksums=checksums)
-            self._history.applied(model, request)
+            self._history.applied(model, request, work)
             self._last_apply_s = time.perf_counter() - started
             self._apply_s += self._last_apply_s
             self._num_applied += 1
@@ -395,7 +401,8 @@ class Shard:
     def status(self) -> ShardStatus:
         """Reports step, memory and counters, with zeros before there are variables; also while the shard shuts down."""
         with self._gate:
-            model, fences, chief = self._model, self._gate.fences, self._gate.chief
+            fences, chief = self._gate.fences, self._gate.chief
+            model = None if fences.damage else self._model
             inbox = model.inbox if model else None
             return ShardStatus(
                 shard=self.index,
@@ -415,11 +422,12 @@ class Shard:
                     slots_bytes=model.slots_bytes if model else 0,
                     created_bytes=self._creation.progress[0] if self._creation else 0,
                 ),
-                settings_version=model.settings_version if model else 0,
+                settings_version=model.settings.version if model else 0,
                 chief_address=chief.address,
                 chief_heard_ago_s=chief.heard_ago_s,
                 is_alone=chief.replica.is_alone,
                 slots=model.slot_names if model else (),
+                damage=fences.damage,
             )
 
     # How pushes and creations end
@@ -455,7 +463,7 @@ class Shard:
                 self._last_apply_s = time.perf_counter() - started
                 self._apply_s += self._last_apply_s
                 self._num_applied += 1
-                self._history.arrived(model, contribution.push_id, epoch=self._gate.fences.epoch)
+                self._history.arrived(model, contribution.push_id, work, epoch=self._gate.fences.epoch)
             return model.inbox.stage(contribution, current_step=model.step)
 
     def _say_nonfinite(self, count: int, *, before: int, step: int) -> None:
@@ -539,7 +547,7 @@ class Shard:
         received, wanted = self._creation.progress
         spec = self._creation.spec
         share = f"{format_bytes(received)} of {format_bytes(wanted)} for {len(spec.layout.slices) + len(spec.layout.tables)} variables"
-        return f"{share} received in attempt {spec.attempt}; waiting for the rest"
+        return f"{share} there in attempt {spec.attempt}; waiting for the rest"
 
     # The model
 
@@ -606,6 +614,7 @@ class Shard:
 
     def _drop_model_locked(self, reason: PsError) -> None:
         """Drops contributions, creations and the model; streams under way end with `reason`, and callers find no values."""
+        self._gate.fences.damage = ""
         self._drop_contributions_locked(reason)
         if self._model is not None:
             model = self._model
@@ -665,7 +674,8 @@ class Shard:
             self._model.begin_epoch(self._gate.fences.fence)
 
     def _adoption_locked(self) -> Adoption:
-        model, chief = self._model, self._gate.chief
+        chief = self._gate.chief
+        model = None if self._gate.fences.damage else self._model
         last = model.last_request if model else None
         return Adoption(
             step=model.step if model else None,
@@ -717,7 +727,7 @@ class _CheckpointSide:
         with shard._gate:
             check()
             model.publish_restored(hidden, request.settings)
-            shard._history.restored(model, request, from_epoch)
+            shard._history.restored(model, from_epoch)
             shard._put_model_locked(model)
 
     def drop(self, model: ShardModel) -> None:
@@ -739,46 +749,65 @@ def _nothing() -> None:
 
 
 class ShardHistory:
-    """The history of one shard; without a writer nothing is written, at no price. The caller serialises what changes the model."""
+    """The history of one shard; without a writer nothing is written, at no price. The caller serialises what changes the model.
+
+    From time to time it keeps the whole state, so that steps can be computed again when those before them are no longer in the history:
+    whenever as many bytes of contributions have been applied as four such states have. So that costs a quarter of what workers write.
+    """
 
     def __init__(self, writer: History | None, *, process_incarnation: int) -> None:
         self._writer = writer
         self._process = process_incarnation
+        self._num_bytes = 0
 
     def created(self, model: ShardModel) -> None:
         """The variables have their first values."""
         if self._writer is not None:
-            events.note_created(self._writer, model.spec, model.sent_contents, process=self._process)
+            self._writer.write(events.Created(spec=model.spec, process=self._process), model.sent_contents)
 
-    def restored(self, model: ShardModel, request: RestoreRequest, from_epoch: int) -> None:
+    def restored(self, model: ShardModel, from_epoch: int) -> None:
         """The variables are those of a checkpoint, which was saved in `from_epoch`."""
         if self._writer is not None:
-            events.note_restored(
-                self._writer,
-                model.spec,
-                request.settings,
-                process=self._process,
-                tag=request.tag,
-                from_epoch=from_epoch,
-                sha256=_digest(model),
-            )
+            self._keep_state(self._writer, model, epoch=model.spec.epoch, from_epoch=from_epoch)
 
     def configured(self, model: ShardModel, settings: ShardSettings) -> None:
         """Notes that the shard has other settings from now on."""
         if self._writer is not None:
-            events.note_configured(self._writer, settings, shard=model.spec.shard, step=model.step)
+            self._writer.write(events.Configured(step=model.step, settings=settings))
 
-    def applied(self, model: ShardModel, request: ApplyRequest) -> None:
+    def applied(self, model: ShardModel, request: ApplyRequest, work: StepWork) -> None:
         """A step has been applied; its waiters are still asleep."""
         if self._writer is not None:
-            events.note_applied(self._writer, request, shard=model.spec.shard, sha256=_digest(model))
+            values, *tables = model.contents
+            self._writer.write(events.Applied(request=request, sha256=digest(values, tables)))
+            self._count(self._writer, model, work, epoch=request.fence.epoch)
 
-    def arrived(self, model: ShardModel, push_id: PushId, *, epoch: int) -> None:
+    def arrived(self, model: ShardModel, push_id: PushId, work: StepWork, *, epoch: int) -> None:
         """A contribution has been applied as it came."""
         if self._writer is not None:
-            events.note_arrived(self._writer, push_id, shard=model.spec.shard, epoch=epoch, step=model.step)
+            self._writer.write(events.Arrived(push_id=push_id, epoch=epoch))
+            self._count(self._writer, model, work, epoch=epoch)
+
+    def _count(self, writer: History, model: ShardModel, work: StepWork, *, epoch: int) -> None:
+        rows = (row for gradients in work.sparse.gradients for row in gradients.values())
+        self._num_bytes += len(work.contributions) * (model.spec.layout.nbytes + _RECORD_BYTES)
+        self._num_bytes += sum(row.indices.nbytes + row.rows.nbytes for row in rows)
+        if self._num_bytes >= _STATE_PERIOD * (model.state.nbytes + _STATE_BYTES):
+            self._keep_state(writer, model, epoch=epoch)
+
+    def _keep_state(self, writer: History, model: ShardModel, *, epoch: int, from_epoch: int | None = None) -> None:
+        now = model.snapshot()
+        state = events.StateKept(
+            spec=replace(model.spec, epoch=epoch, initial_step=model.step),
+            settings=model.settings,
+            process=self._process,
+            hidden=encode_hidden_state(now.hidden)[HIDDEN_STATE],
+            from_epoch=from_epoch,
+        )
+        writer.write(state, [tensor.content for tensor in now.tensors()])
+        self._num_bytes = 0
 
 
-def _digest(model: ShardModel) -> str:
-    values, *tables = model.contents
-    return events.digest(values, tables)
+_STATE_PERIOD = 4
+# About what a contribution and a state take beside their tensors.
+_RECORD_BYTES, _STATE_BYTES = 128, 1024

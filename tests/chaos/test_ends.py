@@ -1,6 +1,7 @@
 """Requested ends: of each role in the middle of a step, of all roles one after the other, and of `lockstep up` around them."""
 
 import os
+import random
 import re
 import signal
 import subprocess
@@ -17,6 +18,7 @@ import pytest
 from tests.chaos import script
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
+from tests.chaos.processes import Cluster
 from tests.chaos.test_checkpoints import whole
 from tests.support.processes.commands import TRAIN, are_gone, read_until
 from tests.support.repository import ROOT
@@ -25,44 +27,73 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.timeout(150)
 
 
-def test_a_chief_that_is_asked_to_end_saves_a_checkpoint_and_ends_everything_in_order(start: Started) -> None:
-    """F30: compose stop, a drained node."""
-    cluster = start(Plan(num_steps=4000, checkpoint_steps=2000))
+def test_a_chief_that_is_asked_to_end_saves_a_checkpoint_and_its_successor_continues(start: Started) -> None:
+    """F30: `scancel` of one task, a drained node. Workers and servers wait, and say so; nobody takes the training for finished."""
+    cluster = start(Plan(num_steps=80, checkpoint_steps=2000))
     cluster.await_step(12)
     cluster.signal("chief", signal.SIGTERM)
+    cluster.await_death("chief", code=0)
+    assert int(whole(cluster)[-1].name.split("-")[1]) >= 12
+    cluster.await_standstill(silence_s=3.0)
+    assert cluster.running(cluster.everybody) == [name for name in cluster.everybody if name != "chief"]
+    for index in range(3):
+        words = cluster.text_of(f"worker {index}")
+        assert re.search(r"still trying what=the chief: \S+.* elapsed_s=[12]\.", words) or "no answer yet from the chief" in words, words
+    cluster.restart("chief")
     cluster.await_end()
-    steps = {event["step"] for event in cluster.events() if event["event"] == "finished"}
-    assert len(steps) == 1
-    assert whole(cluster)[-1].name == f"step-{steps.pop():09}"
+    assert cluster.rollbacks() == 0
+    assert "finished" not in cluster.text_of("chief").partition("--- life 2")[0]
+    cluster.assert_as_without_faults()
 
 
-def test_a_training_that_was_ended_continues_where_it_was(start: Started) -> None:
+def test_a_whole_cluster_that_is_asked_to_end_continues_where_it_was(start: Started) -> None:
+    """F30: compose stop, which ends workers first, then the chief, then the servers."""
     cluster = start(Plan(checkpoint_steps=2000))
     cluster.await_step(12)
-    cluster.signal("chief", signal.SIGTERM)
+    for index in range(3):
+        cluster.signal(f"worker {index}", signal.SIGTERM)
+        cluster.await_death(f"worker {index}", code=-signal.SIGTERM)
+    told = cluster.reached()
+    for name in ("chief", "ps 0", "ps 1"):
+        cluster.signal(name, signal.SIGTERM)
+        cluster.await_death(name, code=0)
+    cluster.restart_all()
     cluster.await_end()
-    ended_at = max(event["step"] for event in cluster.events() if event["event"] == "finished")
-    again = cluster.start()
-    again.await_end()
-    begun = [event["step"] for event in again.events() if event["event"] == "joined"]
-    assert begun[-1] >= ended_at
-    again.assert_as_without_faults()
-
-
-def test_every_role_and_worker_can_be_restarted_one_after_the_other(start: Started) -> None:
-    """F30: a rolling restart. With durability `step` nothing that was told to be done is done again."""
-    cluster = start(Plan(num_steps=60, durability="step", checkpoint_steps=None))
-    for step, name in ((8, "ps 0"), (16, "ps 1"), (24, "worker 0"), (32, "worker 2")):
-        cluster.await_step(step)
-        told = cluster.reached()
-        ended_at = cluster.signal(name, signal.SIGTERM)
-        cluster.await_death(name, code=0 if name.startswith("ps") else -signal.SIGTERM)
-        cluster.restart(name)
-        cluster.await_step(step + 4)
-        again = [event["step"] for event in cluster.events() if event["event"] == "step" and event["at"] > ended_at + 0.5]
-        assert min(again, default=told) >= told - 1
-    cluster.await_end()
+    begun = [event["step"] for event in cluster.events() if event["event"] == "joined"]
+    assert begun[-1] >= told
     cluster.assert_as_without_faults()
+
+
+@pytest.mark.parametrize("has_standbys", [False, True])
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+@pytest.mark.parametrize("seed", [1, 2])
+def test_every_role_and_worker_can_be_restarted_one_after_the_other(
+    start: Started, seed: int, number: signal.Signals, has_standbys: bool
+) -> None:
+    """F30: a rolling restart in any order. With durability `step`, or standbys, nothing that was told to be done is done again."""
+    durability = "interval" if has_standbys else "step"
+    cluster = start(Plan(num_steps=150, durability=durability, checkpoint_steps=5 if has_standbys else None, has_standbys=has_standbys))
+    order = cluster.everybody
+    random.Random(seed).shuffle(order)
+    for name in order:
+        cluster.await_step(cluster.reached() + 4)
+        cluster.await_(lambda: not missing_standbys(cluster), what="all standbys are there")
+        told, ended_at = cluster.reached(), cluster.signal(name, number)
+        is_worker = name.startswith("worker")
+        cluster.await_death(name, code=0 if number is signal.SIGTERM and not is_worker else -number)
+        cluster.restart(name)
+        cluster.await_step(told + 4)
+        again = [event["step"] for event in cluster.events() if event["event"] == "step" and event["at"] > ended_at + 0.5]
+        assert min(again, default=told) >= told - 1, f"{name}, of {order}"
+    cluster.await_end()
+    if has_standbys:
+        assert cluster.rollbacks() == 0
+    cluster.assert_as_without_faults()
+
+
+def missing_standbys(cluster: Cluster) -> list[str]:
+    status = cluster.status()
+    return ["no answer"] if status is None else [shard.standby_missing for shard in status.shards if shard.standby_missing]
 
 
 def test_everything_asked_to_end_at_once_loses_nothing_that_was_told(start: Started) -> None:
@@ -148,7 +179,7 @@ def test_the_launcher_that_is_interrupted_saves_a_last_checkpoint_and_the_next_c
     code, out = up.finish()
     record("Ctrl-C to prompt, with a last checkpoint", standstill_s=time.monotonic() - interrupted_at, target_s=12.0)
     assert code == 130, out
-    assert "saving a last checkpoint" in out
+    assert "interrupting training" in out and "SIGINT to" not in out, "the workers have heard of it"
     newest = sorted(path.parent.name for path in up.checkpoints.glob("*/MANIFEST.json"))[-1]
     assert int(newest.split("-")[1]) >= 17
     again = Up(tmp_path)
@@ -168,7 +199,7 @@ def busy_machine() -> Iterator[None]:
         yield
 
 
-def test_an_interrupt_brings_the_prompt_back_in_two_seconds_on_a_busy_machine_too(tmp_path: Path, record: Record) -> None:
+def test_another_interrupt_brings_the_prompt_back_in_two_seconds_on_a_busy_machine_too(tmp_path: Path, record: Record) -> None:
     for number in range(3):
         directory = tmp_path / str(number)
         worker = [sys.executable, "-c", TRAIN]
@@ -178,10 +209,12 @@ def test_an_interrupt_brings_the_prompt_back_in_two_seconds_on_a_busy_machine_to
             everybody = psutil.Process(process.pid).children(recursive=True)
             with busy_machine():
                 process.send_signal(signal.SIGINT)
+                read_until(process, "interrupting training")
+                process.send_signal(signal.SIGINT)
                 interrupted_at = time.monotonic()
                 assert process.wait(20) == 128 + signal.SIGINT
                 took_s = time.monotonic() - interrupted_at
-        record("Ctrl-C to prompt, on a busy machine", standstill_s=took_s, target_s=2.0)
+        record("a second Ctrl-C to prompt, on a busy machine", standstill_s=took_s, target_s=2.0)
         assert took_s < 2.0
         wait_until(partial(are_gone, everybody), timeout_s=20, what="no process is left")
 

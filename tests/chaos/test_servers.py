@@ -6,9 +6,9 @@ import time
 import psutil
 import pytest
 
-from ps_protocol.process import history
 from ps_protocol.process.history import read_history
 from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.history import Applied
 from tests.chaos import claims
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
@@ -178,6 +178,7 @@ def _waits_for_ps(cluster: Cluster, index: int) -> bool:
 
 def _was_applied(cluster: Cluster, *, step: int, epoch: int, shard: int) -> bool:
     """Whether a server had applied the step before the other one was lost."""
-    records = [one for chronicle in read_history(cluster.history) for one in chronicle.records if one.kind == history.APPLIED]
-    requests = [(one.words["shard"], history.request_of(one)) for one in records]
-    return any(owner == shard and request.step == step and request.fence.epoch == epoch for owner, request in requests)
+    chronicles = read_history(cluster.history)
+    records = [(chronicle.role, one.event) for chronicle in chronicles for one in chronicle.records]
+    requests = [(role, event.request) for role, event in records if isinstance(event, Applied)]
+    return any(owner == f"ps-{shard}" and request.step == step and request.fence.epoch == epoch for owner, request in requests)

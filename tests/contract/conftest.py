@@ -1,16 +1,16 @@
 """What the contract suites run on: every implementation of the `WholeShard` Protocol, and clusters in this process and behind gRPC."""
 
-from collections.abc import Iterator
-from contextlib import ExitStack
-from pathlib import Path
+import importlib
 
 import pytest
 
 from ps_protocol.roles.shard import WholeShard
-from tests.support.parameter_servers.shards import EACH_WAY, Trainer, shard_over
-from tests.support.sessions.clusters import AnyCluster, GrpcTestCluster, LocalTestCluster, Shape, Start
+from tests.support.parameter_servers.shards import WITHOUT_SOCKETS, Trainer, shard_over
+from tests.support.sessions.clusters import start_over
 
-shard = shard_over(EACH_WAY)
+# Modules about something else than these say so: `shard = shard_over(TRANSPORTS)`, `start = start_over(["in process"])`.
+shard = shard_over(WITHOUT_SOCKETS)
+start = start_over(["in process", "grpc", "shared memory"])
 
 
 @pytest.fixture
@@ -19,14 +19,14 @@ def trainer(shard: WholeShard) -> Trainer:
     return Trainer(shard)
 
 
-@pytest.fixture(params=["in process", "grpc", "shared memory"])
-def start(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Start]:
-    """Starts clusters, all of which end with the test."""
-    with ExitStack() as stack:
-
-        def started(shape: Shape) -> AnyCluster:
-            if request.param == "in process":
-                return LocalTestCluster(shape, stack)
-            return GrpcTestCluster(shape, stack, directory=socket_dir, transport=request.param.replace(" ", "_"))
-
-        yield started
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is said after 2 s is said after 0.2 s, and what is sent again after 3 s after 0.3 s."""
+    for module, names in {
+        "ps_protocol.process.waiting": ("FIRST_NOTICE_S", "_FIRST_SLICE_S", "_LATER_SLICE_S"),
+        "worker_client.strategy.links": ("AGAIN_S",),
+        "worker_client.strategy.workers": ("AGAIN_S", "FIRST_NOTICE_S"),
+        "worker_client.strategy.coordinator": ("AGAIN_S",),
+    }.items():
+        for name in names:
+            monkeypatch.setattr(f"{module}.{name}", getattr(importlib.import_module(module), name) / 10)

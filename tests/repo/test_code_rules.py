@@ -23,6 +23,7 @@ FOREIGN_UNDERSCORES = {
     ("lockstep/torch/optimizer.py", "_opt_called"): "what PyTorch's schedulers look at before they warn",
     ("lockstep/torch/tensors.py", "_foreach_copy_"): "a list of tensors copied in one call, as PyTorch's own optimizers do",
     ("lockstep/torch/tensors.py", "_foreach_mul_"): "… and multiplied",
+    ("ps_protocol/process/options.py", "_option_string_actions"): "the flags of a parser, which argparse lists nowhere else",
     ("ps_protocol/rpc/server_stream.py", "_rpc_event"): "the call that grpcio hides behind its context, for streams without a thread each",
 }
 # A name in backquotes: of a file, or of something in it, perhaps dotted, perhaps called.
@@ -32,6 +33,8 @@ COMMENT_THAT_NAMES = re.compile(r"#.*`")
 # Names of others, and ends of names.
 FOREIGN_NAMES = {"_locked", "feature_names_in_", "hostname", "n_features_in_"}
 UNFINISHED = re.compile(r"\b(TODO|FIXME|XXX|HACK)\b")
+
+LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log", "warn"}
 
 FILES = [*source_files(), *sorted((ROOT / "benchmarks").rglob("*.py"))]
 # What is not installed, but is read as an example, or run on what others sent.
@@ -165,3 +168,20 @@ def _is_private(name: str) -> bool:
 
 def _is_false(node: ast.expr) -> bool:
     return isinstance(node, ast.Constant) and node.value is False
+
+
+def test_a_log_line_is_a_fact_and_then_its_fields_which_the_documents_name() -> None:
+    """What `--log-format json` makes keys of: at the end of the text of each call."""
+    page = (ROOT / "docs" / "reference" / "cli.md").read_text(encoding="utf-8").partition("\n## JSON logs\n")[2].partition("\n## ")[0]
+    wrong, names = [], set()
+    for path in source_files():
+        for node in nodes(path):
+            if not (isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr in LOGGING):
+                continue
+            for text in [one.value for one in node.args[:2] if isinstance(one, ast.Constant) and isinstance(one.value, str)]:
+                if re.search(r"\w[=>]%", text) and not re.fullmatch(r".*?[^=\s](?: [a-z_]+=%[-+#.0-9]*[a-z])+", text):
+                    wrong.append(f"{_at(path, node.lineno)} logs {text!r}: want a fact, then ' name=%s' for each field")
+                names.update(re.findall(r" ([a-z_]+)=%", text))
+    wrong += [f"docs/reference/cli.md, JSON logs: no `{name}`" for name in sorted(names) if f"`{name}`" not in page]
+    assert not wrong, "\n".join(wrong)
+    assert not names & {"time", "level", "logger", "message", "exception"}

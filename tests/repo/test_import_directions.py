@@ -44,7 +44,6 @@ LAYERS: dict[str, tuple[str, ...]] = {
     ),
     "chief": ("options", "policies", "core", "shards", "config", "page", "serving", "__main__"),
     "worker_client": (
-        "uncaught",
         "model",
         "neural_network",
         "core",
@@ -98,6 +97,7 @@ PURE = (
     "chief.policies",
     "chief.core",
     "chief.page.cost",
+    "chief.page.look",
     "worker_client.model",
     "worker_client.core",
     "worker_client.neural_network",
@@ -109,8 +109,7 @@ PURE = (
     "lockstep.planning",
     "lockstep.timeline",
     "lockstep.cli.formatting",
-    "lockstep.cli.watch.text",
-    "lockstep.cli.watch.screen",
+    "lockstep.cli.watch.view",
 )
 # The only layers of one role that another may import, and who may.
 ROLES = ("ps_server", "chief", "worker_client")

@@ -27,7 +27,7 @@ SOMETIMES = (
     *("failed, with words, since nothing was saved", "first values came too late", "training data gone through"),
     *("contribution without a gradient", "worker 1 ahead of the slowest", "shards were read at two steps"),
     *("worker went over to another server", "a standby was brought back between two steps"),
-    "worker gave two servers different gradients",
+    *("worker gave two servers different gradients", "chief asked to end"),
     *("worker waited for training data", "a chief found what another had trained", "a chief found an interrupted step"),
 )
 SOMETIMES_UNLOCKED = (

@@ -15,7 +15,6 @@ from chief.shards.requests import Authority
 from chief.shards.standby import ReplicaReturn, ReplicatedLink, replicated
 from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError, ShuttingDown
-from ps_protocol.process.history import History
 from ps_protocol.roles.chief import (
     ClusterState,
     CommitPushRequest,
@@ -34,6 +33,7 @@ from ps_protocol.roles.chief import (
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.history import History
 from ps_protocol.roles.shard import Adoption
 from tests.simulation.chief_links import SimulatedLink, SimulatedPace
 from tests.simulation.epochs import Era, era_of
@@ -214,6 +214,8 @@ class ChiefNode:
             case messages.Note():
                 self._world.note(f"{self._life.name}: {instruction.text}")
             case messages.EndProcesses():
+                if not instruction.has_successor and self.coordinator.state is not ClusterState.FAILED:
+                    raise BrokenPromise(f"E: a training ends that nobody finished: {instruction.reason}")
                 self.end(instruction.reason)
             case messages.AdoptShards() | messages.RestoreShards():
                 self._work.obey(instruction.fence)
@@ -297,6 +299,12 @@ class ChiefNode:
             if len(self._adoptions) == len(self._shards):
                 self._world.seen["a chief found what another had trained"] += steps != {None}
                 self._world.seen["a chief found an interrupted step"] += len(steps) > 1 and None not in steps
+
+    def ask_to_end(self) -> None:
+        """As SIGTERM does."""
+        if not self.is_ended:
+            self._world.seen["chief asked to end"] += 1
+            self.report(messages.AskedToEnd(why="SIGTERM"))
 
     def end(self, reason: str) -> None:
         """Acts no more, and is gone a moment later."""

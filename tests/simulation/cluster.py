@@ -58,6 +58,7 @@ class SimulatedCluster:
         self._nemesis = Nemesis(self, scenario.network)
         self._chiefs: dict[str, ChiefNode] = {}
         self._worker_nodes: dict[str, WorkerNode] = {}
+        self._shard_nodes: dict[str, ShardNode] = {}
         self.chief = ""
         self._num_chiefs = self._num_workers = 0
         # By index, the process that was started last.
@@ -156,15 +157,17 @@ class SimulatedCluster:
             return  # the chief counts what nobody applies by itself, and the audit says so
         if self.oracle.has_heard_lies:
             return  # the audit says that a server has applied what its worker did not note
-        problems, num_steps = audited(history.chronicle(f"{name}-{number}") for number, (name, history) in enumerate(self._histories))
+        chronicles = [history.chronicle(f"{name}-{number}") for number, (name, history) in enumerate(self._histories)]
+        problems, num_steps = audited(chronicles)
         self.world.seen["steps that the audit has computed again"] += num_steps
+        self.world.seen["steps computed again although records were gone"] += num_steps * any(one.is_cut for one in chronicles)
         if problems:
             raise BrokenPromise(f"A: the audit says: {problems[:3]}")
 
     def _new_history(self, name: str) -> SimulatedHistory | None:
         if not self.scenario.has_history:
             return None
-        history = SimulatedHistory()
+        history = SimulatedHistory(self.scenario.num_records_kept)
         self._histories.append((name, history))
         return history
 
@@ -176,7 +179,7 @@ class SimulatedCluster:
             return
 
         def make(life: Life) -> ShardNode:
-            return ShardNode(
+            node = self._shard_nodes[name] = ShardNode(
                 self.world,
                 life,
                 index=index_of(name),
@@ -185,6 +188,7 @@ class SimulatedCluster:
                 on_crash=lambda: self.kill(name, 0.3),
                 history=self._new_history(name),
             )
+            return node
 
         self.world.start(name, make)
 
@@ -252,6 +256,18 @@ class SimulatedCluster:
             return node
 
         self.world.start(name, make)
+
+    def ask_to_end(self, name: str, seconds: float) -> None:
+        """Asks a process to end, which is started again after so many seconds: a chief may save first, and others end at once."""
+        chief = self._chiefs.get(name)
+        if chief is None:
+            self.kill(name, seconds)
+        elif (life := self.world.life(name)) is not None and not life.is_stopped:
+            chief.ask_to_end()
+
+    def have_half_applied(self, name: str) -> None:
+        """Has a parameter server fail half-way through the next step."""
+        self._shard_nodes[name].fails_half_way = True
 
     def start_another_chief(self, *, takes_over: bool) -> None:
         """Starts a chief under a new name."""

@@ -1,6 +1,5 @@
-"""Histories of simulated processes, written by the code that writes real ones, and audited. Knows records; no promise of the oracle."""
+"""Histories of simulated processes, as files have them, and audited. Knows records; no promise of the oracle."""
 
-import json
 from collections.abc import Iterable
 
 import numpy as np
@@ -9,23 +8,32 @@ from lockstep.audit.books import check_books
 from lockstep.audit.facts import facts_of
 from lockstep.audit.values import recompute
 from ps_protocol.model.variables import Array
-from ps_protocol.process.history import Chronicle, Record, Words
+from ps_protocol.process.history import Chronicle, Record, can_begin
+from ps_protocol.roles.history import Event
+from ps_protocol.wire import codec
 
 
 class SimulatedHistory:
-    """Implements History in memory. What is noted has been through JSON, as in a file."""
+    """Implements History in memory: what is noted has been a message, as in a file. `num_kept`: keeps about so many records; 0: all."""
 
-    def __init__(self) -> None:
-        self._records: list[Record] = []
+    def __init__(self, num_kept: int = 0) -> None:
+        self._num_kept = num_kept
+        self._segments: list[list[Record]] = [[]]
+        self._number = 0
 
-    def write(self, kind: str, words: Words, pieces: Iterable[Array] = ()) -> None:
-        """Appends one record."""
+    def write(self, event: Event, pieces: Iterable[Array] = ()) -> None:
+        """Appends one record; begins a segment, and drops the oldest, as a file does."""
+        if self._num_kept and len(self._segments[-1]) >= self._num_kept // 2 and can_begin(event):
+            self._segments = [*self._segments[-1:], []]
         content = np.concatenate([np.empty(0, np.uint8), *pieces])
-        self._records.append(Record(kind=kind, number=len(self._records), words=json.loads(json.dumps(words)), content=content))
+        event = codec.decode(type(event), codec.encode(event))
+        self._segments[-1].append(Record(event=event, number=self._number, content=content))
+        self._number += 1
 
     def chronicle(self, name: str) -> Chronicle:
-        """Returns what was written by a process of this name."""
-        return Chronicle(name=name, role=name, records=tuple(self._records), is_torn=False)
+        """Returns what is kept of a process of this name."""
+        records = tuple(record for segment in self._segments for record in segment)
+        return Chronicle(name=name, role=name, records=records, is_cut=bool(records) and records[0].number > 0)
 
 
 def audited(chronicles: Iterable[Chronicle]) -> tuple[list[str], int]:

@@ -11,8 +11,10 @@ from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.checkpoints import Checkpoints
 from chief.core.cluster.data import DataLeases
 from chief.core.cluster.members import Membership, PushOutcomes
+from chief.core.coordinator import Coordinator
 from chief.core.epoch.answers import Answers
 from chief.core.epoch.training import Training
+from chief.core.messages import EndProcesses
 from chief.policies.fifo import FifoTokens
 from chief.policies.ordered import OrderedPolicy
 from chief.policies.sync import StrictTokens, SyncPolicy
@@ -21,16 +23,16 @@ from chief.shards import standby
 from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
-from ps_protocol.errors import PsError
+from ps_protocol.errors import InternalError, PsError
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import DEFAULT_POLICY, Participant, PushOutcome
+from ps_protocol.roles.chief import DEFAULT_POLICY, FinishTrainingRequest, Participant, PushOutcome
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, PushId, StepAttachments
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.shard import PushReply, PushResult
 from ps_server.contributions.inbox import Inbox
 from ps_server.contributions.staging import StagingMemory
-from ps_server.model.shard_model import ShardModel
+from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.numbers import apply
 from ps_server.shard.gate import AdmittedWorkers, Fences
 from ps_server.shard.shard import Shard, ShardHistory
@@ -521,9 +523,9 @@ def _counts_two_as_one_step(patch: pytest.MonkeyPatch) -> None:
 def _forgets_to_note_arrivals(patch: pytest.MonkeyPatch) -> None:
     real = ShardHistory.arrived
 
-    def arrived(self: ShardHistory, model: ShardModel, push_id: PushId, *, epoch: int) -> None:
+    def arrived(self: ShardHistory, model: ShardModel, push_id: PushId, work: StepWork, *, epoch: int) -> None:
         if push_id.sequence % 5:
-            real(self, model, push_id, epoch=epoch)
+            real(self, model, push_id, work, epoch=epoch)
 
     patch.setattr(ShardHistory, "arrived", arrived)
 
@@ -573,6 +575,43 @@ def _lets_anybody_speak_for_a_worker(patch: pytest.MonkeyPatch) -> None:
         return real(self, participant if member is None else replace(participant, secret=member.secret))
 
     patch.setattr(Membership, "look_up", look_up)
+
+
+def _finishes_when_asked_to_end(patch: pytest.MonkeyPatch) -> None:
+    def asked_to_end(self: Coordinator, event: Any, now: float) -> None:
+        self._finish_training(None, FinishTrainingRequest(reason=event.why, interrupts=True), now)
+        self._out.add(EndProcesses(exit_code=0, reason=event.why))
+
+    patch.setattr(Coordinator, "_asked_to_end", asked_to_end)
+
+
+def _refuses_to_say_that_its_values_are_lost(patch: pytest.MonkeyPatch) -> None:
+    real = Shard._adoption_locked
+
+    def adoption_locked(self: Shard) -> Any:
+        if self._gate.fences.damage:
+            raise InternalError(self._gate.fences.damage)
+        return real(self)
+
+    patch.setattr(Shard, "_adoption_locked", adoption_locked)
+
+
+def _ends_where_a_step_is_half_applied(patch: pytest.MonkeyPatch) -> None:
+    real = Coordinator._see_shard
+    patch.setattr(Coordinator, "_see_shard", lambda self, event, now: real(self, replace(event, damage=""), now))
+
+
+def _half_applies_and_loses_the_chief(scenario: Scenario) -> Scenario:
+    """Nothing was saved: the next chief has to ask the servers, and to say that the training cannot continue."""
+    at = 1.0 + scenario.seed % 97 * 0.01
+    half = Fault(at=at, kind="half", target=("ps-0",))
+    killed = tuple(Fault(at=at + 0.02 * number, kind="kill", target=("chief",), seconds=0.01) for number in range(1, 15))
+    return replace(scenario, durability=None, has_standbys=False, network=NetworkSpec(), faults=(half, *killed))
+
+
+def _half_applies_and_is_saved(scenario: Scenario) -> Scenario:
+    half = Fault(at=1.0 + scenario.seed % 97 * 0.01, kind="half", target=("ps-0",))
+    return replace(scenario, durability=Durability.INTERVAL, has_standbys=False, network=NetworkSpec(), faults=(half,))
 
 
 def _keeps_data_counted_that_no_server_has(patch: pytest.MonkeyPatch) -> None:
@@ -713,6 +752,11 @@ MUTATIONS: dict[str, Mutation] = {
     "incarnations from nowhere are believed": Mutation("36", _takes_incarnations_from_nowhere, has("impostor")),
     "anybody speaks for a worker": Mutation("36", _lets_anybody_speak_for_a_worker, has("impostor")),
     "training ends where a contribution is missing": Mutation("6", _gives_up_where_a_contribution_is_missing, _forges_and_is_saved),
+    "a chief that is asked to end finishes the training": Mutation("E", _finishes_when_asked_to_end, has("end")),
+    "a server refuses to say that its values are lost": Mutation(
+        "6", _refuses_to_say_that_its_values_are_lost, _half_applies_and_loses_the_chief
+    ),
+    "training ends where a step is half applied": Mutation("6", _ends_where_a_step_is_half_applied, _half_applies_and_is_saved),
     "a worker may fill a server with contributions": Mutation("7", _takes_any_number_of_contributions, _hoards),
     "memory of contributions is not given back": Mutation(
         "7", _keeps_the_memory_of_contributions, _undisturbed(DEFAULT_POLICY), first_seed=1002

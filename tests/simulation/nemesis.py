@@ -25,6 +25,12 @@ class Victim(Protocol):
     def kill(self, name: str, seconds: float) -> None:
         """Ends a process, which is started again after so many seconds."""
 
+    def ask_to_end(self, name: str, seconds: float) -> None:
+        """Asks a process to end, which is started again after so many seconds."""
+
+    def have_half_applied(self, name: str) -> None:
+        """Has a parameter server fail half-way through the next step."""
+
     def start_another_chief(self, *, takes_over: bool) -> None:
         """Starts a chief under a new name."""
 
@@ -75,6 +81,12 @@ class Nemesis:
 
     def _one_killed(self, fault: Fault) -> None:
         self._cluster.kill(self._real(fault.target[0]), fault.seconds)
+
+    def _asked_to_end(self, fault: Fault) -> None:
+        self._cluster.ask_to_end(self._real(fault.target[0]), fault.seconds)
+
+    def _half_applied(self, fault: Fault) -> None:
+        self._cluster.have_half_applied(fault.target[0])
 
     def _all_killed(self, fault: Fault) -> None:
         cluster = self._cluster
@@ -158,6 +170,8 @@ class Nemesis:
 
 _FAULTS: dict[str, Callable[[Nemesis, Fault], None]] = {
     "kill": Nemesis._one_killed,
+    "end": Nemesis._asked_to_end,
+    "half": Nemesis._half_applied,
     "kill all": Nemesis._all_killed,
     "lose all": Nemesis._all_lost,
     "stop": Nemesis._stopped,

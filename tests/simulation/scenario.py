@@ -27,7 +27,7 @@ class Fault:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scenario:
-    """One simulated cluster and what befalls it."""
+    """One simulated cluster and what befalls it. `num_records_kept`: in the history of each process, about; 0: all."""
 
     seed: int
     num_shards: int
@@ -45,6 +45,7 @@ class Scenario:
     policy: PolicySpec = DEFAULT_POLICY
     has_standbys: bool = False
     has_history: bool = False
+    num_records_kept: int = 0
 
     @property
     def is_for_a_standby(self) -> bool:
@@ -97,12 +98,15 @@ def scenario_of(seed: int) -> Scenario:
             *_forgeries(random.Random(f"forgeries {seed}"), num_workers=num_workers),
             *_impostors(random.Random(f"impostors {seed}"), num_workers=num_workers),
             *_hoarders(random.Random(f"hoarders {seed}"), num_workers=num_workers),
+            *_rollouts(random.Random(f"rollouts {seed}"), num_shards=num_shards, num_workers=num_workers),
+            *_half_steps(random.Random(f"half steps {seed}"), num_shards=num_shards),
         ),
         data=_data(random.Random(f"data {seed}")),
         policy=_policy(random.Random(f"policy {seed}")),
     )
     scenario = _with_standbys(scenario, random.Random(f"standbys {seed}"))
-    return replace(scenario, has_history=random.Random(f"history {seed}").random() < 0.3)
+    history = random.Random(f"history {seed}")
+    return replace(scenario, has_history=history.random() < 0.3, num_records_kept=history.choice([0, 20, 60, 200]))
 
 
 UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
@@ -232,6 +236,29 @@ def _total_losses(chance: random.Random) -> tuple[Fault, ...]:
     """Nothing but workers is left, sometimes twice."""
     count = chance.choice((0,) * 8 + (1, 2))
     return tuple(Fault(at=chance.uniform(0.1, FAULTS_S), kind="lose all", seconds=chance.choice((0.05, 0.5, 2.0))) for _ in range(count))
+
+
+def _rollouts(chance: random.Random, *, num_shards: int, num_workers: int) -> tuple[Fault, ...]:
+    """The chief is asked to end; sometimes every process is, one after the other, in any order."""
+    kind, at = chance.choice(("none",) * 8 + ("chief", "all")), chance.uniform(0.0, FAULTS_S / 2)
+    everybody = ["chief", *(f"ps-{index}" for index in range(num_shards)), *(f"worker-{index}" for index in range(num_workers))]
+    chance.shuffle(everybody)
+    targets = {"none": [], "chief": ["chief"], "all": everybody}[kind]
+    return tuple(
+        Fault(at=at + number * FAULTS_S / 2 / len(everybody), kind="end", target=(name,), seconds=chance.choice((0.05, 0.5, 2.0)))
+        for number, name in enumerate(targets)
+    )
+
+
+def _half_steps(chance: random.Random, *, num_shards: int) -> tuple[Fault, ...]:
+    """A parameter server fails half-way through a step; sometimes the chief ends meanwhile, and another one finds it so."""
+    if chance.random() < 0.85:
+        return ()
+    at, name = chance.uniform(0.1, FAULTS_S), f"ps-{chance.randrange(num_shards)}"
+    half = Fault(at=at, kind="half", target=(name,))
+    return (
+        (half, Fault(at=at + chance.uniform(0.0, 0.3), kind="kill", target=("chief",), seconds=0.05)) if chance.random() < 0.5 else (half,)
+    )
 
 
 def _in_order(*faults: Fault) -> tuple[Fault, ...]:

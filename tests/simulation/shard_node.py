@@ -2,15 +2,16 @@
 
 from collections.abc import Callable
 from typing import Any
+from unittest import mock
 
 import numpy as np
 
 from ps_protocol.checkpoint.storage import CheckpointStorage
-from ps_protocol.errors import PsError, Unavailable
+from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.process.history import History
 from ps_protocol.roles.fence import NOBODY, Fence
+from ps_protocol.roles.history import History
 from ps_protocol.roles.shard import (
     ApplyRequest,
     PushHeader,
@@ -22,6 +23,7 @@ from ps_protocol.roles.shard import (
     ShardSettings,
     ShardSpec,
 )
+from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.serving.local import InProcessShard
 from tests.simulation.disk import Crash
 from tests.simulation.oracle import Oracle
@@ -64,6 +66,7 @@ class ShardNode:
             "save": self._save,
             "restore": self._restore,
         }
+        self.fails_half_way = False  # when it next applies a step
         self.shard = InProcessShard(
             index=index, storage=storage, run_in_background=self._in_background, history=history, clock=lambda: world.now
         )
@@ -121,6 +124,10 @@ class ShardNode:
         return self.shard.prepare_step(request)
 
     def _apply(self, request: ApplyRequest) -> object:
+        if self.fails_half_way and self.shard.status().step == request.step:
+            self.fails_half_way = False
+            with mock.patch.object(ShardModel, "run_apply", _half_applied):
+                self.shard.apply_step(request)
         reply = self.shard.apply_step(request)
         if not reply.repeated_request:
             self._oracle.applied(self._place, self.shard.status().fence.life, request, self._arena(request.fence.epoch))
@@ -182,3 +189,11 @@ class ShardNode:
         into = np.empty(self._arena_bytes, np.uint8)
         self.shard.read_variables(Segments([into]), epoch=epoch, step=None, layout_hash=self._layout_hash)
         return into
+
+
+def _half_applied(model: ShardModel, work: StepWork) -> int:
+    _RUN_APPLY(model, work)
+    raise InternalError("a defect, or no memory")
+
+
+_RUN_APPLY = ShardModel.run_apply

@@ -18,11 +18,10 @@ from ps_protocol.errors import (
     WorkerIndexTaken,
 )
 from ps_protocol.model.data import DataSpec
-from ps_protocol.model.layout import Layout, Segments
+from ps_protocol.model.layout import Layout
 from ps_protocol.model.optimizers import RATE, StepHyperparameter
 from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
-from ps_protocol.process.history import History, note_contribution, note_outcome
 from ps_protocol.roles.chief import (
     CommitResult,
     LeaseReply,
@@ -36,6 +35,7 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.contribution import Attachments, PushId
+from ps_protocol.roles.history import Answered, History, contributed
 from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
@@ -314,13 +314,9 @@ class WorkerNode:
     def _note_outcome(self, participant: Participant, commit: PushCommit, result: CommitResult) -> None:
         """As a session does."""
         if self._history is not None:
-            note_outcome(
-                self._history,
-                commit.push_id,
-                epoch=participant.era.epoch,
-                outcome=result.original_outcome.name,
-                step=commit.step,
-                applied_step=result.applied_step,
+            outcome = result.original_outcome.name
+            self._history.write(
+                Answered(push_id=commit.push_id, epoch=participant.era.epoch, outcome=outcome, applied_step=result.applied_step)
             )
 
     def _await_token(self, request: ask.AwaitToken) -> Task:
@@ -395,7 +391,7 @@ class WorkerNode:
             )
             content = self._gradient(request.push_id, index) if has_gradient else _NOTHING
             if self._history is not None:
-                note_contribution(self._history, header, Segments([content]), shard=index)
+                self._history.write(contributed(header, shard=index), [content])
             calls.append((header, content))
         num_given = len(calls)
         if self.forges:

@@ -97,6 +97,9 @@ class Transport(Protocol):
     ) -> AbstractContextManager[None]:
         """Has the enclosed call spoken for while it hangs; `alarm` as `SilenceWatch.expecting` has it. `shard`: whose payload it moves."""
 
+    def moved(self, shard: int) -> None:
+        """Notes that a shard is at work on a call that is watched: it is not silent."""
+
     def stood_still(self, since_s: float) -> bool:
         """Whether this process did not run for seconds since a moment of `time.monotonic()`, so that no answer could reach it."""
 
@@ -155,6 +158,9 @@ class LocalTransport:
     ) -> AbstractContextManager[None]:
         """No call hangs."""
         return _UNWATCHED
+
+    def moved(self, shard: int) -> None:
+        """Nobody watches."""
 
     def stood_still(self, since_s: float) -> bool:
         """No answer is on its way meanwhile."""
@@ -301,6 +307,10 @@ class GrpcTransport:
         """Has the enclosed call spoken for while it hangs."""
         return self._watch.expecting(what, expected_s=expected_s, alarm=alarm, progress=None if shard is None else self._progress[shard])
 
+    def moved(self, shard: int) -> None:
+        """Notes that a shard is at work on a call that is watched."""
+        self._progress[shard].num_pieces += 1
+
     def stood_still(self, since_s: float) -> bool:
         """Whether this process did not run for seconds since then."""
         return self._watch.stood_still(since_s)
@@ -327,7 +337,9 @@ class GrpcTransport:
         if is_odd and not self._has_spoken:
             self._has_spoken = True
             log.warning(
-                "memory is not shared with %s, though it is on this host: %s; variables and gradients go over gRPC", where, error.message
+                "memory is not shared with %s, though it is on this host: %s; variables and gradients are sent instead",
+                where,
+                error.message,
             )
         else:
             log.debug("memory is not shared with %s: %s", where, error.message)

@@ -83,13 +83,25 @@ class WorkerData:
             if reply.result is LeaseResult.WAIT:
                 has_waited = True
                 wait.explain(reply.waiting_for)
+            is_exhausted = reply.result is LeaseResult.EXHAUSTED and self._participant is participant
             if has_waited:
                 yield from self._keep_up(wait)
-                if not worker.state.is_finished:
-                    # The answer may be from an epoch that has ended in the meantime.
-                    yield from self._come_back_if_moved()
-            if self._ahead or (reply.result is LeaseResult.EXHAUSTED and self._participant is participant):
+            if is_exhausted:
+                yield from self._catch_up(wait)
+            if (has_waited or is_exhausted) and not worker.state.is_finished:
+                # The answer may be from an epoch that has ended in the meantime.
+                yield from self._come_back_if_moved()
+            if self._ahead or (is_exhausted and self._participant is participant):
                 return
+
+    def _catch_up(self, wait: Deadline) -> Asking[None]:
+        """All data is in the steps that have been applied: moves on to the last of them, so that all workers end with the same values."""
+        state = self._worker.state
+        status: ClusterStatus = yield Status()
+        if state.reads_latest:
+            state.has_newest = False
+        elif status.global_step > state.local_step and not state.is_finished:
+            yield from self._worker.follow(timeout_s=wait.left_s())
 
     def _keep_up(self, wait: Deadline) -> Asking[None]:
         """Keeps up with the other workers while this one has no ranges: contributes without gradients, or follows the steps."""

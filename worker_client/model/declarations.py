@@ -254,7 +254,7 @@ def declare(
         raise InvalidSpec(f"initial_values: got a {type(variables).__name__}, want a dict from variable name to array")
     _check_optimizer("optimizer", optimizer)
     if averages is not None and not isinstance(averages, AverageSpec):
-        raise InvalidSpec(f"averages: got {averages!r}, want what worker_client.moving_average(0.99) returns")
+        raise InvalidSpec(f"averages: got {averages!r}, want what lockstep.moving_average(0.99) returns")
     values: dict[str, Array] = {}
     specs = tuple(_declared(name, declaration, values) for name, declaration in variables.items())
     model = ModelSpec(variables=specs, optimizer=optimizer, placement=placement.policy_for(specs), averages=averages, clip=clip)
@@ -354,7 +354,7 @@ def _data_type(name: str, dtype: npt.DTypeLike) -> DataType:
 
 def _check_optimizer(what: str, optimizer: object) -> None:
     if not isinstance(optimizer, OptimizerSpec) or optimizer.is_update_rule:
-        raise InvalidSpec(f"{what}: got {optimizer!r}, want what worker_client.sgd(0.1) or another optimizer function returns")
+        raise InvalidSpec(f"{what}: got {optimizer!r}, want what lockstep.sgd(0.1) or another optimizer function returns")
 
 
 def as_array(name: object, value: object) -> Array:

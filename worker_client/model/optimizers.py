@@ -7,7 +7,7 @@ from typing import ParamSpec, TypeVar
 
 import numpy as np
 
-from ps_protocol.errors import InvalidSpec
+from ps_protocol.errors import InvalidSpec, PsError, at_boundary, is_boundary
 from ps_protocol.model.misspelling import known_names
 from ps_protocol.model.optimizers import CUSTOM, OptimizerSpec, Schedule, StepHyperparameter, constant
 from ps_protocol.model.shown import shown
@@ -23,6 +23,8 @@ def _naming_arguments(factory: Callable[Arguments, Spec]) -> Callable[Arguments,
     def made(*args: Arguments.args, **kwargs: Arguments.kwargs) -> Spec:
         try:
             return factory(*args, **kwargs)
+        except PsError as error:
+            raise at_boundary(error) from error.__cause__
         except TypeError:
             names = tuple(inspect.signature(factory).parameters)
             for name in kwargs:
@@ -360,6 +362,7 @@ def proximal_adagrad(
     )
 
 
+@is_boundary
 def custom_optimizer(
     formula: str, learning_rate: Rate, *, slots: Mapping[str, float] | None = None, **hyperparameters: float
 ) -> OptimizerSpec:

@@ -1,6 +1,8 @@
 """Carries out a worker's requests: calls of the chief, of its shards once there is a model, waits, messages in the log. Decides nothing."""
 
 import logging
+import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any
@@ -10,9 +12,9 @@ import numpy as np
 from ps_protocol.errors import Cancelled, NotInitializer, PsError
 from ps_protocol.model.variables import Array
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.process.history import note_outcome
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import CommitResult, LeaseReply, ModelReply, Participant, PushCommit, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.history import Answered
 from worker_client.cluster.threads import Job, Lane
 from worker_client.core import requests as ask
 from worker_client.core.data import NUM_AHEAD
@@ -27,8 +29,8 @@ log = logging.getLogger("lockstep.worker")
 
 # How long the chief may take to say why it has gone back.
 _STATUS_S = 1.0
-# Contributions in a row that counted for nothing before the worker says so.
-_MANY_DROPPED = 20
+# Contributions in a row, and how long, that counted for nothing before the worker says so: backup workers take turns.
+_MANY_DROPPED, _DROPPED_S = 20, 30.0
 # How often a worker that waits for ranges looks whether others wait for it.
 _LOOK_AGAIN_S = 0.1
 
@@ -43,7 +45,7 @@ class WorkerCalls:
         self._memories: Memories | None = None
         self._training: Training | None = None  # at the worker's place; None before there is a model
         self._next: Training | None = None  # at the place that it is coming to
-        self._num_dropped = 0  # contributions, since the last one that counted
+        self._num_dropped, self._dropped_since_s = 0, 0.0  # contributions, since the last one that counted
         self._lane: Lane | None = None
         self._lease: tuple[ask.LeaseAhead, Job] | None = None  # that is asked for in the lane
         self.acts: dict[type, Callable[[Any], Any]] = {
@@ -205,22 +207,19 @@ class WorkerCalls:
             self._num_dropped = 0
         elif result.outcome is not PushOutcome.DUPLICATE:
             self._num_dropped += 1
-            if self._num_dropped == _MANY_DROPPED:
+            if self._num_dropped == 1:
+                self._dropped_since_s = time.monotonic()
+            if self._num_dropped >= _MANY_DROPPED and time.monotonic() - self._dropped_since_s >= _DROPPED_S:
+                self._dropped_since_s = math.inf  # said once
                 log.warning(
                     "none of the last %d contributions of worker %d counted, because steps were complete without it: its work is lost."
                     " `lockstep status` shows how many contributions a step takes; a chief takes those of all with --workers N",
-                    _MANY_DROPPED,
+                    self._num_dropped,
                     participant.index,
                 )
         if (history := self._member.link.transport.history) is not None:
-            note_outcome(
-                history,
-                commit.push_id,
-                epoch=participant.era.epoch,
-                outcome=result.original_outcome.name,
-                step=commit.step,
-                applied_step=result.applied_step,
-            )
+            outcome = result.original_outcome.name
+            history.write(Answered(push_id=commit.push_id, epoch=participant.era.epoch, outcome=outcome, applied_step=result.applied_step))
 
     # -- the training data
 

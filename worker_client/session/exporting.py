@@ -25,7 +25,7 @@ class WorkerMetrics:
         self._page: MetricsPage | None = None
         self._is_serving = False
         self._server = HttpServer(
-            [Route(path=PATH, answer=self._answer, rpc=_RPC, may_wait=True)],
+            [Route(path=PATH, answer=self._answer, rpc=_RPC)],
             address=address,
             cluster=cluster,
             # The rest of it is about calling others.

@@ -79,7 +79,7 @@ class SharedPlace:
     def _register(self, request: Register) -> Registration:
         former, found = request.former, self._link.register_again(request.former, held=request.held)
         if found.participant == former and found.chief_incarnation != self.place.registration.chief_incarnation:
-            log.info("registered again index=%d epoch=%d chief=%d", former.index, former.era.epoch, found.chief_incarnation)
+            log.info("%s registered again epoch=%d chief=%d", former.name, former.era.epoch, found.chief_incarnation)
         return found
 
     def _agree(self, request: Agree) -> ModelReply:
@@ -106,15 +106,15 @@ STOP_WAIT_S = 0.25
 class Heartbeat:
     """A daemon thread that renews the lease. It bears a chief that is away for a while, and ends once the place is lost.
 
-    `beat` renews it once.
+    `beat` renews it once. `name`: of the participant.
     """
 
-    def __init__(self, beat: Callable[[], object], *, index: int, lease_s: float) -> None:
+    def __init__(self, beat: Callable[[], object], *, name: str, lease_s: float) -> None:
         self._beat = beat
-        self._index = index
+        self._name = name
         self._interval_s = lease_s / BEATS_PER_LEASE
         self._stopped = threading.Event()
-        self._thread = threading.Thread(target=self._run, name=f"lockstep-heartbeat-{index}", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=f"lockstep-heartbeat-{name}", daemon=True)
 
     def start(self) -> None:
         """Begins to renew the lease."""
@@ -134,12 +134,12 @@ class Heartbeat:
                 is_reachable = True
             except (Unavailable, DeadlineExceeded, ShuttingDown) as error:
                 if is_reachable and not self._stopped.is_set():
-                    log.warning("heartbeat failed, trying on worker=%d: %s", self._index, error)
+                    log.warning("%s: heartbeat failed, trying on cause=%s", self._name, error)
                 is_reachable = False
             except PsError as error:
                 # The next call of the worker itself raises this; here it would only be logged again and again.
                 if not self._stopped.is_set():
-                    log.warning("heartbeat ended worker=%d: %s", self._index, error)
+                    log.warning("%s: heartbeat ended cause=%s", self._name, error)
                 return
 
 
@@ -172,7 +172,7 @@ def leave(link: ChiefLink, participant: Participant, *, heartbeat: Heartbeat | N
         if heartbeat is not None:
             heartbeat.stop()
         if not run_bounded([deregister], name="lockstep-farewell", timeout_s=DEREGISTER_WAIT_S):
-            log.warning("the chief did not hear that worker=%d leaves; its lease will end by itself", participant.index)
+            log.warning("the chief did not hear that %s leaves; its lease will end by itself", participant.name)
     finally:
         if shards is not None:
             shards.close()
@@ -185,7 +185,7 @@ def _deregister(chief: Chief, participant: Participant, failure: str) -> None:
         waiting.call(lambda _: chief.deregister_worker(participant, failure=failure), what="the chief: leave", timeout_s=DEREGISTER_WAIT_S)
     except PsError as error:
         # No caller is left to raise it to, and the lease ends by itself.
-        log.debug("deregistration failed worker=%d: %s", participant.index, error)
+        log.debug("%s: deregistration failed cause=%s", participant.name, error)
 
 
 # A participant's place in its cluster, from registration to leaving.
@@ -219,7 +219,7 @@ class Membership:
         self._acts_of_heartbeat = {**self.acts, Beat: self._beat_once}
         self._heartbeat: Heartbeat | None = None
         if not link.transport.is_in_process:
-            self._heartbeat = Heartbeat(self._beat, index=self.participant.index, lease_s=registration.lease_s)
+            self._heartbeat = Heartbeat(self._beat, name=self.participant.name, lease_s=registration.lease_s)
             self._heartbeat.start()
 
     @property

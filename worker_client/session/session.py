@@ -5,7 +5,7 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self
 
-from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized
+from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized, PsError, TrainingInterrupted, at_boundary, is_boundary
 from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
@@ -64,6 +64,8 @@ class Session:
     docs/reference/api.md has the details. `timeout_s` (None: no limit) bounds a call's wait; in calls that read, it bounds the wait for
     servers during recovery.
 
+    Leaving the `with` block raises TrainingInterrupted if training was interrupted (`end_reason`) and no exception leaves the block.
+
     Every method may raise Unavailable (a server did not answer within the session's `timeout_s`), Superseded (another process has taken its
     index) and TrainingFailed; all of them are PsError.
     """
@@ -87,6 +89,12 @@ class Session:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._leave(failure_text(error))
+        if error is None and self.end_reason == "interrupted":
+            raise TrainingInterrupted(
+                f"training was interrupted at step {self.global_step}, before its end; start the cluster again to continue from its"
+                " newest checkpoint",
+                facts={"step": str(self.global_step)},
+            )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError(f"the session of {self._who} belongs to one process: it cannot be copied or pickled; another process connects anew")
@@ -135,9 +143,9 @@ class Session:
     def end_reason(self) -> str | None:
         """How training has ended, as far as this session has heard: "finished", "interrupted" or "failed"; None: it has not. Makes no call.
 
-        "finished": its last step was reached, `finish()` or `lockstep finish` was called, or all workers had left. "interrupted": the
-        cluster was stopped before that, by Ctrl-C or SIGTERM, or because too few workers were left. "failed": it could not continue, and a
-        call raised TrainingFailed with the reason.
+        "finished": its last step was reached, `finish()` or `lockstep finish` was called, or all workers had left. "interrupted": its
+        launcher ended it before that, at Ctrl-C, or because too few workers were left; leaving the `with` block without an exception then
+        raises TrainingInterrupted. "failed": it could not continue, and a call raised TrainingFailed with the reason.
         """
         if self._member.place.has_failed:
             return "failed"
@@ -197,6 +205,7 @@ class Session:
     def recovery_timeout_s(self, timeout_s: float | None) -> None:
         self._worker.recovery_timeout_s = timeout_s
 
+    @is_boundary
     def create_or_join(
         self,
         initial_values: Mapping[str, Any],
@@ -277,7 +286,10 @@ class Session:
         variable that is not a table, DeadlineExceeded if steps pass faster than the rows can be read, for as long as `timeout_s` of
         connect().
         """
-        return run(self._at_work().read_rows(name, indices, timeout_s=timeout_s), self._acts)
+        try:
+            return run(self._at_work().read_rows(name, indices, timeout_s=timeout_s), self._acts)
+        except PsError as error:
+            raise at_boundary(error) from error.__cause__
 
     def gradient_buffers(self) -> dict[str, Array]:
         """Returns writable arrays by name for all dense variables that take gradients: the memory that gradients are sent from.
@@ -313,12 +325,15 @@ class Session:
         repeated message counts once. Stale, late and rolled back contributions are outcomes, not errors. Raises VariableNotFound,
         IncompletePush, ShapeMismatch, DtypeMismatch, IndexOutOfRange, InvalidSpec before anything is sent.
         """
-        worker = self._at_work()
-        if gradients is None:
-            raise no_gradients()
-        content = Contribution(gradients, updates, metrics)
-        attached = self._attached(hyperparameters) if hyperparameters else NO_ATTACHMENTS
-        return run(worker.contribute(content, is_waited_for=False, attached=attached), self._acts)
+        try:
+            worker = self._at_work()
+            if gradients is None:
+                raise no_gradients()
+            content = Contribution(gradients, updates, metrics)
+            attached = self._attached(hyperparameters) if hyperparameters else NO_ATTACHMENTS
+            return run(worker.contribute(content, is_waited_for=False, attached=attached), self._acts)
+        except PsError as error:
+            raise at_boundary(error) from error.__cause__
 
     def wait(self, timeout_s: float | None = None) -> bool:
         """Blocks until there is a token, the permission to compute the next gradients. Returns False if training is finished.
@@ -342,12 +357,15 @@ class Session:
 
         Arguments and errors are those of the three. After DeadlineExceeded the contribution has been counted: continue with `wait()`.
         """
-        worker = self._at_work()
-        if gradients is None:
-            raise no_gradients()
-        content = Contribution(gradients, updates, metrics)
-        attached = self._attached(hyperparameters) if hyperparameters else NO_ATTACHMENTS
-        return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached), self._acts)
+        try:
+            worker = self._at_work()
+            if gradients is None:
+                raise no_gradients()
+            content = Contribution(gradients, updates, metrics)
+            attached = self._attached(hyperparameters) if hyperparameters else NO_ATTACHMENTS
+            return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached), self._acts)
+        except PsError as error:
+            raise at_boundary(error) from error.__cause__
 
     def skip(self, *, timeout_s: float | None = None) -> Push:
         """Takes part in a step without a gradient for any variable, so that no worker waits for this one; otherwise like `step()`.
@@ -401,6 +419,7 @@ class Session:
         """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
         return run(self._at_work().do(lambda training: training.reader.slot_names(), timeout_s=timeout_s), self._acts)
 
+    @is_boundary
     def get_slot(self, variable: str, slot: str, *, timeout_s: float | None = None) -> Array:
         """Returns a copy of one variable's slot (optimizer state) of the newest step, in the variable's shape and type.
 
@@ -410,6 +429,7 @@ class Session:
         """
         return run(self._at_work().do(lambda training: training.reader.slot(variable, slot), timeout_s=timeout_s), self._acts)
 
+    @is_boundary
     def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
         """Sets the policy of the whole cluster, at the next moment when no step is being applied; returns the step from which it holds.
 
@@ -422,6 +442,7 @@ class Session:
         self._worker.state.policy = policy
         return step
 
+    @is_boundary
     def set_hyperparameters(
         self,
         *,
@@ -441,6 +462,7 @@ class Session:
             link, who=self._who, learning_rate=learning_rate, variable=variable, hyperparameters=numbers, timeout_s=timeout_s
         )
 
+    @is_boundary
     def save_checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
         """Has the cluster save a checkpoint, and returns its `tag` and `step` once it is complete. Training continues meanwhile.
 

@@ -8,16 +8,16 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import TypeVar
 
-from ps_protocol.errors import EpochMismatch, PsError, StepGone, StepNotReady, Unavailable
+from ps_protocol.errors import EpochMismatch, PsError, ShuttingDown, StepGone, StepNotReady, Unavailable
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process import waiting
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.process.history import note_contribution
 from ps_protocol.roles.chief import ModelReply, Participant, Registration, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import Metric, MetricCell, PushHeader, PushResult, RowsRequest, Shard, ShardSpec
+from ps_protocol.roles.history import contributed
+from ps_protocol.roles.shard import Metric, MetricCell, PushHeader, PushResult, RowsRequest, Shard, ShardSpec, creation_words, held_bytes
 from worker_client.cluster.threads import FanOut, run_bounded
 from worker_client.cluster.transport import SharingShard, Transport
 from worker_client.model.gradients import ShardPart
@@ -39,8 +39,8 @@ MAX_NEWEST_ATTEMPTS = 20
 MAX_NEAR_BYTES = 1 << 20
 # How long a shard may take to share its memory again, while its worker waits.
 _SHARE_AGAIN_S = 1.0
-# How often a worker says how far the creation of a large model is.
-CREATION_NOTICE_S = 2.0
+# How often a worker looks how far the creation of a large model is, and says so: before a shard that is at work would be called silent.
+CREATION_LOOK_S, CREATION_NOTICE_S = 0.5, 2.0
 # A shard that does not want to share is not asked with every step.
 _LOOK_AGAIN_S = 5.0
 
@@ -101,7 +101,7 @@ class SharedMemories:
             if layouts[index].nbytes:
                 try:
                     arenas[index] = arena = shard.variables_view(epoch=self._epoch, step=step, layout_hash=layouts[index].hash)
-                except Unavailable:
+                except (Unavailable, ShuttingDown):
                     continue  # the reader then repeats its attempt
                 has_some = has_some or arena is not None
         return arenas if has_some else ()
@@ -163,6 +163,8 @@ class Shards:
         self.participant = registration.participant
         self.epoch = registration.participant.era.epoch
         self._transport, self._traffic = transport, traffic
+        # A server that was asked to end has a successor soon; in one process there is none.
+        self._retried = (Unavailable,) if transport.is_in_process else (Unavailable, ShuttingDown)
         # The addresses of the shards if they have standbys: these change, and `ask_again` returns the new ones.
         self._places = ShardPlaces(registration, ask_again=ask_again) if registration.shards_version and ask_again is not None else None
         self._addresses = registration.shard_addresses
@@ -254,23 +256,28 @@ class Shards:
             )
             return shard.create_variables(spec, contents[index], timeout_s=timeout_s)
 
-        sizes = [content.nbytes for content in contents]
-        with self._telling_how_far(sizes):
-            self.each("create the variables", create, num_bytes=sizes)
+        with self._telling_how_far(values.layouts):
+            self.each("create the variables", create, num_bytes=[held_bytes(layout) for layout in values.layouts])
 
     @contextmanager
-    def _telling_how_far(self, sizes: Sequence[int]) -> Iterator[None]:
-        """Logs now and then, from another thread, how much of the first values each shard has received."""
+    def _telling_how_far(self, layouts: Sequence[Layout]) -> Iterator[None]:
+        """Logs now and then, from another thread, what each shard does with its first values, and how far it is."""
         is_over = threading.Event()
 
         def tell() -> None:
-            while not is_over.wait(CREATION_NOTICE_S):
+            known, next_notice_s = [0] * len(layouts), time.monotonic() + CREATION_NOTICE_S
+            while not is_over.wait(CREATION_LOOK_S):
                 with suppress(PsError):  # the creation itself ends with the error
-                    received = [shard.status().report.created_bytes for shard in self._shards]
-                    if any(received) and not is_over.is_set():
-                        pairs = enumerate(zip(received, sizes, strict=True))
-                        parts = [f"ps {index} {100 * got // max(1, size)} % of {size / (1 << 20):,.1f} MiB" for index, (got, size) in pairs]
-                        log.warning("creating the model: received by %s", ", ".join(parts))
+                    created = [shard.status().report.created_bytes for shard in self._shards]
+                    for index, (before, now) in enumerate(zip(known, created, strict=True)):
+                        if now > before:
+                            self._transport.moved(index)
+                    known = created
+                    if any(created) and time.monotonic() >= next_notice_s and not is_over.is_set():
+                        next_notice_s += CREATION_NOTICE_S
+                        said = [creation_words(layout, now) for layout, now in zip(layouts, created, strict=True)]
+                        parts = [f"ps {index} {words}: {100 * part:.0f} %" for index, (words, part) in enumerate(said) if created[index]]
+                        log.warning("creating the model: %s", ", ".join(parts))
 
         if not self._transport.is_in_process:
             threading.Thread(target=tell, name="lockstep-creating", daemon=True).start()
@@ -343,7 +350,7 @@ class Shards:
 
         if (history := self._transport.history) is not None:
             for index, part in enumerate(parts):
-                note_contribution(history, header(index), part.segments, shard=index)
+                history.write(contributed(header(index), shard=index), part.segments.pieces)
 
         def push(index: int, shard: Shard, timeout_s: float) -> PushResult:
             if index:
@@ -371,7 +378,8 @@ class Shards:
                 with self._transport.watching(subject, expected_s=transfer_s, shard=0):
                     limit_s, stood_still = self._transport.timeout_s + transfer_s, self._transport.stood_still
                     attempt = partial(push, 0, self._shards[0])
-                    return [waiting.call(attempt, what=subject, timeout_s=limit_s, stop=self._closed, stood_still=stood_still)]
+                    retried, closed = self._retried, self._closed
+                    return [waiting.call(attempt, what=subject, timeout_s=limit_s, stop=closed, stood_still=stood_still, retried=retried)]
             results |= self._call(what, push, missing, num_bytes=num_bytes)
         return [results[index] for index in range(len(parts))]
 
@@ -451,7 +459,8 @@ class Shards:
         subject, transfer_s = self._subject(index, what), num_bytes / SLOWEST_BYTES_PER_S
         with self._transport.watching(subject, expected_s=transfer_s, shard=index if num_bytes else None):
             limit_s, stood_still = self._transport.timeout_s + transfer_s, self._transport.stood_still
-            return waiting.call(call, what=subject, timeout_s=limit_s, stop=self._closed, stood_still=stood_still)
+            retried, closed = self._retried, self._closed
+            return waiting.call(call, what=subject, timeout_s=limit_s, stop=closed, stood_still=stood_still, retried=retried)
 
     def _subject(self, index: int, what: str) -> str:
         address = self._addresses[index] if self._places is None else self._places.addresses(index)[0]
@@ -483,7 +492,7 @@ class Shards:
         found: dict[int, int] = {}
         for index in self.memories.shards:
             if index in indices and into.segments[index].nbytes <= MAX_NEAR_BYTES and not self.memories.travels(index):
-                with suppress(Unavailable):  # then tried again and again below
+                with suppress(*self._retried):  # then tried again and again below
                     found[index] = read(index, self._shards[index], self._transport.timeout_s)
         far = [index for index in indices if index not in found] if found else indices
         if not far:

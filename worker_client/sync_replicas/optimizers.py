@@ -225,7 +225,7 @@ def as_optimizer(opt: "Optimizer | OptimizerSpec", *, use_locking: bool = True, 
         return opt
     if isinstance(opt, OptimizerSpec) and not opt.is_update_rule:
         return Optimizer(opt, use_locking=use_locking, name=opt.name, keeps_policy=keeps_policy)
-    raise TypeError(f"opt: got {opt!r}, want an optimizer such as GradientDescentOptimizer(0.1) or worker_client.sgd(0.1)")
+    raise TypeError(f"opt: got {opt!r}, want an optimizer such as GradientDescentOptimizer(0.1) or lockstep.sgd(0.1)")
 
 
 def _flat(variables: Any) -> Iterable[Any]:

@@ -1,10 +1,8 @@
 """The hooks that write files, and a worker's checkpoint file (safetensors). Knows runs, files and a clock; no cluster."""
 
-import json
 import logging
 import os
 import re
-import struct
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -12,9 +10,10 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.errors import MalformedMessage
+from ps_protocol.checkpoint.tensor_file import LENGTH_BYTES, SavedTensor, decode_header, decode_length, encode_header
+from ps_protocol.errors import DataLoss
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.variables import Array, DataType
+from ps_protocol.model.variables import Array
 from ps_protocol.process.event_file import EventFile
 from worker_client.sync_replicas.graph import GLOBAL_STEP, number_of
 from worker_client.sync_replicas.hooks import (
@@ -31,10 +30,7 @@ from worker_client.sync_replicas.hooks import (
 # It holds values only, no optimizer slots and no state of the servers.
 
 
-_TYPES = {"float16": "F16", "bfloat16": "BF16", "float32": "F32", "float64": "F64"}
-_NAMES = {code: name for name, code in _TYPES.items()}
 _FILE = re.compile(r"-(\d+)\.safetensors$")
-_MAX_HEADER_BYTES = 100 << 20
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +45,14 @@ def save_checkpoint(prefix: str | Path, values: Mapping[str, Array], *, global_s
     """Writes `<prefix>-<step>.safetensors` atomically, and returns its path. Creates the directory if it is missing."""
     path = Path(f"{prefix}-{global_step:08d}.safetensors")
     path.parent.mkdir(parents=True, exist_ok=True)
-    header: dict[str, Any] = {"__metadata__": {"global_step": str(global_step)}}
-    offset = 0
-    for name, value in values.items():
-        header[name] = {"dtype": _TYPES[value.dtype.name], "shape": list(value.shape), "data_offsets": [offset, offset + value.nbytes]}
-        offset += value.nbytes
-    text = json.dumps(header).encode()
-    text += b" " * (-len(text) % 8)
+    header, tensors = encode_header(
+        [SavedTensor(name=name, array=value) for name, value in values.items()], {"global_step": str(global_step)}
+    )
     draft = path.with_name(f".{path.name}.{os.getpid()}")
     with draft.open("wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for value in values.values():
-            file.write(np.ascontiguousarray(value).tobytes())
+        file.write(header)
+        for tensor in tensors:
+            file.write(tensor.array.tobytes())
         file.flush()
         os.fsync(file.fileno())
     draft.replace(path)
@@ -68,18 +60,17 @@ def save_checkpoint(prefix: str | Path, values: Mapping[str, Array], *, global_s
 
 
 def load_checkpoint(path: str | Path) -> Checkpoint:
-    """Returns the content of a checkpoint. Raises OSError, and MalformedMessage for a file that is damaged or not a checkpoint."""
-    content = Path(path).read_bytes()
-    try:
-        (size,) = struct.unpack_from("<Q", content)
-        if size > min(_MAX_HEADER_BYTES, len(content) - 8):
-            raise ValueError("the header is longer than the file")
-        header = json.loads(content[8 : 8 + size])
-        step = int(header.pop("__metadata__")["global_step"])
-        values = {name: _array(entry, memoryview(content)[8 + size :]) for name, entry in header.items()}
-    except (ValueError, KeyError, TypeError, AttributeError, struct.error) as error:
-        raise MalformedMessage(f"{path} is not a checkpoint, or is damaged: {error}; use an earlier one") from error
-    return Checkpoint(values=values, global_step=step)
+    """Returns the content of a checkpoint. Raises OSError, and DataLoss for a file that is damaged or not a checkpoint."""
+    content = np.fromfile(path, np.uint8)
+    where = str(path)
+    length = decode_length(content[:LENGTH_BYTES].tobytes(), file_bytes=content.size, where=where)
+    header = decode_header(content[LENGTH_BYTES : LENGTH_BYTES + length].tobytes(), file_bytes=content.size, where=where)
+    step = header.metadata.get("global_step", "")
+    if not step.isdecimal():
+        raise DataLoss(f"{path}: its global_step is {step[:40]!r}; use an earlier checkpoint")
+    tensors = content[header.num_bytes :]
+    values = {one.name: tensors[one.start : one.stop].copy().view(one.dtype).reshape(one.shape) for one in header.tensors}
+    return Checkpoint(values=values, global_step=int(step))
 
 
 def checkpoints(checkpoint_dir: str | Path) -> list[Path]:
@@ -91,14 +82,6 @@ def checkpoints(checkpoint_dir: str | Path) -> list[Path]:
 def latest_checkpoint(checkpoint_dir: str | Path) -> Path | None:
     """Returns the path of the checkpoint that was written last in a directory; None if there is none."""
     return next(iter(checkpoints(checkpoint_dir)), None)
-
-
-def _array(entry: Mapping[str, Any], content: memoryview) -> Array:
-    start, stop = entry["data_offsets"]
-    if not 0 <= start <= stop <= len(content):
-        raise ValueError("an array lies outside the file")
-    value = np.frombuffer(content[start:stop], DataType(_NAMES[entry["dtype"]]).dtype)
-    return value.reshape(entry["shape"]).copy()
 
 
 # The ready-made hooks that write files: checkpoints and summaries.

@@ -7,13 +7,14 @@ import logging
 import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
 import numpy as np
 
-from ps_protocol.errors import MalformedMessage
+from ps_protocol.errors import DataLoss
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import ClusterState
@@ -53,7 +54,7 @@ _FINISH_S = 10.0
 Opener = Callable[[int | None], Session]
 
 
-def opener_of(master: Any, *, max_wait_s: float | None) -> Opener:
+def _opener_of(master: Any, *, max_wait_s: float | None) -> Opener:
     """Returns a function that opens the session at `master`, as `MonitoredTrainingSession` describes it. Opens nothing itself."""
     if callable(master):
         return master  # type: ignore[no-any-return]  # the caller's promise
@@ -68,56 +69,25 @@ def opener_of(master: Any, *, max_wait_s: float | None) -> Opener:
     return lambda index: connect(master or None, worker_index=index, timeout_s=timeout_s)
 
 
-class SessionCreator:
-    """Makes a worker's session with its model."""
-
-    def __init__(
-        self,
-        opener: Opener,
-        *,
-        graph: Graph,
-        is_chief: bool,
-        checkpoint_dir: str | Path | None,
-        max_wait_s: float | None,
-        worker_index: int | None,
-    ) -> None:
-        self._open = opener
-        self._graph = graph
-        self._is_chief = is_chief
-        self._checkpoint_dir = checkpoint_dir
-        self._max_wait_s = max_wait_s
-        self._worker_index = worker_index
-
-    def create(self) -> Session:
-        """Returns a session that has the model; blocks until there is one. Raises RuntimeError if nothing trains the graph."""
-        declaration = self._graph.declaration()
-        if self._is_chief and self._checkpoint_dir is not None:
-            declaration = _restored(declaration, self._checkpoint_dir)
-        session = self._open(self._worker_index)
-        try:
-            if self._is_chief and declaration.policy is not None:
-                _have_policy(session, declaration.policy, timeout_s=self._max_wait_s)
-            session.create_or_join(
-                declaration.values,
-                optimizer=declaration.optimizer,
-                averages=declaration.averages,
-                create=self._is_chief,
-                timeout_s=self._max_wait_s,
-            )
-        except BaseException:
-            session.close()
-            raise
-        session.recovery_timeout_s = self._max_wait_s
-        return session
-
-    def end_training(self, session: Session) -> None:
-        """After synchronous training, ends the training of all workers when the chief worker ends: in the original its token queue closes.
-
-        Raises DeadlineExceeded if the chief does not answer within 10 s.
-        """
-        policy = self._graph.policy
-        if self._is_chief and policy is not None and policy.name is PolicyName.SYNC and not session.is_finished:
-            session.finish(f"the chief worker ({session.worker_index}) has ended its session", timeout_s=_FINISH_S)
+def _created(
+    opener: Opener, graph: Graph, *, is_chief: bool, checkpoint_dir: str | Path | None, max_wait_s: float | None, worker_index: int | None
+) -> Session:
+    """Returns a session that has the model; blocks until there is one. Raises RuntimeError if nothing trains the graph."""
+    declaration = graph.declaration()
+    if is_chief and checkpoint_dir is not None:
+        declaration = _restored(declaration, checkpoint_dir)
+    session = opener(worker_index)
+    try:
+        if is_chief and declaration.policy is not None:
+            _have_policy(session, declaration.policy, timeout_s=max_wait_s)
+        session.create_or_join(
+            declaration.values, optimizer=declaration.optimizer, averages=declaration.averages, create=is_chief, timeout_s=max_wait_s
+        )
+    except BaseException:
+        session.close()
+        raise
+    session.recovery_timeout_s = max_wait_s
+    return session
 
 
 def _have_policy(session: Session, policy: PolicySpec, *, timeout_s: float | None) -> None:
@@ -152,7 +122,7 @@ def _newest_whole(directory: str | Path) -> Checkpoint | None:
     for path in checkpoints(directory):
         try:
             return load_checkpoint(path)
-        except (OSError, MalformedMessage) as error:
+        except (OSError, DataLoss) as error:
             log.warning("skipping a checkpoint: %s", error)
     return None
 
@@ -200,8 +170,8 @@ class MonitoredSession:
     training, the chief worker then finishes the cluster's training, so that the other workers end too.
     """
 
-    def __init__(self, creator: SessionCreator, *, hooks: Sequence[SessionRunHook], graph: Graph) -> None:
-        self._creator = creator
+    def __init__(self, create: Callable[[], Session], *, hooks: Sequence[SessionRunHook], graph: Graph, is_chief: bool) -> None:
+        self._is_chief = is_chief
         self._hooks = tuple(hooks)
         self._graph = graph
         self._coordinator = Coordinator()
@@ -209,7 +179,7 @@ class MonitoredSession:
         for hook in self._hooks:
             hook.begin()
         graph.finalize()
-        self._session = PlainSession(creator.create(), graph)
+        self._session = PlainSession(create(), graph)
         try:
             for hook in self._hooks:
                 hook.after_create_session(self._session, self._coordinator)
@@ -293,7 +263,10 @@ class MonitoredSession:
         with session:
             for hook in self._hooks:
                 hook.end(self._session)
-            self._creator.end_training(session)
+            policy = self._graph.policy
+            if self._is_chief and policy is not None and policy.name is PolicyName.SYNC and not session.is_finished:
+                # All workers end: in the original the chief worker's token queue closes.
+                session.finish(f"the chief worker ({session.worker_index}) has ended its session", timeout_s=_FINISH_S)
 
 
 def MonitoredTrainingSession(
@@ -338,15 +311,16 @@ def MonitoredTrainingSession(
         all_hooks += _speed_hooks(directory, log_step_count_steps)
         all_hooks += _summary_hooks(directory, graph, steps=save_summaries_steps, seconds=save_summaries_secs)
         all_hooks += _checkpoint_hooks(checkpoint_dir, steps=save_checkpoint_steps, seconds=save_checkpoint_secs)
-    creator = SessionCreator(
-        opener_of(master, max_wait_s=max_wait_secs),
-        graph=graph,
+    create = partial(
+        _created,
+        _opener_of(master, max_wait_s=max_wait_secs),
+        graph,
         is_chief=is_chief,
         checkpoint_dir=checkpoint_dir,
         max_wait_s=max_wait_secs,
         worker_index=worker_index,
     )
-    return MonitoredSession(creator, hooks=all_hooks, graph=graph)
+    return MonitoredSession(create, hooks=all_hooks, graph=graph, is_chief=is_chief)
 
 
 def _speed_hooks(directory: str | Path | None, every_n_steps: int | None) -> list[SessionRunHook]:

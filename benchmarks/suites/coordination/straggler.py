@@ -21,7 +21,7 @@ from benchmarks.suites.coordination.learning import BATCH_SIZE, keep_pace, learn
 from lockstep.demo.digits import Examples, evaluate, loss_and_gradients
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.planning.simulation import SimulationResult
-from lockstep.planning.trace import HEADER
+from lockstep.planning.times import HEADER
 from ps_protocol.model.variables import Array
 from ps_protocol.process.options import MAX_STEPS
 from worker_client import Session
@@ -112,9 +112,9 @@ def run(options: argparse.Namespace) -> int:
     check_files(options)
     backups = sorted({int(number) for number in options.backups.split(",")} | {0})
     arms = _run_arms(options, backups)
-    if options.trace is not None:
-        rows = [row.text for run in arms[0] for row in run.trace]
-        options.trace.write_text("\n".join([HEADER, *rows]) + "\n", encoding="utf-8")
+    if options.times is not None:
+        rows = [row.text for run in arms[0] for row in run.times]
+        options.times.write_text("\n".join([HEADER, *rows]) + "\n", encoding="utf-8")
     report = _report(options, arms)
     if options.plot is not None:
         _plot(options, arms, report)
@@ -156,7 +156,7 @@ def _report_of(fields: dict[str, Any]) -> StragglerReport:
 
 
 def _report(options: argparse.Namespace, arms: dict[int, list[RunOfArm]]) -> dict[str, Any]:
-    """Returns all figures, with the predictions of `lockstep plan` from the trace of the arm without backups."""
+    """Returns all figures, with the predictions of `lockstep plan` from the computing times of the arm without backups."""
     same_time_s = min(statistics.median(run.seconds for run in runs) for runs in arms.values())
     rows = {number: arm_figures(runs, same_time_s=same_time_s) for number, runs in arms.items()}
     calls_s = statistics.median(run.overhead_s for run in arms[0])
@@ -211,6 +211,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--learning-rate", type=float, default=0.3, metavar="X", help="with SGD (default 0.3)")
     parser.add_argument("--seed", type=int, default=1, help="seed of the delays; each repetition has another (default 1)")
     parser.add_argument("--repeat", type=int, default=2, help="trainings of each arm (default 2)")
-    parser.add_argument("--trace", type=Path, metavar="FILE", help="write a trace of the arm without backups, for lockstep plan")
+    parser.add_argument("--times", type=Path, metavar="FILE", help="write the times of the arm without backups, for lockstep plan")
     add_json(parser)
     add_plot(parser)

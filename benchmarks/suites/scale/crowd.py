@@ -28,7 +28,7 @@ from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2
 from ps_protocol.wire import codec
-from ps_protocol.wire.fields import decode_duration, encode_max_wait
+from ps_protocol.wire.fields import decode_duration, encode_duration
 from ps_protocol.wire.frames import encode_stream
 
 _PUSH = "/ps_protocol.v1.ParameterService/Push"
@@ -83,7 +83,7 @@ class CrowdWorker:
                 participant=codec.encode(self.participant),
                 local_step=self._step,
                 request_id=self._sequence,
-                max_wait=encode_max_wait(_MAX_WAIT_S),
+                max_wait=encode_duration(_MAX_WAIT_S),
                 commit=None if commit is None else codec.encode(commit),
             )
             at, reply = await self._calls.dequeue(request)

@@ -29,6 +29,8 @@ _SAY_EVERY_S = 10.0
 # Fulfilled requests that are remembered, so that a repeated one has its effect once; and requests that wait.
 _MAX_REMEMBERED = 64
 _MAX_WAITING = 1024
+# The request of this process itself, before it ends; callers choose numbers >= 0.
+_BEFORE_END = -1
 
 
 class Saver(Protocol):
@@ -146,6 +148,11 @@ class Checkpoints:
     def is_saving_last(self) -> bool:
         """Whether the processes wait until the last step is saved."""
         return self._is_saving_last
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether a checkpoint is being made, or is to be made before this process ends."""
+        return self._save is not None or self._is_saving_last or _BEFORE_END in self._wishes
 
     @property
     def saving(self) -> str:
@@ -296,7 +303,7 @@ class Checkpoints:
             return False
         why = printable(event.why)
         self._save, self._failure = None, why
-        self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.CHECKPOINT, is_warning=True)
+        self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.NOT_SAVED, is_warning=True)
         error: PsError = StorageFull(why) if event.is_full else InternalError(f"checkpoint {save.tag}: {why}")
         for request in self._requests_of(save.tag):
             wish = self._wishes.pop(request)
@@ -329,6 +336,12 @@ class Checkpoints:
         if call is not None:
             self._calls.block(call, wish, until=until)
         if not wish.tag:
+            self._become_due()
+
+    def save_before_end(self) -> None:
+        """Saves the open step, or a later one, before this process ends, if there is a place for checkpoints."""
+        if self._config is not None:
+            self._wishes.setdefault(_BEFORE_END, _Wish())
             self._become_due()
 
     def fulfilled(self, request: int) -> SavedCheckpoint | None:

@@ -9,6 +9,9 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import LedgerEntry, PushOutcome, StepTotals
 from ps_protocol.roles.contribution import PushId
 
+# The usual duration of a step is that of so many.
+_NUM_USUAL = 50
+
 
 @light_dataclass(slots=True, kw_only=True)
 class _Record:
@@ -82,6 +85,12 @@ class Ledger:
         if len(self._applied) > self._size:
             del self._applied[next(iter(self._applied))]
         self.open_step(self._open.step + 1, now=now)
+
+    @property
+    def usual_s(self) -> float | None:
+        """How long the latest steps took, in the median; None before some have been applied."""
+        latest = [one.applied_at - one.opened_at for one in itertools.islice(reversed(self._applied.values()), _NUM_USUAL)]
+        return sorted(latest)[len(latest) // 2] if latest else None
 
     @property
     def totals(self) -> StepTotals:

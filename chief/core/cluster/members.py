@@ -40,6 +40,7 @@ from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, joined_keys, n
 from ps_protocol.roles.shard import AppliedPush, WorkerPushes
 
 _WINDOW = 16
+_SHARED = "shared_memory"
 # Sequences that a worker passes over between two that are counted: of contributions that it did not commit.
 _MAX_GAP = 1 << 20
 # Before any outcome is known, a worker may have counted under an earlier chief.
@@ -128,11 +129,16 @@ class Member:
     # How its gradients and variables travel, and how much has, as it says.
     transport: str = ""
     traffic: WorkerTraffic | None = None
+    # The ways that it had while it shared memory with the most servers.
+    shared_ways: frozenset[str] = frozenset()
     outcomes: PushOutcomes = field(default_factory=PushOutcomes)
     num_accepted: int = 0
     num_stale: int = 0
     num_late: int = 0
     lease: Timer | None = None
+    # When it joined, or its latest contribution counted; and how many since then counted for nothing.
+    counted_at: float = 0.0
+    num_in_vain: int = 0
 
     @property
     def is_live(self) -> bool:
@@ -149,8 +155,27 @@ class Member:
         """For example "on host-b pid 912"."""
         return f"on {self.host or 'an unnamed host'} pid {self.pid}"
 
-    def count(self, outcome: PushOutcome) -> None:
+    def is_silent(self, now: float) -> bool:
+        """Whether it lives and has missed a heartbeat; they come at a third of the lease."""
+        return self.is_live and now - self.last_seen >= self.lease_s / 2
+
+    @property
+    def has_lost_sharing(self) -> bool:
+        """Whether some server shares memory with it no more, that did."""
+        ways = frozenset(self.transport.split(", "))
+        return bool(self.shared_ways) and not (_SHARED in ways and ways <= self.shared_ways)
+
+    def travels(self, transport: str, traffic: WorkerTraffic | None) -> None:
+        """Takes note of how its gradients and variables travel."""
+        self.transport, self.traffic = transport, traffic
+        if _SHARED in transport and not self.has_lost_sharing:
+            self.shared_ways = frozenset(transport.split(", "))
+
+    def count(self, outcome: PushOutcome, *, now: float) -> None:
         """Counts one of its contributions."""
+        self.num_in_vain += 1
+        if outcome is PushOutcome.ACCEPTED:
+            self.counted_at, self.num_in_vain = now, 0
         self.num_accepted += outcome is PushOutcome.ACCEPTED
         self.num_stale += outcome is PushOutcome.STALE
         self.num_late += outcome is PushOutcome.LATE
@@ -192,8 +217,32 @@ def taken_error(holder: Member, now: float) -> WorkerIndexTaken:
     )
 
 
-def status_of(member: Member, now: float, waiting: frozenset[int]) -> ParticipantStatus:
+# What was heard of so lately is at it; heartbeats come at a third of the lease, so that of another only the time is known.
+_JUST_NOW_S = 1.0
+
+
+def doing(member: Member, now: float, *, is_waiting: bool, is_training: bool) -> str:
+    """Says what is known of a participant: the one place that decides it."""
+    heard_ago_s = now - member.last_seen
+    if not member.is_live:
+        ended = f"{seconds(now - member.ended_at)} ago"
+        if member.state is MemberState.LAPSED:
+            return f"lease ended {ended}"
+        return f"{'expelled' if member.state is MemberState.EXPELLED else 'failed' if member.failure else 'left'} {ended}"
+    if member.is_silent(now):
+        return f"silent for {seconds(heard_ago_s)}"
+    if is_waiting:
+        return "waits for the step"
+    if heard_ago_s >= _JUST_NOW_S:
+        return f"heard {seconds(heard_ago_s)} ago"
+    if member.kind is ParticipantKind.OBSERVER:
+        return "looking on"
+    return "at work" if is_training else "here"
+
+
+def status_of(member: Member, now: float, waiting: frozenset[int], *, is_training: bool) -> ParticipantStatus:
     """Returns it as it is reported; `waiting` are the workers that block on a token."""
+    is_waiting = member.kind is ParticipantKind.WORKER and member.index in waiting
     return ParticipantStatus(
         kind=member.kind,
         index=member.index,
@@ -205,12 +254,12 @@ def status_of(member: Member, now: float, waiting: frozenset[int]) -> Participan
         num_accepted=member.num_accepted,
         num_stale=member.num_stale,
         num_late=member.num_late,
-        is_waiting=member.kind is ParticipantKind.WORKER and member.index in waiting,
+        is_waiting=is_waiting,
         failure=member.failure,
         transport=member.transport,
         traffic=member.traffic,
-        # Heartbeats come at a third of the lease.
-        is_silent=member.is_live and now - member.last_seen >= member.lease_s / 2,
+        is_silent=member.is_silent(now),
+        doing=doing(member, now, is_waiting=is_waiting, is_training=is_training),
     )
 
 
@@ -627,9 +676,9 @@ class Membership:
         last = max(self.workers(), key=lambda member: (member.last_seen, member.state is not MemberState.LEFT), default=None)
         return last is not None and last.state is MemberState.LEFT and not last.failure
 
-    def statuses(self, *, now: float, waiting: frozenset[int]) -> tuple[ParticipantStatus, ...]:
+    def statuses(self, *, now: float, waiting: frozenset[int], is_training: bool) -> tuple[ParticipantStatus, ...]:
         """Returns all participants; `waiting` are the workers that block on a token."""
-        return tuple(status_of(member, now, waiting) for member in self.all())
+        return tuple(status_of(member, now, waiting, is_training=is_training) for member in self.all())
 
     def _end(self, member: Member) -> None:
         self._num_live[member.kind] -= member.is_live

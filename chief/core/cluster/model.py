@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.members import Membership
-from chief.core.cluster.parameter_servers import ShardTable, held_bytes
+from chief.core.cluster.parameter_servers import ShardTable
 from chief.core.host import Host
 from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
 from chief.options import CoordinationConfig
@@ -24,7 +24,7 @@ from ps_protocol.roles.chief import (
     RegisterModelRequest,
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments
-from ps_protocol.roles.shard import ShardSpec
+from ps_protocol.roles.shard import ShardSpec, held_bytes
 
 _MAX_DIFFERENCES = 10
 

@@ -1,14 +1,14 @@
 """The parameter servers as the chief knows them: adopted, reachable, restarted. Knows no connection; `now` is an argument."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import field
 
-from chief.core.wording import listed, printable, seconds
+from chief.core.wording import listed, percent, printable, seconds
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ServerStatus
 from ps_protocol.roles.fence import numbered
-from ps_protocol.roles.shard import ShardReport, first_bytes
+from ps_protocol.roles.shard import ShardReport, creation_words, held_bytes
 
 
 @light_dataclass(slots=True, kw_only=True)
@@ -84,6 +84,9 @@ class ShardTable:
 
     def __getitem__(self, index: int) -> ShardRecord:
         return self._records[index]
+
+    def __iter__(self) -> Iterator[ShardRecord]:
+        return iter(self._records)
 
     @property
     def are_adopted(self) -> bool:
@@ -171,13 +174,26 @@ class ShardTable:
         return [_far(record) for record in self._records if record.restoring is not None and record.restoring[1]]
 
     def explain_creating(self, layouts: Sequence[Layout]) -> list[str]:
-        """Says of each shard that receives first values how far it is, as it said last; nothing before some have arrived."""
+        """Says of each shard that is given first values what it does and how far it is, as it said last; nothing before some are there."""
         pairs = zip(self._records, layouts, strict=True) if layouts else ()
-        return [
-            f"{record.name} has received {_part(record.report.created_bytes, first_bytes(layout))}"
+        found = [
+            (record, creation_words(layout, record.report.created_bytes))
             for record, layout in pairs
             if record.report is not None and record.report.created_bytes
         ]
+        return [f"ps {record.index} {words}: {percent(part, 1)}" for record, (words, part) in found]
+
+    @property
+    def restoring_progress(self) -> tuple[int, int] | None:
+        """How many bytes of a checkpoint all shards have read together, and of how many; None: none reads one."""
+        return _total(record.restoring for record in self._records if record.restoring is not None)
+
+    def creation_progress(self, layouts: Sequence[Layout]) -> tuple[int, int] | None:
+        """How many bytes of first values all shards have together, and of how many; None before some have arrived."""
+        found = _total(
+            (_created(record.report, layout), held_bytes(layout)) for record, layout in zip(self._records, layouts, strict=bool(layouts))
+        )
+        return found if found is not None and found[0] else None
 
     @property
     def unreachable_since(self) -> float | None:
@@ -207,9 +223,16 @@ class ShardTable:
         )
 
 
-def held_bytes(layout: Layout) -> int:
-    """Returns the bytes of one copy of a shard's variables, its tables included."""
-    return layout.nbytes + sum(table.nbytes for table in layout.tables)
+def _created(report: ShardReport | None, layout: Layout) -> int:
+    """Returns how much a shard has of its first values. One that has all reports its variables, and no more how far it is."""
+    if report is None:
+        return 0
+    return report.created_bytes or (held_bytes(layout) if report.variables_bytes else 0)
+
+
+def _total(parts: Iterable[tuple[int, int]]) -> tuple[int, int] | None:
+    pairs = list(parts)
+    return (sum(done for done, _ in pairs), sum(total for _, total in pairs)) if pairs else None
 
 
 def _far(record: ShardRecord) -> str:

@@ -371,6 +371,7 @@ class Training:
     def join(self, member: Member, *, held: Sequence[int] | None, is_new_here: bool, now: float) -> None:
         """Adds a worker. `held`: its ranges, if it stays the same incarnation (None: it does not)."""
         self._policy.join(member.index)
+        member.counted_at, member.num_in_vain = now, 0
         if held is not None:
             if self._data.hold(member.index, member.incarnation, held):
                 self._answer_about_ranges(now)
@@ -530,7 +531,7 @@ class Training:
             weight=verdict.weight,
         )
         member.outcomes.record(push_id, step=commit.step, result=result)
-        member.count(verdict.outcome)
+        member.count(verdict.outcome, now=now)
         self._ledger.count(verdict.outcome, worker=member.index, step=commit.step, staleness=verdict.staleness, now=now)
         if verdict.outcome is not PushOutcome.ACCEPTED and not policy.has_common_steps:
             self._discards.add(push_id)

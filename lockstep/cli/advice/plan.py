@@ -1,7 +1,6 @@
-"""`lockstep plan`: shows how many backup workers pay off, and records traces. Knows terminal, files and chief; simulates nothing."""
+"""`lockstep plan`: says how many backup workers pay off, and records times. Knows terminal, files and chief; simulates nothing."""
 
 import argparse
-import json
 import statistics
 import sys
 import threading
@@ -11,11 +10,12 @@ from pathlib import Path
 from typing import TextIO
 
 from lockstep.cli.access import add_arguments, chief_of
+from lockstep.cli.answers import Answer, CommandFailed
 from lockstep.cli.formatting import duration_text, table
 from lockstep.planning.latencies import Latency, Measured, WithStragglers, latency_of, numbers_of
 from lockstep.planning.plan import Plan, Question, make_plan
 from lockstep.planning.simulation import Costs
-from lockstep.planning.trace import HEADER, TraceRecorder, TraceRow, parse_trace, times_by_worker
+from lockstep.planning.times import HEADER, ComputingTime, TimesRecorder, parse_times, times_by_worker
 from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import Chief, ClusterState
@@ -81,15 +81,15 @@ _LEAST_POLLS = 10
 def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `plan`."""
     source = parser.add_argument_group("computing times: one of these")
-    source.add_argument("trace", nargs="?", type=Path, metavar="TRACE", help=f"file with lines of {HEADER}, CSV with a heading or JSON")
+    source.add_argument("times", nargs="?", type=Path, metavar="TIMES", help=f"file with lines of {HEADER}, CSV with a heading or JSON")
     source.add_argument(
         "--latency", metavar="KIND", help="constant:SECONDS, lognormal:MEDIAN,SIGMA or exponential:LEAST,MEAN_OF_THE_REST, in seconds"
     )
     source.add_argument(
-        "--record", type=Path, metavar="FILE", help="do not plan, but write a trace of the running cluster of --chief to FILE"
+        "--record", type=Path, metavar="FILE", help="do not plan, but write the times of the running cluster of --chief to FILE"
     )
     size = parser.add_argument_group("workers and costs")
-    size.add_argument("--workers", type=int, metavar="T", help="number of all workers, backups included (default: those of the trace)")
+    size.add_argument("--workers", type=int, metavar="T", help="number of all workers, backups included (default: those of TIMES)")
     size.add_argument(
         "--replicas-to-aggregate",
         type=int,
@@ -109,22 +109,20 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
     run.add_argument("--compare", metavar="POLICIES", default="", help="other policies to simulate, separated by commas: ssp:S, async")
     run.add_argument("--rounds", type=int, metavar="N", help="steps to simulate for each number (default: about 20000 contributions)")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random times (default 0)")
-    run.add_argument("--json", action="store_true", help="print JSON")
     record = parser.add_argument_group("recording")
     add_arguments(parser)
     record.add_argument("--every", type=float, default=0.02, metavar="S", help="seconds between two readings of the status (default 0.02)")
     record.add_argument("--for", dest="duration", type=float, metavar="S", help="seconds to record (default: until training ends)")
 
 
-def run_plan(arguments: argparse.Namespace) -> int:
-    """Plans or records, and returns the exit code."""
-    if sum(given is not None for given in (arguments.trace, arguments.latency, arguments.record)) != 1:
-        raise InvalidSpec("want one of a TRACE, --latency and --record (see --help)")
+def run_plan(arguments: argparse.Namespace) -> Answer:
+    """Plans or records, and returns the plan, or what was recorded."""
+    if sum(given is not None for given in (arguments.times, arguments.latency, arguments.record)) != 1:
+        raise InvalidSpec("want one of TIMES, --latency and --record (see lockstep plan --help)")
     if arguments.record is not None:
         return _record(arguments)
     plan = make_plan(_question(arguments))
-    print(json.dumps(plan.as_fields(), indent=2) if arguments.json else plan_text(plan))
-    return 0
+    return Answer(words=plan_text(plan), fields=plan.as_fields())
 
 
 def _question(arguments: argparse.Namespace) -> Question:
@@ -133,7 +131,7 @@ def _question(arguments: argparse.Namespace) -> Question:
     for name, least in (("workers", 1), ("replicas_to_aggregate", 1), ("rounds", 1), ("seed", 0)):
         if (value := getattr(arguments, name)) is not None and value < least:
             raise InvalidSpec(f"--{name.replace('_', '-')}: got {value}, want {least} or more")
-    latency: Latency = latency_of(arguments.latency) if arguments.latency is not None else _measured(arguments.trace)
+    latency: Latency = latency_of(arguments.latency) if arguments.latency is not None else _measured(arguments.times)
     num_workers: int | None = arguments.workers
     if num_workers is None and arguments.replicas_to_aggregate is None:
         if not isinstance(latency, Measured):
@@ -157,9 +155,9 @@ def _question(arguments: argparse.Namespace) -> Question:
 def _measured(path: Path) -> Measured:
     try:
         with path.open(encoding="utf-8") as lines:
-            return Measured(times_by_worker(parse_trace(lines, name=str(path))))
+            return Measured(times_by_worker(parse_times(lines, name=str(path))))
     except OSError as error:
-        raise InvalidSpec(f"{path}: {error.strerror}; want a trace, see docs/how-to/plan.md") from error
+        raise InvalidSpec(f"{path}: {error.strerror}; want computing times; `lockstep plan --record FILE` makes them") from error
     except UnicodeDecodeError as error:
         raise InvalidSpec(f"{path}: it is no text; want lines of {HEADER}") from error
 
@@ -182,12 +180,12 @@ def _policy(word: str) -> PolicySpec:
     raise InvalidSpec(f"--compare: got {word[:40]!r}, want ssp:S (S: contributions ahead) or async")
 
 
-def _record(arguments: argparse.Namespace) -> int:
+def _record(arguments: argparse.Namespace) -> Answer:
     for name, value in (("--every", arguments.every), ("--for", arguments.duration)):
         if value is not None and not 0.001 <= value < 1e9:
             raise InvalidSpec(f"{name}: got {value:g}, want 0.001 or more seconds")
     path: Path = arguments.record
-    rows: list[TraceRow] = []
+    rows: list[ComputingTime] = []
     with chief_of(arguments) as chief:
         try:
             with path.open("x", encoding="utf-8") as file:
@@ -203,9 +201,9 @@ def _record(arguments: argparse.Namespace) -> int:
     return _report_recording(rows, path=path, every_s=arguments.every)
 
 
-def _poll_chief(chief: Chief, file: TextIO, rows: list[TraceRow], *, every_s: float, duration_s: float | None) -> None:
+def _poll_chief(chief: Chief, file: TextIO, rows: list[ComputingTime], *, every_s: float, duration_s: float | None) -> None:
     """Polls the chief until the time is up, Ctrl-C, or the end of training or of the chief; writes each row as soon as it is known."""
-    recorder, begun_at, pause = TraceRecorder(), time.monotonic(), threading.Event()
+    recorder, begun_at, pause = TimesRecorder(), time.monotonic(), threading.Event()
     print(HEADER, file=file, flush=True)
     try:
         while duration_s is None or time.monotonic() < begun_at + duration_s:
@@ -225,14 +223,15 @@ def _poll_chief(chief: Chief, file: TextIO, rows: list[TraceRow], *, every_s: fl
         print(f"lockstep plan: the recording ends here: {error.message}", file=sys.stderr)
 
 
-def _report_recording(rows: list[TraceRow], *, path: Path, every_s: float) -> int:
+def _report_recording(rows: list[ComputingTime], *, path: Path, every_s: float) -> Answer:
     if not rows:
-        why = "no computation was seen from its beginning to its end; record for longer"
-        print(f"lockstep plan: {path} is not written: {why}", file=sys.stderr)
-        return 1
+        raise CommandFailed(f"{path} is not written: no computation was seen from its beginning to its end; record for longer")
     median_s, num_workers = statistics.median(row.seconds for row in rows), len({row.worker for row in rows})
-    print(f"{path}: {len(rows)} times of {num_workers} workers, median {duration_text(median_s)}, each exact to {duration_text(every_s)}")
     if median_s < _LEAST_POLLS * every_s:
         advice = "poll more often (--every), or have the program write them itself"
         print(f"lockstep plan: these are too short to be measured from outside: {advice}", file=sys.stderr)
-    return 0
+    times = f"{len(rows)} times of {num_workers} workers, median {duration_text(median_s)}, each exact to {duration_text(every_s)}"
+    return Answer(
+        words=f"{path}: {times}",
+        fields={"file": str(path), "num_times": len(rows), "num_workers": num_workers, "median_s": median_s},
+    )

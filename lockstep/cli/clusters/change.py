@@ -1,18 +1,17 @@
 """`lockstep policy`, `set` and `finish`: change a running cluster between two steps, or end it. Knows the terminal; decides nothing."""
 
 import argparse
-import json
 import math
 import os
 import secrets
 import socket
 import time
 from collections.abc import Callable, Sequence
-from typing import TypeAlias
 
 from lockstep.cli.access import add_arguments, chief_of
+from lockstep.cli.answers import Answer
 from lockstep.cli.formatting import plain
-from lockstep.cli.watch.text import policy_text
+from lockstep.cli.watch.view import policy_text
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import KINDS, PolicyName
@@ -20,8 +19,6 @@ from ps_protocol.process.options import BACKUP_WORKERS, CHANGE, CONTRIBUTIONS, G
 from ps_protocol.roles.chief import Chief, HyperparameterChange, SettingsReply
 
 _POLICIES = tuple(name.name.lower() for name in PolicyName)
-# The answer as text, and as fields for JSON.
-_Answer: TypeAlias = tuple[str, dict[str, object]]
 _TRUTH = {"true": 1.0, "false": 0.0}
 
 
@@ -29,7 +26,7 @@ def add_policy_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `policy`."""
     add_arguments(parser)
     parser.add_argument("policy", nargs="?", choices=_POLICIES, help="the new policy (default: show the present one)")
-    add_options(parser, options_of(CHANGE), has_variables=False)
+    add_options(parser, options_of(CHANGE), has_variables=False, are_folded=False)
     _add_timeout(parser)
 
 
@@ -45,51 +42,49 @@ def add_finish_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `finish`."""
     add_arguments(parser)
     parser.add_argument("--reason", default="requested by a user", help="reason to show in status and logs")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
-def run_policy(arguments: argparse.Namespace) -> int:
-    """Shows or changes the policy and returns the exit code."""
+def run_policy(arguments: argparse.Namespace) -> Answer:
+    """Returns the policy, or the new one."""
     given = Given(vars(arguments), {})
 
-    def change(chief: Chief) -> _Answer:
+    def change(chief: Chief) -> Answer:
         if arguments.policy is None:
             _check_nothing_given(given)
             status = chief.status()
             counts = {"replicas_to_aggregate": status.replicas_to_aggregate, "total_num_replicas": status.total_num_replicas}
-            return policy_text(status), {"policy": plain(status.policy), "step": status.global_step, **counts}
+            return Answer(words=policy_text(status), fields={"policy": plain(status.policy), "step": status.global_step, **counts})
         name = PolicyName[arguments.policy.upper()]
         policy = policy_of(given, name=name, contributions=_contributions(given, chief, name=name))
         reply = _await(chief, lambda key, left_s: chief.set_policy(policy, request_id=key, max_wait_s=left_s), timeout_s=arguments.timeout)
-        return f"policy {policy.text} from step {reply.step} on", {"policy": plain(policy), "step": reply.step, "version": reply.version}
+        fields = {"policy": plain(policy), "step": reply.step, "version": reply.version}
+        return Answer(words=f"policy {policy.text} from step {reply.step} on", fields=fields)
 
     return _run(arguments, change)
 
 
-def run_set(arguments: argparse.Namespace) -> int:
-    """Changes numbers of an optimizer and returns the exit code."""
+def run_set(arguments: argparse.Namespace) -> Answer:
+    """Changes numbers of an optimizer and returns from which step on they count."""
 
-    def change(chief: Chief) -> _Answer:
+    def change(chief: Chief) -> Answer:
         numbers = change_of(arguments.changes, variable=arguments.variable)
         reply = _await(
             chief, lambda call, wait_s: chief.set_hyperparameters(numbers, request_id=call, max_wait_s=wait_s), timeout_s=arguments.timeout
         )
         words = f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
-        return words, {"changes": arguments.changes, "step": reply.step, "version": reply.version}
+        return Answer(words=words, fields={"changes": arguments.changes, "step": reply.step, "version": reply.version})
 
     return _run(arguments, change)
 
 
-def run_finish(arguments: argparse.Namespace) -> int:
-    """Ends training and returns the exit code."""
+def run_finish(arguments: argparse.Namespace) -> Answer:
+    """Ends training and returns at which step."""
     with chief_of(arguments) as chief:
         cluster = chief.status().cluster
         # The chief's log shows the reason, so that it names the process that asked.
         step = chief.finish(reason=f"{arguments.reason} (`lockstep finish` on {socket.gethostname()} pid {os.getpid()})")
     words = f"cluster {cluster!r} at {chief.address}: training is finished at step {step}; the processes end as their workers leave"
-    fields = {"step": step, "reason": arguments.reason, "cluster": cluster, "chief": chief.address}
-    print(json.dumps(fields) if arguments.json else words)
-    return 0
+    return Answer(words=words, fields={"step": step, "reason": arguments.reason, "cluster": cluster, "chief": chief.address})
 
 
 def change_of(words: Sequence[str], *, variable: str = "") -> HyperparameterChange:
@@ -118,7 +113,6 @@ def _number(name: str, text: str) -> float:
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for the step under way (default 30)")
-    parser.add_argument("--json", action="store_true", help="print JSON")
 
 
 def _contributions(given: Given, chief: Chief, *, name: PolicyName) -> int | None:
@@ -156,10 +150,8 @@ def _await(chief: Chief, ask: Callable[[int, float], SettingsReply | None], *, t
             raise DeadlineExceeded(f"not within {timeout_s:g} s: {why}; the change will be made all the same")
 
 
-def _run(arguments: argparse.Namespace, change: Callable[[Chief], _Answer]) -> int:
+def _run(arguments: argparse.Namespace, change: Callable[[Chief], Answer]) -> Answer:
     if not arguments.timeout > 0:
         raise InvalidSpec(f"--timeout: got {arguments.timeout}, want more than 0 seconds")
     with chief_of(arguments) as chief:
-        words, fields = change(chief)
-    print(json.dumps(fields, indent=2) if arguments.json else words)
-    return 0
+        return change(chief)

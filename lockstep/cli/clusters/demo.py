@@ -16,6 +16,7 @@ from lockstep.launcher.spec import ClusterSpec, spec_of
 from lockstep.launcher.supervisor import Interrupted, LaunchFailed, Supervisor, describe_end
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.logs import warnings_to_stderr
 from ps_protocol.process.options import DEMO, LEASE, MAX_STEPS, Given, add_options, options_of
 from ps_protocol.process.output import BoundedOutput, write_last
@@ -75,7 +76,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
         return 1
     except LaunchFailed as error:
         write_last(sys.stderr, f"lockstep demo: {error}\n")
-        return 2 if error.exit_code == 2 else 1
+        return ExitCode.USAGE if error.exit_code == ExitCode.USAGE else ExitCode.FAILED
 
 
 def _show_demo(setting: "_Setting", *, files: DemoFiles, output: BoundedOutput, is_plain: bool) -> DemoStatus:
@@ -118,17 +119,17 @@ def _setting(arguments: argparse.Namespace) -> _Setting:
     spec = spec_of(Given(vars(arguments), {}), num_ps=2, num_workers=3)
     steps = arguments.steps if arguments.steps is not None else 400 if spec.is_sync else 800
     if steps < 1:
-        raise LaunchFailed(f"--steps: got {steps}, want 1 or more", exit_code=2)
+        raise LaunchFailed(f"--steps: got {steps}, want 1 or more", exit_code=ExitCode.USAGE)
     if not 0 <= arguments.pace <= 60:
-        raise LaunchFailed(f"--pace: got {arguments.pace}, want 0 to 60 seconds", exit_code=2)
+        raise LaunchFailed(f"--pace: got {arguments.pace}, want 0 to 60 seconds", exit_code=ExitCode.USAGE)
     try:
         optimizer_of(arguments.optimizer, learning_rate=arguments.learning_rate)
     except InvalidSpec as error:
-        raise LaunchFailed(f"--learning-rate: {error.message}", exit_code=2) from error
+        raise LaunchFailed(f"--learning-rate: {error.message}", exit_code=ExitCode.USAGE) from error
     try:
         wire_format(arguments.wire)
     except InvalidSpec as error:
-        raise LaunchFailed(f"--wire: {error.message.removeprefix('wire: ')}", exit_code=2) from error
+        raise LaunchFailed(f"--wire: {error.message.removeprefix('wire: ')}", exit_code=ExitCode.USAGE) from error
     return _Setting(
         spec=replace(spec, passed_on={**spec.passed_on, MAX_STEPS: steps, LEASE: _LEASE_S}),
         num_steps=steps,
@@ -146,7 +147,7 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
     train, test = split(load_digits())
     with (
         kept_directories(spec.recovery),
-        Supervisor(log_directory=files.logs, show_line=lambda name, line: None, adopts_orphans=True) as supervisor,
+        Supervisor(log_directory=files.logs, show_line=lambda name, line: None) as supervisor,
     ):
         display.say(f"starting {spec.num_ps} parameter servers, a chief and {spec.num_workers} workers; {needs}")
         if spec.num_workers > spec.num_workers_needed:
@@ -162,8 +163,9 @@ def _run_demo(setting: _Setting, *, files: DemoFiles, display: Display) -> tuple
             with cluster.listed("lockstep demo"):
                 _start_workers(cluster, setting.worker_flags, observer=observer)
                 trained = _watch(supervisor=supervisor, observer=observer, watch=watch, files=files, display=display)
-        except (Interrupted, TooFewWorkers):
-            cluster.end_with_checkpoint()
+        except (Interrupted, TooFewWorkers) as error:
+            if cluster.workers:
+                watch.interrupt(supervisor, str(error))
             raise
         finally:
             observer.stop(timeout_s=0.2)

@@ -20,15 +20,14 @@ from lockstep.launcher.supervisor import (
     PrefixedOutput,
     Process,
     Supervisor,
-    describe_end,
     make_directory,
     with_checkout,
 )
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.logs import warnings_to_stderr
 from ps_protocol.process.options import MAX_STEPS, UP, Given, add_options, options_of
 from ps_protocol.process.output import BoundedOutput, write_last
 
-_EXIT_USAGE = 2
 _DRY_STEPS = 5
 _POLL_S = 1.0
 _MAX_PIDS = 20
@@ -72,27 +71,24 @@ def run_up(arguments: argparse.Namespace) -> int:
 
 
 def _run(spec: ClusterSpec, command: list[str], *, stream: BoundedOutput, log_directory: Path) -> int:
-    output = PrefixedOutput(stream)
+    output, cluster = PrefixedOutput(stream), None
     try:
-        with (
-            kept_directories(spec.recovery),
-            Supervisor(log_directory=log_directory, show_line=output.line, adopts_orphans=True) as supervisor,
-        ):
-            cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
+        with kept_directories(spec.recovery):
             try:
-                return _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
-            except (Interrupted, TooFewWorkers):
-                cluster.end_with_checkpoint()
-                with suppress(OSError):  # the reader of the output may be gone
-                    _report_saved(cluster, output)
-                raise
+                with Supervisor(log_directory=log_directory, show_line=output.line) as supervisor:
+                    cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
+                    _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
+            finally:
+                if cluster is not None and cluster.chief_address:
+                    _report_saved(cluster, output)  # now that no process is left that could save another
+        return 0
     except Interrupted as interrupted:
         stream.hurry()
         with suppress(OSError):  # the end of the reader may be the cause
             output.failure(f"{interrupted}: all processes have been ended")
         return interrupted.exit_code
     except LaunchFailed as error:
-        if error.exit_code == _EXIT_USAGE:
+        if error.exit_code == ExitCode.USAGE:
             raise
         output.failure(str(error))
         return error.exit_code
@@ -101,7 +97,9 @@ def _run(spec: ClusterSpec, command: list[str], *, stream: BoundedOutput, log_di
 def _dry_run(command: list[str], *, num_workers: int, max_steps: int) -> int:
     is_module, is_program = command[1:2] == ["-m"] and len(command) > 2, len(command) > 1 and not command[1].startswith("-")
     if not os.path.basename(command[0]).startswith("python") or not (is_module or is_program):
-        raise LaunchFailed("--dry-run: want a Python program, … -- python train.py or … -- python -m package.train", exit_code=_EXIT_USAGE)
+        raise LaunchFailed(
+            "--dry-run: want a Python program, … -- python train.py or … -- python -m package.train", exit_code=ExitCode.USAGE
+        )
     here = {"LOCKSTEP_CHIEF": "local", "LOCKSTEP_WORKER_INDEX": "0", "LOCKSTEP_NUM_WORKERS": str(num_workers)}
     environment = {**os.environ, **with_checkout(), **here, "LOCKSTEP_MAX_STEPS": str(max_steps)}
     return subprocess.run([command[0], "-m", "lockstep.dry_run", *command[1:]], env=environment, check=False).returncode
@@ -110,10 +108,10 @@ def _dry_run(command: list[str], *, num_workers: int, max_steps: int) -> int:
 def _command(words: list[str]) -> list[str]:
     command = words[1:] if words[:1] == ["--"] else words
     if not command:
-        raise LaunchFailed("what should the workers run? lockstep up --ps 2 --workers 3 -- python train.py", exit_code=_EXIT_USAGE)
+        raise LaunchFailed("what should the workers run? lockstep up --ps 2 --workers 3 -- python train.py", exit_code=ExitCode.USAGE)
     if command[0].startswith("-"):
         raise LaunchFailed(
-            f"unknown option {command[0]}; see lockstep up --help; the workers' command comes after --", exit_code=_EXIT_USAGE
+            f"unknown option {command[0]}; see lockstep up --help; the workers' command comes after --", exit_code=ExitCode.USAGE
         )
     if command[0] in ("python", "python3"):
         # This Python has worker_client; PATH may lead to another one if this command's environment is not activated.
@@ -122,11 +120,11 @@ def _command(words: list[str]) -> list[str]:
         why = f"there is no program {command[0]!r} (looked in PATH)"
         if os.path.isfile(command[0]):
             why = f"{command[0]!r} cannot be run as a program; a Python file is run by: … -- python {command[0]}"
-        raise LaunchFailed(f"cannot start the workers: {why}", exit_code=_EXIT_USAGE)
+        raise LaunchFailed(f"cannot start the workers: {why}", exit_code=ExitCode.USAGE)
     return command
 
 
-def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> int:
+def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> None:
     spec = cluster.spec
     output.note(f"logs: {log_directory}")
     cluster.start_roles()
@@ -137,33 +135,39 @@ def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Super
         + (f"\nits page, in a browser: {cluster.page_address}" if cluster.page_url else "")
     )
     with cluster.listed(shlex.join(command)):
-        return _train(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
+        _train(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
 
 
-def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> int:
+def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> None:
     cluster.start_workers(command)
     output.note(f"process ids: {_pids([*cluster.roles, *cluster.workers])}")
-    watch = ClusterWatch(cluster, say=output.failure, is_all_shown=lambda: output.is_all_shown)
+    watch = ClusterWatch(cluster, say=output.failure)
     from lockstep.launcher.watch import (  # NumPy is slow to import, and if it is broken, the roles report it
         LastWorkers,
         what_is_not_saved,
     )
 
     last = LastWorkers(cluster, poller=watch.ask_chief(), say=output.failure)
-    while watch.has_running_workers and not last.is_time_up:
-        watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
-        last.see()
-    has_trained = watch.finish_training(supervisor)
+    try:
+        try:
+            while watch.has_running_workers and not last.is_time_up:
+                watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
+                last.see()
+        except Interrupted as error:
+            watch.interrupt(supervisor, str(error))
+            raise
+        has_trained = watch.finish_training(supervisor)  # Ctrl-C there ends all without the last checkpoint
+    except TooFewWorkers as error:
+        watch.interrupt(supervisor, str(error))
+        raise
     if last.failure:
         raise LaunchFailed(f"{last.failure}; logs: {log_directory}")
     if has_trained and (lost := what_is_not_saved(cluster, watch.ask_chief().status)):
         raise LaunchFailed(f"training finished, but {lost}, except for what the workers have kept")
-    failed = ", ".join(f"{worker.name} ({describe_end(worker.returncode or 0)})" for worker in watch.failed_workers)
+    failed = ", ".join(f"{worker.name} ({worker.end_text})" for worker in watch.failed_workers)
     end = "training finished" if has_trained else "all workers ended without any having joined a training"
     where = ", within the backups" if cluster.spec.num_backups else ""
     output.note(end + (f"; failed on the way{where}: {failed}" if failed else ""))
-    _report_saved(cluster, output)
-    return 0
 
 
 def _pids(processes: Sequence[Process]) -> str:
@@ -174,11 +178,12 @@ def _pids(processes: Sequence[Process]) -> str:
 
 def _report_saved(cluster: LocalCluster, output: PrefixedOutput) -> None:
     """Reports the newest checkpoint in a directory of this machine, if there is one. Lists no other storage, because that may take long."""
-    if not cluster.chief_address or cluster.spec.recovery.directory is None:
+    if cluster.spec.recovery.directory is None:
         return
     from lockstep.launcher.watch import newest_checkpoint
 
-    tag = newest_checkpoint(cluster)
-    if tag:
+    if tag := newest_checkpoint(cluster):
         place = cluster.spec.recovery.directory
-        output.note(f"saved: {tag} in {place}; to continue from there, run the same command again (--max-steps counts from the first step)")
+        again = "to continue from there, run the same command again (--max-steps counts from the first step)"
+        with suppress(OSError):  # the reader of the output may be gone
+            output.note(f"saved: {tag} in {place}; {again}")

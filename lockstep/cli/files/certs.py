@@ -4,12 +4,12 @@ import argparse
 from pathlib import Path
 
 from lockstep.certs import create
-from lockstep.cli.access import CommandFailed
+from lockstep.cli.answers import Answer, CommandFailed
+from ps_protocol.process.exit_codes import ExitCode
 
 
-def add_certs_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `certs`."""
-    parser.add_argument("action", choices=("create",), help="make an authority, and certificates, keys and tokens for all roles")
+def add_certs_create_arguments(parser: argparse.ArgumentParser) -> None:
+    """Adds the arguments of `certs create`."""
     parser.add_argument(
         "directory", type=Path, metavar="DIR", help="directory to write to; created if missing; must not contain such files yet"
     )
@@ -24,15 +24,17 @@ def add_certs_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--days", type=int, default=365, metavar="N", help="days that the certificates are valid (default 365)")
 
 
-def run_certs(arguments: argparse.Namespace) -> int:
-    """Makes the files and returns the exit code."""
+def run_certs_create(arguments: argparse.Namespace) -> Answer:
+    """Makes the files and returns their names."""
     directory: Path = arguments.directory
     try:
         names = create(directory, cluster=arguments.cluster, hosts=arguments.host, days=arguments.days)
     except OSError as error:
-        raise CommandFailed(str(error), exit_code=2) from error
-    print(f"made in {directory}: {', '.join(names)}")
-    print("a server:  --tls-cert ps.pem --tls-key ps.key --token-file tokens  [--tls-ca ca.pem --verify-clients]")
-    print("a worker:  LOCKSTEP_TLS_CA=ca.pem LOCKSTEP_TOKEN_FILE=worker.token  [LOCKSTEP_TLS_CERT=worker.pem LOCKSTEP_TLS_KEY=worker.key]")
-    print("keep ca.key secret: its holder can make certificates for this cluster")
-    return 0
+        raise CommandFailed(str(error), exit_code=ExitCode.USAGE) from error
+    words = (
+        f"made in {directory}: {', '.join(names)}",
+        "a server:  --tls-cert ps.pem --tls-key ps.key --token-file tokens  [--tls-ca ca.pem --verify-clients]",
+        "a worker:  LOCKSTEP_TLS_CA=ca.pem LOCKSTEP_TOKEN_FILE=worker.token  [LOCKSTEP_TLS_CERT=worker.pem LOCKSTEP_TLS_KEY=worker.key]",
+        "keep ca.key secret: its holder can make certificates for this cluster",
+    )
+    return Answer(words="\n".join(words), fields={"directory": str(directory), "files": [*names]})

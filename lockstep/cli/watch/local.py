@@ -1,4 +1,4 @@
-"""`lockstep ls` and `page`: list the clusters that launchers run on this machine, and the addresses of their pages. Call no chief."""
+"""`lockstep ls`: lists the clusters that launchers run on this machine, with their pages. Calls no chief."""
 
 import argparse
 import dataclasses
@@ -6,7 +6,6 @@ import json
 import time
 from pathlib import Path
 
-from lockstep.cli.access import CommandFailed
 from lockstep.cli.formatting import duration_text, printable, table
 from ps_protocol.process.local_clusters import LocalEntry, local_clusters
 from ps_protocol.security.permissions import CallerRole
@@ -18,17 +17,14 @@ NOBODY = "no cluster of yours that `lockstep up` or `lockstep demo` started is r
 def add_ls_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `ls`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-
-
-def add_page_arguments(parser: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `page`."""
-    parser.add_argument("--pid", type=int, metavar="PID", help="process id of its `lockstep up`, if there are several (see `lockstep ls`)")
-    parser.add_argument("--admin", action="store_true", help="with a token that may change the training")
+    parser.add_argument("--token", action="store_true", help="print addresses of pages with the token that a reader needs")
 
 
 def run_ls(arguments: argparse.Namespace) -> int:
     """Prints the clusters and returns the exit code."""
     clusters = local_clusters()
+    if arguments.token:
+        clusters = [dataclasses.replace(one, page=_with_token(one)) for one in clusters]
     if arguments.json:
         print(json.dumps([dataclasses.asdict(one) for one in clusters], indent=2))
     else:
@@ -36,19 +32,9 @@ def run_ls(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def run_page(arguments: argparse.Namespace) -> int:
-    """Prints the address of a page and returns the exit code."""
-    clusters = [one for one in local_clusters() if arguments.pid in (None, one.pid)]
-    if not clusters:
-        raise CommandFailed(NOBODY if arguments.pid is None else f"{NOBODY} as process {arguments.pid}; see `lockstep ls`")
-    if len(clusters) > 1:
-        raise CommandFailed(f"which one? give --pid\n{listing(clusters)}", exit_code=2)
-    (cluster,) = clusters
-    if not cluster.page:
-        raise CommandFailed("this cluster has no page: it was started with --page none")
-    role = CallerRole.ADMIN if arguments.admin else CallerRole.OBSERVER
-    print(f"{cluster.page}#token={token_of(Path(cluster.token_file), role)}" if cluster.token_file else cluster.page)
-    return 0
+def _with_token(one: LocalEntry) -> str:
+    """Returns the address of a page, with the token of an observer where one is needed."""
+    return f"{one.page}#token={token_of(Path(one.token_file), CallerRole.OBSERVER)}" if one.page and one.token_file else one.page
 
 
 def listing(clusters: list[LocalEntry]) -> str:

@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TextIO
 
 import worker_client
-from lockstep.cli.access import CommandFailed, add_arguments, chief_and_access_of, chief_of
+from lockstep.cli.access import add_arguments, chief_and_access_of, chief_of
+from lockstep.cli.answers import CommandFailed
 from lockstep.tensorboard import TensorBoardWriter
 from lockstep.timeline import Timeline
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process import options
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.options import Given
 from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus
 
@@ -61,7 +63,7 @@ def _opened(path: Path) -> TextIO:
     try:
         return path.open("w", encoding="utf-8")
     except OSError as error:
-        raise CommandFailed(f"cannot write {path}: {error.strerror}; choose another -o FILE", exit_code=2) from error
+        raise CommandFailed(f"cannot write {path}: {error.strerror}; choose another -o FILE", exit_code=ExitCode.USAGE) from error
 
 
 def _poll(chief: Chief, timeline: Timeline, *, seconds: float, is_quiet: bool) -> ClusterStatus:
@@ -95,7 +97,9 @@ def run_tensorboard(arguments: argparse.Namespace) -> int:
     try:
         writer = TensorBoardWriter(arguments.directory)
     except OSError as error:
-        raise CommandFailed(f"cannot write to {arguments.directory}: {error.strerror}; choose another directory", exit_code=2) from error
+        raise CommandFailed(
+            f"cannot write to {arguments.directory}: {error.strerror}; choose another directory", exit_code=ExitCode.USAGE
+        ) from error
     print(f"writing {writer.path} until training ends; look at it with: tensorboard --logdir {arguments.directory}", flush=True)
     with worker_client.observe(address, cluster=cluster, security=security, timeout_s=_TENSORBOARD_TIMEOUT_S) as observer:
         _record(observer, writer)

@@ -12,16 +12,14 @@ import time
 import tty
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from typing import Any
 
-from chief.page.feed import snapshot
-from chief.page.recorder import Look, MetricsReader, Recorder
+from chief.page.look import Look
+from chief.page.recorder import FirstServer, Recorder
 from lockstep.cli.access import ChiefAbsent, chief_and_access_of
 from lockstep.cli.access import add_arguments as add_access_arguments
-from lockstep.cli.watch.screen import frame
+from lockstep.cli.watch.view import frame
 from ps_protocol.errors import PsError
-from ps_protocol.roles.chief import ClusterState, ClusterStatus
-from ps_protocol.rpc.chief import GrpcChief
+from ps_protocol.roles.chief import ClusterState
 
 _PERIOD_S = 1.0
 _ENTER, _LEAVE = "\x1b[?1049h\x1b[?25l", "\x1b[?25h\x1b[?1049l"
@@ -40,8 +38,8 @@ def add_top_arguments(parser: argparse.ArgumentParser) -> None:
 def run_top(arguments: argparse.Namespace) -> int:
     """Shows the cluster until the user leaves or the chief ends, and returns the exit code."""
     with chief_and_access_of(arguments) as (chief, access):
-        metrics = MetricsReader(access, cluster="")
-        recorder = Recorder(_Asked(chief), read_metrics=metrics.read)
+        metrics = FirstServer(access, cluster="")
+        recorder = Recorder(chief, read_metrics=metrics.read_metrics)
         threading.Thread(target=recorder.keep_reading_metrics, name="top-metrics", daemon=True).start()
         try:
             if arguments.once or not (sys.stdout.isatty() and sys.stdin.isatty()):
@@ -49,20 +47,6 @@ def run_top(arguments: argparse.Namespace) -> int:
             return _show(recorder)
         finally:
             recorder.stop()
-
-
-class _Asked:
-    """The recorder's source: the chief's status, which is all that `top` needs."""
-
-    def __init__(self, chief: GrpcChief) -> None:
-        self.status: Callable[..., ClusterStatus] = chief.status
-
-    def begin(self, request: Any, answer: Callable[[Any], None]) -> int:
-        """Never called: `top` changes nothing."""
-        raise PermissionError(request)
-
-    def cancel(self, number: int) -> None:
-        """Does nothing: there is nothing to cancel."""
 
 
 def _print_once(recorder: Recorder) -> int:
@@ -103,7 +87,7 @@ def _show(recorder: Recorder) -> int:
 def _frame(recorder: Recorder, look: Look, *, width: int, height: int, has_colours: bool, gone_since: str = "") -> Sequence[str]:
     metrics, _ = recorder.metrics(after=0.0)
     return frame(
-        snapshot(look),
+        look,
         speed=recorder.speed(after=0.0),
         metrics=metrics,
         width=width,

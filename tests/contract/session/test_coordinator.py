@@ -13,11 +13,13 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitExceeded, ShuttingDown, Unavailable
-from tests.support.sessions.clusters import AnyCluster, Shape, Start
+from tests.support.sessions.clusters import AnyCluster, Shape, Start, start_over
 from worker_client import IndexedSlices, sgd
 from worker_client.strategy import ClusterCoordinator, RemoteValue, coordinator, serve
 from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.messages import Message
+
+start = start_over(["in process"])
 
 NUM_WORKERS = 3
 Pair = namedtuple("Pair", ["left", "right"])
@@ -309,12 +311,14 @@ def test_rule_81_each_worker_has_a_dataset_of_its_own_that_is_made_anew_where_an
         assert len(made) == 2 * count
 
 
-def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_reported(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_reported(
+    impatient: None, start: Start, caplog: pytest.LogCaptureFixture
+) -> None:
     with start(Shape(total_num_replicas=2)).session(0) as session, ClusterCoordinator(session) as coordinator:
         value = coordinator.schedule("square", (2,))
-        with pytest.raises(DeadlineExceeded, match=r"join: not within 2.5 s: 1 closures queued, 0 running: no worker has called serve"):
-            coordinator.join(2.5)
-        assert "join: waiting for 2 s: 1 closures queued" in caplog.text
+        with pytest.raises(DeadlineExceeded, match=r"join: not within 0.5 s: 1 closures queued, 0 running: no worker has called serve"):
+            coordinator.join(0.5)
+        assert "join: waiting for 0 s: 1 closures queued" in caplog.text
         with pytest.raises(DeadlineExceeded, match=r"join: not within 0 s: 1 closures queued, 0 running: no worker has called serve"):
             coordinator.join(0)
         assert not value.is_done and not coordinator.done()
@@ -336,7 +340,9 @@ def test_a_target_that_is_no_session_and_functions_that_are_no_mapping_of_callab
             coordinator.join("x")  # type: ignore[arg-type]
 
 
-def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(
+    impatient: None, start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster, serves, receive = start(Shape(num_ps=2, total_num_replicas=1)), threading.Event(), Mailboxes.receive
 
     def receive_and_tell(mailboxes: Mailboxes, name: str, timeout_s: float) -> Message:
@@ -358,7 +364,7 @@ def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(start: 
     assert counts == [0]
 
 
-def test_a_coordinator_ignores_outcomes_for_an_earlier_one_and_a_worker_serves_one_after_the_other(start: Start) -> None:
+def test_a_coordinator_ignores_outcomes_for_an_earlier_one_and_a_worker_serves_one_after_the_other(impatient: None, start: Start) -> None:
     cluster, counts, may_go_on = start(Shape(total_num_replicas=1)), list[int](), threading.Event()
     functions: Functions = {**FUNCTIONS, "slow": lambda: may_go_on.wait(30) and "of slow"}
     with cluster.session(0) as session, ThreadPoolExecutor(1) as pool:
@@ -372,7 +378,7 @@ def test_a_coordinator_ignores_outcomes_for_an_earlier_one_and_a_worker_serves_o
             value = coordinator.schedule("slow")
             # The closure is sent again before it is answered.
             with pytest.raises(DeadlineExceeded):
-                coordinator.join(4)
+                coordinator.join(1)
             may_go_on.set()
             assert value.fetch(30) == "of slow"
         for number in (2, 3):
@@ -393,7 +399,7 @@ def test_rule_81_a_coordinator_that_was_killed_and_is_started_again_has_its_clos
     killed.close()
 
 
-def test_a_closure_that_was_sent_again_does_not_stay_on_the_servers(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closure_that_was_sent_again_does_not_stay_on_the_servers(impatient: None, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     cluster, may_go_on, left, sent = start(Shape(total_num_replicas=1)), threading.Event(), set[str](), list[Message]()
     send, receive, discard, sent_again = Mailboxes.send, Mailboxes.receive, Mailboxes.discard, threading.Event()
 

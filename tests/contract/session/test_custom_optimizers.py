@@ -1,4 +1,4 @@
-"""Optimizers given as formulas, as a program uses them: every transport and policy, tables, norms, and changes while training."""
+"""Optimizers given as formulas, as a program uses them: each policy, tables, norms, and changes while training."""
 
 import itertools
 from collections.abc import Mapping
@@ -10,8 +10,10 @@ import pytest
 import worker_client
 from ps_protocol.errors import InvalidSpec, ModelMismatch
 from ps_protocol.model.policy import PolicySpec
-from tests.support.sessions.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start, start_over
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable, fixed_size_partitioner
+
+start = start_over(["in process", "grpc"])
 
 POLICIES = [
     None,

@@ -93,6 +93,38 @@ def test_all_workers_together_count_each_sample_once_a_pass(num_workers: int, si
     assert num_counted(sessions[0]) == 2 * NUM_SAMPLES
 
 
+@pytest.mark.parametrize(
+    ("sizes", "policy"),
+    [
+        ({"total_num_replicas": 2}, None),
+        ({"replicas_to_aggregate": 1, "total_num_replicas": 2}, None),
+        ({}, worker_client.ssp_policy(3)),
+        ({}, worker_client.async_policy()),
+    ],
+    ids=["sync", "with backups", "ssp", "async"],
+)
+def test_workers_have_the_values_of_the_last_step_when_the_data_ends(sizes: dict[str, int], policy: PolicySpec | None) -> None:
+    cluster = InProcessCluster(policy=policy, **sizes)  # type: ignore[arg-type]
+    sessions = [worker_client.local(cluster) for _ in range(2)]
+    for session in sessions:
+        join(session)
+    found: list[tuple[float, int]] = []
+    begun, ended = threading.Barrier(2), threading.Barrier(2)
+
+    def go_on(session: Session, num_ranges: int) -> None:
+        batches = session.batches("train", num_samples=4 * num_ranges, batch_size=4, timeout_s=20)
+        give(session, next(batches))
+        begun.wait(20)
+        for batch in batches:
+            give(session, batch)
+        ended.wait(20)  # nobody reads before both loops have ended
+        found.append((session.read()["w"][0], session.global_step))
+
+    # An odd number: at the end one of them makes a step alone.
+    run_all([lambda session=session: go_on(session, 9) for session in sessions])  # type: ignore[misc]
+    assert found[0] == found[1] and found[0][0] != 0.0
+
+
 def test_the_ranges_of_a_worker_that_left_are_done_by_another() -> None:
     cluster = InProcessCluster(replicas_to_aggregate=1)
     first, second = (worker_client.local(cluster) for _ in range(2))

@@ -26,8 +26,8 @@ ELSEWHERE = {
 NOT_RUN = {
     ("docs/tutorials/survive-a-kill.md", 0): "two lines to change in the program of another page",
     ("docs/how-to/tls.md", 0): "its host is an example",
-    ("docs/how-to/averages.md", 1): "`...` stands for the reader's own arguments",
-    ("docs/how-to/averages.md", 2): "it reads a checkpoint of the reader's own",
+    ("docs/how-to/evaluate.md", 2): "`...` stands for the reader's own arguments",
+    ("docs/how-to/evaluate.md", 3): "it reads a checkpoint of the reader's own",
     ("docs/how-to/estimator.md", 3): "it needs three workers' processes; tests/contract/session/test_estimator_cluster.py has them",
 }
 # What frameworks are not installed for; `make test-frameworks` runs the same where they are.
@@ -37,6 +37,7 @@ SHORTER = {
     ("docs/how-to/sparse.md", 0): ("10_000_000", "10_000"),
     ("docs/reference/api.md", 1): ("10_000_000", "10_000"),
     ("docs/how-to/estimator.md", 0): ("hidden_units=(64,)", "hidden_units=(64,), max_iter=5"),
+    ("docs/how-to/estimator.md", 2): ("(64,)", "(64,), max_iter=5"),
 }
 # How many workers run the block at once, where it is not one.
 WORKERS = {("docs/reference/strategy.md", 4): 2}
@@ -81,16 +82,14 @@ import os
 from sklearn.datasets import load_digits
 X_train, y_train = load_digits(return_X_y=True)
 """
-# What `lockstep up` sets for a worker, where the block reads it.
-ENVIRONMENT = {("docs/how-to/estimator.md", 2): {"LOCKSTEP_WORKER_INDEX": "0", "LOCKSTEP_NUM_WORKERS": "8", "LOCKSTEP_CHIEF": ""}}
 # What is the reader's own, or stands on the page in words.
 BEFORE = {
     ("docs/explanation/policies.md", 0): MODEL,
-    ("docs/how-to/averages.md", 0): SESSION + "values = {'w': np.zeros(3)}",
+    ("docs/how-to/evaluate.md", 1): SESSION + "values = {'w': np.zeros(3)}",
     ("docs/how-to/data.md", 0): MODEL
     + "whole, images, labels = compute, np.zeros((60_000, 3)), np.zeros(60_000)\ndef compute(*given): return 0.5, whole(*given)\n",
     ("docs/how-to/evaluate.md", 0): MODEL + "def evaluate(variables): return sorted(variables)",
-    ("docs/how-to/plan.md", 0): MODEL + "import io; trace = io.StringIO()",
+    ("docs/how-to/plan.md", 0): MODEL + "import io; times = io.StringIO()",
     ("docs/how-to/sparse.md", 0): SESSION + "indices = np.arange(5)\n"
     "w_gradient, row_gradients = np.ones((16, 1), np.float32), np.ones((5, 16), np.float32)",
     ("docs/reference/api.md", 0): "import numpy as np; initial_values = {'w': np.zeros(3)}\n"
@@ -142,8 +141,6 @@ def test_program_of_a_page_runs_as_it_is_printed(
         if re.search(rf"^(?:import|from) {framework}\b", text, flags=re.MULTILINE):
             pytest.importorskip(framework, reason=f"{framework} is not installed here; make test-frameworks runs this with it")
     monkeypatch.chdir(tmp_path)
-    for variable, value in ENVIRONMENT.get((page, number), {}).items():
-        monkeypatch.setenv(variable, value)
     num_workers = WORKERS.get((page, number), 1)
     cluster = InProcessCluster(num_ps=2, total_num_replicas=num_workers, max_steps=20)
     with ExitStack() as stack, Graph().as_default(), ThreadPoolExecutor(num_workers) as threads:
@@ -166,4 +163,4 @@ def test_tests_that_run_a_page_elsewhere_name_it() -> None:
 
 def test_exceptions_are_those_of_blocks_that_there_are() -> None:
     there = {(page, number) for page in PAGES for number in range(len(printed(page)))}
-    assert {*NOT_RUN, *BEFORE, *ENVIRONMENT, *WORKERS, *SHORTER} <= there
+    assert {*NOT_RUN, *BEFORE, *WORKERS, *SHORTER} <= there

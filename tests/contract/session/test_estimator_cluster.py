@@ -1,5 +1,6 @@
 """`DNNClassifier` as a worker of a running cluster: every worker ends with the same network, whichever finishes first."""
 
+import logging
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -10,6 +11,7 @@ import numpy as np
 import pytest
 
 import worker_client as sdk
+from lockstep import errors
 from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client import momentum
 from worker_client.sync_replicas import SessionRunHook, StopAtStepHook, SyncReplicasOptimizer
@@ -82,3 +84,68 @@ def test_a_hook_that_asks_for_a_stop_ends_the_fit(stack: ExitStack, socket_dir: 
     cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
     classifier = sdk.DNNClassifier((4,), random_state=3, target=cluster.chief_address).fit(X, Y, hooks=[StopAtStepHook(last_step=6)])
     assert classifier.global_step_ == 6 and classifier.n_iter_ == 2
+
+
+@pytest.mark.parametrize(
+    ("mine", "others"), [([0, 1, 3], [0, 1, 2]), (["ant", "bee", "cow"], ["cat", "dog", "eel"]), ([0, 1, 2, 3], [0, 1, 2])]
+)
+def test_other_labels_are_another_model(mine: list[Any], others: list[Any], stack: ExitStack, socket_dir: Path) -> None:
+    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    one, other = (sdk.DNNClassifier((4,), max_iter=1, random_state=3, target=cluster.chief_address) for _ in range(2))
+    asked, answered = threading.Event(), threading.Event()
+
+    class WhileItTrains(SessionRunHook):
+        def after_create_session(self, session: Any, coord: Any) -> None:
+            asked.set()
+            assert answered.wait(50)
+
+    thread = threading.Thread(target=one.fit, args=(X, np.resize(others, 120)), kwargs={"hooks": [WhileItTrains()]}, daemon=True)
+    thread.start()
+    assert asked.wait(50)
+    with pytest.raises(errors.ModelMismatch) as refused:
+        other.fit(X, np.resize(mine, 120))
+    answered.set()
+    thread.join(50)
+    assert all(words in refused.value.message for words in (str(mine), str(others), "classes=…"))
+
+
+def test_a_long_list_of_labels_is_told_apart_by_its_end(stack: ExitStack, socket_dir: Path) -> None:
+    from worker_client.estimator import _labels_text
+
+    one, other = np.arange(1000), np.array([*range(999), 1000])
+    assert _labels_text(one) != _labels_text(other) and len(_labels_text(one).encode()) < 256
+
+
+def test_one_fit_is_one_training_of_a_cluster(stack: ExitStack, socket_dir: Path) -> None:
+    from sklearn.model_selection import cross_val_score
+
+    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    classifier = sdk.DNNClassifier((4,), max_iter=1, random_state=3, target=cluster.chief_address, timeout_s=1.0).fit(X, Y)
+    with pytest.raises(ValueError, match=r"one fit\(\) is one training of a cluster.*leave target out"):
+        classifier.fit(X, Y)
+    with pytest.raises(ValueError, match=r"one fit\(\) is one training of a cluster"):
+        cross_val_score(classifier, X, Y, cv=2, error_score="raise")
+
+
+def test_a_cluster_that_was_started_again_at_its_address_is_trained_again(socket_dir: Path) -> None:
+    for seed in (3, 4):
+        with ExitStack() as one_cluster:
+            cluster = GrpcTestCluster(Shape(), one_cluster, directory=socket_dir)
+            classifier = sdk.DNNClassifier((4,), max_iter=2, random_state=seed, target=cluster.chief_address).fit(X, Y)
+            assert classifier.n_iter_ == 2
+
+
+def test_a_target_without_a_cluster_is_given_up_in_time(socket_dir: Path) -> None:
+    assert sdk.DNNClassifier().timeout_s == sdk.DNNRegressor().timeout_s == 60.0, "that of connect()"
+    with pytest.raises(errors.Unavailable, match="nobody"):
+        sdk.DNNClassifier(target=f"unix:{socket_dir}/nobody", timeout_s=0.2).fit(X, Y)
+
+
+def test_a_worker_that_trains_for_itself_says_so_once(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_CHIEF", "host:5000")
+    monkeypatch.setattr("worker_client.estimator._has_warned", [])
+    with caplog.at_level(logging.WARNING):
+        for _ in range(2):
+            sdk.DNNClassifier((4,), max_iter=1).fit(X, Y)
+    said = [record.getMessage() for record in caplog.records if "target" in record.getMessage()]
+    assert len(said) == 1 and "host:5000" in said[0] and "target=os.environ['LOCKSTEP_CHIEF']" in said[0]

@@ -11,7 +11,7 @@ import pytest
 
 import worker_client
 from lockstep.in_process import InProcessCluster
-from ps_protocol.errors import InternalError, LeaseExpired, StepGone, TooManyPushes, Unavailable
+from ps_protocol.errors import InternalError, LeaseExpired, ShuttingDown, StepGone, TooManyPushes, Unavailable
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import ClusterState, Participant, ParticipantKind
 from ps_protocol.roles.shard import PushReply, PushResult
@@ -65,6 +65,15 @@ def test_push_whose_answer_is_lost_is_sent_again_and_counts_once() -> None:
         assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ACCEPTED
         first, *again = [header.push_id for header in faulty.shards[1].arguments_of("push_gradients")]
         assert again == [first, first]
+        faulty.assert_applied(num_steps=1)
+
+
+@pytest.mark.parametrize("method", ["push_gradients", "read_variables"])
+def test_a_server_that_is_about_to_end_is_asked_again_until_its_successor_answers(method: str) -> None:
+    faulty = FaultyCluster(policy=worker_client.async_policy())
+    with faulty.session as session:
+        faulty.shards[1].refuse(method, *(ShuttingDown("ps 1 is shutting down: SIGTERM") for _ in range(2)))
+        assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ACCEPTED
         faulty.assert_applied(num_steps=1)
 
 
@@ -227,20 +236,21 @@ class FakeChief:
         return answer
 
 
-def beating(chief: Any) -> Heartbeat:
-    participant = Participant(era=era(1), kind=ParticipantKind.WORKER, index=3, incarnation=1)
-    heartbeat = Heartbeat(lambda: chief.heartbeat(participant), index=3, lease_s=0.03)
+def beating(chief: Any, kind: ParticipantKind = ParticipantKind.WORKER) -> Heartbeat:
+    participant = Participant(era=era(1), kind=kind, index=3, incarnation=1)
+    heartbeat = Heartbeat(lambda: chief.heartbeat(participant), name=participant.name, lease_s=0.03)
     heartbeat.start()
     return heartbeat
 
 
 def test_heartbeats_survive_an_absent_chief_and_warn_once(caplog: pytest.LogCaptureFixture) -> None:
     chief = FakeChief(*[Unavailable("nobody there")] * 3, False)
-    heartbeat = beating(chief)
+    heartbeat = beating(chief, ParticipantKind.OBSERVER)
     wait_until(lambda: chief.num_beats >= 5, what="the heartbeat continues after the chief has come back")
     heartbeat.stop()
     beats = chief.num_beats
-    assert len([record for record in caplog.records if "nobody there" in record.getMessage()]) == 1
+    (warning,) = [record.getMessage() for record in caplog.records if "nobody there" in record.getMessage()]
+    assert warning.startswith("observer 3: heartbeat failed")
     threading.Event().wait(0.05)
     assert chief.num_beats == beats
 

@@ -37,9 +37,9 @@ def graph() -> Iterator[Graph]:
         yield made
 
 
-@pytest.fixture(params=["in process", "grpc"])
-def master(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Any]:
-    with running_cluster(request.param, directory=socket_dir) as running:
+@pytest.fixture
+def master(socket_dir: Path) -> Iterator[Any]:
+    with running_cluster("in process", directory=socket_dir) as running:
         yield running
 
 

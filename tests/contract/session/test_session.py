@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from typing import Any
 
@@ -17,6 +18,7 @@ from ps_protocol.errors import (
     ModelMismatch,
     ShapeMismatch,
     SlotNotFound,
+    TrainingInterrupted,
     WorkerIndexOutOfRange,
     WorkerIndexTaken,
 )
@@ -114,16 +116,40 @@ def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(st
     assert sessions[1].end_reason == reason
 
 
-def test_a_worker_whose_contributions_are_all_dropped_is_warned_once(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("interrupts", [False, True])
+def test_a_program_whose_training_was_interrupted_ends_with_an_error(start: Start, interrupts: bool) -> None:
+    cluster = start(Shape(num_ps=1, total_num_replicas=2, max_steps=3))
+    with pytest.raises(TrainingInterrupted, match="at step 0, before its end") if interrupts else nullcontext():
+        with cluster.session() as session:
+            join(session)
+            session.membership.link.ask(lambda chief: chief.finish(reason="enough", interrupts=interrupts), what="finish")
+            assert not session.wait(timeout_s=20)
+
+
+def test_an_error_of_the_program_is_not_replaced_where_its_training_was_interrupted(start: Start) -> None:
+    cluster = start(Shape(num_ps=1))
+    with pytest.raises(ZeroDivisionError), cluster.session() as session:
+        join(session)
+        session.membership.link.ask(lambda chief: chief.finish(reason="enough", interrupts=True), what="finish")
+        assert not session.wait(timeout_s=20)
+        _ = 1 // 0
+
+
+def test_a_worker_whose_contributions_are_all_dropped_for_long_is_warned_once(
+    start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cluster = start(Shape(num_ps=1, replicas_to_aggregate=1, total_num_replicas=2))
     fast, slow = cluster.session(), cluster.session()
     for session in (fast, slow):
         session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
     with caplog.at_level("WARNING", logger="lockstep.worker"):
-        for _ in range(30):
+        for number in range(30):
+            if number == 25:
+                assert "contributions of worker" not in caplog.text, "it may be its turn to be a backup worker"
+                monkeypatch.setattr("worker_client.session.calls._DROPPED_S", 0.0)
             assert fast.step({"w": np.ones(2)}, timeout_s=20).is_accepted
             assert not slow.step({"w": np.ones(2)}, timeout_s=20).is_accepted
-    words = f"none of the last 20 contributions of worker {slow.worker_index} counted, because steps were complete without it"
+    words = f"none of the last 26 contributions of worker {slow.worker_index} counted, because steps were complete without it"
     assert [one.getMessage() for one in caplog.records if words in one.getMessage()] != []
     assert sum("contributions of worker" in one.getMessage() for one in caplog.records) == 1
     counts = {one.index: (one.num_accepted, one.num_stale + one.num_late) for one in cluster.observer().status().participants if one.pid}
@@ -236,13 +262,13 @@ def test_extra_tokens_let_one_worker_give_all_of_a_step(start: Start) -> None:
     assert steps == [0, 0, 0, 1, 1, 1, 2]
 
 
-def test_wait_says_whom_it_waits_for(start: Start, caplog: pytest.LogCaptureFixture) -> None:
+def test_wait_says_whom_it_waits_for(start: Start, impatient: None, caplog: pytest.LogCaptureFixture) -> None:
     cluster = start(Shape(total_num_replicas=2))
     first, second = join(cluster.session()), join(cluster.session())
-    with pytest.raises(DeadlineExceeded, match=r"worker 0 wants a token after step 0: not within 2\.5 s: .*worker 1"):
-        first.step(ONES, timeout_s=2.5)
+    with pytest.raises(DeadlineExceeded, match=r"worker 0 wants a token after step 0: not within 0\.5 s: .*worker 1"):
+        first.step(ONES, timeout_s=0.5)
     (words,) = [record.getMessage() for record in caplog.records if record.name == "lockstep.waits"]
-    assert "waiting for 2 s" in words
+    assert "waiting for 0 s" in words
     assert "worker 1" in words
     assert second.step(ONES, timeout_s=20).is_accepted
     assert first.wait(timeout_s=20)

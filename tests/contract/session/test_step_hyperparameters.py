@@ -8,8 +8,10 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec
-from tests.support.sessions.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start, start_over
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable
+
+start = start_over(["in process"])
 
 ONES = np.ones(3)
 

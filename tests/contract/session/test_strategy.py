@@ -13,7 +13,7 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitExceeded, ShapeMismatch, Unavailable
 from ps_protocol.roles.chief import PushOutcome
-from tests.support.sessions.clusters import Shape, Start
+from tests.support.sessions.clusters import Shape, Start, start_over
 from worker_client import IndexedSlices, Session, UpdateFormula, async_policy, sync_policy
 from worker_client.strategy import (
     CollectiveHints,
@@ -29,6 +29,8 @@ from worker_client.strategy import (
 from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.messages import Message
 from worker_client.strategy.workers import WorkerGroup
+
+start = start_over(["in process"])
 
 NUM_WORKERS, PER_WORKER = 3, 2
 Part = Callable[[ParameterServerStrategy, Session], Any]
@@ -408,7 +410,7 @@ def test_where_steps_are_not_made_together_reductions_do_not_ask_for_the_same_st
         assert list(pool.map(part, range(2))) == [[3, 3]] * 2
 
 
-def test_a_contribution_that_is_lost_with_a_server_is_sent_again(together: Any) -> None:
+def test_a_contribution_that_is_lost_with_a_server_is_sent_again(impatient: None, together: Any) -> None:
     def part(strategy: ParameterServerStrategy, session: Session) -> Any:
         device = strategy.extended.parameter_devices[0]
         first = strategy.extended.reduce_to("SUM", _numbered(strategy), device)
@@ -719,7 +721,7 @@ class _Lost(Exception):
 @pytest.mark.parametrize("lost", [0, 1])
 @pytest.mark.parametrize("num_reduced", [0, 1, 2])
 def test_a_program_started_again_within_a_call_gets_the_earlier_results_and_its_writes_are_made_once(
-    lost: int, num_reduced: int, is_async: bool
+    impatient: None, lost: int, num_reduced: int, is_async: bool
 ) -> None:
     cluster = InProcessCluster(num_ps=1, total_num_replicas=2, replicas_to_aggregate=2)
     if is_async:

@@ -10,8 +10,10 @@ import pytest
 import worker_client
 from ps_protocol.errors import InvalidSpec, LimitExceeded, NotInitialized
 from tests.support.chief.rolling import RollingCluster
-from tests.support.sessions.clusters import AnyCluster, Shape, Start
+from tests.support.sessions.clusters import AnyCluster, Shape, Start, start_over
 from worker_client import PushOutcome, Session
+
+start = start_over(["in process"])
 
 ONES = {"w": np.ones(3)}
 POLICIES = [

@@ -28,7 +28,7 @@ from ps_protocol.roles.shard import Adoption, SaveRequest, SaveState, WholeShard
 from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining, metrics_of
-from tests.support.parameter_servers.shards import EACH_WAY, SharingWorkers, Trainer, open_shard
+from tests.support.parameter_servers.shards import WITHOUT_SOCKETS, SharingWorkers, Trainer, open_shard
 from tests.support.waiting import wait_until
 
 Open = Callable[..., ShardedTraining]
@@ -114,7 +114,7 @@ def test_restored_on_any_number_of_shards_the_next_steps_are_the_same_bits(open_
     assert metrics_of(restored) == metrics_of(saved)
 
 
-@pytest.mark.parametrize("transport", EACH_WAY)
+@pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
 def test_survivors_and_restarted_shards_go_back_together(open_training: Open, transport: str) -> None:
     training = open_training(2, model=model_of("adam"), transport=transport)
     training.create()
@@ -130,7 +130,7 @@ def test_survivors_and_restarted_shards_go_back_together(open_training: Open, tr
     assert training.state() == after_7
 
 
-@pytest.mark.parametrize("transport", EACH_WAY)
+@pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
 def test_caller_of_the_epoch_before_is_refused_after_a_restoration(open_training: Open, transport: str) -> None:
     training = open_training(1, transport=transport)
     training.create()
@@ -228,7 +228,7 @@ def test_settings_in_force_are_those_of_the_request(open_training: Open) -> None
     assert restored.state() == saved.state()
 
 
-@pytest.mark.parametrize("transport", EACH_WAY)
+@pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
 def test_save_of_another_step_is_refused(open_training: Open, transport: str) -> None:
     training = open_training(1, transport=transport)
     training.create()
@@ -239,7 +239,7 @@ def test_save_of_another_step_is_refused(open_training: Open, transport: str) ->
         training.shards[0].save(SaveRequest(fence=fence(3, CHIEF - 1), step=1, tag="t"))
 
 
-@pytest.mark.parametrize("transport", EACH_WAY)
+@pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
 def test_a_shard_without_a_place_for_checkpoints_refuses_to_save(socket_dir: Path, transport: str) -> None:
     with open_shard(transport, socket_dir=socket_dir) as shard:
         trainer = Trainer(shard)
@@ -280,7 +280,7 @@ def test_a_changed_file_is_not_restored(open_training: Open, tmp_path: Path) -> 
         training.shards[1].read_metrics(epoch=4)
 
 
-@pytest.mark.parametrize("transport", EACH_WAY)
+@pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
 def test_a_failed_restoration_leaves_the_present_values(open_training: Open, transport: str) -> None:
     training = open_training(1, transport=transport)
     training.create()
@@ -300,7 +300,7 @@ def test_a_failed_restoration_leaves_the_present_values(open_training: Open, tra
     training.train(1)
 
 
-@pytest.mark.parametrize("transport", EACH_WAY)
+@pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
 def test_an_adoption_returns_the_pushes_and_settings_that_a_new_chief_needs(open_training: Open, transport: str) -> None:
     training = open_training(1, transport=transport)
     shard = training.shards[0]

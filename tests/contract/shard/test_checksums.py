@@ -14,7 +14,9 @@ from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import PushResult, WholeShard
-from tests.support.parameter_servers.shards import Trainer, layout_of, table, variable
+from tests.support.parameter_servers.shards import EACH_WAY, Trainer, layout_of, shard_over, table, variable
+
+shard = shard_over(EACH_WAY)
 
 _PLAIN = OptimizerSpec(name="assign_mean", learning_rate=constant(1.0))
 _STATE = VariableSpec(name="state", data_type=DataType.FLOAT32, shape=(6,), optimizer=_PLAIN)

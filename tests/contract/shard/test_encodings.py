@@ -12,8 +12,10 @@ from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.shard import PushHeader, PushResult, SparsePart, WholeShard
-from tests.support.parameter_servers.shards import Trainer, layout_of, table, variable, views
+from tests.support.parameter_servers.shards import EACH_WAY, Trainer, layout_of, shard_over, table, variable, views
 from tests.unit.ps_protocol.encodings.test_gradient_encoder import decoded
+
+shard = shard_over(EACH_WAY)
 
 LOSSY = tuple(encoding for encoding in FloatEncoding if encoding is not FloatEncoding.AS_IS)
 # Padding, a range that travels as it is, one block of int8 and a part, and a table.

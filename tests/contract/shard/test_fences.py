@@ -17,7 +17,7 @@ from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import session_secret
 from ps_protocol.roles.shard import Adoption, PushHeader, PushResult, WholeShard
 from tests.support.chief.eras import era, fence
-from tests.support.parameter_servers.shards import CHIEF, EACH_WAY, EPOCH, MIXED, SharingWorkers, Trainer
+from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, SharingWorkers, Trainer
 
 # Adoption and fences
 
@@ -101,7 +101,7 @@ def test_a_later_epoch_drops_staged_contributions(trainer: Trainer) -> None:
 # Lives
 
 
-@pytest.mark.parametrize("shard", [one for one in EACH_WAY if one != "shared_memory"], indirect=True)
+@pytest.mark.parametrize("shard", ["in_process", "grpc_unix"], indirect=True)
 def test_contribution_of_another_life_is_refused(trainer: Trainer) -> None:
     """All servers were lost and the epoch begins again with the same number: a worker that was there before does not know.
 

@@ -14,7 +14,9 @@ from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
 from ps_server.shard.shard import Shard as ServedShard
 from tests.support.chief.eras import fence
-from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable
+from tests.support.parameter_servers.shards import CHIEF, EACH_WAY, EPOCH, Trainer, layout_of, shard_over, table, variable
+
+shard = shard_over(EACH_WAY)
 
 LAYOUT = layout_of(variable("w", (4,)), table("emb", (6, 2)))
 

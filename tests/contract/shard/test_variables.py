@@ -22,7 +22,9 @@ from ps_protocol.model.variables import DataType
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import WholeShard
 from tests.support.chief.eras import fence
-from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer, layout_of, variable, views
+from tests.support.parameter_servers.shards import CHIEF, EACH_WAY, EPOCH, MIXED, Trainer, layout_of, shard_over, variable, views
+
+shard = shard_over(EACH_WAY)
 
 # Creation
 

@@ -25,6 +25,7 @@ from ps_protocol.checkpoint.fsspec_storage import RemoteStorage
 from ps_protocol.checkpoint.manifest import ManifestEncoder, read_checkpoint
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, LocalStorage
 from ps_protocol.checkpoint.tensor_file import SavedTensor, check_file, open_file, write_file
+from ps_protocol.checkpoint.trial import PlaceTrial
 from ps_protocol.errors import CheckpointNotFound, DataLoss, InvalidSpec
 from ps_protocol.roles.shard import CheckpointFile
 from tests.support.parameter_servers.checkpoints import CLUSTER, VARIABLES, checkpoint_of, save, values_of, write_files
@@ -246,6 +247,13 @@ def test_the_newest_checkpoints_are_kept_and_the_others_removed(storage: Checkpo
     write_files(storage, step=6)
     assert prune(storage, cluster=CLUSTER, keep=2, spare=["step-000000006"]) == ("step-000000001", "step-000000002", "step-000000005")
     assert tags_of(storage) == [("step-000000003", True), ("step-000000004", True), ("step-000000006", False)]
+
+
+def test_a_trial_is_left_to_its_maker(storage: CheckpointStorage) -> None:
+    for is_last in (False, True):
+        PlaceTrial(storage).run("doctor-1", is_last=is_last)
+        assert prune(storage, cluster=CLUSTER, keep=1) == ()
+    assert tags_of(storage) == []
 
 
 def test_a_damaged_checkpoint_does_not_count_among_those_to_keep(storage: CheckpointStorage) -> None:

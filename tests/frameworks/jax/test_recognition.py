@@ -106,7 +106,6 @@ UNKNOWN: dict[str, tuple[Callable[[], Any], str]] = {
         lambda: optax.GradientTransformation(lambda params: (), lambda updates, state, params=None: (updates, state)),
         "its part .*<lambda> is not known",
     ),
-    "MultiSteps": (lambda: optax.MultiSteps(optax.adam(0.1), 4), "its part MultiSteps.update is not known"),
     "apply_if_finite": (lambda: optax.apply_if_finite(optax.adam(0.1), 3), "its part apply_if_finite is not known"),
     "adafactor": (lambda: optax.adafactor(0.1), "its part scale_by_factored_rms is not known"),
     "a limit in the middle": (
@@ -169,3 +168,19 @@ def test_a_limit_that_is_given_twice_is_refused() -> None:
     limited = optax.chain(optax.clip_by_global_norm(0.5), optax.adam(0.01))
     with lockstep.local() as session, pytest.raises(lockstep.errors.InvalidSpec, match="clip_global_norm: the optimizer limits"):
         lj.create_or_join(session, PARAMS, limited, clip_global_norm=1.0)
+
+
+def test_steps_of_several_microbatches_name_the_exact_way_and_it_is_exact() -> None:
+    params = {"w": jax.numpy.ones(3)}
+    batches = [{"w": jax.numpy.full(3, float(number))} for number in (1, 2, 6)]
+    accumulating = optax.MultiSteps(optax.adam(0.1), 3)
+    with lockstep.local() as session:
+        with pytest.raises(lockstep.errors.InvalidSpec, match=r"take the mean of the gradients .* call step\(\) once"):
+            lj.create_or_join(session, params, accumulating)
+        ours = lj.create_or_join(session, params, optax.adam(0.1))
+        ours = lj.step(session, jax.tree.map(lambda *gradients: sum(gradients) / len(gradients), *batches))
+    state = accumulating.init(params)
+    for gradients in batches:
+        updates, state = accumulating.update(gradients, state, params)
+        params = optax.apply_updates(params, updates)
+    np.testing.assert_allclose(ours["w"], params["w"], rtol=0, atol=1e-6)

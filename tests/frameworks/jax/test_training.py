@@ -6,7 +6,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -372,3 +372,22 @@ def test_processes_and_devices_of_the_programs_own_do_no_harm(name: str, tmp_pat
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert (result.returncode, result.stdout.strip()) == (0, want), result.stderr
+
+
+def test_all_workers_read_the_parameters_of_the_last_step_when_the_data_ends() -> None:
+    cluster, ended, found = InProcessCluster(total_num_replicas=2), Barrier(2), []
+
+    def work() -> None:
+        with lockstep.local(cluster) as session:
+            params = lj.create_or_join(session, {"w": jax.numpy.zeros(3)}, optax.sgd(0.1))
+            for _ in session.batches("train", num_samples=9, batch_size=1):  # an odd number: one makes the last step alone
+                lj.step(session, jax.tree.map(jax.numpy.ones_like, params))
+            found.append(np.asarray(lj.read(session)["w"]))
+            ended.wait(30)
+
+    threads = [Thread(target=work, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    np.testing.assert_array_equal(found[0], found[1])

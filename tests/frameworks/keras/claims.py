@@ -10,10 +10,11 @@ import subprocess
 import sys
 import tempfile
 import traceback
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from threading import Thread
+from threading import Barrier, Thread
 from typing import Any
 
 import keras
@@ -203,7 +204,9 @@ def a_saved_model_loads_with_the_optimizer_of_keras() -> None:
         model = _model()
         _fit(model, lockstep.keras.Optimizer(session, optimizers.Adam(0.01)), **EAGER)
         model.save(Path(directory) / "model.keras")
-        loaded = keras.saving.load_model(Path(directory) / "model.keras")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("error", message="Skipping variable loading")
+            loaded = keras.saving.load_model(Path(directory) / "model.keras")
         assert isinstance(loaded.optimizer, optimizers.Adam)
         _agree(loaded, model, atol=0.0)
         elsewhere = "import sys; sys.modules['lockstep'] = None; import keras; keras.saving.load_model(sys.argv[1], compile=False)"
@@ -243,11 +246,14 @@ def a_second_optimizer_on_a_session_is_refused() -> None:
 def a_changed_model_on_one_worker_is_refused() -> None:
     cluster = InProcessCluster(total_num_replicas=2)
     with lockstep.local(cluster) as first, lockstep.local(cluster) as second:
-        lockstep.keras.Optimizer(first, "sgd").build(_model().trainable_variables)
+        lockstep.keras.Optimizer(first, optimizers.SGD(0.25)).build(_model().trainable_variables)
         with _refused("norm/gamma"):
             lockstep.keras.Optimizer(second, "sgd").build(_model(keras.layers.BatchNormalization(name="norm")).trainable_variables)
         with _refused("worker 0 presented"):
             lockstep.keras.Optimizer(second, "adam").build(_model().trainable_variables)
+        with _refused("optimizer SGD: learning_rate is 0.5, the cluster's is 0.25. To keep training with your numbers, say Optimizer("):
+            lockstep.keras.Optimizer(second, optimizers.SGD(0.5)).build(_model().trainable_variables)
+        lockstep.keras.Optimizer(second, optimizers.SGD(0.5), on_optimizer_change="adopt").build(_model().trainable_variables)
 
 
 def what_servers_cannot_do_is_refused() -> None:
@@ -290,28 +296,69 @@ def gradients_of_other_variables_are_refused() -> None:
         assert session.local_step == 1
 
 
-def a_forgotten_zero_grad_is_said_once() -> None:
-    if BACKEND != "torch":
-        return  # the others add to no gradient
+@contextmanager
+def _said() -> Iterator[list[str]]:
+    """What the optimizer logs meanwhile."""
     said: list[str] = []
     logger = logging.getLogger("lockstep.keras.optimizer")
     logger.handle, handle = lambda record: said.append(record.getMessage()), logger.handle  # type: ignore[method-assign]
     logging.disable(logging.NOTSET)
     try:
-        with lockstep.local() as session:
-            model = _model()
-            optimizer = lockstep.keras.Optimizer(session, "sgd")
-            optimizer.build(model.trainable_variables)
-            for is_forgotten in (False, False, True, True):
-                if not is_forgotten:
-                    model.zero_grad()
-                keras.ops.mean(keras.ops.square(model(X) - keras.ops.convert_to_tensor(Y))).backward()
-                optimizer.apply([variable.value.grad for variable in model.trainable_variables], model.trainable_variables)
-                assert bool(said) == is_forgotten
+        yield said
     finally:
         logger.handle = handle  # type: ignore[method-assign]
         logging.disable(logging.WARNING)
+
+
+def a_forgotten_zero_grad_is_said_once() -> None:
+    if BACKEND != "torch":
+        return  # the others add to no gradient
+    with _said() as said, lockstep.local() as session:
+        model = _model()
+        optimizer = lockstep.keras.Optimizer(session, "sgd")
+        optimizer.build(model.trainable_variables)
+        for is_forgotten in (False, False, True, True):
+            if not is_forgotten:
+                model.zero_grad()
+            keras.ops.mean(keras.ops.square(model(X) - keras.ops.convert_to_tensor(Y))).backward()
+            optimizer.apply([variable.value.grad for variable in model.trainable_variables], model.trainable_variables)
+            assert bool(said) == is_forgotten
     assert said == ["the gradients of the last step are part of this one's: call model.zero_grad() before backward()"]
+
+
+def values_set_between_two_fits_are_said_to_be_replaced_once() -> None:
+    with _said() as said, lockstep.local() as session:
+        model = _model()
+        _fit(model, lockstep.keras.Optimizer(session, "sgd"), **EAGER)
+        model.fit(X, Y, batch_size=32, verbose=0)
+        assert not said
+        for _ in range(2):
+            model.set_weights([value + 1 for value in model.get_weights()])
+            model.fit(X, Y, batch_size=32, verbose=0)
+    assert len(said) == 1 and "as set_weights() and restore_best_weights do" in said[0] and "--checkpoint-dir" in said[0]
+
+
+def all_workers_have_the_values_of_the_last_step_when_the_data_ends() -> None:
+    cluster, ended = InProcessCluster(total_num_replicas=2), Barrier(2)
+    models = [_model() for _ in range(2)]
+
+    def work(index: int) -> None:
+        with lockstep.local(cluster, worker_index=index) as session:
+            variables = models[index].trainable_variables
+            optimizer = lockstep.keras.Optimizer(session, "sgd")
+            optimizer.build(variables)
+            # An odd number: one worker makes the last step alone.
+            for _ in session.batches("train", num_samples=9, batch_size=1):
+                optimizer.apply([keras.ops.ones(variable.shape) for variable in variables], variables)
+            optimizer.refresh()
+            ended.wait(60)
+
+    threads = [Thread(target=work, args=(index,), daemon=True) for index in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    _agree(models[0], models[1], atol=0.0)
 
 
 def a_model_without_values_is_refused() -> None:
@@ -392,6 +439,8 @@ CLAIMS = (
     what_servers_cannot_do_is_refused,
     gradients_of_other_variables_are_refused,
     a_forgotten_zero_grad_is_said_once,
+    values_set_between_two_fits_are_said_to_be_replaced_once,
+    all_workers_have_the_values_of_the_last_step_when_the_data_ends,
     a_model_without_values_is_refused,
     workers_that_load_data_do_no_harm,
     a_session_cannot_be_given_to_another_process,

@@ -1,5 +1,6 @@
 """A PyTorch model on a cluster of real processes computes what one process computes, also when processes are killed."""
 
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -7,7 +8,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="PyTorch is not installed: `make test-frameworks` has it")
 
-from tests.support.processes.commands import up
+from tests.support.processes.commands import read_until, up
 from tests.support.sessions.trained_by_three import IN_THE_MIDDLE, alone, together
 
 # What the program is on one process, and on three workers with a third of each batch.
@@ -141,3 +142,30 @@ def test_workers_go_through_each_sample_once_a_pass_and_end_by_themselves(tmp_pa
     assert all(seen), "both had some"
     assert sorted(seen[0] + seen[1]) == sorted([*range(101)] * 2)
     assert seen[0] != sorted(seen[0]), "shuffled"
+
+
+WITHOUT_BLOCK = """
+import torch, lockstep.torch as lt
+model = torch.nn.Linear(2, 1)
+optimizer = lt.Optimizer(None, model, torch.optim.SGD(model.parameters(), lr=0.1))
+while not optimizer.is_finished:
+    optimizer.zero_grad()
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    print("step", optimizer.global_step, flush=True)
+print("after the loop")
+"""
+AND_SAY_THE_CODE = "import subprocess, sys\nprint('code', subprocess.run([sys.executable, '-c', sys.argv[1]]).returncode, flush=True)"
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_program_without_a_block_exits_with_an_error_only_if_its_training_was_interrupted(tmp_path: Path, is_interrupted: bool) -> None:
+    flags = ["--workers", "1", *([] if is_interrupted else ["--max-steps", "5"])]
+    with up(*flags, "--", WITHOUT_BLOCK, worker=AND_SAY_THE_CODE, run_dir=tmp_path / "run") as process:
+        read_until(process, "step 3")
+        if is_interrupted:
+            process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert "[worker 0] after the loop" in out
+    assert f"[worker 0] code {int(is_interrupted)}" in out, out
+    assert ("TrainingInterrupted: training was interrupted at step" in out) is is_interrupted, out

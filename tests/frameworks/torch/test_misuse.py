@@ -209,7 +209,7 @@ def test_values_that_are_loaded_into_the_model_later_are_replaced_with_one_warni
             step()
         np.testing.assert_array_equal(session.read()["weight"], model.weight.detach().numpy())
     said = [record.getMessage() for record in caplog.records]
-    assert len(said) == 1 and "Load values before the optimizer is made" in said[0]
+    assert len(said) == 1 and "Set values before the optimizer is made" in said[0]
 
 
 @pytest.mark.filterwarnings("ignore:Got pickle error:UserWarning")  # PyTorch's own words, before the error

@@ -2,6 +2,7 @@
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -13,6 +14,7 @@ nn = torch.nn
 
 import lockstep
 import lockstep.torch as lt
+from lockstep.in_process import InProcessCluster
 from ps_protocol.roles.chief import PushOutcome
 from worker_client import Push, Session
 
@@ -429,6 +431,43 @@ def test_a_batch_that_a_rollback_took_is_given_again_where_the_parameters_are_th
     if is_the_same:
         stepped(theirs, plain, 0)
     assert distance(mine, theirs) < 1e-6
+
+
+@pytest.mark.parametrize("way", ["batches", "sampler"])
+def test_all_workers_have_the_parameters_of_the_last_step_when_the_data_ends(way: str) -> None:
+    cluster, ended = InProcessCluster(total_num_replicas=2), threading.Barrier(2)
+    data = torch.utils.data.TensorDataset(X[0, :9], Y[0, :9])  # an odd number: one worker makes the last step alone
+    found: list[tuple[int, Any]] = []
+
+    def work() -> None:
+        with lockstep.local(cluster) as own:
+            model = made()
+            optimizer = lt.Optimizer(own, model, torch.optim.Adam(model.parameters(), lr=0.1))
+            loader = torch.utils.data.DataLoader(data, batch_sampler=lt.Sampler(optimizer, data, 1))
+            for x, y in loader if way == "sampler" else optimizer.batches(data, 1):
+                optimizer.zero_grad()
+                nn.functional.mse_loss(model(x), y).backward()
+                optimizer.step()
+            found.append((optimizer.global_step, [one.detach().clone() for one in model.parameters()]))
+            ended.wait(30)  # nobody leaves before both have looked
+
+    threads = [threading.Thread(target=work, daemon=True) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    (step, mine), (other_step, others) = found
+    assert step == other_step and all(torch.equal(one, other) for one, other in zip(mine, others, strict=True))
+
+
+def test_a_mismatch_names_the_optimizer_of_torch_and_advice_that_works() -> None:
+    cluster, model, other = InProcessCluster(total_num_replicas=2), made(), made()
+    with lockstep.local(cluster) as first, lockstep.local(cluster) as second:
+        lt.Optimizer(first, model, torch.optim.SGD(model.parameters(), lr=0.1))
+        rate = torch.optim.SGD(other.parameters(), lr=0.2)
+        with pytest.raises(lockstep.errors.ModelMismatch, match=r"Optimizer\(session, …, on_optimizer_change='adopt'\)"):
+            lt.Optimizer(second, other, rate)
+        lt.Optimizer(second, other, rate, on_optimizer_change="adopt")
 
 
 def test_after_the_end_of_training_a_step_changes_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:

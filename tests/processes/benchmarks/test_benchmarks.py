@@ -7,7 +7,6 @@ import pytest
 
 from benchmarks.__main__ import main as benchmarks
 from benchmarks.peers.targets import BFLOAT16, SHM
-from benchmarks.suites.wire.tls_bytes import WAYS
 
 SMALL = ["--bytes", "4096", "--variables", "4", "--workers", "2", "--steps", "5"]
 ROLES = {"chief", "ps", "worker"}
@@ -125,31 +124,7 @@ def test_a_profile_sees_the_chain_of_a_step_from_both_ends(transport: str, capsy
     assert path["cpu_ms"].keys() == {"ps 0", "chief", "worker 0", "worker 1"}
 
 
-def test_encrypted_bytes_are_measured_in_every_way(capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmarks(["run", "tls_bytes", "--bytes", "100000", "--repeat", "1", "--json"]) == 0
-    rows = json.loads(capsys.readouterr().out)["rows"]
-    assert [row["way"] for row in rows] == [way.title for way in WAYS]
-    assert all(row["ms"] > 0 for row in rows)
-
-
 @pytest.mark.quick
 def test_a_benchmark_that_cannot_run_reports_the_reason_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "policies", "--workers", "0", "--only", "async"]) == 2
     assert capsys.readouterr().err == "benchmarks policies: --workers: got 0, want 1 or more\n"
-
-
-@pytest.mark.timeout(180)
-def test_a_cluster_with_a_page_is_measured_alternately_with_one_without(capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmarks(["run", "watched", "--steps", "200", "--repeat", "1", "--json"]) == 0
-    # Enough steps for a clock of hundredths of a second to see the chief's.
-    report = json.loads(capsys.readouterr().out)
-    assert [row["kind"] for row in report["rows"]] == ["off", "on", "scraped"]
-    assert all(row["step_ms"] > 0 and row["mean_ms"] > 0 and row["chief_cpu_ms"] > 0 for row in report["rows"])
-
-
-@pytest.mark.timeout(180)
-def test_page_and_metrics_are_measured_with_many_workers(capsys: pytest.CaptureFixture[str]) -> None:
-    assert benchmarks(["run", "scale_page", "--workers", "20", "--processes", "2", "--seconds", "1.5", "--json"]) == 0
-    report = json.loads(capsys.readouterr().out)
-    assert [row["path"] for row in report["rows"]] == ["metrics", "api/cluster"]
-    assert all(row["bytes"] > 2000 and row["median_ms"] > 0 and len(row["times_ms"]) == 5 for row in report["rows"])

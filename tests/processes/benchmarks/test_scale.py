@@ -46,9 +46,9 @@ def test_life_of_a_cluster_of_several_servers_is_timed(capsys: pytest.CaptureFix
 
 @pytest.mark.timeout(120)
 def test_stragglers_are_dropped_by_backups_alone_and_compared_with_the_plan(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    trace = tmp_path / "trace.csv"
+    times = tmp_path / "times.csv"
     arguments = ["--workers", "3", "--backups", "1", "--steps", "12", "--pace", "0.002", "--delay", "0.03", "--probability", "0.3"]
-    assert benchmarks(["run", "straggler", *arguments, "--repeat", "1", "--trace", str(trace), "--json"]) == 0
+    assert benchmarks(["run", "straggler", *arguments, "--repeat", "1", "--times", str(times), "--json"]) == 0
     figures = json.loads(capsys.readouterr().out)
     none, one = figures["arms"]
     assert (none["num_required"], one["num_required"]) == (3, 2)
@@ -56,7 +56,7 @@ def test_stragglers_are_dropped_by_backups_alone_and_compared_with_the_plan(tmp_
     assert none["num_dropped"] == 0 <= one["num_dropped"]
     assert none["predicted"]["dropped"] == 0 < none["predicted"]["mean_ms"]
     assert one["same_time"]["seconds"] == none["same_time"]["seconds"] > 0
-    assert len(trace.read_text().splitlines()) == 1 + 36
+    assert len(times.read_text().splitlines()) == 1 + 36
 
 
 @pytest.mark.quick

@@ -33,12 +33,12 @@ def cluster(place: LocalStorage, socket_dir: Path) -> Iterator[RealCluster]:
 def test_checkpoint_on_demand_is_refused_without_a_model_and_has_the_values_of_its_step_with_one(
     cluster: RealCluster, place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert main(["checkpoint", "--chief", cluster.chief_address]) == 1
+    assert main(["checkpoint", "save", "--chief", cluster.chief_address]) == 1
     assert "the variables have no values yet" in capsys.readouterr().err
     cluster.all_do("join", model="large")
     for step in (2, 5):
         cluster.all_do("push_ones", times=step - len(place.stored()) * 2)
-        assert cluster.lockstep("checkpoint") == f"saved step-{step:09}, step {step}\n"
+        assert cluster.lockstep("checkpoint", "save") == f"saved step-{step:09}, step {step}\n"
         found = find_checkpoint(place).checkpoint
         assert (found.step, found.num_shards, found.fence.epoch) == (step, 2, 1)
         verify_checkpoint(place, found)

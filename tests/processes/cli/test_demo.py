@@ -255,7 +255,7 @@ def test_a_worker_that_is_killed_does_not_keep_the_demo_from_its_end(tmp_path: P
         stdout, stderr = process.communicate(timeout=50)
     assert (process.returncode, stderr) == (0, ""), stdout
     assert re.search(r"worker 1 \(pid \d+\) failed: killed by SIGKILL", stdout)
-    assert "training continues: 2 of 3 workers left, a step needs 2" in stdout
+    assert "training continues: 2 workers are left, a step needs 2" in stdout
     assert "lost during training: worker 1 (killed by SIGKILL)" in stdout
     assert json.loads((tmp_path / "summary.json").read_text())["workers_that_failed"] == {"worker 1": "killed by SIGKILL"}
 
@@ -265,11 +265,12 @@ def test_the_demo_reports_that_too_many_workers_died_and_fails(tmp_path: Path) -
         workers = pids(read_until(process, is_last=is_past(1)))
         os.kill(workers["worker 1"], signal.SIGKILL)
         begin = time.monotonic()
-        _, stderr = process.communicate(timeout=20)
-    assert time.monotonic() - begin < 5.0
+        stdout, stderr = process.communicate(timeout=20)
+    assert time.monotonic() - begin < 12.0  # workers have 5 s to leave
     assert process.returncode == 1
-    assert re.search(r"worker 1 \(pid \d+\) failed: killed by SIGKILL", stderr)
-    assert "ending all: 1 of 2 workers left, a step needs 2" in stderr
+    assert re.search(r"worker 1 \(pid \d+\) failed: killed by SIGKILL", stdout)
+    assert "ending all: 1 worker is left, a step needs 2" in stdout
+    assert "worker 1 failed first: killed by SIGKILL" in stderr
 
 
 @pytest.mark.parametrize("phase", ["starting", "training"])

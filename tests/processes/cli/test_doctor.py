@@ -1,8 +1,8 @@
-"""`lockstep doctor` as a user runs it: without a peer, with another doctor, and with the roles of a cluster."""
+"""`lockstep doctor` as a user runs it: without a peer, and with the roles of a cluster."""
 
 import json
 import re
-import sys
+from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -12,8 +12,9 @@ import numpy as np
 import worker_client
 from tests.support.network.servers import unused_address
 from tests.support.processes.commands import lockstep, lockstep_here
-from tests.support.processes.processes import talking
+from tests.support.processes.processes import speaking
 from tests.support.sessions.clusters import GrpcTestCluster, Shape
+from tests.support.waiting import wait_until
 
 
 def found_by(*words: str) -> tuple[int, list[dict[str, Any]]]:
@@ -32,24 +33,12 @@ def test_report_of_a_machine_ends_with_a_sum_and_zero() -> None:
 def test_absent_peer_fails_and_says_what_to_do() -> None:
     code, findings = found_by(unused_address())
     assert code == 1
-    assert findings[-1]["verdict"] == "fail" and "refused" in findings[-1]["text"] and "firewall" in findings[-1]["advice"]
+    # On a busy machine the time is up before the refusal comes.
+    assert findings[-1]["verdict"] == "fail" and "cannot reach" in findings[-1]["text"] and "firewall" in findings[-1]["advice"]
 
 
 def test_an_invalid_address_is_refused() -> None:
     assert lockstep_here("doctor", "somewhere").returncode == 2
-    assert lockstep_here("doctor", "--serve", "unix:/tmp/x").returncode == 2
-
-
-def test_two_doctors_measure_the_link_between_them() -> None:
-    with ExitStack() as stack:
-        server = talking(stack, sys.executable, "-m", "lockstep", "doctor", "--serve", "127.0.0.1:0")
-        assert server.stdout is not None
-        match = re.search(r"answering at (\S+), until", server.stdout.readline().decode())
-        assert match
-        code, findings = found_by(match[1])
-        assert "measured" in server.stdout.readline().decode()
-    assert code == 0
-    assert {"latency", "bandwidth", "clocks"} <= {one["check"] for one in findings}
 
 
 def test_the_doctor_checks_all_roles_of_a_cluster(socket_dir: Path) -> None:
@@ -62,5 +51,48 @@ def test_the_doctor_checks_all_roles_of_a_cluster(socket_dir: Path) -> None:
     assert code == only_one == 0, findings
     roles = [one["text"].partition(" of cluster")[0] for one in findings if one["check"] == "role"]
     assert roles == ["the chief", "ps 0", "ps 1"]
+    assert [one["text"] for one in findings if one["check"] == "checkpoints"] == ["no role has a --checkpoint-dir"]
     assert "1 workers live" in next(one["text"] for one in findings if one["check"] == "cluster")
     assert [one["check"] for one in of_server].count("role") == 1
+
+
+def checkpoints_of(socket_dir: Path, *, places: Sequence[Path], of_chief: Path, broken: Path | None = None) -> list[dict[str, str]]:
+    """What the doctor finds about checkpoints of a chief and servers, each with a place of its own."""
+    with ExitStack() as stack:
+        servers = [
+            start_role(stack, "server", "--index", str(index), "--checkpoint-dir", str(place), announce=socket_dir / f"a{index}")
+            for index, place in enumerate(places)
+        ]
+        words = ("--workers", "1", "--ps", ",".join(servers), "--checkpoint-dir", str(of_chief))
+        chief = start_role(stack, "chief", *words, announce=socket_dir / "chief")
+        if broken is not None:
+            broken.rmdir()
+            broken.write_text("a file")
+        return [one for one in found_by(chief)[1] if one["check"] == "checkpoints"]
+
+
+def start_role(stack: ExitStack, role: str, *words: str, announce: Path) -> str:
+    stack.enter_context(speaking("-m", "lockstep", role, *words, "--announce", str(announce)))
+    wait_until(announce.exists, timeout_s=30, what="it serves")
+    return announce.read_text().strip()
+
+
+def test_every_role_writes_to_the_place_for_checkpoints_and_nothing_is_left(socket_dir: Path, tmp_path: Path) -> None:
+    place = tmp_path / "ckpt"
+    (found,) = checkpoints_of(socket_dir, places=[place, place], of_chief=place)
+    assert (found["verdict"], found["text"]) == ("ok", f"{place}: 3 of 3 roles can write and read there, and share it")
+    assert [*place.iterdir()] == []
+
+
+def test_places_that_are_not_shared_are_named(socket_dir: Path, tmp_path: Path) -> None:
+    (found,) = checkpoints_of(socket_dir, places=[tmp_path / "a", tmp_path / "b"], of_chief=tmp_path / "a")
+    assert found["verdict"] == "fail" and "cannot see what the other roles write there" in found["text"]
+    assert str(tmp_path / "a") in found["text"] and str(tmp_path / "b") in found["text"]
+
+
+def test_the_role_that_cannot_write_its_checkpoints_is_named(socket_dir: Path, tmp_path: Path) -> None:
+    own, common = tmp_path / "own", tmp_path / "common"
+    first, *rest = checkpoints_of(socket_dir, places=[own, common], of_chief=common, broken=own)
+    assert first["verdict"] == "fail" and first["text"].startswith("ps 0: ") and str(own) in first["text"]
+    assert "every checkpoint fails" in first["advice"]
+    assert not [one for one in rest if one["verdict"] == "fail"]

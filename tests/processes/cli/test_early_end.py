@@ -1,5 +1,6 @@
 """Workers that end with exit code 0 before the others: training continues if it can, or ends with a message, not in a silent wait."""
 
+import textwrap
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,8 @@ def test_a_worker_that_leaves_within_the_backups_does_not_end_the_training(tmp_p
 
 
 def test_a_released_worker_that_does_not_end_is_ended(tmp_path: Path) -> None:
-    worker = f"{leaving('before it joins')}\n{IDLE}"
+    program = textwrap.indent(leaving("before it joins"), "    ")
+    worker = f"import contextlib, lockstep\nwith contextlib.suppress(lockstep.errors.TrainingInterrupted):\n{program}\n{IDLE}"
     with up("--workers", "2", worker=worker, run_dir=tmp_path / "run") as process:
         read_until(process, "idle")
         everybody = descendants(process)

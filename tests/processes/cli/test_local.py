@@ -48,7 +48,7 @@ def here(runtime: Path, *arguments: str) -> Ended:
 
 def test_the_only_cluster_is_found(running: list[str], runtime: Path) -> None:
     assert "policy sync" in here(runtime, "status").stdout
-    assert here(runtime, "why").stdout.startswith("cluster 'up-")
+    assert "cluster 'up-" in here(runtime, "why").stdout
     assert here(runtime, "policy").stdout.startswith("policy sync")
 
 
@@ -71,8 +71,8 @@ def test_lockstep_ls_lists_the_running_cluster(running: list[str], runtime: Path
     assert "train.py" in listed and "http://127.0.0.1:" in listed
 
 
-def test_lockstep_page_prints_an_address_whose_token_is_accepted(running: list[str], runtime: Path) -> None:
-    printed = here(runtime, "page").stdout.strip()
+def test_lockstep_ls_prints_an_address_of_the_page_whose_token_is_accepted(running: list[str], runtime: Path) -> None:
+    ((printed,),) = [re.findall(r"http://\S+", here(runtime, "ls", "--token").stdout)]
     assert any(line.endswith(printed) for line in running), "it is the address that `up` has printed"
     url, _, token = printed.partition("#token=")
     request = urllib.request.Request(f"{url}api/cluster", headers={"Authorization": f"Bearer {token}"})
@@ -82,7 +82,7 @@ def test_lockstep_page_prints_an_address_whose_token_is_accepted(running: list[s
             return b'"state":"training"' in response.read()
 
     wait_until(is_training, what="the page says that it trains")
-    assert here(runtime, "page", "--admin").stdout.strip().partition("#")[0] == url
+    assert f"its page, in a browser: {url}" in here(runtime, "status").stdout
 
 
 def test_with_several_clusters_the_commands_ask_which_one(running: list[str], runtime: Path) -> None:
@@ -95,7 +95,6 @@ def test_with_several_clusters_the_commands_ask_which_one(running: list[str], ru
             assert refused.returncode == 2
             assert "2 clusters of yours are running here" in refused.stderr
             assert "--chief 127.0.0.1:" in refused.stderr
-        assert "which one? give --pid" in here(runtime, "page").stderr
     finally:
         other.unlink()
 
@@ -105,7 +104,6 @@ def test_without_a_running_cluster_the_commands_say_so(tmp_path: Path) -> None:
     assert refused.returncode == 2
     assert "none of yours that `lockstep up` started is running here; give --chief ADDRESS or set LOCKSTEP_CHIEF" in refused.stderr
     assert "no cluster of yours" in here(tmp_path, "ls").stdout
-    assert here(tmp_path, "page").returncode == 1
 
 
 def test_top_without_a_terminal_prints_once(running: list[str], runtime: Path) -> None:

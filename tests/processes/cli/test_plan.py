@@ -1,4 +1,4 @@
-"""`lockstep plan`: plans from words and from traces, errors for mistakes, and the trace of a cluster of real processes."""
+"""`lockstep plan`: plans from words and from computing times, errors for mistakes, and the times of a cluster of real processes."""
 
 import json
 import subprocess
@@ -10,7 +10,8 @@ import numpy as np
 import pytest
 
 import worker_client
-from lockstep.planning.trace import HEADER, parse_trace
+from lockstep.planning.times import HEADER, parse_times
+from lockstep.timeline import Timeline
 from ps_protocol.model.variables import Array
 from tests.support.processes.commands import cluster, lockstep_here
 from tests.support.processes.processes import speaking
@@ -27,14 +28,23 @@ def test_a_plan_from_a_distribution(tmp_path: Path) -> None:
     assert "ssp(2)" in result.stdout and "async" in result.stdout
 
 
-def test_a_plan_from_a_trace_as_text_and_as_json(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
+def test_a_recording_for_perfetto_is_refused_and_the_way_to_computing_times_named(tmp_path: Path) -> None:
+    recording = tmp_path / "trace.json"
+    recording.write_text(json.dumps(Timeline().trace(cluster="c")))
+    ended = lockstep_here("plan", str(recording))
+    assert ended.returncode == 2
+    assert "this is a recording of `lockstep trace`, for Perfetto; want computing times" in ended.stderr
+    assert "`lockstep plan --record times.csv` makes them" in ended.stderr
+
+
+def test_a_plan_from_computing_times_as_text_and_as_json(tmp_path: Path) -> None:
+    times = tmp_path / "times.csv"
     rows = [f"{worker},{step},{9.0 if worker == 3 else 1.0}" for step in range(5) for worker in range(4)]
-    trace.write_text("\n".join([HEADER, *rows]))
-    text = lockstep_here("plan", str(trace), "--rounds", "30").stdout
+    times.write_text("\n".join([HEADER, *rows]))
+    text = lockstep_here("plan", str(times), "--rounds", "30").stdout
     assert "4 workers; computing: 20 measured times of 4 workers" in text
     assert "recommended: b = 1" in text and "--workers 4 --backup-workers 1" in text
-    plain = json.loads(lockstep_here("plan", str(trace), "--rounds", "30", "--json").stdout)
+    plain = json.loads(lockstep_here("plan", str(times), "--rounds", "30", "--json").stdout)
     assert plain["recommended_backups"] == 1
     assert [row["step_s"] for row in plain["rows"]] == pytest.approx([9.0, 1.0, 1.0])
 
@@ -42,7 +52,7 @@ def test_a_plan_from_a_trace_as_text_and_as_json(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        ("", "want one of a TRACE, --latency and --record"),
+        ("", "want one of TIMES, --latency and --record"),
         ("none.csv", "none.csv: No such file or directory"),
         ("--latency constant:1", "how many workers? give --workers T or --replicas-to-aggregate R"),
         ("--latency uniform:1 --workers 2", "want constant:SECONDS or lognormal:MEDIAN,SIGMA or"),
@@ -54,8 +64,8 @@ def test_a_plan_from_a_trace_as_text_and_as_json(tmp_path: Path) -> None:
         ("--latency constant:1 --workers 4 --stragglers 0.1", "--stragglers: want P,FACTOR"),
         ("--latency constant:1 --workers 4 --compare sync", "--compare: got 'sync', want ssp:S"),
         ("--latency constant:1 --workers 4 --apply nan", "apply: got nan, want 0 or more seconds"),
-        ("--record trace.csv", "give --chief ADDRESS or set LOCKSTEP_CHIEF"),
-        ("--record trace.csv --every 0", "--every: got 0, want 0.001 or more seconds"),
+        ("--record times.csv", "give --chief ADDRESS or set LOCKSTEP_CHIEF"),
+        ("--record times.csv --every 0", "--every: got 0, want 0.001 or more seconds"),
     ],
 )
 def test_a_mistake_is_reported_in_one_line(arguments: str, words: str) -> None:
@@ -65,8 +75,8 @@ def test_a_mistake_is_reported_in_one_line(arguments: str, words: str) -> None:
 
 
 def test_an_absent_chief_leaves_no_file(tmp_path: Path, socket_dir: Path) -> None:
-    result = lockstep_here("plan", "--record", str(tmp_path / "trace.csv"), "--chief", f"unix:{socket_dir}/none.sock")
-    assert result.returncode == 1 and "no chief answers" in result.stderr
+    result = lockstep_here("plan", "--record", str(tmp_path / "times.csv"), "--chief", f"unix:{socket_dir}/none.sock")
+    assert result.returncode == 1 and "No chief answers" in result.stderr
     assert not list(tmp_path.iterdir())
 
 
@@ -83,12 +93,12 @@ def work(chief: str, index: int) -> None:
                 return
 
 
-def test_a_trace_of_a_running_cluster_can_be_planned_with(tmp_path: Path) -> None:
-    trace = tmp_path / "trace.csv"
+def test_the_times_of_a_running_cluster_can_be_planned_with(tmp_path: Path) -> None:
+    recorded = tmp_path / "times.csv"
     with cluster(tmp_path, max_steps=STEPS) as running:
-        words = ("-m", "lockstep", "plan", "--record", trace, "--chief", running.chief_address, "--every", "0.01")
+        words = ("-m", "lockstep", "plan", "--record", recorded, "--chief", running.chief_address, "--every", "0.01")
         with speaking(*words, stdout=subprocess.PIPE) as recording:
-            wait_until(trace.exists, timeout_s=20, what="the recording has begun")
+            wait_until(recorded.exists, timeout_s=20, what="the recording has begun")
             threads = [threading.Thread(target=work, args=(running.chief_address, index)) for index in range(2)]
             for thread in threads:
                 thread.start()
@@ -96,10 +106,10 @@ def test_a_trace_of_a_running_cluster_can_be_planned_with(tmp_path: Path) -> Non
                 thread.join(timeout=40)
             output, errors = recording.communicate(timeout=20)
     assert recording.returncode == 0, errors
-    rows = list(parse_trace(trace.read_text().splitlines(), name="trace"))
+    rows = list(parse_times(recorded.read_text().splitlines(), name="times"))
     assert f"{len(rows)} times of 2 workers" in output
     for index in range(2):
         times = [row.seconds for row in rows if row.worker == index]
         assert len(times) >= 2
         assert np.median(times) > COMPUTING_S[index] - 0.02  # how much longer is the machine's affair
-    assert "recommended: b = " in lockstep_here("plan", str(trace), "--rounds", "10").stdout
+    assert "recommended: b = " in lockstep_here("plan", str(recorded), "--rounds", "10").stdout

@@ -100,4 +100,4 @@ def test_without_a_chief_the_policy_command_reports_that(command: list[str], soc
     assert lockstep_here(*command).returncode == 2
     absent = lockstep_here(*command, "--chief", f"unix:{socket_dir}/none.sock")
     assert absent.returncode == 1
-    assert f"no chief answers at unix:{socket_dir}/none.sock" in absent.stderr
+    assert f"No chief answers at unix:{socket_dir}/none.sock" in absent.stderr

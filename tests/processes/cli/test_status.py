@@ -1,15 +1,12 @@
 """`lockstep status`, `finish` and `health`: their output for a cluster, and their errors without one."""
 
-import argparse
 import json
 import re
 import signal
 import socket
-import subprocess
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, ExitStack
-from importlib import import_module
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -20,15 +17,15 @@ from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.waiting import wait_until
 
 
-@pytest.mark.parametrize("command", [["status"], ["finish"], ["status", "--watch", "--json"]])
+@pytest.mark.parametrize("command", [["status"], ["finish"], ["why", "--json"], ["top"]])
 def test_an_absent_chief_is_reported_within_two_seconds(command: list[str], socket_dir: Path) -> None:
     begin = time.monotonic()
     result = lockstep_here(*command, "--chief", f"unix:{socket_dir}/none.sock")
     assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
     assert result.returncode == 1
-    assert f"no chief answers at unix:{socket_dir}/none.sock" in result.stderr
-    assert "this cluster is not running; its last checkpoint, if it had any, is in its --checkpoint-dir" in result.stderr
-    assert "Traceback" not in result.stderr
+    first, second = result.stderr.splitlines()
+    assert first.endswith(f"No chief answers at unix:{socket_dir}/none.sock (no such socket)")
+    assert second.startswith("Start the cluster again, or give its address with --chief.")
 
 
 def test_an_address_that_never_answers_is_reported_within_two_seconds() -> None:
@@ -37,8 +34,9 @@ def test_an_address_that_never_answers_is_reported_within_two_seconds() -> None:
         result = lockstep_here("status", "--chief", f"127.0.0.1:{silent.getsockname()[1]}")
     assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
     assert result.returncode == 1
-    assert "no chief answers" in result.stderr
-    assert "if its training has ended, its last checkpoint" in result.stderr and "start the chief again" in result.stderr
+    first, second = result.stderr.splitlines()
+    assert re.search(r"No chief answers at 127.0.0.1:\d+ \(no answer\)$", first)
+    assert second.startswith("Start it again, or give its address with --chief.")
 
 
 @pytest.mark.parametrize("command", ["status", "finish"])
@@ -69,8 +67,11 @@ def test_a_running_cluster_is_shown_as_text_and_as_json(running: GrpcTestCluster
     wait_until(lambda: "connecting" not in lockstep_here("status").stdout, what="the chief has its servers")
     text = lockstep_here("status")
     assert text.returncode == 0, text.stderr
-    assert "waiting for a model, step 0 of 7" in text.stdout
-    assert "no worker has joined yet" in text.stdout
+    lines = text.stdout.splitlines()
+    assert lines[0].startswith("Waiting ") and lines[0].endswith(" s for the first worker")
+    assert lines[1] == "Start one." and lines[2].endswith(" PROGRAM")
+    assert "waiting for model, step 0 of 7" in text.stdout
+    assert [line.split("s for")[1:] for line in lockstep_here("why").stdout.splitlines()[:1]] == [[" the first worker"]]
     plain = json.loads(lockstep_here("status", "--json").stdout)
     assert plain["replicas_to_aggregate"] == 2
     assert [shard["is_reachable"] for shard in plain["shards"]] == [True, True]
@@ -85,33 +86,15 @@ def test_the_wrong_cluster_and_the_wrong_role_are_distinguished(running: GrpcTes
     assert "ps 0" in wrong.stderr
 
 
-def watched(chief_address: str) -> AbstractContextManager["subprocess.Popen[str]"]:
-    return speaking("-m", "lockstep", "status", "--watch", "--chief", chief_address, stdout=subprocess.PIPE)
-
-
-def test_watching_ends_when_the_chief_does_and_finish_ends_the_chief(tmp_path: Path) -> None:
+def test_finish_ends_the_chief(tmp_path: Path) -> None:
     with cluster(tmp_path) as running:
-        with watched(running.chief_address) as watching:
-            assert watching.stdout is not None and watching.stderr is not None
-            assert "cluster" in watching.stdout.readline()
-            finished = lockstep_here("finish", "--chief", running.chief_address, "--reason", "enough")
-            assert finished.returncode == 0, finished.stderr
-            assert f"cluster {running.name!r} at {running.chief_address}: training is finished at step 0" in finished.stdout
-            assert watching.wait(10.0) == 1
-            assert "the chief has ended" in watching.stderr.read()
-        wait_until(lambda: all(role.has_exited() for role in running.roles), what="the roles end by themselves")
+        finished = lockstep_here("finish", "--chief", running.chief_address, "--reason", "enough")
+        assert finished.returncode == 0, finished.stderr
+        assert f"cluster {running.name!r} at {running.chief_address}: training is finished at step 0" in finished.stdout
+        wait_until(lambda: all(role.has_exited() for role in running.roles), timeout_s=30, what="the roles end by themselves")
         absent = lockstep_here("health", "--address", running.chief_address)
     assert absent.returncode == 1
     assert "does not answer" in absent.stderr
-
-
-def test_ctrl_c_ends_watching_quietly(running: GrpcTestCluster) -> None:
-    with watched(running.chief_address) as watching:
-        assert watching.stdout is not None and watching.stderr is not None
-        watching.stdout.readline()
-        watching.send_signal(signal.SIGINT)
-        assert watching.wait(2.0) == 130
-        assert watching.stderr.read() == ""
 
 
 def test_health_tells_alive_and_ready_roles(running: GrpcTestCluster) -> None:
@@ -146,11 +129,13 @@ def test_a_signal_to_the_command_reaches_the_role(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ("up --wokers 2 -- true", "lockstep up: no such argument: --wokers; did you mean '--workers'? (see --help)"),
-        ("tpo", "lockstep: argument COMMAND: invalid choice: 'tpo'; did you mean 'top'? (see --help)"),
-        ("status --frobnicate", "lockstep status: no such argument: --frobnicate (see --help)"),
-        ("chief --wokers 2", "chief: no such argument: --wokers 2; did you mean '--workers'? (see --help)"),
-        ("nonsense", "lockstep: argument COMMAND: invalid choice: 'nonsense'"),
+        ("up --wokers 2 -- true", "lockstep up: no such argument: --wokers; did you mean '--workers'? (see lockstep up --help)"),
+        ("tpo", "lockstep: there is no command 'tpo'; did you mean 'top'? (see lockstep --help)"),
+        ("checkpoint sve", "lockstep checkpoint: there is no `lockstep checkpoint sve`; did you mean 'save'?"),
+        ("policy snyc", "lockstep policy: argument policy: invalid choice: 'snyc'; did you mean 'sync'? (see lockstep policy --help)"),
+        ("status --frobnicate", "lockstep status: no such argument: --frobnicate (see lockstep status --help)"),
+        ("chief --wokers 2", "lockstep chief: no such argument: --wokers 2; did you mean '--workers'? (see lockstep chief --help)"),
+        ("nonsense", "lockstep: there is no command 'nonsense' (see lockstep --help)"),
     ],
 )
 def test_a_misspelt_argument_is_named_in_one_line_with_the_nearest_one(words: str, says: str) -> None:
@@ -158,19 +143,3 @@ def test_a_misspelt_argument_is_named_in_one_line_with_the_nearest_one(words: st
     assert (result.returncode, result.stdout) == (2, "")
     assert result.stderr.startswith(says)
     assert result.stderr.count("\n") == 1
-
-
-def test_every_command_explains_itself() -> None:
-    from lockstep.__main__ import COMMANDS
-
-    overview = lockstep("--help")
-    assert overview.returncode == 0
-    for name, (_, module) in COMMANDS.items():
-        assert re.search(rf"^    {name}\s", overview.stdout, re.MULTILINE)
-        parser, functions = argparse.ArgumentParser(), import_module(f"lockstep.cli.{module}")
-        getattr(functions, f"add_{name}_arguments")(parser)
-        assert callable(getattr(functions, f"run_{name}"))
-        assert "default" in parser.format_help() or name in ("status", "why", "finish", "health", "audit", "ls", "page", "top")
-    assert lockstep_here("--version").stdout.startswith("lockstep-ps")
-    assert lockstep_here("nonsense").returncode == 2
-    assert lockstep_here().returncode == 2

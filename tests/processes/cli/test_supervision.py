@@ -2,16 +2,20 @@
 
 import io
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from lockstep.launcher.supervisor import Interrupted, LineSplitter, PrefixedOutput, Process, ProcessSpec, Supervisor, describe_end
 from ps_protocol.process.output import BoundedOutput
@@ -30,7 +34,7 @@ from lockstep.launcher.supervisor import ProcessSpec
 from lockstep.launcher.supervisor import Interrupted, Supervisor
 logs, count, program = Path(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
 try:
-    with Supervisor(log_directory=logs, show_line=lambda name, line: print(name, line, flush=True), adopts_orphans=True) as supervisor:
+    with Supervisor(log_directory=logs, show_line=lambda name, line: print(name, line, flush=True)) as supervisor:
         print(supervisor.directory, flush=True)
         for index in range(count):
             supervisor.start(ProcessSpec(name=f"child {index}", command=[sys.executable, "-c", program], environment={}))
@@ -47,16 +51,6 @@ import subprocess, sys, threading
 sleep = [sys.executable, "-c", "import threading; threading.Event().wait(300)"]
 subprocess.Popen(sleep)
 subprocess.Popen(sleep, start_new_session=True)
-print("ready", flush=True)
-threading.Event().wait(300)
-"""
-# A child whose grandchild nothing leads to any more: two sessions and two ends away, with an empty environment.
-DAEMON = """
-import os, subprocess, sys, threading
-sleep = [sys.executable, "-c", "import os, signal, threading; signal.signal(signal.SIGTERM, signal.SIG_IGN); threading.Event().wait(300)"]
-fork = f"import subprocess; print(subprocess.Popen({sleep!r}, env={{}}, start_new_session=True, stdout=2).pid, flush=True)"
-quiet = {"stdout": subprocess.PIPE, "stderr": subprocess.DEVNULL, "text": True}
-print("daemon", subprocess.run([sys.executable, "-c", fork], env={}, start_new_session=True, **quiet).stdout.strip(), flush=True)
 print("ready", flush=True)
 threading.Event().wait(300)
 """
@@ -154,35 +148,6 @@ def test_nothing_outlives_a_launcher_that_is_killed_while_it_starts_processes(tm
         assert not Path(lines[0]).exists()
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has child subreapers")
-@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM, signal.SIGKILL])
-def test_a_daemon_with_an_empty_environment_does_not_outlive_the_launcher(tmp_path: Path, end: signal.Signals) -> None:
-    with launcher(tmp_path, DAEMON, count=2, mark=f"daemon {end.name}") as process:
-        lines = read_until(process, is_last=lambda lines: num_ready(lines) == 2)
-        daemons = [int(line.split()[-1]) for line in lines if " daemon " in line]
-        assert len(daemons) == 2 and all(map(is_running, daemons))
-        parents = [psutil.Process(pid).ppid() for pid in daemons]
-        assert parents == [process.pid] * 2
-        # It looks twice a second, and tells its guardian.
-        begin = time.monotonic()
-        wait_until(lambda: time.monotonic() > begin + 1.5)
-        process.send_signal(end)
-        process.wait(5.0)
-        wait_until(lambda: not any(map(is_running, daemons)), timeout_s=5.0, what="the daemons are gone")
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has child subreapers")
-def test_orphans_that_end_are_not_left_as_zombies(tmp_path: Path) -> None:
-    leave = "import subprocess, sys, threading\n"
-    fork = "import subprocess, sys; print(subprocess.Popen([sys.executable, '-c', ''], start_new_session=True).pid, flush=True)"
-    leave += f"print('left', subprocess.run([sys.executable, '-c', {fork!r}], stdout=subprocess.PIPE, text=True).stdout, flush=True)\n"
-    leave += "print('ready', flush=True); threading.Event().wait(300)"
-    with launcher(tmp_path, leave, count=1, mark="zombies") as process:
-        lines = read_until(process, is_last=lambda lines: num_ready(lines) == 1)
-        (pid,) = [int(line.split()[-1]) for line in lines if " left " in line]
-        wait_until(lambda: not psutil.pid_exists(pid), timeout_s=5.0, what="it is reaped")
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's death signal is Linux's")
 def test_the_kernel_ends_the_processes_if_guardian_and_launcher_are_killed(tmp_path: Path) -> None:
     with launcher(tmp_path, STUBBORN, count=3, mark="no guardian") as process:
@@ -199,7 +164,7 @@ def test_processes_can_be_started_after_the_guardian_was_killed() -> None:
     os.close(reading)
     shim = ROOT / "lockstep" / "launcher" / "guarded_exec.py"
     try:
-        command = [sys.executable, "-I", "-S", str(shim), str(writing), str(os.getpid()), sys.executable, "-c", "print('runs')"]
+        command = [sys.executable, "-I", "-S", str(shim), str(writing), str(os.getpid()), "0", sys.executable, "-c", "print('runs')"]
         done = subprocess.run(command, pass_fds=(writing,), capture_output=True, text=True, timeout=30, check=False)
     finally:
         os.close(writing)
@@ -336,6 +301,35 @@ def test_a_line_without_an_end_is_not_kept_for_ever() -> None:
     splitter = LineSplitter()
     lines = [line for _ in range(10) for line in splitter.feed(b"x" * 50_000)]
     assert sum(map(len, lines)) > 300_000
+
+
+BEGIN = "Traceback (most recent call last):"
+PRINTED = st.one_of(
+    st.sampled_from(
+        [f"{BEGIN}\n", '  File "train.py", line 9\n', "    train()\n", "ValueError: no\n", "ValueError: yes\n", "\r\n", "50%\r"]
+    ),
+    st.text(max_size=5),
+).map(str.encode)
+
+
+@given(st.lists(st.tuples(st.sampled_from(["worker 0", "worker 1", "ps 0"]), st.one_of(PRINTED, st.binary(max_size=9), st.none()))))
+def test_whatever_processes_print_each_line_is_shown_once_with_its_name(events: list[tuple[str, bytes | None]]) -> None:
+    """None: the process ends, and the next one of its name may run an edited program."""
+    memory = io.StringIO()
+    with BoundedOutput(memory) as stream:
+        shown, splitters, written = PrefixedOutput(stream), defaultdict[str, LineSplitter](LineSplitter), defaultdict[str, bytes](bytes)
+        want: dict[str, list[str]] = defaultdict(list)
+        for name, data in [*events, *((name, None) for name in ("worker 0", "worker 1", "ps 0"))]:
+            for line in splitters[name].finish() if data is None else splitters[name].feed(data):
+                shown.line(name, line)
+            written[name] += data or b""
+            if data is None:
+                splitters.pop(name)
+                lines = re.split("\r\n|\n|\r", written.pop(name).decode(errors="replace"))
+                want[name] += lines[:-1] if not lines[-1] else lines
+    for name, lines in want.items():
+        got = [line for line in memory.getvalue().split("\n") if line.startswith(f"[{name}] ")]
+        assert got == [f"[{name}] {line}" for line in lines]
 
 
 def test_colours_are_for_terminals_only() -> None:

@@ -62,7 +62,7 @@ def test_trace_of_a_cluster_that_waits_says_what_for(cluster: GrpcTestCluster, t
 
 def test_trace_without_a_chief_or_a_place_writes_nothing(cluster: GrpcTestCluster, tmp_path: Path) -> None:
     ended = traced(unused_address(), "-o", tmp_path / "t.json")
-    assert ended.returncode == 1 and "no chief answers" in ended.stderr and not (tmp_path / "t.json").exists()
+    assert ended.returncode == 1 and "No chief answers" in ended.stderr and not (tmp_path / "t.json").exists()
     ended = traced(cluster.chief_address, "-o", tmp_path / "nowhere" / "t.json")
     assert ended.returncode == 2 and "choose another -o FILE" in ended.stderr
     assert traced(cluster.chief_address, "--seconds", 0).returncode == 2

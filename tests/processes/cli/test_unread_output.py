@@ -126,8 +126,8 @@ def test_a_signal_ends_a_demo_on_a_stopped_terminal(tmp_path: Path) -> None:
         everybody = family(process)
         begin = time.monotonic()
         process.send_signal(signal.SIGINT)
-        assert process.wait(20.0) == 130
-        assert time.monotonic() - begin < END_S
+        assert process.wait(30.0) == 130
+        assert time.monotonic() - begin < END_S + 9.0  # workers that look for the new chief hear of the end by signals, after 5 and 3 s
         assert are_gone(everybody)
 
 

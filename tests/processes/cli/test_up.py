@@ -9,6 +9,7 @@ import time
 from pathlib import Path
 
 import numpy as np
+import psutil
 import pytest
 
 import worker_client
@@ -17,7 +18,9 @@ from lockstep.launcher.failures import ClusterWatch
 from lockstep.launcher.spec import ClusterSpec, Recovery
 from lockstep.launcher.supervisor import Supervisor
 from lockstep.launcher.watch import newest_checkpoint, what_is_not_saved
+from ps_protocol.process.history import read_history
 from ps_protocol.process.options import ENABLE_FAILPOINTS, MAX_STEPS
+from ps_protocol.roles.history import Begun, Counted
 from tests.support.processes.commands import IDLE, TRAIN, are_gone, descendants, lockstep_here, read_until, run_up, up
 from tests.support.waiting import wait_until
 
@@ -119,6 +122,10 @@ def test_a_training_between_two_calls_to_the_chief_is_a_training(tmp_path: Path,
         assert started.trained_until() == (1, 3)
 
 
+# So that it lasts.
+SLOW_TRAIN = TRAIN.replace("        session.step(", "        __import__('time').sleep(0.05); session.step(")
+
+
 def test_up_prints_its_process_ids_at_the_start_and_the_saved_checkpoint_at_the_end(tmp_path: Path) -> None:
     place = tmp_path / "checkpoints"
     with up("--workers", "1", "--checkpoint-dir", str(place), worker=TRAIN, run_dir=tmp_path / "run") as process:
@@ -131,14 +138,31 @@ def test_up_prints_its_process_ids_at_the_start_and_the_saved_checkpoint_at_the_
     assert re.search(rf"\[lockstep\] saved: step-\d+ in {place}; to continue from there, run the same command again", out), out
 
 
-def test_a_program_can_tell_that_its_training_was_interrupted(tmp_path: Path) -> None:
-    worker = f"{TRAIN}\nprint('END', session.end_reason, flush=True)"
-    with up("--workers", "1", worker=worker, run_dir=tmp_path / "run") as process:
+def test_a_program_whose_training_was_interrupted_says_so_and_fails(tmp_path: Path) -> None:
+    worker = f"{TRAIN}".replace('    print("value"', "    print('END', session.end_reason, flush=True)\n    print(\"value\"")
+    with up("--workers", "1", "--checkpoint-dir", str(tmp_path / "checkpoints"), worker=worker, run_dir=tmp_path / "run") as process:
         read_until(process, "step 3")
-        (chief,) = [one for one in descendants(process) if "chief" in one.cmdline()]
-        chief.terminate()
+        process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=30)
+    assert process.returncode == 130
     assert "[worker 0] END interrupted" in out
+    assert re.search(r"TrainingInterrupted: training was interrupted at step \d+, before its end", out), out
+
+
+@pytest.mark.parametrize(
+    "flags", [[], ["--ps", "2", "--chief-in-ps", "--checkpoint-dir"], ["--ps", "1", "--chief-in-ps", "--checkpoint-dir"]]
+)
+def test_a_chief_that_somebody_asks_to_end_is_replaced_and_training_goes_on(tmp_path: Path, flags: list[str]) -> None:
+    flags = [*flags, str(tmp_path / "checkpoints")] if flags else flags
+    with up("--workers", "1", "--max-steps", "60", *flags, worker=SLOW_TRAIN, run_dir=tmp_path / "run") as process:
+        lines = read_until(process, "step 7")
+        (pid,) = re.findall(rf"(?:{'ps 0' if flags else 'chief'}) (\d+)", "".join(line for line in lines if "process ids" in line))
+        os.kill(int(pid), signal.SIGTERM)
+        out, _ = process.communicate(timeout=50)
+    assert process.returncode == 0, out
+    stopped = "before training was finished" if "1" in flags else "while .* kept running"
+    assert re.search(rf"(chief|ps 0) \(pid \d+\) was stopped {stopped}", out), out
+    assert "step 60" in out and "[lockstep] training finished" in out
 
 
 def test_up_ends_with_workers_that_never_join_and_does_not_report_a_training(tmp_path: Path) -> None:
@@ -176,18 +200,92 @@ def test_a_cluster_with_standbys_runs_to_its_end_and_its_history_has_both_server
     verdict = lockstep_here("audit", str(history))
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
     assert "10 steps of servers computed again" in verdict.stdout, verdict.stdout
-    assert len([*history.glob("ps-0-*.jsonl")]) == 2
-    assert next(history.glob("chief-*.jsonl")).read_text().count('"kind":"step"') == 5
+    written = [*read_history(history)]
+    assert [one.role for one in written].count("ps-0") == 2
+    assert [type(record.event) for one in written if one.role == "chief" for record in one.records] == [Begun, *[Counted] * 5]
 
 
-def test_the_first_failure_is_shown_with_its_last_lines_and_becomes_the_exit_code(tmp_path: Path) -> None:
+@pytest.mark.timeout(120)
+def test_a_history_stays_within_its_bound_and_what_is_left_of_it_is_clean(tmp_path: Path) -> None:
+    history, bound = tmp_path / "history", 1 << 16
+    arguments = ("--workers", "2", "--ps", "2", "--max-steps", "1200", "--history", str(history), "--history-max-bytes", str(bound))
+    code, out = run_up(*arguments, worker=TRAIN, run_dir=tmp_path / "run")
+    assert code == 0, out
+    kept: dict[str, int] = {}
+    for path in history.iterdir():
+        kept[path.name.split(".")[0]] = kept.get(path.name.split(".")[0], 0) + path.stat().st_size
+    assert len(kept) == 5 and max(kept.values()) <= bound, kept
+    verdict = lockstep_here("audit", str(history))
+    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
+    since = re.search(r"steps of servers computed again, all from step (\d+) of epoch 1 on", verdict.stdout)
+    assert since and 0 < int(since[1]) < 1190, verdict.stdout
+
+
+def test_the_first_failure_is_named_at_the_end_with_its_last_line_and_becomes_the_exit_code(tmp_path: Path) -> None:
     worker = f"import os, sys\nif os.environ['LOCKSTEP_WORKER_INDEX'] == '1':\n    print('bad luck')\n    sys.exit(7)\n{TRAIN}"
     code, out = run_up("--workers", "2", worker=worker, run_dir=tmp_path / "run")
     assert code == 7, out
-    assert re.search(r"worker 1 \(pid \d+\) failed: exit code 7\. Its last lines:\n\[lockstep\]     bad luck", out)
-    assert "ending all: 1 of 2 workers left, a step needs 2" in out
+    assert re.search(
+        r"\[lockstep\] worker 1 \(pid \d+\) failed: exit code 7: bad luck\n\[lockstep\] ending all: 1 worker is left, a step needs 2",
+        out,
+    )
     assert "--restart-workers" not in out  # it would fail again
     assert "lockstep.chief: parameter server does not answer" not in out  # that a server has ended with all others is no news
+
+
+def test_workers_that_fail_together_are_all_counted_and_named(tmp_path: Path) -> None:
+    worker = "import os; raise SystemExit('bad luck ' + os.environ['LOCKSTEP_WORKER_INDEX'])"
+    code, out = run_up("--workers", "2", worker=worker, run_dir=tmp_path / "run")
+    assert code == 1, out
+    for index in range(2):
+        assert re.search(rf"^\[lockstep\] worker {index} \(pid \d+\) failed: exit code 1: bad luck {index}$", out, re.MULTILINE), out
+    assert "ending all: no worker is left, a step needs 2" in out
+
+
+# Its first attempts fail alike, a later one in another way; then it trains.
+FAILING = """
+import os, pathlib, threading
+print("attempt", flush=True)
+attempts = pathlib.Path(os.environ["ATTEMPTS"])
+with open(attempts / os.environ["LOCKSTEP_WORKER_INDEX"], "a") as file:
+    file.write(".")
+def count(index):
+    return len((attempts / str(index)).read_text()) if (attempts / str(index)).exists() else 0
+if os.environ["LOCKSTEP_WORKER_INDEX"] == "0" and count(0) < 3:
+    raise ValueError("the same again")
+while count(0) < 3:
+    threading.Event().wait(0.01)
+if count(1) < 2 and os.environ["LOCKSTEP_WORKER_INDEX"] == "1":
+    raise ValueError("something else")
+"""
+
+
+@pytest.mark.parametrize("program", [TRAIN, IDLE])
+def test_workers_that_fail_in_several_ways_are_restarted_and_up_ends_or_obeys(tmp_path: Path, program: str) -> None:
+    arguments = ("--workers", "2", "--restart-workers", "2", "--max-steps", "5")
+    worker = FAILING + program
+    with up(*arguments, worker=worker, run_dir=tmp_path / "run", ATTEMPTS=str(tmp_path)) as process:
+        lines = read_until(process, "worker 1 is started again, as pid")
+        if program == IDLE:
+            process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+    assert process.returncode == (130 if program == IDLE else 0), out
+    said = [line for line in [*lines, *out.splitlines()] if "worker 0 is started again" in line]
+    assert [re.sub(r"pid \d+", "pid", line).partition("pid")[2] for line in said] == [" (start 1 of 2)", ", in 0.5 s (start 2 of 2)"]
+    assert lines.count("[worker 0] ValueError: the same again") == 2
+    assert lines.count("[worker 1] ValueError: something else") == 1
+
+
+@pytest.mark.parametrize(("what", "num_writes"), [("b'x' * 65536", 1600), ("os.urandom(65536)", 100), ("b'\\n' * 65536", 3)])
+def test_a_program_that_never_stops_printing_does_not_stop_the_launcher(tmp_path: Path, what: str, num_writes: int) -> None:
+    # Nobody reads what it prints, as in a terminal after Ctrl-S.
+    ready = tmp_path / "ready"
+    worker = f"import os\nfor number in range(10**9):\n    os.write(1, {what})\n    if number == {num_writes}: open({str(ready)!r}, 'w')"
+    with up("--workers", "2", worker=worker, run_dir=tmp_path / "run") as process:
+        wait_until(ready.exists, timeout_s=50, what="a worker has printed much")
+        assert psutil.Process(process.pid).memory_info().rss < 200 << 20
+        process.send_signal(signal.SIGINT)
+        assert process.wait(20) == 130
 
 
 def test_a_worker_that_is_killed_and_missed_costs_no_step_where_there_are_checkpoints(tmp_path: Path) -> None:
@@ -198,11 +296,21 @@ def test_a_worker_that_is_killed_and_missed_costs_no_step_where_there_are_checkp
         victim.kill()
         out, _ = process.communicate(timeout=50)
     assert process.returncode == 137, [*lines, out]
-    ended = re.search(r"training is finished at step (\d+): the chief got SIGTERM", out)
+    ended = re.search(r"training is finished at step (\d+): worker 1 failed first: killed by SIGKILL", out)
     saved = re.search(rf"\[lockstep\] saved: step-0*(\d+) in {place}; to continue from there, run the same command again", out)
     assert ended and saved and saved[1] == ended[1] != "0", out
-    assert "ending all: 1 of 2 workers left, a step needs 2" in out
+    assert "ending all: 1 worker is left, a step needs 2" in out
     assert "start with --restart-workers N, --backup-workers B or --min-replicas M" in out
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_workers_that_all_fail_cost_no_step_where_there_are_checkpoints(tmp_path: Path, num_workers: int) -> None:
+    place = tmp_path / "checkpoints"
+    worker = TRAIN.replace("        print(", "        assert session.local_step < 20, 'a mistake'\n        print(", 1)
+    arguments = ("--workers", str(num_workers), "--max-steps", "50", "--checkpoint-dir", str(place))
+    code, out = run_up(*arguments, worker=worker, run_dir=tmp_path / "run")
+    assert code == 1 and "AssertionError: a mistake" in out, out
+    assert f"saved: step-{20:09} in {place}" in out, out
 
 
 @pytest.mark.parametrize("flags", [["--backup-workers", "1"], ["--min-replicas", "2", "--lease", "1"]])
@@ -215,7 +323,8 @@ def test_a_worker_killed_in_the_middle_of_training_is_survived_if_others_will_do
     assert process.returncode == 0, [*lines, out]
     assert re.search(r"worker 1 \(pid \d+\) failed: killed by SIGKILL", out)
     if "--backup-workers" in flags:
-        assert "training continues: 2 of 3 workers left, a step needs 2" in out
+        # Within the second in which others may fail as well, training may have ended.
+        assert "training continues: 2 workers are left, a step needs 2" in out or "failed on the way, within the backups: worker 1" in out
         assert "training finished; failed on the way, within the backups: worker 1 (killed by SIGKILL)" in out
     assert "training finished" in out
 
@@ -238,8 +347,7 @@ def test_a_parameter_server_that_is_killed_ends_everything_with_a_message(tmp_pa
         next(one for one in everybody if module in one.cmdline()).kill()
         out, _ = process.communicate(timeout=20)
     assert process.returncode == 128 + signal.SIGKILL
-    assert re.search(r"ps \d \(pid \d+\) failed: killed by SIGKILL\. Its output is above, and in \S+ps-\d\.log\n", out), out
-    assert "Its last lines" not in out
+    assert re.search(r"ps \d \(pid \d+\) failed: killed by SIGKILL; its log: \S+ps-\d\.log\n", out), out
     assert "its part of the model is lost with it: there are no checkpoints to go back to" in out
     assert are_gone(everybody)
 
@@ -258,7 +366,7 @@ def test_a_role_that_does_not_start_is_shown_with_its_last_lines(tmp_path: Path)
 @pytest.mark.parametrize(
     ("phase", "number", "code"), [("starting", signal.SIGTERM, 143), ("training", signal.SIGINT, 130), ("waiting", signal.SIGTERM, 143)]
 )
-def test_a_signal_ends_everything_within_two_seconds_in_every_phase(tmp_path: Path, number: signal.Signals, code: int, phase: str) -> None:
+def test_a_signal_ends_everything_soon_in_every_phase(tmp_path: Path, number: signal.Signals, code: int, phase: str) -> None:
     sign: dict[str, tuple[str, str]] = {"starting": (TRAIN, "logs:"), "training": (TRAIN, "step 3"), "waiting": (f"{IDLE}", "idle")}
     worker, text = sign[phase]
     if phase == "waiting":  # one worker is there, and waits for the other's contribution
@@ -270,7 +378,8 @@ def test_a_signal_ends_everything_within_two_seconds_in_every_phase(tmp_path: Pa
         begin = time.monotonic()
         process.send_signal(number)
         out, _ = process.communicate(timeout=20)
-        assert time.monotonic() - begin < 4.0  # 2 s promised; the machine may be busy
+        # A program that does not look gets SIGINT after 5 s; the machine may be busy.
+        assert time.monotonic() - begin < (9.0 if phase == "waiting" else 4.0)
     assert process.returncode == code, [*lines, out]
     assert f"ended by {number.name}" in out and "Traceback" not in out.split("[lockstep] ended by")[-1]
     assert are_gone(everybody)

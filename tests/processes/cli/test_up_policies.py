@@ -48,14 +48,16 @@ def test_a_worker_that_fails_is_judged_by_the_policy_that_the_program_has_set(tm
     worker = failing("sync_policy(replicas_to_aggregate=2)")
     code, out = run_up("--workers", "3", IN_PS, "--max-steps", "300", worker=worker, run_dir=tmp_path / "run")
     assert code == 0, out
-    assert "RuntimeError: boom" in out and "training continues: 2 of 3 workers left" in out
+    assert "RuntimeError: boom" in out
+    # Within the second in which others may fail as well, training may have ended.
+    assert "training continues: 2 workers are left" in out or "failed on the way: worker 2" in out
     assert "training finished; failed on the way" in out
 
 
 def test_a_worker_that_fails_is_missed_if_the_program_has_set_a_policy_that_needs_it(tmp_path: Path) -> None:
     code, out = run_up("--workers", "3", IN_PS, "--policy", "async", worker=failing("sync_policy()"), run_dir=tmp_path / "run")
     assert code == 1, out
-    assert "ending all: 2 of 3 workers left, a step needs 3" in out
+    assert "ending all: 2 workers are left, a step needs 3" in out
 
 
 def test_a_worker_that_leaves_too_few_for_the_policy_that_the_program_has_set_ends_the_training(tmp_path: Path) -> None:

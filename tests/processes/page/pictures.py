@@ -62,12 +62,12 @@ def take_demo(browser: Browser, url: str, process: psutil.Process, directory: Pa
         stopped: list[int] = tab.evaluate("seen.data.workers.rows.filter(row => row[0] === 'worker' && row[1] < 2).map(row => row[3])")
         for pid in stopped:
             os.kill(pid, signal.SIGSTOP)
-        tab.await_text("missing: worker", selector="#headline")
+        tab.await_text("(silent)", selector="#headline")
         tab.await_text("silent for", selector="#workers")
         take(tab, directory / "page-stalled.png")
         for pid in stopped:
             os.kill(pid, signal.SIGCONT)
-        tab.await_text("Nothing is waited for", selector="#headline")
+        await_training(tab)
         os.kill(server_of(process, 1), signal.SIGKILL)
         tab.await_text("rolled back", selector="#events")
         begin = tab.evaluate("seen.data.step")
@@ -89,13 +89,19 @@ def await_steps(tab: Browser, number: int) -> None:
     wait_until(lambda: (tab.evaluate("seen.data && seen.data.step") or 0) >= number, timeout_s=400, what=f"{number} steps")
 
 
+def await_training(tab: Browser) -> None:
+    """Waits until nothing holds training up."""
+    shows = "typeof seen !== 'undefined' && seen.data && seen.data.state === 'training' && !seen.data.is_held_up"
+    wait_until(lambda: tab.evaluate(shows), timeout_s=200, what="a training")
+
+
 @contextlib.contextmanager
 def shown(browser: Browser, url: str, *, width: int = WIDTH, is_dark: bool = False) -> Iterator[Browser]:
     """A tab that shows the page, with curves."""
     with browser.tab() as tab:
         tab.resize(width, 900, is_dark=is_dark)
         tab.open(url)
-        tab.await_text("Nothing is waited for", selector="#headline", timeout_s=200)
+        await_training(tab)
         wait_until(lambda: tab.evaluate("document.querySelectorAll('#charts path.curve').length") >= 2, timeout_s=60, what="curves")
         yield tab
 

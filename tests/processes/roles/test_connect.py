@@ -40,8 +40,8 @@ def closed_port() -> int:
 def test_absent_chief_is_named_after_two_seconds_and_given_up_at_the_timeout(caplog: pytest.LogCaptureFixture) -> None:
     address, start_s = f"127.0.0.1:{closed_port()}", time.monotonic()
     with pytest.raises(Unavailable, match=f"cannot reach the chief at {address}: connection refused; is it started"):
-        worker_client.connect(address, timeout_s=5)
-    assert time.monotonic() - start_s < 9
+        worker_client.connect(address, timeout_s=4.0)  # two seconds and a pause between two tries, which may take one
+    assert time.monotonic() - start_s < 8.0
     assert any(address in record.getMessage() for record in caplog.records)
 
 
@@ -146,7 +146,7 @@ def stop(process: "subprocess.Popen[bytes]") -> None:
     )
 
 
-@pytest.mark.parametrize("phase", ["connecting", "joining", "waiting", "pushing", "reading"])
+@pytest.mark.parametrize("phase", ["connecting", "pushing"])
 def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack, socket_dir: Path) -> None:
     address = f"unix:{socket_dir}/nobody"
     observer = None
@@ -156,12 +156,9 @@ def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack
         observer = worker_client.observe(address, timeout_s=20)
         stack.callback(observer.close)
         stack.callback(ps.send_signal, signal.SIGCONT)  # first of all, or the chief would wait for it
-    if phase == "joining":
-        # It waits for a parameter server that does not take the first values.
-        stop(ps)
     worker = talking(stack, sys.executable, "-m", "tests.processes.roles.interrupted_worker", phase, address, stderr=subprocess.PIPE)
     assert read_line(worker.stdout) == phase
-    if phase in ("pushing", "reading"):
+    if phase == "pushing":
         stop(ps)
         assert worker.stdin is not None
         worker.stdin.write(b"\n")

@@ -1,4 +1,4 @@
-"""`python -m ps_server` as a process: how it starts, its errors, and how it ends."""
+"""`lockstep server` as a process: how it starts, its errors, and how it ends."""
 
 import contextlib
 import signal
@@ -49,7 +49,7 @@ def _refusal(*arguments: str) -> str:
     result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
     assert result.returncode == 2, result.stderr
     lines = [line for line in result.stderr.splitlines() if " INFO " not in line]
-    assert len(lines) == 1 and lines[0].startswith("ps_server: "), result.stderr
+    assert len(lines) == 1 and lines[0].startswith("lockstep server: "), result.stderr
     assert " ready " not in result.stderr
     return lines[0]
 
@@ -101,7 +101,8 @@ def test_a_taken_port_is_reported(tmp_path: Path) -> None:
         other.listen()
         address = f"127.0.0.1:{other.getsockname()[1]}"
         assert _refusal("--address", address) == (
-            f"ps_server: cannot listen at {address}: another process listens there; choose another address, or port 0 for any free one"
+            f"lockstep server: cannot listen at {address}: another process listens there; choose another address,"
+            " or port 0 for any free one"
         )
 
 
@@ -133,7 +134,7 @@ def test_file_that_is_not_a_socket_is_left_alone(socket_dir: Path) -> None:
     path = socket_dir / "notes"
     path.write_text("mine")
     assert _refusal("--address", f"unix:{path}") == (
-        f"ps_server: cannot listen at unix:{path}: a file that is not a socket is there; choose another path"
+        f"lockstep server: cannot listen at unix:{path}: a file that is not a socket is there; choose another path"
     )
     assert path.read_text() == "mine"
 

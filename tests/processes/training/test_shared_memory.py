@@ -84,7 +84,7 @@ def test_killed_worker_leaves_nothing_and_the_other_continues(launch: Launch, so
 
 
 def test_killed_server_leaves_nothing_and_the_workers_say_so(launch: Launch, socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PATIENCE_VARIABLE, "5")
+    monkeypatch.setenv(PATIENCE_VARIABLE, "1")
     cluster = launch()
     cluster.all_do("train_randomly", times=2)
     server = status(socket_dir / "only")

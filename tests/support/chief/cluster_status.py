@@ -3,7 +3,7 @@
 from typing import Any
 
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, ParticipantStatus, ServerStatus
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, Condition, Level, ParticipantKind, ParticipantStatus, ServerStatus
 
 
 def worker_status(index: int, **changes: Any) -> ParticipantStatus:
@@ -21,6 +21,7 @@ def worker_status(index: int, **changes: Any) -> ParticipantStatus:
         "num_late": 0,
         "is_waiting": False,
         "failure": "",
+        "doing": "at work",
     }
     return ParticipantStatus(**{**fields, **changes})
 
@@ -52,5 +53,6 @@ def cluster_status(*workers: ParticipantStatus, **changes: Any) -> ClusterStatus
         "num_accepted": 0,
         "num_stale": 0,
         "num_late": 0,
+        "conditions": (Condition(name="training", level=Level.GREEN, line="Training. Nothing is waited for"),),
     }
     return ClusterStatus(**{**fields, **changes})

@@ -64,6 +64,6 @@ class Files:
             certificate.write_bytes(builder.sign(issuer_key, hashes.SHA256()).public_bytes(pem))
 
 
-def make(directory: Path, *, cluster: str = "job") -> Files:
-    certs.create(directory, cluster=cluster)
+def make(directory: Path, *, cluster: str = "job", hosts: tuple[str, ...] = ()) -> Files:
+    certs.create(directory, cluster=cluster, hosts=hosts)
     return Files(directory)

@@ -124,6 +124,8 @@ class SharingWorkers(ForwardingShard):
 TRANSPORTS = ("in_process", "grpc_tcp", "grpc_unix", "sockets_tcp", "sockets_unix", "shared_memory")
 # Over TCP and over a Unix socket travels the same: what is about the bytes of a push or a read runs over both, all else over one of them.
 EACH_WAY = ("in_process", "grpc_unix", "sockets_tcp", "shared_memory")
+# Sockets carry the bytes of gRPC's calls: what is about no bytes does without them.
+WITHOUT_SOCKETS = ("in_process", "grpc_unix", "shared_memory")
 EPOCH = 3
 CHIEF = 2
 

@@ -85,6 +85,12 @@ class Browser:
         """Goes to an address."""
         self.call("Page.navigate", url=url)
 
+    def press(self, key: str) -> None:
+        """Presses and releases a key, "Tab" or "Enter"."""
+        number, text = {"Tab": (9, ""), "Enter": (13, "\r")}[key]
+        for kind in ("keyDown", "keyUp"):
+            self.call("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=number, text=text)
+
     def evaluate(self, expression: str) -> Any:
         """Returns what an expression is in the page; a promise is waited for."""
         result = self.call("Runtime.evaluate", expression=expression, returnByValue=True, awaitPromise=True)

@@ -44,7 +44,7 @@ def start_role(
 
 def talking(stack: ExitStack, *command: object, stderr: int | None = None) -> Process:
     """Starts a command that a test talks to through its standard input and output; ends with `stack`."""
-    process = subprocess.Popen([*map(str, command)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
+    process = WarmPopen([*map(str, command)], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr)
     for stream in filter(None, (process.stdin, process.stdout, process.stderr)):
         stack.callback(stream.close)
     stack.callback(end, process)

@@ -1,10 +1,12 @@
 """Clusters for tests, in this process or with real servers, with one interface. Knows how to start and end them; asserts nothing."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Any, Protocol
+
+import pytest
 
 import worker_client
 from lockstep.in_process import InProcessCluster
@@ -83,6 +85,26 @@ class GrpcTestCluster:
         observer = worker_client.observe(self.chief_address, timeout_s=20)
         self._stack.callback(observer.close)
         return observer
+
+
+def start_over(ways: Sequence[str]) -> Any:
+    """Returns the fixture `start`, which starts clusters that end with the test, in each of some ways: "in process", or a transport.
+
+    What uses nothing but the calls of a session works over every transport once those calls do: in this process is enough for it.
+    """
+
+    @pytest.fixture(params=ways, name="start")
+    def started(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Start]:
+        with ExitStack() as stack:
+
+            def of(shape: Shape) -> AnyCluster:
+                if request.param == "in process":
+                    return LocalTestCluster(shape, stack)
+                return GrpcTestCluster(shape, stack, directory=socket_dir, transport=request.param.replace(" ", "_"))
+
+            yield of
+
+    return started
 
 
 def run_chief(shape: Shape, stack: ExitStack, *, ps_addresses: list[str], directory: Path) -> RunningChief:

@@ -47,7 +47,7 @@ def test_step_lasts_from_its_first_token_to_that_of_the_next() -> None:
     assert run.step_s == pytest.approx([0.1, 0.1])
     assert run.seconds == pytest.approx(0.2)
     assert (run.num_accepted, run.num_dropped, run.num_delayed) == (2, 1, 1)
-    assert [(row.worker, row.step, row.seconds) for row in run.trace] == [(0, 0, 0.08), (0, 1, 0.07), (1, 0, 0.25)]
+    assert [(row.worker, row.step, row.seconds) for row in run.times] == [(0, 0, 0.08), (0, 1, 0.07), (1, 0, 0.25)]
 
 
 def test_observations_count_time_from_the_first_step() -> None:

@@ -72,7 +72,7 @@ def test_the_tf_config_of_another_task_is_not_used() -> None:
         ("--index 0", {"LOCKSTEP_APPLY_THREADS": "all"}, "LOCKSTEP_APPLY_THREADS: got 'all', want a whole number"),
         ("--index 0 --max-memory-bytes 0", {}, "--max-memory-bytes: got '0', want a whole number >= 1"),
         ("--index 0 --max-memory-bytes 8GiB", {}, "--max-memory-bytes: got '8GiB', want a whole number"),
-        ("--index 0 --memory 1", {}, "no such argument: --memory 1; did you mean '--max-memory-bytes'? (see --help)"),
+        ("--index 0 --memory 1", {}, "no such argument: --memory 1; did you mean '--max-memory-bytes'? (see lockstep server --help)"),
         ("--index", {}, "expected one argument"),
         ("--index 0", {"LOCKSTEP_ALLOW_INSECURE_NETWORK": "maybe"}, "LOCKSTEP_ALLOW_INSECURE_NETWORK: got 'maybe', want 1 or 0"),
         ("--index 0", {"LOCKSTEP_CLUSTER": "a\nb"}, "--cluster: name 'a\\nb': has a control character"),

@@ -1,4 +1,4 @@
-"""Every row of docs/reference/bad-input.md: its status, reason and words, the next right call, and nothing that grows."""
+"""Every row of bad input: its status, reason and words, the next right call, and nothing that grows."""
 
 import re
 from collections.abc import Callable, Iterator
@@ -51,24 +51,6 @@ def _try(servers: Scene, case: Case) -> None:
     assert case.text in ended.text
     if case.answer is not None:
         assert case.answer(ended.messages[0])
-
-
-def _documented() -> dict[int, tuple[list[str], list[str]]]:
-    """Status and reason of each row of the page."""
-    page = (ROOT / "docs" / "reference" / "bad-input.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| (\d+) \|[^|]*\|([^|]*)\|([^|]*)\|", page, flags=re.MULTILINE)
-    return {int(number): (re.findall(r"`(\w+)`", status), re.findall(r"`(\w+)`", reason)) for number, status, reason in rows}
-
-
-def test_the_documented_rows_of_bad_input_are_exactly_those_that_are_tried() -> None:
-    assert sorted(_documented()) == sorted(TABLE)
-
-
-def test_documented_status_and_reason_are_those_that_are_expected() -> None:
-    for number, (statuses, reasons) in _documented().items():
-        cases = [row for row in TABLE[number] if isinstance(row, Case)]
-        assert set(statuses) == {case.code.name for case in cases}, number
-        assert set(reasons) == {case.reason for case in cases if case.reason}, number
 
 
 @pytest.mark.parametrize(("number", "row"), HELD, ids=[f"{number} {row.test.partition('::')[2]}" for number, row in HELD])

@@ -17,7 +17,7 @@ from ps_protocol.rpc.chief import SERVICE, TIMEOUT_S, GrpcChief
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
-from ps_protocol.wire.fields import encode_max_wait
+from ps_protocol.wire.fields import encode_duration
 from tests.support.network.servers import serving_aio, unary
 from tests.wire.codecs.examples import COMMIT, MODEL, PIECEWISE, PLACEMENT, POLICIES, RESULT, STATUS, WORKER
 
@@ -44,33 +44,33 @@ CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
      pb.DeregisterWorkerRequest(participant=codec.encode(WORKER), failure="x"), pb.DeregisterWorkerResponse(), None, 0.0),
     ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0),
      pb.RegisterModelRequest(participant=codec.encode(WORKER), model=codec.encode(MODEL),
-                             max_wait=encode_max_wait(2.0)), codec.encode(REPLY), REPLY, 2.0),
+                             max_wait=encode_duration(2.0)), codec.encode(REPLY), REPLY, 2.0),
     ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0, joins_only=True),
      pb.RegisterModelRequest(participant=codec.encode(WORKER), model=codec.encode(MODEL),
-                             max_wait=encode_max_wait(2.0), joins_only=True),
+                             max_wait=encode_duration(2.0), joins_only=True),
      codec.encode(REPLY), REPLY, 2.0),
     ("CompleteInitialization", lambda c: c.complete_initialization(WORKER, attempt=3),
      pb.CompleteInitializationRequest(participant=codec.encode(WORKER), attempt=3),
      pb.CompleteInitializationResponse(), None, 0.0),
-    ("GetModel", lambda c: c.get_model(max_wait_s=1e9), pb.GetModelRequest(max_wait=encode_max_wait(20.0)),
+    ("GetModel", lambda c: c.get_model(max_wait_s=1e9), pb.GetModelRequest(max_wait=encode_duration(20.0)),
      codec.encode(AGREED), AGREED, 20.0),
     ("GetClusterStatus", lambda c: c.status(max_ledger_entries=3), pb.GetClusterStatusRequest(max_ledger_entries=3),
      codec.encode(STATUS), STATUS, 0.0),
     ("ChangeSettings", lambda c: c.set_policy(POLICIES[2], request_id=7, max_wait_s=2.0),
-     pb.ChangeSettingsRequest(policy=codec.encode(POLICIES[2]), request_id=7, max_wait=encode_max_wait(2.0)),
+     pb.ChangeSettingsRequest(policy=codec.encode(POLICIES[2]), request_id=7, max_wait=encode_duration(2.0)),
      pb.ChangeSettingsResponse(settings=pb.SettingsState(version=3, step=9)), chief.SettingsReply(version=3, step=9), 2.0),
     ("ChangeSettings", lambda c: c.set_hyperparameters(CHANGE, request_id=(1 << 64) - 1, max_wait_s=2.0),
-     pb.ChangeSettingsRequest(hyperparameters=codec.encode(CHANGE), request_id=(1 << 64) - 1, max_wait=encode_max_wait(2.0)),
+     pb.ChangeSettingsRequest(hyperparameters=codec.encode(CHANGE), request_id=(1 << 64) - 1, max_wait=encode_duration(2.0)),
      pb.ChangeSettingsResponse(), None, 2.0),
     ("SaveCheckpoint", lambda c: c.save_checkpoint(request_id=7, max_wait_s=2.0),
-     pb.SaveCheckpointRequest(request_id=7, max_wait=encode_max_wait(2.0)),
+     pb.SaveCheckpointRequest(request_id=7, max_wait=encode_duration(2.0)),
      pb.SaveCheckpointResponse(tag="step-000000009", step=9), chief.SavedCheckpoint(tag="step-000000009", step=9), 2.0),
     ("SaveCheckpoint", lambda c: c.save_checkpoint(request_id=7, max_wait_s=0.0),
-     pb.SaveCheckpointRequest(request_id=7, max_wait=encode_max_wait(0.0)), pb.SaveCheckpointResponse(waiting_for="ps 1"),
+     pb.SaveCheckpointRequest(request_id=7, max_wait=encode_duration(0.0)), pb.SaveCheckpointResponse(waiting_for="ps 1"),
      chief.SavedCheckpoint(tag="", step=0, waiting_for="ps 1"), 0.0),
     ("LeaseRanges", lambda c: c.lease_ranges(WORKER, DATA, max_ranges=2, request_id=5, max_wait_s=1.0, held=(3,)),
      pb.LeaseRangesRequest(participant=codec.encode(WORKER), data=codec.encode(DATA), max_ranges=2,
-                           request_id=5, max_wait=encode_max_wait(1.0), held=[3]),
+                           request_id=5, max_wait=encode_duration(1.0), held=[3]),
      codec.encode(LEASE), LEASE, 1.0),
     ("FinishTraining", lambda c: c.finish(reason="enough"), pb.FinishTrainingRequest(reason="enough"),
      pb.FinishTrainingResponse(global_step=12), 12, 0.0),
@@ -133,10 +133,10 @@ TALKS: list[tuple[Call, Any, Any, object]] = [
      pb.ConverseResponse(commit=codec.encode(RESULT)), RESULT),
     (lambda c: c.dequeue_token(WORKER, local_step=4, request_id=7, max_wait_s=20.0, commit=COMMIT),
      pb.ConverseRequest(token=pb.DequeueTokenRequest(participant=codec.encode(WORKER), local_step=4, request_id=7,
-                                              max_wait=encode_max_wait(20.0), commit=codec.encode(COMMIT))),
+                                              commit=codec.encode(COMMIT))),
      pb.ConverseResponse(token=codec.encode(TOKEN)), TOKEN),
     (lambda c: c.dequeue_token(WORKER, local_step=0, request_id=7, max_wait_s=0.5),
-     pb.ConverseRequest(token=pb.DequeueTokenRequest(participant=codec.encode(WORKER), request_id=7, max_wait=encode_max_wait(0.5))),
+     pb.ConverseRequest(token=pb.DequeueTokenRequest(participant=codec.encode(WORKER), request_id=7, max_wait=encode_duration(0.5))),
      pb.ConverseResponse(token=codec.encode(TOKEN)), TOKEN),
 ]  # fmt: skip
 

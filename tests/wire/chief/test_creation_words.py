@@ -2,15 +2,19 @@
 
 import re
 import threading
+import time
 from collections.abc import Iterator
 
 import numpy as np
 import pytest
 
 import worker_client
-from ps_protocol.model.layout import Segments
+from ps_protocol.model.layout import Segments, VariableSlice
+from ps_protocol.model.variables import Array, Initializer
+from ps_protocol.process.waiting import FIRST_NOTICE_S
 from tests.support.chief.running_chief import RunningChief, client_of, parameter_server
 from tests.support.waiting import wait_until
+from worker_client import EmbeddingTable
 from worker_client.model.memory import with_tables
 
 
@@ -45,12 +49,44 @@ def test_a_slow_creation_says_how_far_it_is(monkeypatch: pytest.MonkeyPatch, cap
         worker = threading.Thread(target=work)
         worker.start()
         try:
-            told = re.compile(rf"ps 0 at {re.escape(server.address)} has received [1-9]\d % of 1.0 MiB$")
+            told = re.compile(r": ps 0 receives its first values: [1-9]\d %$")
             wait_until(lambda: told.search(client.status().waiting_for), timeout_s=20, what="the status says how far it is")
-            said = re.compile(r"creating the model: received by ps 0 [1-9]\d % of 1.0 MiB")
+            said = re.compile(r"creating the model: ps 0 receives its first values: [1-9]\d %")
             wait_until(lambda: said.search(caplog.text), timeout_s=20, what="the worker says so")
         finally:
             Halting.release.set()
             worker.join()
         assert len(told_after) == 1
-        assert "received" not in told_after[0]
+        assert "receives" not in told_after[0]
+
+
+def test_a_server_that_fills_a_table_is_not_silent_and_says_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    may_go_on = threading.Event()
+
+    def slow_fill(values: Array, piece: VariableSlice, initializer: Initializer) -> None:
+        may_go_on.wait(0.1)
+
+    monkeypatch.setattr("ps_server.numbers.tables.fill_table", slow_fill)
+    monkeypatch.setattr("ps_server.numbers.tables._COUNTED_ELEMENTS", 4000 * 64)
+    users = EmbeddingTable((400_000, 64), initializer=worker_client.uniform_initializer(-1.0, 1.0, seed=3))
+
+    def work() -> None:
+        with worker_client.connect(chief.address, transport="grpc") as session:
+            session.create_or_join({"w": np.zeros(3, np.float32), "users": users}, optimizer=worker_client.sgd(0.5))
+
+    with parameter_server() as server, RunningChief(server.address, total_num_replicas=2) as chief, client_of(chief) as client:
+        worker = threading.Thread(target=work)
+        worker.start()
+        try:
+            told = re.compile(r": ps 0 fills the table 'users': [1-9]\d? %$")
+            wait_until(lambda: told.search(client.status().waiting_for), timeout_s=20, what="the status says how far it is")
+            said = re.compile(r"creating the model: ps 0 fills the table 'users': [1-9]\d? %")
+            wait_until(lambda: said.search(caplog.text), timeout_s=20, what="the worker says so")
+            begin = time.monotonic()
+            wait_until(lambda: time.monotonic() - begin > FIRST_NOTICE_S, what="time to call a silent server that")
+            assert "it may be gone" not in caplog.text
+        finally:
+            may_go_on.set()
+            worker.join()

@@ -110,5 +110,6 @@ def test_text_from_a_participant_can_always_be_sent_to_others(kind: ParticipantK
                 with urllib.request.urlopen(chief.page_url + path, timeout=20) as page:
                     assert page.status == 200
         assert num_sent > 100
-    assert "Traceback" not in caplog.text
-    assert "internal error" not in caplog.text
+    # Ours alone: gRPC also reports the end of calls to servers of earlier tests, whenever those are collected.
+    ours = [record for record in caplog.records if record.name.startswith("lockstep")]
+    assert not [record.getMessage() for record in ours if record.exc_info or "internal error" in record.getMessage()]

@@ -48,7 +48,10 @@ def that_is_adopted(**fence: int) -> Callable[[Any], list[bytes]]:
         ("AdoptShard", with_fields(lambda message: message.last_apply.attached.user_states.add(json="{"))),
     ],
 )
-def test_a_chief_waits_for_a_server_that_gives_wrong_answers(method: str, change: Callable[[Any], list[bytes]]) -> None:
+def test_a_chief_waits_for_a_server_that_gives_wrong_answers(
+    method: str, change: Callable[[Any], list[bytes]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("chief.shards.calls._FIRST_NOTICE_S", 0.1)
     is_hostile = True
 
     def tampered(called: str, answer: bytes, number: int) -> list[bytes]:

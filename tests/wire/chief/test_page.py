@@ -1,4 +1,4 @@
-"""The chief's page over HTTP: its content, its permissions, and that bad input changes nothing."""
+"""The chief's page over HTTP: its content, who may look, and that nobody can change anything by it."""
 
 import contextlib
 import json
@@ -6,27 +6,23 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 import worker_client
-from chief.page import site
-from chief.page.site import page_response
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.policy import PolicyName
+from ps_protocol.model.optimizers import constant
+from ps_protocol.roles.chief import HyperparameterChange
 from ps_protocol.security.options import OPEN, Security
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import new_token_lines, token_of
 from ps_server.config import ParameterServerConfig
-from tests.support.chief.running_chief import RunningChief
+from tests.support.chief.running_chief import RunningChief, client_of
 from tests.support.formats.prometheus import Read, parsed, value
 from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
-
-ACTION = {"X-Lockstep-Action": "1", "Content-Type": "application/json"}
 
 
 class Reader:
@@ -35,12 +31,8 @@ class Reader:
     def __init__(self, url: str, *, token: str = "") -> None:
         self.url, self._headers = url, {"Authorization": f"Bearer {token}"} if token else {}
 
-    def get(self, path: str) -> tuple[int, Any]:
-        return self._ask(urllib.request.Request(self.url + path, headers=self._headers))
-
-    def post(self, path: str, **body: object) -> tuple[int, Any]:
-        data = json.dumps(body).encode()
-        return self._ask(urllib.request.Request(self.url + path, data=data, headers={**self._headers, **ACTION}, method="POST"))
+    def get(self, path: str, *, method: str = "GET") -> tuple[int, Any]:
+        return self._ask(urllib.request.Request(self.url + path, headers=self._headers, method=method))
 
     def cluster(self, query: str = "") -> dict[str, Any]:
         status, value = self.get(f"api/cluster{query}")
@@ -88,6 +80,11 @@ def test_a_reader_sees_the_training() -> None:
         assert {event[3] for event in seen["events"]} >= {"joined"}
 
 
+def set_learning_rate(chief: RunningChief, rate: float) -> None:
+    with client_of(chief) as client:
+        client.set_hyperparameters(HyperparameterChange(learning_rate=constant(rate)), request_id=1, max_wait_s=10.0)
+
+
 def test_metrics_that_workers_report_become_curves() -> None:
     with training() as (chief, session):
         wait_until(lambda: is_drawn(session, Reader(chief.page_url)), timeout_s=20, what="the loss is there")
@@ -98,78 +95,23 @@ def test_a_reader_gets_what_is_new() -> None:
         reader = Reader(chief.page_url)
         last = reader.cluster()["events"][-1][0]
         assert reader.cluster(f"?event={last}")["events"] == []
-        reader.post("api/learning-rate", learning_rate=0.25)
+        set_learning_rate(chief, 0.25)
         ((_, _, _, kind, text, _),) = reader.cluster(f"?event={last}")["events"]
         assert kind == "settings"
         assert "0.25" in text
 
 
-def test_a_learning_rate_is_set() -> None:
-    with training() as (chief, session):
-        status, said = Reader(chief.page_url).post("api/learning-rate", learning_rate=0.125)
-        assert (status, said["step"]) == (200, 0)
-        train(session)
-        np.testing.assert_array_equal(session.read()["w"], np.full(3, -0.125, np.float32))
-
-
-def test_a_policy_is_set() -> None:
+def test_the_page_only_looks() -> None:
     with training() as (chief, _):
         reader = Reader(chief.page_url)
-        assert reader.post("api/policy", policy="ssp", staleness=3)[0] == 200
-        assert reader.cluster()["policy"] == "ssp(3)"
+        for path in ("", "api/cluster", "metrics"):
+            for method in ("POST", "PUT", "DELETE"):
+                assert reader.get(path, method=method)[0] == 405
 
 
-def test_the_page_offers_every_policy(monkeypatch: pytest.MonkeyPatch) -> None:
-    offered = "".join(f"<option>{name.name.lower()}</option>" for name in PolicyName)
-    assert f'<select name="policy">{offered}</select>' in page_response().body.decode()
-    with_another = [*PolicyName, SimpleNamespace(name="ANOTHER")]
-    monkeypatch.setattr(site, "PolicyName", with_another)
-    assert f"{offered}<option>another</option></select>" in page_response().body.decode()
-
-
-def test_a_checkpoint_needs_a_place() -> None:
-    with training() as (chief, _):
-        status, said = Reader(chief.page_url).post("api/checkpoint")
-        assert status == 409
-        assert said["reason"] == "CHECKPOINT_STORAGE_MISSING"
-
-
-def test_training_is_finished() -> None:
-    with training() as (chief, session):
-        status, said = Reader(chief.page_url).post("api/finish", reason="seen enough")
-        assert (status, said) == (200, {"step": 0})
-        assert Reader(chief.page_url).cluster()["headline"].startswith("Training is finished: seen enough")
-        assert session.step({"w": np.ones(3, np.float32)}).is_finished
-
-
-@pytest.mark.parametrize(
-    ("path", "body"),
-    [
-        ("api/learning-rate", {}),
-        ("api/learning-rate", {"learning_rate": "0.1"}),
-        ("api/learning-rate", {"learning_rate": True}),
-        ("api/learning-rate", {"learning_rate": -1}),
-        ("api/learning-rate", {"learning_rate": float("nan")}),
-        ("api/learning-rate", {"learning_rate": 0.1, "other": 1}),
-        ("api/learning-rate", {"learning_rate": 0.1, "variable": 3}),
-        ("api/policy", {}),
-        ("api/policy", {"policy": "best"}),
-        ("api/policy", {"policy": ["sync"]}),
-        ("api/policy", {"policy": "ssp", "staleness": 1.5}),
-        ("api/policy", {"policy": "ssp", "staleness": -1}),
-        ("api/policy", {"policy": "sync", "staleness": 2}),
-        ("api/checkpoint", {"now": True}),
-    ],
-)
-def test_bad_input_to_the_page_is_refused_with_a_reason_and_changes_nothing(path: str, body: dict[str, object]) -> None:
-    with training() as (chief, _):
-        reader = Reader(chief.page_url)
-        before = reader.cluster()
-        status, said = reader.post(path, **body)
-        assert status == 400, said
-        assert said["error"]
-        after = reader.cluster()
-        assert (after["policy"], after["optimizer"]) == (before["policy"], before["optimizer"])
+def test_the_status_names_the_page() -> None:
+    with training() as (chief, _), client_of(chief) as client:
+        assert client.status().page_url == chief.page_url
 
 
 @pytest.mark.parametrize("query", ["?after=x", "?event=1.5"])
@@ -178,21 +120,14 @@ def test_a_question_that_means_nothing_is_refused(query: str) -> None:
         assert Reader(chief.page_url).get(f"api/cluster{query}")[0] == 400
 
 
-def test_tokens_decide_which_callers_may_look_and_which_may_act(tmp_path: Path) -> None:
+def test_tokens_decide_who_may_look(tmp_path: Path) -> None:
     file = tmp_path / "tokens"
     file.write_text(new_token_lines())
     file.chmod(0o600)
     with training(Security(token_file=file)) as (chief, session):
-        stranger, observer, admin = (
-            Reader(chief.page_url, token=token) for token in ("", token_of(file, CallerRole.OBSERVER), token_of(file, CallerRole.ADMIN))
-        )
+        stranger, observer = (Reader(chief.page_url, token=token) for token in ("", token_of(file, CallerRole.OBSERVER)))
         assert stranger.get("api/cluster")[0] == 401
         assert observer.cluster()["state"] == "training"
-        for path, body in (("api/finish", {}), ("api/learning-rate", {"learning_rate": 1}), ("api/policy", {"policy": "async"})):
-            assert stranger.post(path, **body)[0] == 401
-            assert observer.post(path, **body)[0] == 403
-        assert [one.get("api/may-act")[0] for one in (stranger, observer, admin)] == [401, 403, 200]
-        assert admin.post("api/learning-rate", learning_rate=0.5)[0] == 200
         # The metrics are read with the chief's own token.
         wait_until(lambda: is_drawn(session, observer), timeout_s=20, what="the loss is there")
 
@@ -207,8 +142,6 @@ def test_nothing_that_a_worker_says_is_markup() -> None:
     evil = '<script>alert(1)</script>"&'
     with training() as (chief, session):
         train(session, 2, **{evil: 1.0})
-        reader = Reader(chief.page_url)
-        reader.post("api/finish", reason=evil)
         with urllib.request.urlopen(f"{chief.page_url}api/cluster", timeout=10) as response:
             assert response.headers["Content-Type"] == "application/json; charset=utf-8"
             assert "script-src" not in response.headers["Content-Security-Policy"]

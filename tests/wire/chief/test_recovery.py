@@ -1,10 +1,12 @@
 """A cluster of real servers in this process loses a parameter server or its chief, and keeps its promises."""
 
 import contextlib
+import re
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -16,6 +18,7 @@ from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ModelState, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.shard import ApplyRequest
 from ps_protocol.rpc.chief import GrpcChief
+from ps_server.model.shard_model import ShardModel
 from tests.support.chief.eras import fence
 from tests.support.chief.running_chief import RunningChief, Worker, parameter_server
 from tests.support.waiting import wait_until
@@ -182,6 +185,48 @@ def test_a_step_that_a_killed_chief_left_half_applied_is_applied_once_everywhere
     assert PushOutcome.ACCEPTED in (result.outcome, result.first_outcome)
     assert scene.values() == pytest.approx([-0.3] * 6)
     assert [shard.status().step for shard in scene.worker.shards] == [3, 3]
+
+
+@contextlib.contextmanager
+def half_applied() -> Iterator[None]:
+    """Any step fails half-way within the block."""
+    with mock.patch.object(ShardModel, "run_apply", side_effect=MemoryError):
+        yield
+
+
+def test_a_server_that_fails_half_way_through_a_step_is_brought_back_from_the_checkpoint(open_scene: Callable[..., Scene]) -> None:
+    scene = open_scene()
+    scene.train(2)
+    before = scene.values()
+    with half_applied():
+        commit = scene.worker.push(value=1.0)
+        with pytest.raises(EpochMismatch):
+            scene.worker.wait(commit)
+    scene.come_back()
+    assert (scene.worker.local_step, scene.values()) == (2, before)
+    assert "failed half-way through step 2" in scene.status().last_rollback
+    scene.train(1)
+
+
+@pytest.mark.parametrize("is_saved", [True, False])
+def test_a_chief_that_finds_a_server_half_way_through_a_step_goes_back_or_says_why_not(
+    open_scene: Callable[..., Scene], is_saved: bool, caplog: pytest.LogCaptureFixture
+) -> None:
+    options: dict[str, Any] = {} if is_saved else {"checkpoint_dir": "", "checkpoints": None}
+    scene = open_scene(**options)
+    scene.train(2)
+    commit = scene.worker.push(value=1.0)
+    scene.chief.kill()
+    with half_applied(), pytest.raises(PsError):
+        scene.worker.shards[0].apply_step(ApplyRequest(fence=fence(1, 1), step=2, contributors=(commit.push_id,)))
+    scene.chief, scene.client = scene.start_chief(address=scene.chief.address, is_takeover=True, **options)
+    if is_saved:
+        wait_until(lambda: scene._is_reachable() and scene.status().epoch == 2, timeout_s=20, what="the next chief goes back")
+        scene.come_back()
+        assert scene.worker.local_step == 2
+    else:
+        assert scene.chief.ended() == 1
+        assert re.search(r"ps 0 at \S+ has lost the variables, and there is no whole checkpoint to go back to", caplog.text)
 
 
 def test_a_superseded_chief_ends_and_leaves_the_servers_alone(open_scene: Callable[..., Scene]) -> None:

@@ -20,6 +20,7 @@ from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.shard import ApplyRequest, PushResult, ReplicaState, ShardSettings
 from ps_server.config import ParameterServerConfig
+from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.server import ParameterServer
 from ps_server.shard import gate
 from tests.support.chief.eras import LIFE, fence
@@ -617,6 +618,33 @@ def test_a_lost_replica_is_emptied_and_brought_back_from_what_the_other_one_save
         assert pair.status(STANDBY).is_alone
 
     pair.run(act)
+
+
+def test_a_replica_that_fails_half_way_through_a_step_can_take_a_checkpoint_in_the_same_epoch(pair: Pair) -> None:
+    pair.create()
+    push, run_apply, damaged = pair.push(), ShardModel.run_apply, pair.servers[STANDBY].shard._model
+
+    def half_applied(model: ShardModel, work: StepWork) -> int:
+        if model is damaged:
+            raise MemoryError
+        return run_apply(model, work)
+
+    async def act(link: ReplicatedLink) -> None:
+        with patch.object(ShardModel, "run_apply", half_applied):
+            assert (await link.apply_step(request(push), timeout_s=10)).step == 1
+        assert "failed half-way through step 0" in pair.status(STANDBY).damage
+        told: asyncio.Queue[Any] = asyncio.Queue()
+        back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=asyncio.get_running_loop().time)
+        watching = asyncio.create_task(back.watch(is_paused=lambda: False))
+        assert await asyncio.wait_for(told.get(), 10) == rev.ReplicaReady(shard=0)
+        watching.cancel()
+        await back.bring_back(_order(pair))  # there is no such checkpoint, but it is ready to take one
+
+    pair.run(act)
+    status = pair.status(STANDBY)
+    assert (status.damage, status.step, status.fence) == ("", None, fence(EPOCH, CHIEF))
+    assert pair.status(PRIMARY).step == 1
+    pair.create(STANDBY)
 
 
 def test_a_replica_that_answers_again_after_it_was_dropped_keeps_nothing_that_could_be_older(pair: Pair) -> None:

@@ -20,7 +20,7 @@ from ps_protocol.model.variables import (
     SparseMean,
     VariableSpec,
 )
-from ps_protocol.roles import chief, contribution, identity, shard
+from ps_protocol.roles import chief, contribution, history, identity, shard
 from ps_protocol.roles.identity import ProtocolVersion
 from tests.support.chief.eras import era, fence
 
@@ -105,6 +105,7 @@ STATUS = chief.ClusterStatus(
             kind=chief.ParticipantKind.OBSERVER, index=1, incarnation=2, host="h", pid=3, state="lapsed", seen_ago_s=0.5,
             num_accepted=4, num_stale=5, num_late=6, is_waiting=True, failure="lost", transport="grpc",
             traffic=chief.WorkerTraffic(sent_bytes=1 << 40, received_bytes=7, num_reads=8, reading_s=0.25, cpu_s=2.5), is_silent=True,
+            doing="silent",
         ),
     ),
     shards=(chief.ServerStatus(index=1, address="h:1", is_reachable=True, step=0, arena_bytes=2, num_slices=3, report=REPORT),
@@ -123,6 +124,7 @@ STATUS = chief.ClusterStatus(
         ),
     ),
     num_accepted=7, num_stale=8, num_late=9, hyperparameters_version=10, optimizer="adam", max_observed_staleness=11, chief_cpu_s=0.75,
+    conditions=(chief.Condition(name="worker silent", level=chief.Level.AMBER, line="Waiting", advice="Look", commands=("a", "b")),),
 )  # fmt: skip
 IDENTITY = identity.Identity(cluster="job", role=identity.Role.PARAMETER_SERVER, index=1, process_incarnation=(1 << 64) - 1)
 VERSION = ProtocolVersion(major=1, minor=2)
@@ -170,6 +172,7 @@ VALUES: list[Any] = [
     ),
     UPDATE,
     shard.PushHeader(era=era(1), push_id=ID, step=0, layout_hash="abc"),
+    history.contributed(shard.PushHeader(era=era(1), push_id=ID, step=0, layout_hash="abc", secret=9), shard=3),
     *(shard.PushReply(result=result, step=7) for result in shard.PushResult),
     shard.ApplyRequest(fence=fence(1, 2), step=3, contributors=(contribution.PushId(worker=1, incarnation=1, sequence=1), ID)),
     shard.ApplyRequest(

@@ -1,4 +1,4 @@
-"""Values that travel: decoding gives the encoded value, and invalid ones are refused with the place of the fault."""
+"""Values that travel: numbers of choices, seconds, defaults, and orders. `test_pairs` sends every value there and back."""
 
 import dataclasses
 import enum
@@ -19,13 +19,7 @@ from ps_protocol.roles.shard import ApplyRequest, ShardSpec
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.fields import MAX_DURATION_S, decode_duration, encode_duration
-from tests.wire.codecs.examples import ADAM, SPEC, STATISTIC, VALUES, WORKER
-
-
-@pytest.mark.parametrize("value", VALUES, ids=lambda value: type(value).__name__)
-def test_value_comes_back_as_it_was(value: Any) -> None:
-    message = codec.encode(value)
-    assert codec.decode(type(value), type(message).FromString(message.SerializeToString())) == value
+from tests.wire.codecs.examples import ADAM, SPEC, STATISTIC, WORKER
 
 
 def test_participant_comes_back_as_it_was() -> None:
@@ -101,13 +95,14 @@ def test_index_that_no_worker_can_have_is_refused_before_it_is_sent() -> None:
 
 def test_contributors_are_sorted_whatever_their_order_on_the_wire() -> None:
     ids = [contribution.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
-    message = parameter_service_pb2.ApplyRequest(contributors=[codec.encode(each) for each in ids])
+    message = parameter_service_pb2.ApplyRequest(fence=tensor_pb2.Fence(), contributors=[codec.encode(each) for each in ids])
     assert [each.worker for each in codec.decode(ApplyRequest, message).contributors] == [0, 1, 2]
 
 
 def test_weights_stay_with_their_contributors() -> None:
     ids = [contribution.PushId(worker=worker, incarnation=1, sequence=1) for worker in (2, 0, 1)]
-    message = parameter_service_pb2.ApplyRequest(contributors=[codec.encode(each) for each in ids], weights=[0.2, 0.0, 0.1])
+    contributors = [codec.encode(each) for each in ids]
+    message = parameter_service_pb2.ApplyRequest(fence=tensor_pb2.Fence(), contributors=contributors, weights=[0.2, 0.0, 0.1])
     assert codec.decode(ApplyRequest, message).weights == (0.0, 0.1, 0.2)
 
 

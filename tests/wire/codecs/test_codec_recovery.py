@@ -13,7 +13,7 @@ from ps_protocol.roles.chief import PushCommit, RegisterRequest
 from ps_protocol.roles.contribution import Attachments, StepAttachments, UserState
 from ps_protocol.v1 import chief_service_pb2
 from ps_protocol.wire import codec
-from ps_protocol.wire.step import MAX_RANGES_A_CALL
+from ps_protocol.wire.special import MAX_RANGES_A_CALL
 from tests.support.chief.eras import era, fence
 from tests.wire.codecs.examples import ADAM, COMMIT, PIECEWISE, POLICIES, RICH_MODEL, STATUS, WORKER
 

@@ -43,7 +43,7 @@ def push_with(**fields: Any) -> Any:
 
 def apply_with(**fields: Any) -> Any:
     ids = [tensor_pb2.PushId(worker=worker, incarnation=1, sequence=1) for worker in range(2)]
-    return parameter_service_pb2.ApplyRequest(step=4, contributors=ids, **fields)
+    return parameter_service_pb2.ApplyRequest(fence=tensor_pb2.Fence(), step=4, contributors=ids, **fields)
 
 
 def variable_with(**fields: Any) -> Any:
@@ -127,10 +127,15 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
         "local_step: got -1, want 0 to 2",
     ),
     (PushReply, parameter_service_pb2.PushReply(), errors.MalformedMessage, "result: got 0, want one of 1"),
-    (ApplyRequest, parameter_service_pb2.ApplyRequest(step=4), errors.MalformedMessage, "step 4: no contributors"),
     (
         ApplyRequest,
-        parameter_service_pb2.ApplyRequest(step=4, contributors=[codec.encode(ID)] * 2),
+        parameter_service_pb2.ApplyRequest(fence=tensor_pb2.Fence(), step=4),
+        errors.MalformedMessage,
+        "step 4: no contributors",
+    ),
+    (
+        ApplyRequest,
+        parameter_service_pb2.ApplyRequest(fence=tensor_pb2.Fence(), step=4, contributors=[codec.encode(ID)] * 2),
         errors.MalformedMessage,
         "step 4: a contributor occurs twice",
     ),
@@ -224,7 +229,7 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
     ),
     (
         Participant,
-        chief_service_pb2.Participant(index=1),
+        chief_service_pb2.Participant(era=tensor_pb2.Era(), index=1),
         errors.MalformedMessage,
         r"participant.kind: got 0, want one of 1 \(WORKER\), 2 \(OBSERVER\)",
     ),

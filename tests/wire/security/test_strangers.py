@@ -148,7 +148,7 @@ def test_connection_that_acknowledges_no_settings_begins_no_more_calls() -> None
 
 
 def test_connections_leave_descriptors_for_other_things() -> None:
-    """Strangers can hold connections. Beyond the limit they are cut, and when some have gone there is room again."""
+    """F27: Strangers can hold connections. Beyond the limit they are cut, and when some have gone there is room again."""
     options = dict(server_options())
     assert 0 < options["grpc.max_allowed_incoming_connections"] < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     server = grpc.server(futures.ThreadPoolExecutor(1), options=[*(options | {"grpc.max_allowed_incoming_connections": 2}).items()])

@@ -11,7 +11,7 @@ from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
-from ps_protocol.wire.fields import encode_max_wait
+from ps_protocol.wire.fields import encode_duration
 from tests.support.chief.running_chief import RunningChief, Worker, client_of, cluster
 from tests.support.network.talk import Talk
 from tests.support.waiting import wait_until
@@ -56,7 +56,7 @@ def dequeue(participant: Participant, commit: PushCommit | None = None, *, reque
     return pb.DequeueTokenRequest(
         participant=codec.encode(participant),
         request_id=request_id,
-        max_wait=encode_max_wait(max_wait_s),
+        max_wait=encode_duration(max_wait_s),
         commit=None if commit is None else codec.encode(commit),
     )
 

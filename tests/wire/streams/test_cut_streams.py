@@ -134,6 +134,7 @@ def test_streams_opened_and_cancelled_without_pause_hold_nothing(server: Server)
 
 
 def test_idle_streams_are_cut() -> None:
+    """F25."""
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)

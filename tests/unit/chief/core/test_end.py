@@ -1,13 +1,19 @@
 """How training ends, well or badly."""
 
+from typing import Any
+
 import pytest
 
 from chief.core import messages as ev
+from chief.options import CheckpointConfig
 from ps_protocol.errors import (
     TrainingFailed,
+    Unavailable,
 )
+from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, ParticipantKind, PushOutcome, TokenResult
 from tests.support.chief.chief_driver import Driver, Worker
+from tests.support.chief.recovery_driver import RecoveryDriver
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
 
@@ -86,6 +92,26 @@ def test_training_is_finished_when_the_last_worker_leaves_in_peace() -> None:
     assert driver.ended == [ev.EndProcesses(exit_code=0, reason="all workers have left")]
 
 
+def test_the_end_waits_for_workers_that_have_not_come_to_hear_it() -> None:
+    driver = Driver(total_num_replicas=2, replicas_to_aggregate=1)
+    (first,) = driver.train(0)
+    first.leave()
+    assert driver.coordinator.state is ClusterState.FINISHED
+    assert (driver.ended, driver.said[-1]) == ([], "waiting for 1 worker to come and hear it, for 60 s")
+    second = Worker(driver, 1)
+    assert second.heartbeat() is True
+    second.leave()
+    assert driver.ended == [ev.EndProcesses(exit_code=0, reason="all workers have left")]
+
+
+def test_the_end_waits_for_workers_that_never_come_for_a_limited_time() -> None:
+    driver = Driver(total_num_replicas=2, replicas_to_aggregate=1)
+    (first,) = driver.train(0)
+    first.leave()
+    driver.pass_time(61.0)
+    assert driver.ended == [ev.EndProcesses(exit_code=0, reason="all workers have left")]
+
+
 def test_training_waits_for_a_replacement_when_the_last_worker_failed() -> None:
     driver = Driver(total_num_replicas=1)
     (worker,) = driver.train(0)
@@ -117,6 +143,103 @@ def test_no_participant_joins_once_the_processes_end() -> None:
         driver.register()
 
 
+# -- a chief that is asked to end, which ends no training
+
+
+TERM = ev.AskedToEnd(why="SIGTERM")
+
+
+def test_a_chief_that_is_asked_to_end_leaves_the_training_to_its_successor() -> None:
+    driver = Driver(total_num_replicas=2)
+    worker, _ = driver.train(0, 1)
+    call = worker.ask(commit=worker.next_commit())
+    driver.send(TERM)
+    assert [(end.exit_code, end.has_successor) for end in driver.ended] == [(0, True)]
+    assert driver.coordinator.state is ClusterState.TRAINING
+    assert call not in driver.answers, "nobody is told that training is finished"
+
+
+def test_a_chief_that_is_asked_to_end_before_there_is_a_model_ends_at_once() -> None:
+    driver = RecoveryDriver()
+    driver.send(TERM)
+    assert [end.has_successor for end in driver.ended] == [True]
+
+
+def at_work(**config: Any) -> RecoveryDriver:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE), **config)
+    (worker,) = driver.train(0)
+    worker.ask(commit=worker.next_commit())
+    return driver
+
+
+def test_a_chief_that_is_asked_to_end_has_its_step_saved_first() -> None:
+    driver = at_work()
+    driver.is_manual = True
+    driver.send(TERM)
+    driver.pass_time(3.0)
+    assert driver.ended == []
+    driver.work_off()
+    driver.pass_time(0.1)
+    assert [*driver.storage] == ["step-000000001"]
+    assert [end.has_successor for end in driver.ended] == [True]
+    assert driver.coordinator.state is ClusterState.TRAINING
+
+
+@pytest.mark.parametrize("is_full", [False, True])
+def test_a_checkpoint_that_does_not_become_whole_keeps_no_chief_that_is_asked_to_end(is_full: bool) -> None:
+    driver = at_work()
+    driver.is_manual, driver.full = not is_full, is_full
+    driver.send(TERM)
+    assert driver.ended == []
+    driver.pass_time(0.1 if is_full else 7.1)
+    assert [end.has_successor for end in driver.ended] == [True]
+
+
+def test_a_chief_that_is_asked_to_end_twice_ends_at_once() -> None:
+    driver = at_work()
+    driver.is_manual = True
+    driver.send(TERM)
+    assert driver.ended == []
+    driver.send(TERM)
+    assert [end.has_successor for end in driver.ended] == [True]
+
+
+def test_a_training_that_is_over_ends_with_a_chief_that_is_asked_to_end_while_a_worker_stays() -> None:
+    driver = Driver()
+    driver.train(0)
+    driver.send(ev.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
+    driver.send(TERM)
+    driver.pass_time(1.0)
+    assert driver.ended == []
+    driver.pass_time(1.0)
+    assert driver.ended == [ev.EndProcesses(exit_code=0, reason="enough")]
+
+
+@pytest.mark.parametrize("leaves", [False, True])
+def test_workers_of_a_training_that_ends_during_the_save_before_the_end_get_time_to_hear_it(leaves: bool) -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
+    (worker,) = driver.train(0)
+    driver.is_manual = True
+    driver.send(TERM)
+    driver.pass_time(3.0)
+    driver.send(ev.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
+    driver.work_off()
+    driver.pass_time(1.0)
+    assert driver.ended == []
+    if leaves:
+        worker.leave()
+    else:
+        driver.pass_time(1.0)
+    assert driver.ended == [ev.EndProcesses(exit_code=0, reason="enough")]
+
+
+def test_who_joins_a_chief_that_leaves_the_training_to_its_successor_asks_again() -> None:
+    driver = Driver()
+    driver.send(TERM)
+    with pytest.raises(Unavailable, match="waiting for the next one"):
+        driver.register()
+
+
 # -- shards
 
 
@@ -134,6 +257,14 @@ def test_a_shard_that_lost_its_variables_fails_the_training_for_all() -> None:
     first.leave()
     second.leave()
     assert [end.exit_code for end in driver.ended] == [1]
+
+
+def test_a_shard_that_failed_half_way_through_a_step_fails_the_training_where_there_is_no_checkpoint() -> None:
+    driver = Driver(total_num_replicas=1)
+    driver.train(0)
+    driver.send(ev.ShardSeen(shard=0, process_incarnation=7, damage="ps 0 failed half-way through step 0"))
+    words = driver.coordinator.status(driver.now).reason
+    assert words == "ps 0 failed half-way through step 0 and has lost its variables (global_step 0); start the whole cluster again"
 
 
 def test_a_shard_restarted_before_there_is_a_model_is_adopted_again() -> None:

@@ -4,6 +4,7 @@ import pytest
 
 from chief.core.cluster.members import Member, Membership, MemberState
 from chief.core.waiting import Timers
+from chief.core.wording import seconds
 from chief.options import CoordinationConfig
 from ps_protocol.errors import (
     ClusterFull,
@@ -14,7 +15,7 @@ from ps_protocol.errors import (
     WorkerIndexOutOfRange,
     WorkerIndexTaken,
 )
-from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest
+from ps_protocol.roles.chief import Participant, ParticipantKind, ParticipantStatus, RegisterRequest
 from tests.support.chief.eras import era
 
 WORKER = ParticipantKind.WORKER
@@ -54,10 +55,26 @@ def test_a_worker_is_silent_when_it_has_missed_a_heartbeat_whatever_the_lease(le
     membership = membership_of(lease_s=lease_s)
     join(membership)
 
-    def is_silent(now: float) -> bool:
-        return membership.statuses(now=now, waiting=frozenset())[0].is_silent
+    def status(now: float, *waiting: int) -> ParticipantStatus:
+        return membership.statuses(now=now, waiting=frozenset(waiting), is_training=True)[0]
 
-    assert not is_silent(0.4 * lease_s) and is_silent(0.6 * lease_s)
+    assert not status(0.4 * lease_s).is_silent and status(0.6 * lease_s).is_silent
+    assert status(0.6 * lease_s).doing == status(0.6 * lease_s, 0).doing == f"silent for {seconds(0.6 * lease_s)}"
+
+
+def test_a_worker_is_said_to_be_at_work_only_if_it_was_heard_just_now() -> None:
+    membership = membership_of(lease_s=10.0)
+    index = join(membership).index
+    member = membership.find(ParticipantKind.WORKER, index)
+    assert member is not None
+
+    def doing(now: float, *waiting: int) -> str:
+        return membership.statuses(now=now, waiting=frozenset(waiting), is_training=True)[0].doing
+
+    assert (doing(0.5), doing(0.5, 0)) == ("at work", "waits for the step")
+    assert doing(3.4) == "heard 3.4 s ago", "it may have been killed"
+    membership.lapse(member, now=10.0)
+    assert doing(58.0) == "lease ended 48.0 s ago"
 
 
 def test_a_taken_index_is_refused_and_its_holder_is_named() -> None:

@@ -2,7 +2,7 @@
 
 import pytest
 
-from chief.core.report import Situation
+from chief.core.situation import Situation
 from ps_protocol.roles.chief import ClusterState, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker

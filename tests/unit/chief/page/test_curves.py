@@ -42,6 +42,21 @@ def test_a_value_that_is_not_finite_is_a_gap(total: float) -> None:
     assert series.points() == [(2.0, 2, None)]
 
 
+def test_a_steady_speed_is_a_straight_line() -> None:
+    curves = Curves()
+    for second in range(200):
+        curves.add_step(int(second * 4.8), at=float(second))
+    values = [value for at, _, value in curves.speed.points() if at >= 10.0]
+    assert values and all(value is not None and abs(value - 4.8) <= 0.15 for value in values)
+
+
+def test_speed_falls_to_zero_while_no_step_is_applied() -> None:
+    curves = Curves()
+    for second in range(100):
+        curves.add_step(min(second * 5, 250), at=float(second))
+    assert [value for at, _, value in curves.speed.points() if at > 85.0] == [0.0] * 14
+
+
 def test_a_reader_gets_what_is_new_to_it() -> None:
     series = Series()
     for number in range(1000):

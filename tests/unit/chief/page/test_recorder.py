@@ -1,13 +1,12 @@
 """Figures from repeated looks at a cluster: speeds, and the last contributor. No thread and no clock."""
 
 import dataclasses
-from collections.abc import Callable
 from typing import Any
 
-from chief.page.feed import eta_s, headline, hint, snapshot
-from chief.page.recorder import Look, Recorder
+from chief.page.feed import snapshot
+from chief.page.look import Look, eta_s
+from chief.page.recorder import Recorder
 from ps_protocol.errors import PsError, Unavailable
-from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, LedgerEntry, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import MetricCell
@@ -26,12 +25,6 @@ class Scene:
     def status(self, *, max_ledger_entries: int) -> ClusterStatus:
         self.num_asked += 1
         return self.current
-
-    def begin(self, request: Any, answer: Callable[[Any], None]) -> int:
-        raise AssertionError("a look asks for nothing else")
-
-    def cancel(self, number: int) -> None:
-        raise AssertionError("a look asks for nothing else")
 
     def read_metrics(self, status: ClusterStatus) -> list[MetricCell]:
         if isinstance(self.cells, PsError):
@@ -134,69 +127,6 @@ def test_metrics_are_read_while_training_and_not_otherwise() -> None:
     assert [(step, value) for _, step, value in metrics["loss"]] == [(2, 3.0)]
 
 
-def test_a_step_that_waits_is_the_headline() -> None:
-    look = Scene().look(step=41)
-    assert headline(look) == "Step 41 has 1 of 2 contributions; worker 1 is missing, last seen 3.0 s ago"
-    assert snapshot(look)["is_waiting"]
-
-
-def test_a_healthy_training_says_so() -> None:
-    look = Scene().look(step=41, waiting_for="")
-    assert headline(look) == "Training. Nothing is waited for."
-    assert not snapshot(look)["is_waiting"]
-
-
-def test_the_headline_of_a_finished_training_says_why_it_ended() -> None:
-    look = Scene().look(step=600, waiting_for="", state=ClusterState.FINISHED, reason="max_steps 600 reached")
-    assert headline(look) == "Training is finished: max_steps 600 reached"
-
-
-def test_the_worker_that_others_wait_for_is_named() -> None:
-    look = Scene().look(step=200, accepted=(200, 200), ledger=entries(*[1] * 90, *[0] * 10))
-    assert hint(look).startswith("Worker 1 was the last in 90 % of the latest 100 steps")
-    assert "during 50 % of the time" in hint(look)
-
-
-def test_a_worker_whose_contributions_are_all_dropped_is_named() -> None:
-    scene, ledger = Scene(), entries(*[0, 2] * 50)
-    for step in range(100, 103):
-        workers = [worker_status(index, num_accepted=0 if index == 1 else step, num_stale=25 if index == 1 else 0) for index in range(3)]
-        scene.current = cluster_status(*workers, global_step=step, ledger=ledger)
-        scene.now += 1.0
-        look = scene.recorder.look()
-    assert hint(look).startswith("None of the latest contributions of worker 1 counted")
-
-
-def test_a_slow_worker_whose_contributions_are_mostly_dropped_is_named_and_not_the_last_of_those_that_count() -> None:
-    scene, ledger = Scene(), entries(*[0] * 80, *[2] * 20)
-    for step in range(100, 110, 3):
-        # Two of three make a step; worker 1 is part of every third.
-        workers = [worker_status(index, num_accepted=step) for index in (0, 2)]
-        scene.current = cluster_status(
-            *workers, worker_status(1, num_accepted=step // 3 - 23, num_stale=40), global_step=step, ledger=ledger
-        )
-        scene.now += 1.0
-        look = scene.recorder.look()
-    words = "Worker 1 is slow: 1 contributions/s count, of the others 3; 75 % of its contributions came after their step was over"
-    assert hint(look).startswith(words)
-
-
-def test_no_worker_is_called_slow_before_it_is_known_how_fast_any_is() -> None:
-    workers = [worker_status(0, num_accepted=200), worker_status(1, num_accepted=10, num_stale=190)]
-    scene = Scene()
-    scene.current = cluster_status(*workers, global_step=200, ledger=entries(*[0, 1] * 50))
-    assert hint(scene.recorder.look()) == ""
-
-
-def test_no_worker_is_called_slow_where_others_cannot_be_compared_with_it() -> None:
-    scene = Scene()
-    assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(*[0, 1] * 50))) == ""
-    assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(1, 1, 1))) == "", "too few steps"
-    assert hint(scene.look(step=200, accepted=(200,), ledger=entries(*[0] * 100))) == "", "there is one worker"
-    free = PolicySpec(name=PolicyName.ASYNC)
-    assert hint(scene.look(step=200, accepted=(200, 200), ledger=entries(*[1] * 100), policy=free)) == "", "nobody waits"
-
-
 def test_parts_of_a_step_add_up() -> None:
     look = Scene().look(step=200, ledger=entries(3), shards=(server_status(0),))
     (row,) = snapshot(look)["steps"]["rows"]
@@ -223,11 +153,11 @@ def test_reading_is_the_mean_of_what_the_first_contributor_read_lately() -> None
     assert read_parts(scene, WorkerTraffic(num_reads=3, reading_s=3.0))[0] == 0.04, "no more than there was time for"
 
 
-def test_a_worker_that_misses_a_heartbeat_is_not_shown_as_computing() -> None:
-    scene = Scene()
-    scene.current = cluster_status(worker_status(0, seen_ago_s=4.0), worker_status(1, seen_ago_s=9.8, is_silent=True))
-    table = snapshot(scene.recorder.look())["workers"]
-    assert [dict(zip(table["columns"], row, strict=True))["phase"] for row in table["rows"]] == ["computing", "silent for 10 s"]
+def test_the_cost_says_whether_memory_is_shared() -> None:
+    for transport, is_shared in (("grpc", False), ("grpc, shared_memory", True)):
+        scene = Scene()
+        scene.current = cluster_status(worker_status(0, transport=transport), worker_status(1, transport="grpc"))
+        assert snapshot(scene.recorder.look())["cost"]["is_shared"] == is_shared
 
 
 def test_bytes_of_a_worker_are_shown() -> None:

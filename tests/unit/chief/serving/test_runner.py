@@ -14,6 +14,7 @@ from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
     ClusterState,
     End,
+    FinishTrainingRequest,
     HeartbeatRequest,
     ParticipantKind,
     RegisterRequest,
@@ -164,10 +165,11 @@ def test_the_end_does_not_wait_for_a_shard_that_hangs() -> None:
     async def act(scene: Scene) -> None:
         await scene.initialise()
         scene.links[1].hangs.add("shutdown")
+        await scene.runner.call(FinishTrainingRequest(reason="enough"))
         scene.runner.stop("told to")
         scene.runner.stop("told again")
         assert await scene.running == 0
-        assert scene.links[0].ended_because == "told again"
+        assert scene.links[0].ended_because == "enough"
 
     play(act, num_ps=2)
 
@@ -178,6 +180,34 @@ def test_a_stop_before_any_shard_was_reached_ends_at_once_and_touches_none() -> 
         await asyncio.sleep(0)
         scene.runner.stop("told to")
         assert await scene.running == 0
+        assert scene.links[0].ended_because == ""
+
+    play(act)
+
+
+def test_a_stop_leaves_the_shards_and_sends_blocked_callers_to_the_next_chief() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.initialise()
+        waiting = asyncio.create_task(scene.take_step())
+        await until(lambda: scene.runner.status(max_ledger_entries=0).participants[0].is_waiting)
+        scene.runner.stop("SIGTERM")
+        for call in (waiting, scene.runner.call(HeartbeatRequest(participant=scene.participant))):
+            with pytest.raises(Unavailable, match=r"the chief has ended .* waiting for the next one"):
+                await call
+        assert await scene.running == 0
+        assert scene.links[0].ended_because == ""
+        assert not scene.runner.has_ended_training
+
+    play(act, replicas_to_aggregate=2)
+
+
+def test_a_chief_that_ends_with_a_defect_leaves_the_shards_to_the_next_one() -> None:
+    async def act(scene: Scene) -> None:
+        await scene.initialise()
+        scene.links[0].always["apply_step"] = ValueError("a defect")  # type: ignore[assignment]
+        with pytest.raises(Unavailable):
+            await scene.take_step()
+        assert await scene.running == 1
         assert scene.links[0].ended_because == ""
 
     play(act)

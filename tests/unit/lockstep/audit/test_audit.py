@@ -1,9 +1,13 @@
 """`lockstep audit`: it passes a history that keeps the promises, and reports each other one."""
 
+import itertools
 import json
+import re
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -14,35 +18,39 @@ from lockstep.audit.values import recompute
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import AverageSpec
-from ps_protocol.process import history as events
 from ps_protocol.process.history import HistoryWriter, read_history
+from ps_protocol.roles import history as events
 from ps_protocol.roles.contribution import PushId
+from ps_protocol.roles.history import Answered, Applied, Counted, StateKept
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ReplicaState
 from ps_server.serving.local import InProcessShard
 from tests.contract.shard.test_checkpoints import model_of
-from tests.support.parameter_servers.sharded_training import ShardedTraining
+from tests.support.parameter_servers.sharded_training import NUM_WORKERS, ShardedTraining
 from tests.support.parameter_servers.whole_shard import ForwardingShard
+
+# Of the records of each process.
+_BOUND = 40_000
 
 
 class _Noted(ForwardingShard):
     """A shard whose workers write down what they send."""
 
-    def __init__(self, directory: Path, *, index: int) -> None:
+    def __init__(self, directory: Path, *, index: int, max_bytes: int = 1 << 30) -> None:
         storage = open_storage(str(directory / "checkpoints"))
-        history = HistoryWriter(directory / "history", role=f"ps-{index}")
+        history = HistoryWriter(directory / "history", role=f"ps-{index}", max_bytes=max_bytes)
         self.server = InProcessShard(index=index, storage=storage, history=history)
         super().__init__(self.server)
         self._index = index
-        self._of_workers = HistoryWriter(directory / "history", role="worker")
+        self._of_workers = HistoryWriter(directory / "history", role="worker", max_bytes=max_bytes)
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        events.note_contribution(self._of_workers, header, gradients, shard=self._index)
+        self._of_workers.write(events.contributed(header, shard=self._index), gradients.pieces)
         return self._forward.push_gradients(header, gradients, timeout_s=timeout_s)
 
 
-def _training(directory: Path, num_shards: int) -> ShardedTraining:
+def _training(directory: Path, num_shards: int, *, max_bytes: int = 1 << 30) -> ShardedTraining:
     averages = AverageSpec(decay=0.9, use_num_updates=True, zero_debias=True)
-    shards = [_Noted(directory, index=index) for index in range(num_shards)]
+    shards = [_Noted(directory, index=index, max_bytes=max_bytes) for index in range(num_shards)]
     return ShardedTraining(shards=shards, model=model_of("adam", averages=averages), checkpoint_dir=str(directory / "checkpoints"))
 
 
@@ -59,15 +67,55 @@ def _trained(directory: Path) -> Path:
     return directory / "history"
 
 
-def _changed(history: Path, kind: str, change: Callable[[dict[str, object]], None], *, role: str = "ps-0") -> None:
-    """Changes the last record of a kind in the first file of a role."""
-    path = min(history.glob(f"{role}-*.jsonl"))
-    lines = path.read_text().splitlines()
-    index = max(index for index, line in enumerate(lines) if json.loads(line)["kind"] == kind)
-    words = json.loads(lines[index])
-    change(words)
-    lines[index] = json.dumps(words)
-    path.write_text("\n".join(lines) + "\n")
+def _changed(history: Path, kind: type, change: Callable[[Any], Any], *, role: str = "ps-0") -> None:
+    """Changes the last event of a kind in the first history of a role, which is written again."""
+    chronicle = next(one for one in read_history(history) if one.role == role)
+    index = max(index for index, record in enumerate(chronicle.records) if isinstance(record.event, kind))
+    writer = HistoryWriter(history, role=role)
+    for place, record in enumerate(chronicle.records[1:], start=1):
+        event = change(record.event) if place == index else record.event
+        writer.write(event, [record.content])
+    writer.close()
+    for path in history.glob(f"{chronicle.name}.*"):
+        path.unlink()
+
+
+@pytest.fixture(scope="module")
+def cut_history(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a training that is longer than the history reaches back, and goes back to a checkpoint near its end."""
+    directory, num_steps = tmp_path_factory.mktemp("cut"), 110
+    training = _training(directory, 2, max_bytes=_BOUND)
+    chief = HistoryWriter(directory / "history", role="chief")
+
+    def train(count: int) -> None:
+        for _ in range(count):
+            contributors = tuple(PushId(worker=worker, incarnation=1, sequence=training.step + 1) for worker in range(NUM_WORKERS))
+            training.train(1)
+            chief.write(Counted(epoch=training.epoch, step=training.step - 1, contributors=contributors))
+
+    training.create()
+    train(num_steps)
+    training.save("saved")
+    train(3)
+    training.restore("saved", step=num_steps, epoch=5)
+    train(3)
+    return directory / "history"
+
+
+def _flip(history: Path, role: str, kind: type) -> None:
+    """Changes a bit in the exponent of a number in the last content of a kind."""
+    chronicle = next(one for one in read_history(history) if one.role == role)
+    content = [record.content.tobytes() for record in chronicle.records if isinstance(record.event, kind)][-1]
+    for path in history.glob(f"{chronicle.name}.*"):
+        before, found, after = path.read_bytes().rpartition(content)
+        if found:
+            path.write_bytes(before + found[:7] + bytes([found[7] ^ 64]) + found[8:] + after)
+
+
+def _files(history: Path, role: str) -> list[list[Path]]:
+    """The segments of each history of a role, in order."""
+    paths = sorted(history.glob(f"{role}-*"))
+    return [[*group] for _, group in itertools.groupby(paths, lambda path: path.name.split(".")[0])]
 
 
 def _books(history: Path) -> Books:
@@ -105,52 +153,52 @@ def test_a_step_without_contributions_that_servers_never_received_passes_the_aud
 
 def test_one_changed_bit_of_a_contribution_shows_in_the_values(tmp_path: Path) -> None:
     history = _trained(tmp_path)
-    for path in history.glob("worker-*.bin"):
-        content = bytearray(path.read_bytes())
-        content[5] ^= 1
-        path.write_bytes(content)
+    _flip(history, "worker", events.Contributed)
     problems = recompute(facts_of(read_history(history))).problems
     assert problems and "other values than" in problems[0]
 
 
 def test_wrong_digest_is_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = _trained(tmp_path)
-    _changed(history, events.APPLIED, lambda words: words.update(sha256="0" * 64))
+    _changed(history, Applied, lambda event: replace(event, sha256="0" * 64))
     assert main(["audit", str(history)]) == 1
     assert "other values than" in capsys.readouterr().out
 
 
 def test_restoration_to_other_values_is_found(tmp_path: Path) -> None:
     history = _trained(tmp_path)
-    _changed(history, events.RESTORED, lambda words: words.update(sha256="0" * 64), role="ps-2")
+    _flip(history, "ps-2", StateKept)
     assert any("restored to other values" in problem for problem in recompute(facts_of(read_history(history))).problems)
 
 
 def test_an_unfinished_history_is_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     history = _trained(tmp_path)
-    path = min(history.glob("ps-0-*.jsonl"))
+    path = min(history.glob("ps-0-*.history"))
     path.write_bytes(path.read_bytes()[:-9])
     # Whether the others' records agree without what is missing differs.
     main(["audit", str(history)])
-    assert f"unfinished: {path.stem} ends within a record" in capsys.readouterr().out
+    assert f"unfinished: {path.name.split('.')[0]} ends within a record" in capsys.readouterr().out
     main(["audit", str(history), "--json"])
-    assert json.loads(capsys.readouterr().out)["unfinished"] == [path.stem]
+    assert json.loads(capsys.readouterr().out)["unfinished"] == [path.name.split(".")[0]]
 
 
 def test_contribution_in_two_steps_is_found(tmp_path: Path) -> None:
     history = _trained(tmp_path)
 
-    def repeat(words: dict[str, object]) -> None:
-        words["request"]["contributors"] = [{"worker": 1, "incarnation": "1", "sequence": "2"}]  # type: ignore[index]
-
+    again = PushId(worker=1, incarnation=1, sequence=2)
     for role in ("ps-0", "ps-1"):
-        _changed(history, events.APPLIED, repeat, role=role)
+        _changed(history, Applied, lambda event: replace(event, request=replace(event.request, contributors=(again,))), role=role)
     assert any("push 1/1/2 is in step 1 and in step 6" in problem for problem in _books(history).problems)
 
 
 def test_servers_that_disagree_on_a_step_are_found(tmp_path: Path) -> None:
     history = _trained(tmp_path)
-    _changed(history, events.APPLIED, lambda words: words["request"]["contributors"].pop(), role="ps-1")  # type: ignore[index]
+    _changed(
+        history,
+        Applied,
+        lambda event: replace(event, request=replace(event.request, contributors=event.request.contributors[:-1])),
+        role="ps-1",
+    )
     assert any("another server" in problem for problem in _books(history).problems)
 
 
@@ -164,14 +212,14 @@ def test_the_audit_finds_a_reported_outcome_that_the_history_contradicts(
     history = _trained(tmp_path)
     writer = HistoryWriter(history, role="worker")
     push_id = PushId(worker=0, incarnation=1, sequence=3)
-    events.note_outcome(writer, push_id, epoch=3, outcome=outcome, step=2, applied_step=applied_step)
+    writer.write(Answered(push_id=push_id, epoch=3, outcome=outcome, applied_step=applied_step))
     assert any(words in problem for problem in _books(history).problems)
 
 
 def test_step_counted_before_all_servers_had_it_is_found(tmp_path: Path) -> None:
     history = _trained(tmp_path)
     writer = HistoryWriter(history, role="chief")
-    events.note_step(writer, epoch=5, step=7, contributors=[PushId(worker=0, incarnation=1, sequence=8)], chief=2)
+    writer.write(Counted(epoch=5, step=7, contributors=(PushId(worker=0, incarnation=1, sequence=8),)))
     assert any("ps 2 has not applied it" in problem for problem in _books(history).problems)
 
 
@@ -193,8 +241,8 @@ def test_contributions_staged_before_a_server_left_and_returned_in_one_epoch_cou
         for one in pair:
             one.train(1)
     for step in range(pair[0].step):
-        contributors = [PushId(worker=worker, incarnation=1, sequence=step + 1) for worker in range(2)]
-        events.note_step(chief, epoch=pair[0].epoch, step=step, contributors=contributors, chief=2)
+        contributors = tuple(PushId(worker=worker, incarnation=1, sequence=step + 1) for worker in range(2))
+        chief.write(Counted(epoch=pair[0].epoch, step=step, contributors=contributors))
     facts = facts_of(read_history(tmp_path / "history"))
     values = recompute(facts)
     assert (check_books(facts).problems, values.problems, values.skipped, values.num_steps) == ((), [], [], 5 + 3)
@@ -223,13 +271,59 @@ def test_contributions_applied_on_arrival_have_no_common_order_and_are_at_all_se
             training.push(index, third)
     workers = HistoryWriter(tmp_path / "history", role="worker")
     for step, push_id in enumerate((first, second)):
-        events.note_outcome(workers, push_id, epoch=training.epoch, outcome="ACCEPTED", step=0, applied_step=step)
-    events.note_outcome(workers, third, epoch=training.epoch, outcome=outcome, step=0, applied_step=2 if outcome == "ACCEPTED" else None)
+        workers.write(Answered(push_id=push_id, epoch=training.epoch, outcome="ACCEPTED", applied_step=step))
+    workers.write(Answered(push_id=third, epoch=training.epoch, outcome=outcome, applied_step=2 if outcome == "ACCEPTED" else None))
     facts = facts_of(read_history(tmp_path / "history"))
     books = check_books(facts)
     assert [words in problem for problem in books.problems] == ([True] if words else [])
     assert books.epochs[training.epoch].num_steps == 2 + (0 in given)
     assert not recompute(facts).problems
+
+
+def test_a_history_that_has_lost_its_oldest_records_is_clean_and_the_audit_says_since_when_it_has_checked(
+    cut_history: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    history = shutil.copytree(cut_history, tmp_path / "history")
+    for role in ("ps-0", "ps-1", "worker"):
+        assert sum(path.stat().st_size for path in min(_files(history, role))) <= _BOUND
+    assert main(["audit", str(history)]) == 0
+    said = capsys.readouterr().out
+    assert "4 of the processes no longer have their oldest records (--history-max-bytes)" in said
+    since = re.search(r"(\d+) steps of servers computed again, all from step (\d+) of epoch 3 on", said)
+    assert since and 0 < int(since[2]) < 110 and int(since[1]) >= 2 * (113 - int(since[2]) + 3), said
+    assert re.search(r"not computed again: ps 0 epoch 3 to step \d+: ", said)
+    main(["audit", str(history), "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["is_clean"] and found["all_computed_again_since"] == {"epoch": 3, "step": int(since[2])}
+    assert len(found["without_oldest_records"]) == 4
+
+
+@pytest.mark.parametrize(("kind", "role"), [(StateKept, "ps-0"), (events.Contributed, "worker")])
+def test_a_wrong_value_is_found_after_the_oldest_records_are_gone(cut_history: Path, tmp_path: Path, kind: type, role: str) -> None:
+    history = shutil.copytree(cut_history, tmp_path / "history")
+    _flip(history, role, kind)
+    values = recompute(facts_of(read_history(history)))
+    assert values.problems and all("other values than" in problem for problem in values.problems)
+
+
+def test_values_whose_contributions_are_gone_are_not_called_wrong(cut_history: Path, tmp_path: Path) -> None:
+    """Servers keep much longer histories than workers, whose gradients fill theirs."""
+    history = shutil.copytree(cut_history, tmp_path / "history")
+    for paths in _files(history, "worker"):
+        for path in paths[:-1]:
+            path.unlink()
+    facts = facts_of(read_history(history))
+    values = recompute(facts)
+    assert not values.problems and not check_books(facts).problems
+    assert any("contributions are no longer there, such as" in words for words in values.skipped)
+
+
+def test_contributions_that_nobody_sent_are_found_after_the_oldest_records_are_gone(cut_history: Path, tmp_path: Path) -> None:
+    history = shutil.copytree(cut_history, tmp_path / "history")
+    nobody = PushId(worker=0, incarnation=1, sequence=10_000)
+    for role in ("ps-0", "ps-1"):
+        _changed(history, Applied, lambda event: replace(event, request=replace(event.request, contributors=(nobody,))), role=role)
+    assert any(f"no worker recorded that it sent push {nobody}" in problem for problem in _books(history).problems)
 
 
 def test_the_audit_of_a_directory_without_history_reports_that(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

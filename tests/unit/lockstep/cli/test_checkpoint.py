@@ -152,7 +152,7 @@ def test_an_empty_place_has_no_checkpoints(place: LocalStorage, capsys: pytest.C
 
 def test_save_without_a_chief_says_what_to_give(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("LOCKSTEP_CHIEF", raising=False)
-    assert main(["checkpoint"]) == 2
+    assert main(["checkpoint", "save"]) == 2
     assert "give --chief ADDRESS" in capsys.readouterr().err
 
 

@@ -1,12 +1,11 @@
 """The checks of `lockstep doctor`: findings in order, and for each fault its name and a remedy."""
 
+import io
 import socket
 import stat
 import sys
-import threading
 import tomllib
 from collections.abc import Sequence
-from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -16,12 +15,12 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from lockstep.doctor import machine
+from lockstep.doctor import machine, peers
 from lockstep.doctor.files import file_findings, role_to_call_as
 from lockstep.doctor.findings import Finding, Verdict, fail, is_fit, lines, ok, summary, warn
-from lockstep.doctor.link import NoDoctor, measure, serve
 from lockstep.doctor.machine import LEAST_PYTHON, LEAST_VERSIONS, machine_findings
-from ps_protocol.roles.identity import Address, parse_address
+from ps_protocol.errors import InvalidSpec, StorageFull
+from ps_protocol.rpc.channel import Access
 from ps_protocol.security.options import Security
 from ps_protocol.security.permissions import CallerRole
 from tests.support.network.certificates import make
@@ -173,58 +172,23 @@ def test_secrets_that_others_can_read_and_wrong_files_are_named(directory: Path,
     assert of("tls authority", [*file_findings(Security(tls_ca=tmp_path / "ca.pem"), cluster="")]) == [Verdict.FAIL]
 
 
-# -- the link between two hosts
+def test_the_doctor_says_which_role_failed_and_has_it_remove_what_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[tuple[str, bool]] = []
 
+    class Role:
+        def __init__(self, address: str, *, name: str, **_: object) -> None:
+            if name == "ps 1":
+                raise InvalidSpec("server speaks TLS")
+            self.name, self.channel = name, io.BytesIO()
 
-@pytest.fixture
-def other_end() -> tuple[Address, list[str]]:
-    ready, said, where = threading.Event(), list[str](), list[str]()
+        def try_checkpoints(self, tag: str, *, is_last: bool, timeout_s: float) -> tuple[str, tuple[str, ...]]:
+            calls.append((self.name, is_last))
+            if self.name == "ps 0" and not is_last:
+                raise StorageFull("the disk is full")
+            return ("", ()) if self.name == "ps 2" else ("/ckpt", (tag,))
 
-    def on_ready(address: str) -> None:
-        where.append(address)
-        ready.set()
-
-    thread = threading.Thread(
-        target=serve, args=(Address(host="127.0.0.1", port=0),), kwargs={"on_ready": on_ready, "on_caller": said.append}, daemon=True
-    )
-    thread.start()
-    assert ready.wait(20)
-    return parse_address(where[0]), said
-
-
-def test_the_doctor_measures_a_link(other_end: tuple[Address, list[str]]) -> None:
-    address, _ = other_end
-    found = measure(address, timeout_s=10)
-    assert 0 < found.round_trip_s <= found.slow_round_trip_s < 1
-    assert found.up_bytes_per_s > 1e6 and found.down_bytes_per_s > 1e6
-    assert abs(found.clock_ahead_s) < 0.5
-
-
-@pytest.mark.parametrize(
-    "words", [b"GET / HTTP/1.1\r\n\r\n", b"lockstep-doctor 1\nup 99999999999\n", b"lockstep-doctor 1\nrm x\n", b"\xff" * 99]
-)
-def test_strangers_are_turned_away_and_others_are_served_after_them(other_end: tuple[Address, list[str]], words: bytes) -> None:
-    address, said = other_end
-    with socket.create_connection((address.host, address.port), timeout=10) as stranger:
-        with suppress(OSError):  # it is cut
-            stranger.sendall(words)
-            stranger.shutdown(socket.SHUT_WR)
-            while stranger.recv(4096):
-                pass
-    assert measure(address, timeout_s=10).round_trip_s > 0
-    assert len(said) >= 1
-
-
-def test_a_server_that_is_no_doctor_is_recognised() -> None:
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-
-        def answer() -> None:
-            connection, _ = listening.accept()
-            with connection:
-                connection.sendall(b"\x00\x00\x12\x04something else\n")
-
-        thread = threading.Thread(target=answer)
-        thread.start()
-        with pytest.raises(NoDoctor):
-            measure(Address(host="127.0.0.1", port=listening.getsockname()[1]), timeout_s=10)
-        thread.join()
+    monkeypatch.setattr(peers, "Connection", Role)
+    roles = dict.fromkeys(("chief", "ps 0", "ps 1", "ps 2"), "h:1")
+    found = list(peers.checkpoint_findings(roles, access=Access(role=CallerRole.ADMIN)))
+    assert [one.text for one in found[:2]] == ["ps 0: the disk is full", "ps 1: server speaks TLS"]
+    assert calls == [("chief", False), ("ps 0", False), ("ps 2", False), ("chief", True), ("ps 0", True)]

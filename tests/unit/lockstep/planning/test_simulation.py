@@ -169,5 +169,5 @@ def test_numbers_that_make_no_sense_are_refused() -> None:
         WithStragglers(usual=Constant(time_s=1.0), probability=0.5, factor=math.nan)
     with pytest.raises(InvalidSpec, match="apply: got -1"):
         Costs(apply_s=-1.0)
-    with pytest.raises(InvalidSpec, match="without times"):
+    with pytest.raises(InvalidSpec, match="no times"):
         Measured({})

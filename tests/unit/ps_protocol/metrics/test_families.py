@@ -75,7 +75,7 @@ def test_status_of_a_cluster_is_cluster_exported() -> None:
     )
     assert value(found, "lockstep_cluster_global_step") == 41
     assert value(found, "lockstep_cluster_state", state="training") == 1 and value(found, "lockstep_cluster_state", state="failed") == 0
-    assert value(found, "lockstep_cluster_waiting") == 1
+    assert value(found, "lockstep_cluster_level") == 1 and value(found, "lockstep_cluster_condition", condition="training") == 1
     assert value(found, "lockstep_cluster_contributions_total", outcome="stale") == 2
     assert value(found, "lockstep_cluster_rollbacks_total") == 1
     assert value(found, "lockstep_cluster_workers", state="lapsed") == 1

@@ -123,6 +123,27 @@ def test_each_line_of_a_json_log_is_an_object_and_its_rate_is_bounded() -> None:
     assert "OSError: disk\nfull" in found[1]["exception"] and "ZeroDivisionError" in found[2]["exception"]
     assert "\x1b" not in stream.getvalue(), "JSON escapes what could move a terminal's cursor"
     assert re.match(r"… \d+ more like this in the last \d+ s: refused a call", found[-1]["message"])
+    assert found[-2]["message"] == "refused a call" and found[-2]["number"] > 0
+
+
+def test_what_a_log_call_names_at_its_end_is_a_field_of_the_json_object_and_not_of_its_message() -> None:
+    with written("json") as stream:
+        log.info("saved 5 %% of %s step=%d cause=%s elapsed_s=%.1f", "it", 7, OSError("disk full: a=b"), 1.25)
+        log.info("no number rate=%g", float("nan"))
+        log.info("a text with step=%d in the middle", 3)
+        log.info("given whole step=8")
+    first, *others = [json.loads(line) for line in stream.getvalue().splitlines()]
+    assert {key: first[key] for key in ("message", "step", "cause", "elapsed_s")} == {
+        "message": "saved 5 % of it",
+        "step": 7,
+        "cause": "disk full: a=b",
+        "elapsed_s": 1.25,
+    }
+    assert [(one["message"], one.get("step"), one.get("rate")) for one in others] == [
+        ("no number", None, "nan"),
+        ("a text with step=3 in the middle", None, None),
+        ("given whole step=8", None, None),
+    ]
 
 
 def test_log_format_is_known_before_the_other_options() -> None:

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated
+from ps_protocol.process.options import Given, security_of
 from ps_protocol.security import tokens
 from ps_protocol.security.permissions import ALLOWED, HEALTH, CallerRole, check_allowed, is_long_lived, is_open
 from ps_protocol.security.tokens import (
@@ -149,6 +150,15 @@ def test_the_refusal_of_a_bad_token_file_names_the_mistake_and_no_token(text: st
     with pytest.raises(InvalidSpec, match=words) as error:
         parse_tokens(text, name="tokens")
     assert "0123456789abcd" not in error.value.message.replace("0123456789abcdef0123456789abcdef", "")
+
+
+def test_a_role_before_a_callers_own_token_is_refused_and_the_variable_named() -> None:
+    token = new_token()
+    given = {"LOCKSTEP_TOKEN": f"worker {token}"}
+    with pytest.raises(InvalidSpec, match=r"^LOCKSTEP_TOKEN: there is a space in it; want the token alone, without its role$") as caught:
+        security_of(Given({}, given))
+    assert token not in caught.value.message
+    assert security_of(Given({}, {"LOCKSTEP_TOKEN": token})).token == token
 
 
 def test_server_needs_a_role_for_each_token(tmp_path: Path) -> None:

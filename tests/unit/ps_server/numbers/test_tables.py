@@ -316,3 +316,25 @@ def test_index_out_of_range_is_named_with_its_position() -> None:
         check_indices(np.array([0, 9, 10, 11]), num_rows=10, name="emb")
     with pytest.raises(IndexOutOfRange, match=r"indices\[0\] = -1, want 0 to 9, counted from row 30, the first one here"):
         check_indices(np.array([-1]), num_rows=10, name="emb", first_row=30)
+
+
+def test_a_table_that_makes_its_own_first_values_counts_them_and_makes_the_same_ones_in_any_portions(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    initializer = Initializer(kind=InitializerKind.UNIFORM, low=-1.0, high=1.0, seed=5, zero_row=7)
+    spec = VariableSpec(name="emb", data_type=DataType.FLOAT32, shape=(NUM_ROWS, WIDTH), is_sparse=True, initializer=initializer)
+
+    def made() -> Table:
+        rule = UpdateRule(OptimizerSpec(name="momentum", hyperparameters={"momentum": 0.9}, learning_rate=constant(0.5)))
+        table = Table(VariableSlice(variable=spec, start=2, stop=9), rule, budget=MemoryBudget(None, owner="ps 0"), step=0)
+        table.fill_initial(0)
+        return table
+
+    in_one = made()
+    counts: list[int] = []
+    monkeypatch.setattr("ps_server.numbers.tables._COUNTED_ELEMENTS", 2 * WIDTH)
+    monkeypatch.setattr(Table, "filled_bytes", property(lambda _: 0, lambda _, number: counts.append(number)), raising=False)
+    in_several = made()
+    assert counts == [0, *(rows * WIDTH * 4 for rows in (2, 4, 6, 7))]
+    assert np.array_equal(in_several.values, in_one.values) and not in_several.values[5].any()
+    assert all(np.array_equal(in_several.slots[name], slot) for name, slot in in_one.slots.items())

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import InternalError, Unavailable
+from ps_protocol.errors import NotInitialized, Unavailable
 from ps_protocol.roles.shard import PushResult
 from ps_server.optimizers.rule import UpdateRule
 from ps_server.serving.local import InProcessShard
@@ -112,5 +112,5 @@ def test_a_shard_whose_arrival_failed_half_way_refuses_further_calls(arrivals: T
     monkeypatch.setattr(UpdateRule, "apply", failing)
     with pytest.raises(MemoryError):
         arrivals.push(arrivals.header())
-    with pytest.raises(InternalError, match="ps 0: applying step 0 failed half-way"):
+    with pytest.raises(NotInitialized, match="ps 0 failed half-way through step 0 and has lost its variables"):
         arrivals.shard.read_metrics(epoch=EPOCH)

@@ -10,7 +10,6 @@ import pytest
 from ps_protocol.checkpoint.catalog import open_storage
 from ps_protocol.errors import (
     EpochMismatch,
-    InternalError,
     LimitExceeded,
     NotInitialized,
     ShuttingDown,
@@ -243,7 +242,7 @@ def test_shard_whose_step_failed_half_way_is_whole_again_after_a_restoration(
         with pytest.raises(MemoryError):
             training.train(1)
     shard = training.shards[0]
-    with pytest.raises(InternalError):
+    with pytest.raises(NotInitialized):
         training.state()
     # What is half old and half new is gone, not served under the new epoch.
     assert shard.adopt(fence(4, CHIEF)).step is None

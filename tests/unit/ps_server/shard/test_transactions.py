@@ -9,7 +9,6 @@ import pytest
 from ps_protocol.errors import (
     Cancelled,
     EpochMismatch,
-    InternalError,
     NotInitialized,
     ShuttingDown,
     StepGone,
@@ -142,7 +141,7 @@ def test_open_pushes_count_towards_the_limit(created: _Fixture) -> None:
 def test_creation_left_before_it_is_finished_frees_its_memory(fixture: _Fixture) -> None:
     with fixture.store.open_creation(fixture.spec()) as creation:
         creation.write(0, fixture.bytes[:HALF])
-        words = rf"{HALF} bytes of {MIXED.nbytes} bytes for 5 variables received in attempt 1; waiting for the rest"
+        words = rf"{HALF} bytes of {MIXED.nbytes} bytes for 5 variables there in attempt 1; waiting for the rest"
         with pytest.raises(NotInitialized, match=words):
             fixture.push(fixture.header())
     assert fixture.store.status().report.allocated_bytes == 0
@@ -282,5 +281,10 @@ def test_a_shard_whose_apply_failed_half_way_refuses_further_calls(created: _Fix
     created.push(header)
     with pytest.raises(MemoryError):
         created.store.apply_step(created.request(header))
-    with pytest.raises(InternalError, match="ps 0: applying step 0 failed half-way"):
+    with pytest.raises(NotInitialized, match="ps 0 failed half-way through step 0 and has lost its variables"):
         created.store.open_variables(epoch=EPOCH, step=None, layout_hash=MIXED.hash)
+    assert created.store.status().damage == "ps 0 failed half-way through step 0"
+    assert created.store.adopt(fence(EPOCH, CHIEF + 1)).step is None, "it says so, and refuses nothing"
+    assert created.store.status().damage
+    assert created.store.adopt(fence(EPOCH + 1, CHIEF + 1)).step is None
+    assert not created.store.status().damage

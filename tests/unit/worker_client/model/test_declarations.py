@@ -86,7 +86,7 @@ def test_placement_is_agreed_on_in_numbers() -> None:
 @pytest.mark.parametrize(
     ("variables", "words"),
     [
-        ({"v": Variable(np.zeros(3), optimizer="adam")}, "variable 'v': optimizer: got 'adam', want what worker_client.sgd"),  # type: ignore[arg-type]
+        ({"v": Variable(np.zeros(3), optimizer="adam")}, "variable 'v': optimizer: got 'adam', want what lockstep.sgd"),  # type: ignore[arg-type]
         ({"v": Variable(np.zeros(3, np.int64))}, "'v': its initial value is int64"),
         ({"v": Variable(1.0, partitioner=worker_client.fixed_size_partitioner(2))}, "'v': its partitioner is for a scalar"),
         ({"v": EmbeddingTable(np.zeros((2, 2)), initializer=worker_client.zeros_initializer())}, "'v': has values and an initializer"),
@@ -116,7 +116,7 @@ def test_declarations_that_no_cluster_accepts_are_refused_with_a_reason(variable
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"averages": 0.99}, "averages: got 0.99, want what worker_client.moving_average"),
+        ({"averages": 0.99}, "averages: got 0.99, want what lockstep.moving_average"),
         ({"averages": worker_client.moving_average(0.9, variables=["z"])}, "averages: there is no variable 'z'"),
         ({"averages": worker_client.moving_average(0.9, variables=["t"])}, "averages: variable 't' is a table"),
         ({"averages": worker_client.moving_average(0.9, variables=["n"])}, "averages: variable 'n' is a table or takes plain updates"),

@@ -240,7 +240,7 @@ def test_values_that_make_no_model_are_refused_and_a_good_model_is_taken_afterwa
 
 def test_an_argument_that_is_no_optimizer_is_refused() -> None:
     with worker_client.local() as session:
-        with pytest.raises(InvalidSpec, match=r"optimizer: got 'sgd', want what worker_client\.sgd"):
+        with pytest.raises(InvalidSpec, match=r"optimizer: got 'sgd', want what lockstep\.sgd"):
             session.create_or_join(initial(), optimizer="sgd")  # type: ignore[arg-type]
         with pytest.raises(InvalidSpec, match=r"learning_rate = '0\.1'"):
             worker_client.sgd("0.1")  # type: ignore[arg-type]

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ps_protocol.errors import MalformedMessage
+from ps_protocol.errors import DataLoss
 from ps_protocol.process.event_file import EventFile, crc32c
 from tests.support.formats.event_files import records
 from tests.support.sessions.facade import FakeCluster, quadratic
@@ -187,7 +187,7 @@ def test_checkpoints_are_written_at_the_start_when_due_and_at_the_end(tmp_path: 
 def test_damaged_checkpoint_is_refused(content: bytes, tmp_path: Path) -> None:
     path = tmp_path / "model.ckpt-00000001.safetensors"
     path.write_bytes(content)
-    with pytest.raises(MalformedMessage, match="not a checkpoint, or is damaged"):
+    with pytest.raises(DataLoss, match=path.name):
         sync_replicas.load_checkpoint(path)
     assert sync_replicas.latest_checkpoint(tmp_path / "nowhere") is None
 

@@ -1,0 +1,229 @@
+"""Which commands there are: their groups, words, usage and examples, and the text of `lockstep --help`. Imports no command.
+
+`COMMANDS` is in the order of that text. The name of an action follows its command's: "checkpoint save".
+"""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.misspelling import did_you_mean
+
+
+class Command(NamedTuple):
+    """A command, an action of one, or a role. `module`: in `lockstep.cli`; a role: its package; empty: it has actions alone.
+
+    `has_answer`: its function returns an `Answer`, so it takes --json.
+    """
+
+    group: str
+    words: str
+    module: str
+    usage: str
+    examples: tuple[str, ...]
+    has_answer: bool = False
+
+
+COMMANDS: dict[str, Command] = {
+    "demo": Command(
+        "start",
+        "train on handwritten digits on this machine, and watch it",
+        "clusters.demo",
+        "[flags]",
+        ("lockstep demo", "lockstep demo --workers 5 --backup-workers 2"),
+    ),
+    "up": Command(
+        "start",
+        "run your program as workers of a cluster on this machine",
+        "clusters.up",
+        "[flags] -- python train.py …",
+        (
+            "lockstep up --workers 3 -- python train.py",
+            "lockstep up --ps 2 --workers 3 --checkpoint-dir ckpt -- python train.py",
+            "lockstep up --dry-run -- python train.py",
+        ),
+    ),
+    "server": Command("start", "run a parameter server, for a cluster on several machines", "ps_server", "", ()),
+    "chief": Command("start", "run the chief, for a cluster on several machines", "chief", "", ()),
+    "status": Command(
+        "watch",
+        "show step, workers, servers, and what a cluster waits for",
+        "watch.status",
+        "[flags]",
+        ("lockstep status", "lockstep status --chief chief.example:5000 --json"),
+        has_answer=True,
+    ),
+    "why": Command(
+        "watch",
+        "say in a few lines what a cluster waits for, and what to do",
+        "watch.status",
+        "[flags]",
+        ("lockstep why",),
+        has_answer=True,
+    ),
+    "top": Command("watch", "show a cluster live", "watch.top", "[flags]", ("lockstep top", "lockstep top --chief chief.example:5000")),
+    "ls": Command("watch", "list the clusters on this machine, with their pages", "watch.local", "[flags]", ("lockstep ls",)),
+    "trace": Command(
+        "watch",
+        "record some seconds of steps, to look at them in Perfetto",
+        "watch.recordings",
+        "[HOST:PORT] [flags]",
+        ("lockstep trace", "lockstep trace --seconds 20 -o steps.json"),
+    ),
+    "tensorboard": Command(
+        "watch",
+        "write event files for TensorBoard while a cluster trains",
+        "watch.recordings",
+        "DIR [flags]",
+        ("lockstep tensorboard events",),
+    ),
+    "health": Command(
+        "watch",
+        "ask a server or the chief whether it is alive, or ready",
+        "watch.health",
+        "[flags]",
+        ("lockstep health --address 127.0.0.1:5000", "lockstep health --address 127.0.0.1:5000 --ready"),
+    ),
+    "policy": Command(
+        "change",
+        "show or change how the workers are coordinated",
+        "clusters.change",
+        "[sync|ssp|async] [flags]",
+        ("lockstep policy", "lockstep policy sync --backup-workers 1", "lockstep policy ssp --staleness 3"),
+        has_answer=True,
+    ),
+    "set": Command(
+        "change",
+        "change the learning rate, or another optimizer's number",
+        "clusters.change",
+        "NAME=VALUE … [flags]",
+        ("lockstep set learning_rate=0.01", "lockstep set learning_rate=0.01 momentum=0.8"),
+        has_answer=True,
+    ),
+    "finish": Command(
+        "change",
+        "end training for all workers",
+        "clusters.change",
+        "[flags]",
+        ("lockstep finish", "lockstep finish --reason 'good enough'"),
+        has_answer=True,
+    ),
+    "checkpoint": Command("files", "save a checkpoint now; list, verify, export, import them", "", "ACTION", ()),
+    "checkpoint save": Command(
+        "",
+        "have a running cluster save one now",
+        "files.checkpoint",
+        "[flags]",
+        ("lockstep checkpoint save", "lockstep checkpoint save --chief chief.example:5000"),
+        has_answer=True,
+    ),
+    "checkpoint ls": Command(
+        "",
+        "list those of a directory, the newest last",
+        "files.checkpoint",
+        "[PLACE] [flags]",
+        ("lockstep checkpoint ls ckpt",),
+        has_answer=True,
+    ),
+    "checkpoint verify": Command(
+        "",
+        "read every byte, and compare checksums",
+        "files.checkpoint",
+        "[TAG] [flags]",
+        ("lockstep checkpoint verify --checkpoint-dir ckpt", "lockstep checkpoint verify step-000000100 --checkpoint-dir ckpt"),
+        has_answer=True,
+    ),
+    "checkpoint export": Command(
+        "",
+        "write whole variables to one file, for NumPy or safetensors",
+        "files.checkpoint",
+        "FILE [flags]",
+        (
+            "lockstep checkpoint export model.npz --checkpoint-dir ckpt",
+            "lockstep checkpoint export all.safetensors --slots --checkpoint-dir ckpt",
+        ),
+        has_answer=True,
+    ),
+    "checkpoint import": Command(
+        "",
+        "create one from a file that was exported with --slots",
+        "files.checkpoint",
+        "FILE [flags]",
+        ("lockstep checkpoint import all.safetensors --checkpoint-dir elsewhere",),
+        has_answer=True,
+    ),
+    "certs": Command("files", "create certificates and tokens for a cluster", "", "ACTION", ()),
+    "certs create": Command(
+        "",
+        "create an authority, and certificates, keys and tokens for all roles",
+        "files.certs",
+        "DIR [flags]",
+        ("lockstep certs create certs --cluster job-a --host ps0.example --host chief.example",),
+        has_answer=True,
+    ),
+    "audit": Command(
+        "files", "compute a training again from its --history", "files.audit", "DIR [flags]", ("lockstep audit history",), has_answer=True
+    ),
+    "doctor": Command(
+        "before",
+        "check this machine, its network, or a running cluster",
+        "advice.doctor",
+        "[HOST:PORT] [flags]",
+        ("lockstep doctor", "lockstep doctor --listen 0.0.0.0:5000", "lockstep doctor chief.example:5000"),
+        has_answer=True,
+    ),
+    "plan": Command(
+        "before",
+        "say how many backup workers pay off",
+        "advice.plan",
+        "TIMES | --latency KIND | --record FILE [flags]",
+        (
+            "lockstep plan --record times.csv --for 60",
+            "lockstep plan times.csv",
+            "lockstep plan --workers 50 --latency lognormal:1.6,0.1",
+        ),
+        has_answer=True,
+    ),
+}
+# What people type by habit.
+_ALSO = {"list": "ls"}
+
+
+def actions_of(name: str) -> list[str]:
+    """Returns the full names of a command's actions; empty: it has none."""
+    return [other for other in COMMANDS if other.startswith(f"{name} ")]
+
+
+def find(words: Sequence[str]) -> tuple[str, list[str]]:
+    """Returns the command or action that these words name, and the words after it. Raises InvalidSpec for an unknown one."""
+    first = _ALSO.get(words[0], words[0])
+    if first not in COMMANDS:
+        near = did_you_mean(first, [name for name in COMMANDS if " " not in name])
+        raise InvalidSpec(f"there is no command {first!r}{near} (see lockstep --help)")
+    if not actions_of(first) or len(words) == 1 or words[1].startswith("-"):
+        return first, [*words[1:]]
+    action = _ALSO.get(words[1], words[1])
+    if f"{first} {action}" not in COMMANDS:
+        near = did_you_mean(action, [name.partition(" ")[2] for name in actions_of(first)])
+        raise InvalidSpec(f"there is no `lockstep {first} {action}`{near} (see lockstep {first} --help)")
+    return f"{first} {action}", [*words[2:]]
+
+
+def overview() -> str:
+    """Returns the text of `lockstep --help`, which fits a screen of 80 columns and 24 lines."""
+    lines = [f"{'usage: lockstep COMMAND …':<46}lockstep help COMMAND explains one", ""]
+    group = ""
+    for name, command in COMMANDS.items():
+        if command.group:
+            lines.append(f"{command.group if command.group != group else '':<8}{name:<13}{command.words}")
+            group = command.group
+    return "\n".join([*lines, "", "lockstep version shows the version."])
+
+
+def actions_text(name: str) -> str:
+    """Returns the help of a command that has actions alone."""
+    said = COMMANDS[name].words
+    lines = [f"usage: lockstep {name} ACTION …", "", f"{said[0].upper()}{said[1:]}.", "", "actions:"]
+    lines += [f"  {other.partition(' ')[2]:<9}{COMMANDS[other].words}" for other in actions_of(name)]
+    lines += ["", "examples:", *(f"  {COMMANDS[other].examples[0]}" for other in actions_of(name))]
+    return "\n".join(lines)

@@ -1,0 +1,226 @@
+"""Every pair of a value and its message, with what their fields do not say. `generator` makes `coders` of it; no process imports it."""
+
+import dataclasses
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from google.protobuf.message import Message
+
+from ps_protocol.model.data import DataProgress, DataRange, DataSpec
+from ps_protocol.model.layout import VariableSlice
+from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
+from ps_protocol.model.policy import PolicySpec
+from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
+from ps_protocol.model.updates import FormulaUpdate
+from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
+from ps_protocol.roles import accumulators, chief, fence, history, identity, shard
+from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
+from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
+from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, history_pb2, parameter_service_pb2, tensor_pb2
+from ps_protocol.wire import special
+from ps_protocol.wire.fields import default_of
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Pair:
+    """A value and its message. All functions are those of `special`.
+
+    `label`: what a field with such a message is called in errors about choices, as in "policy.name". `filled`: fields of the message that
+    the value does not have; who sends it fills them in. `check`: raises what is wrong with a message before it is read. `place`: begins the
+    text of what is malformed in it. `reads`: how a field is read that is not what it seems. `after`: what becomes of the value that was
+    read. `write` and `read` take the place of all these. `is_kept`: values that come again and again are found by their bytes.
+    """
+
+    value: type
+    message: type[Message]
+    label: str = ""
+    filled: frozenset[str] = frozenset()
+    check: Callable[[Any], None] | None = None
+    place: Callable[[Any], str] | None = None
+    reads: Mapping[str, Callable[..., Any]] = dataclasses.field(default_factory=dict)
+    after: Callable[[Any], Any] | None = None
+    write: Callable[..., None] | None = None
+    read: Callable[..., Any] | None = None
+    is_kept: bool = False
+
+
+def defaults_of(value: Any) -> dict[str, Any]:
+    """Returns the fields of a dataclass, or of a named tuple, with their defaults; dataclasses.MISSING for none."""
+    if issubclass(value, tuple):
+        return dict.fromkeys(typing.get_type_hints(value), dataclasses.MISSING)
+    return {field.name: default_of(value, field.name) for field in dataclasses.fields(value)}
+
+
+def message_fields(pair: Pair) -> dict[str, str]:
+    """Returns which field of the message each of the value's is, by names. Raises TypeError if there is none."""
+    known = pair.message.DESCRIPTOR.fields_by_name
+    names = {}
+    for attribute in defaults_of(pair.value):
+        name = attribute if attribute in known else attribute.removesuffix("_s")
+        if name not in known:
+            raise TypeError(f"{pair.message.DESCRIPTOR.name} has no field for {pair.value.__name__}.{attribute}")
+        names[attribute] = name
+    return names
+
+
+PAIRS: tuple[Pair, ...] = (
+    # What a model is made of.
+    Pair(value=VariableSpec, message=tensor_pb2.VariableSpec, check=special.check_variable, place=special.variable_place),
+    Pair(value=Initializer, message=tensor_pb2.Initializer, label="initializer"),
+    Pair(value=Constraint, message=tensor_pb2.Constraint, label="constraint"),
+    Pair(value=Partition, message=tensor_pb2.Partition),
+    Pair(value=VariableSlice, message=tensor_pb2.VariableSlice),
+    Pair(value=Schedule, message=tensor_pb2.LearningRateSchedule),
+    Pair(value=OptimizerSpec, message=tensor_pb2.OptimizerSpec, check=special.check_optimizer),
+    Pair(value=AverageSpec, message=tensor_pb2.AverageSpec),
+    Pair(value=ClipSpec, message=tensor_pb2.ClipSpec),
+    Pair(value=PlacementPolicy, message=chief_service_pb2.PlacementPolicy),
+    Pair(value=PlacedSlice, message=chief_service_pb2.PlacedSlice),
+    Pair(value=ModelSpec, message=chief_service_pb2.ModelSpec, check=special.check_model),
+    Pair(value=PolicySpec, message=chief_service_pb2.PolicySpec, label="policy"),
+    Pair(value=DataSpec, message=chief_service_pb2.DataSpec),
+    Pair(value=DataRange, message=chief_service_pb2.DataRange),
+    Pair(value=DataProgress, message=chief_service_pb2.DataProgress),
+    # Parameter servers.
+    Pair(value=fence.Era, message=tensor_pb2.Era),
+    Pair(value=fence.Fence, message=tensor_pb2.Fence, reads={"era": special.read_era}, is_kept=True),
+    Pair(value=PushId, message=tensor_pb2.PushId, check=special.check_push_id),
+    Pair(value=StepHyperparameter, message=tensor_pb2.StepHyperparameter),
+    Pair(value=GivenNumbers, message=tensor_pb2.GivenNumbers),
+    Pair(value=UserState, message=tensor_pb2.UserState),
+    Pair(value=Attachments, message=tensor_pb2.Attachments, check=special.check_attachments),
+    Pair(value=StepAttachments, message=tensor_pb2.StepAttachments, check=special.check_step_attachments),
+    Pair(value=FormulaUpdate, message=parameter_service_pb2.FormulaUpdate),
+    Pair(value=shard.SparsePart, message=parameter_service_pb2.SparsePart),
+    Pair(value=shard.Metric, message=parameter_service_pb2.Metric),
+    Pair(
+        value=shard.PushHeader,
+        message=parameter_service_pb2.PushHeader,
+        filled=frozenset({"content_bytes", "payload"}),
+        check=special.check_push_header,
+        reads={"metrics": special.read_metrics, "encoding": special.read_encoding, "formulas": special.read_formulas},
+    ),
+    Pair(
+        value=shard.PushReply,
+        message=parameter_service_pb2.PushReply,
+    ),
+    Pair(
+        value=shard.ShardSpec,
+        message=parameter_service_pb2.ShardSpec,
+        write=special.write_shard_spec,
+        read=special.read_shard_spec,
+    ),
+    Pair(value=shard.ShardSettings, message=parameter_service_pb2.ShardSettings),
+    Pair(
+        value=shard.ApplyRequest,
+        message=parameter_service_pb2.ApplyRequest,
+        reads={"discards": special.read_discards},
+        after=special.in_order,
+    ),
+    Pair(
+        value=shard.ApplyReply,
+        message=parameter_service_pb2.ApplyReply,
+    ),
+    Pair(
+        value=shard.ReadRequest,
+        message=parameter_service_pb2.ReadRequest,
+        filled=frozenset({"max_wait", "payload"}),
+        reads={"encoding": special.read_encoding_for_variables},
+    ),
+    Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),
+    Pair(value=shard.MetricCell, message=parameter_service_pb2.MetricCell),
+    Pair(value=shard.ShardReport, message=parameter_service_pb2.ShardReport),
+    Pair(value=shard.ShardStatus, message=parameter_service_pb2.GetShardStatusResponse),
+    Pair(value=shard.AppliedPush, message=parameter_service_pb2.AppliedPush),
+    Pair(value=shard.WorkerPushes, message=parameter_service_pb2.WorkerPushes),
+    Pair(value=shard.Adoption, message=parameter_service_pb2.AdoptShardResponse),
+    Pair(
+        value=shard.SaveRequest,
+        message=parameter_service_pb2.SaveShardRequest,
+        filled=frozenset({"max_wait"}),
+        check=special.check_save_request,
+    ),
+    Pair(value=shard.SaveProgress, message=parameter_service_pb2.SaveShardResponse, check=special.check_save_progress),
+    Pair(value=shard.CheckpointFile, message=parameter_service_pb2.CheckpointFile, check=special.check_file),
+    Pair(
+        value=shard.RestoreRequest,
+        message=parameter_service_pb2.RestoreShardRequest,
+        filled=frozenset({"max_wait"}),
+        check=special.check_restore_request,
+    ),
+    Pair(value=shard.ReplicaState, message=parameter_service_pb2.ReplicaState),
+    Pair(value=shard.RestoreProgress, message=parameter_service_pb2.RestoreShardResponse),
+    # The chief.
+    Pair(value=chief.Participant, message=chief_service_pb2.Participant, label="participant", is_kept=True),
+    Pair(value=chief.RegisterRequest, message=chief_service_pb2.RegisterWorkerRequest, check=special.check_register_request),
+    Pair(value=chief.WorkerTraffic, message=chief_service_pb2.WorkerTraffic),
+    Pair(value=chief.HeartbeatRequest, message=chief_service_pb2.HeartbeatRequest),
+    Pair(value=chief.DeregisterRequest, message=chief_service_pb2.DeregisterWorkerRequest),
+    Pair(value=chief.RegisterModelRequest, message=chief_service_pb2.RegisterModelRequest),
+    Pair(value=chief.CompleteInitializationRequest, message=chief_service_pb2.CompleteInitializationRequest),
+    Pair(value=chief.GetModelRequest, message=chief_service_pb2.GetModelRequest),
+    Pair(value=chief.CommitPushRequest, message=chief_service_pb2.CommitPushRequest),
+    Pair(
+        value=chief.DequeueTokenRequest,
+        message=chief_service_pb2.DequeueTokenRequest,
+    ),
+    Pair(value=chief.ChangeSettingsRequest, message=chief_service_pb2.ChangeSettingsRequest),
+    Pair(value=chief.SaveCheckpointRequest, message=chief_service_pb2.SaveCheckpointRequest),
+    Pair(value=chief.LeaseRangesRequest, message=chief_service_pb2.LeaseRangesRequest, check=special.check_lease),
+    Pair(value=chief.FinishTrainingRequest, message=chief_service_pb2.FinishTrainingRequest),
+    Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse, check=special.check_registration),
+    Pair(value=chief.ModelReply, message=chief_service_pb2.RegisterModelResponse),
+    Pair(value=chief.AgreedModel, message=chief_service_pb2.GetModelResponse),
+    Pair(value=chief.PushCommit, message=chief_service_pb2.PushCommit, check=special.check_commit),
+    Pair(value=chief.CommitResult, message=chief_service_pb2.CommitResult, reads={"weight": special.read_weight}),
+    Pair(
+        value=chief.TokenReply,
+        message=chief_service_pb2.TokenReply,
+    ),
+    Pair(value=chief.SavedCheckpoint, message=chief_service_pb2.SaveCheckpointResponse),
+    Pair(value=chief.LeaseReply, message=chief_service_pb2.LeaseRangesResponse),
+    Pair(value=chief.HyperparameterChange, message=chief_service_pb2.HyperparameterChange),
+    Pair(value=chief.SettingsReply, message=chief_service_pb2.SettingsState),
+    Pair(value=chief.ClusterStatus, message=chief_service_pb2.GetClusterStatusResponse),
+    Pair(value=chief.Condition, message=chief_service_pb2.Condition),
+    Pair(value=chief.ParticipantStatus, message=chief_service_pb2.ParticipantStatus),
+    Pair(value=chief.ServerStatus, message=chief_service_pb2.ServerStatus),
+    Pair(value=chief.LedgerEntry, message=chief_service_pb2.LedgerEntry),
+    Pair(value=chief.CheckpointStatus, message=chief_service_pb2.CheckpointStatus),
+    Pair(value=chief.DataStatus, message=chief_service_pb2.DataStatus),
+    Pair(value=ChosenPush, message=chief_service_pb2.ChosenPush),
+    Pair(
+        value=ChiefRecord,
+        message=chief_service_pb2.ChiefRecord,
+        write=special.write_record,
+        read=special.read_record,
+    ),
+    # Histories.
+    *(
+        Pair(value=event, message=getattr(history_pb2.HistoryRecord, event.__name__))
+        for event in (
+            history.Begun,
+            history.Contributed,
+            history.Answered,
+            history.Created,
+            history.StateKept,
+            history.Configured,
+            history.Applied,
+            history.Arrived,
+            history.Counted,
+        )
+    ),
+    # The handshake.
+    Pair(value=identity.ProtocolVersion, message=handshake_service_pb2.ProtocolVersion),
+    Pair(value=identity.Identity, message=handshake_service_pb2.Identity, label="identity"),
+    Pair(value=identity.HandshakeReply, message=handshake_service_pb2.HandshakeResponse),
+    Pair(value=identity.HandshakeRequest, message=handshake_service_pb2.HandshakeRequest),
+    # Named accumulators.
+    Pair(value=accumulators.AccumulatorSpec, message=accumulator_service_pb2.AccumulatorSpec, check=special.check_accumulator),
+    Pair(value=accumulators.GradientHeader, message=accumulator_service_pb2.GradientHeader),
+    Pair(value=accumulators.GradientReply, message=accumulator_service_pb2.ApplyGradientResponse),
+    Pair(value=accumulators.TakeRequest, message=accumulator_service_pb2.TakeGradientRequest),
+    Pair(value=accumulators.AccumulatorStatus, message=accumulator_service_pb2.GetAccumulatorResponse),
+)
