@@ -212,7 +212,8 @@ $(FUZZ): $(DEV)
 	@echo "installing the fuzzer into .venv"
 	@$(BIN)/python $(PIP) --editable '.[demo]' --group dev --group fuzz && touch $@
 
-# PyTorch's own index has builds without CUDA. Where it does not answer, or with TORCH_INDEX=, PyTorch comes from PyPI, with 5 GB of CUDA.
+# One version of PyTorch, so that a failure or a figure is never that of a new release. Its own index has builds without CUDA. Where it does not answer, or with TORCH_INDEX=, PyTorch comes from PyPI, with 5 GB of CUDA.
+TORCH ?= torch==2.13.*
 TORCH_INDEX ?= https://download.pytorch.org/whl/cpu
 ANSWERS := import sys, urllib.request; urllib.request.urlopen(sys.argv[1], timeout=20)
 $(FRAMEWORKS): pyproject.toml
@@ -221,7 +222,7 @@ $(FRAMEWORKS): pyproject.toml
 	@.venv-frameworks/bin/python $(PIP) --upgrade 'pip>=25.1'
 	@index=$(TORCH_INDEX); [ -z "$$index" ] || .venv-frameworks/bin/python -c '$(ANSWERS)' "$$index/" 2>/dev/null \
 	  || { echo "$$index does not answer: PyTorch comes from PyPI, with CUDA"; index=; }; \
-	  .venv-frameworks/bin/python $(PIP) --no-deps $${index:+--extra-index-url=$$index} 'torch>=2.6,<2.14'
+	  .venv-frameworks/bin/python $(PIP) --no-deps $${index:+--extra-index-url=$$index} '$(TORCH)'
 	@.venv-frameworks/bin/python $(PIP) --editable '.[demo,certs,estimator,bfloat16,remote,jax,keras,torch]' --group frameworks && touch $@
 
 $(PROTO): Makefile

@@ -1,8 +1,10 @@
 """Lockstep's exports in others' readers: Prometheus' client, TensorBoard's own reader, OpenTelemetry's SDK."""
 
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -49,7 +51,9 @@ def test_the_client_of_prometheus_reads_what_roles_export() -> None:
     assert read["lockstep_reported_weighted_value"].samples[0].labels == {"metric": name}
 
 
-def test_tensorboard_reads_event_files(tmp_path: Path) -> None:
+def test_tensorboard_reads_event_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    # TensorBoard then does not import TensorFlow. A process that loads it and the Triton of a PyTorch with CUDA aborts.
+    monkeypatch.setitem(sys.modules, "tensorboard.compat.notf", ModuleType("notf"))
     module = "tensorboard.backend.event_processing.event_accumulator"
     accumulators = pytest.importorskip(module, reason="tensorboard is not installed")
     writer = TensorBoardWriter(tmp_path)
