@@ -6,7 +6,6 @@ from dataclasses import dataclass
 from typing import Any, Protocol
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.expressions import Formula
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from worker_client.strategy.reduction import ReduceOp, reduce_all
@@ -47,20 +46,6 @@ class Combination:
     op: ReduceOp | None
     contributions: Mapping[int, Any]
     variable: str = ""
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class FormulaCall:
-    """A formula and the meaning of its names: `variables` with one copy, by their own names, and `values`. One of the variables is "v"."""
-
-    formula: Formula
-    variables: Mapping[str, str]
-    values: Mapping[str, Array | float]
-
-    @property
-    def written(self) -> set[str]:
-        """The names of the variables that get new values."""
-        return {self.variables[name] for name in self.formula.writes}
 
 
 def combine(op: ReduceOp | None, contributions: Mapping[int, Any]) -> Any:
@@ -109,9 +94,6 @@ class Group(Protocol):
 
     def writing(self) -> AbstractContextManager[None]:
         """Has variables with one copy that are written in the block reach their places together, at its end; not if it fails."""
-
-    def compute(self, call: FormulaCall) -> bool:
-        """Has a formula computed where its variables lie, with the other writes of the block; False: only the caller can compute it."""
 
     def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
         """Returns the combination of all replicas' contributions, the same in all processes. All processes call it in the same order."""
@@ -176,10 +158,6 @@ class LocalGroup:
     def writing(self) -> AbstractContextManager[None]:
         """Everything is written at once."""
         return nullcontext()
-
-    def compute(self, call: FormulaCall) -> bool:
-        """The variables are here."""
-        return False
 
     def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
         """Combines at once."""

@@ -4,32 +4,28 @@ import logging
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 
-from ps_protocol.errors import InvalidSpec, LimitExceeded, PsError, Unavailable
+from ps_protocol.errors import InvalidSpec, PsError, Unavailable
 from ps_protocol.model.policy import PolicySpec, TokenMode
-from ps_protocol.model.updates import check_amount
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import PushOutcome
-from worker_client.model.declarations import Buffer, Placement, UpdateFormula
+from worker_client.model.declarations import Buffer, Placement
 from worker_client.model.optimizers import sgd
 from worker_client.session.session import Session
 from worker_client.strategy.exchange import NO_STEP, Place, exchange_number
-from worker_client.strategy.group import Cell, FormulaCall
+from worker_client.strategy.group import Cell
 from worker_client.strategy.reduction import frozen
 
 log = logging.getLogger("lockstep.worker")
 
 # A write waits for the other workers' parts of its step for so long.
 TIMEOUT_S = 60.0
-# Parameter servers compute formulas of no smaller elements.
-_LEAST_ITEMSIZE = 4
 _TOO_MUCH = (PushOutcome.LATE, PushOutcome.STALE)
 
 
 class SharedVariables:
     """The variables with one copy: buffers in the session's model. Every worker makes the same writes; one worker sends the values.
 
-    A write can be read here at once, and reaches the parameter servers with all other writes of its block. A formula's result
-    is computed there, with the same step; here only if it is read or written before.
+    A write can be read here at once, and reaches the parameter servers with all other writes of its block.
     """
 
     def __init__(
@@ -42,9 +38,8 @@ class SharedVariables:
         self._values: dict[str, Array] | None = None
         # Whether the values here may not be those on the parameter servers, since a write has failed.
         self._is_stale = False
-        # Of the present block: values, and formulas that nothing here has needed the values of. No variable is in both, or in two formulas.
+        # Of the present block.
         self._pending: dict[str, Array] = {}
-        self._calls: list[FormulaCall] = []
         self._is_in_call = False
         self._has_written = False
         # Counters that number exchanges: outermost blocks with exchanges and reductions outside of any, and exchanges in the present one.
@@ -106,27 +101,13 @@ class SharedVariables:
     def read(self, name: str) -> Array:
         """Returns a variable's value."""
         self.begin()
-        if any(name in call.written for call in self._calls):
-            self._compute_here()
         assert self._values is not None
         return self._values[name]
-
-    def compute(self, call: FormulaCall) -> bool:
-        """Has the parameter server compute a formula when the block ends; False if it cannot."""
-        self.begin()
-        if not self._can_be_sent(call):
-            return False
-        with self.together():
-            self._calls.append(call)
-        return True
 
     def write(self, name: str, value: Array) -> None:
         """Sets a variable, here at once, and on its parameter server when the block ends."""
         with self.together():
             self.begin()
-            # Parameter servers compute formulas after they have set values.
-            if any(name in call.variables.values() for call in self._calls):
-                self._compute_here()
             assert self._values is not None
             self._values[name] = self._pending[name] = value
 
@@ -143,14 +124,14 @@ class SharedVariables:
             yield
         except BaseException:
             self._num_reduced = num_before  # the call may be made again, as in a program that is started again
-            if self._pending or self._calls:
-                self._pending, self._calls = {}, []
+            if self._pending:
+                self._pending = {}
                 self._undo()
             raise
         else:
             if not self._num_exchanges:
                 self._num_begun -= 1  # the others' has none either, also where what it has written cannot be sent from here
-            if self._pending or self._calls:
+            if self._pending:
                 self._send()
             if NO_STEP < step_before < self._step:
                 self._num_ended = self._num_reduced = 0
@@ -184,43 +165,12 @@ class SharedVariables:
         is_common = self._declared and self._values is not None and not self._session.policy.reads_latest
         return self._session.local_step if is_common else NO_STEP
 
-    def _can_be_sent(self, call: FormulaCall) -> bool:
-        """Whether a contribution can have this formula in addition to its other writes."""
-        names = list(call.variables.values())
-        value, shard = self._declared[call.variables["v"]]
-        others = [self._declared[name] for name in names]
-        is_alike = all((one.shape, one.dtype, where) == (value.shape, value.dtype, shard) for one, where in others)
-        arrays = [array for array in call.values.values() if not isinstance(array, float)]
-        is_given = len(arrays) <= len(call.written) and all((one.shape, one.dtype) == (value.shape, value.dtype) for one in arrays)
-        has_type = value.dtype.itemsize >= _LEAST_ITEMSIZE
-        is_free = not call.written & {*self._pending, *(name for one in self._calls for name in one.written)}
-        texts = [one.formula.text for one in (*self._calls, call)]
-        if not (is_alike and is_given and has_type and is_free and len(set(names)) == len(names)):
-            return False
-        try:
-            check_amount(texts)
-            _update_of(call)
-        except (LimitExceeded, InvalidSpec):
-            return False
-        return True
-
-    def _compute_here(self) -> None:
-        """Makes the values of all formulas of the block, so far, known here."""
-        calls, self._calls = self._calls, []
-        assert self._values is not None
-        for call in calls:
-            given = {name: self._values[variable] for name, variable in call.variables.items()}
-            for name, result in call.formula.compute({**given, **call.values}, in_double=True).items():
-                self._values[call.variables[name]] = self._pending[call.variables[name]] = frozen(result)
-
     def _send(self) -> None:
-        written, calls = self._pending, self._calls
-        self._pending, self._calls = {}, []
-        updates = [*written.items(), *((call.variables["v"], _update_of(call)) for call in calls)]
+        written, self._pending = self._pending, {}
         is_first, self._has_written = not self._has_written, True
         try:
             with self._stepping():
-                push = self._session.step({}, updates=updates if self._writes else {}, timeout_s=TIMEOUT_S)
+                push = self._session.step({}, updates=written if self._writes else {}, timeout_s=TIMEOUT_S)
         except BaseException:
             self._undo()
             raise
@@ -228,7 +178,7 @@ class SharedVariables:
         is_made = is_first and self._session.membership.may_have_predecessor and push.outcome in _TOO_MUCH
         if push.outcome is not PushOutcome.ACCEPTED and not is_made:
             self._undo()
-            names = ", ".join(map(repr, sorted({*written, *(name for call in calls for name in call.written)})))
+            names = ", ".join(map(repr, sorted(written)))
             policy = self._session.policy
             reason = (
                 f"the policy, {policy.text}, drops contributions"
@@ -254,11 +204,6 @@ class SharedVariables:
 def _drops(policy: PolicySpec) -> bool:
     """Whether a policy drops contributions that come too late, or lowers their weight."""
     return policy.tokens is TokenMode.FIFO or policy.max_staleness is not None
-
-
-def _update_of(call: FormulaCall) -> UpdateFormula:
-    variables = {name: variable for name, variable in call.variables.items() if name != "v"}
-    return UpdateFormula(call.formula.text, **variables, **call.values)
 
 
 class _SharedCell:

@@ -16,7 +16,7 @@ from worker_client.accumulators import whole_number
 from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
 from worker_client.strategy import contexts
-from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall, Group, LocalGroup, MemoryCell
+from worker_client.strategy.group import Cell, CollectiveHints, Combination, Group, LocalGroup, MemoryCell
 from worker_client.strategy.reduction import ReduceOp, frozen, reduce_one, reduce_op_of, sum_along
 from worker_client.strategy.replicas import one_function, run_replicas
 from worker_client.strategy.values import Mirrored, PerReplica, arguments, check_alike, check_function, leaves, map_nested, regroup, select
@@ -168,9 +168,8 @@ class StrategyExtended:
 
         `copy` has the variable's methods; Mirrored arguments and variables are unwrapped for it. `fn` may be a formula as text, such as
         "v - lr * g", in which the variable is `v` and `kwargs` are the other names; it may assign to variables among them, and its result
-        is the variable. On parameter servers it is computed next to the variable, when the step is applied, if all its variables lie on
-        one of them and have one shape and type. A variable with one copy takes no per-replica arguments. If `fn` fails, the variable and
-        those among the arguments are what they were. In a replica, waits for the others and updates once.
+        is the variable. A variable with one copy takes no per-replica arguments. If `fn` fails, the variable and those among the
+        arguments are what they were. In a replica, waits for the others and updates once.
 
         Raises ValueError for a variable of another strategy and for per-replica arguments, InvalidSpec for a formula, RuntimeError in
         another strategy's context.
@@ -200,8 +199,6 @@ class StrategyExtended:
             touched = dict.fromkeys((variable, *others))
             if formula is not None:
                 _check_named_once(variable, given[1])
-            if formula is not None and self._is_computed_there(variable, formula, given[1]):
-                return variable if group else [variable]
             copies = [copy for one in touched for copy in one.copies.values()]
             for copy in copies:
                 copy.stage()
@@ -275,23 +272,6 @@ class StrategyExtended:
         """Whether the variable, or the variable of this copy, was created in this strategy's scope."""
         variable = self.value_container(v)
         return isinstance(variable, Variable) and variable.strategy is self._strategy
-
-    def _is_computed_there(self, variable: Variable, formula: Formula, kwargs: Mapping[str, Any]) -> bool:
-        """Has a formula computed where its variables lie; False if one of them has several copies, or the group cannot do it."""
-        used = {name: kwargs[name] for name in sorted(formula.reads & kwargs.keys())}
-        touched = [variable, *(one for value in used.values() if (one := container_of(value)) is not None)]
-        # A variable with several copies may have a different value in each.
-        if self._is_mirrored or any(one.is_on_read for one in touched):
-            return False
-        variables: dict[str, str] = {"v": variable.name}
-        values: dict[str, Array | float] = {}
-        for name, value in select(min(variable.copies), used).items():
-            container = container_of(value)
-            if container is not None and container.strategy is self._strategy:
-                variables[name] = container.name
-            else:
-                values[name] = _given(name, value, variable)
-        return self._group.compute(FormulaCall(formula=formula, variables=variables, values=values))
 
     # -- for variables
 

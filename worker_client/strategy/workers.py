@@ -16,7 +16,7 @@ from ps_protocol.process.waiting import FIRST_NOTICE_S, Wait
 from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
 from worker_client.strategy.exchange import FIRST, Action, Contributing, Gathering, Place, Send, exchange_text, replicas_of
-from worker_client.strategy.group import Cell, CollectiveHints, Combination, FormulaCall
+from worker_client.strategy.group import Cell, CollectiveHints, Combination
 from worker_client.strategy.links import AGAIN_S, Link, new_sender
 from worker_client.strategy.mailboxes import Mailboxes
 from worker_client.strategy.messages import Message
@@ -104,10 +104,6 @@ class WorkerGroup:
             results += found if sent is pack else [_as_given(value, one) for value, one in zip(found, pack, strict=True)]
         self._variables.has_reduced()
         return results
-
-    def compute(self, call: FormulaCall) -> bool:
-        """Has the parameter server of the variables compute a formula, with the other writes of the present block."""
-        return self._variables.compute(call)
 
     def close(self) -> None:
         """Lets go of the connection that values meet over. Idempotent."""
