@@ -184,7 +184,7 @@ check-breaking: $(DEV)  ## check that the protos are compatible with the last re
 	  else $(BIN)/buf breaking --against ".git#ref=$$against"; fi
 
 clean:  ## remove environments, caches and files of demos
-	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .venv-frameworks .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist site *.egg-info lockstep-demo lockstep-runs
+	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .venv-frameworks .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist site *.egg-info lockstep-runs
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # make_venv DIRECTORY

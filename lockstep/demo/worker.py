@@ -6,6 +6,7 @@ import os
 import sys
 import threading
 import time
+from collections import Counter
 from collections.abc import Sequence
 
 import worker_client
@@ -26,7 +27,7 @@ from ps_protocol.model.optimizers import OptimizerSpec
 
 SEED = 7
 _BATCH_SIZE = 32
-_REPORT_EVERY = 50
+_REPORT_EVERY_S = 1.0
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -39,32 +40,40 @@ def main(argv: Sequence[str] | None = None) -> int:
         # An encoding needs gRPC: with shared memory, gradients are not sent.
         with worker_client.connect(transport="grpc" if arguments.wire else None, wire=arguments.wire) as session:
             part = examples.part(session.worker_index % arguments.parts, num_parts=arguments.parts)
-            print(f"worker {session.worker_index} has {len(part.labels)} of {len(examples.labels)} examples", flush=True)
-            num_accepted = _train(session, part, optimizer=optimizer, pace_s=arguments.pace)
+            print(f"learns from {len(part.labels)} of {len(examples.labels)} examples", flush=True)
+            outcomes = _train(session, part, test, optimizer=optimizer, pace_s=arguments.pace)
             accuracy = evaluate(session.read(), test.images, test.labels).accuracy
-            words = f"finished at step {session.local_step}, {num_accepted} contributions accepted, test accuracy {accuracy:.3f}"
-            print(f"worker {session.worker_index}: {words}", flush=True)
+            counted = ", ".join(f"{number} {outcome.name.lower()}" for outcome, number in outcomes.most_common())
+            print(f"finished at step {session.local_step}: test accuracy {accuracy:.3f}; contributions: {counted}", flush=True)
     except (ExamplesMissing, PsError) as error:
         print(f"digits worker: {error}", file=sys.stderr)
+        return 1
+    if accuracy < arguments.least_accuracy:
+        print(f"test accuracy {accuracy:.3f}, want {arguments.least_accuracy}: train longer (--max-steps)", file=sys.stderr)
         return 1
     return 0
 
 
-def _train(session: worker_client.Session, part: Examples, *, optimizer: OptimizerSpec, pace_s: float) -> int:
+def _train(
+    session: worker_client.Session, part: Examples, test: Examples, *, optimizer: OptimizerSpec, pace_s: float
+) -> Counter[worker_client.PushOutcome]:
+    """Trains until training is finished; returns how many contributions had which outcome."""
     # Every worker starts from the same values; only the first one's are used.
     session.create_or_join(initial_values(seed=SEED), optimizer=optimizer)
-    num_accepted = 0
+    outcomes: Counter[worker_client.PushOutcome] = Counter()
+    said_at = time.monotonic()
     while not session.is_finished:
         start = time.monotonic()
-        step, gradients = session.local_step, session.gradient_buffers()
+        step, variables, gradients = session.local_step, session.read(), session.gradient_buffers()
         batch = part.batch(_BATCH_SIZE, worker=session.worker_index, step=step)
-        loss = loss_and_gradients(session.read(), batch.images, batch.labels, into=gradients)
+        metrics = {"loss": loss_and_gradients(variables, batch.images, batch.labels, into=gradients)}
+        if session.worker_index == 0 and start - said_at >= _REPORT_EVERY_S:
+            said_at = start
+            metrics["test_accuracy"] = evaluate(variables, test.images, test.labels).accuracy
+            print(f"step {step}: loss {metrics['loss']:.4f}, test accuracy {metrics['test_accuracy']:.3f}", flush=True)
         threading.Event().wait(max(0.0, pace_s - (time.monotonic() - start)))
-        result = session.step(gradients, metrics={"loss": loss})
-        num_accepted += result.outcome is worker_client.PushOutcome.ACCEPTED
-        if step % _REPORT_EVERY == 0:
-            print(f"worker {session.worker_index}: step {step}, loss {loss:.4f}, {result.outcome.name.lower()}", flush=True)
-    return num_accepted
+        outcomes[session.step(gradients, metrics=metrics).outcome] += 1
+    return outcomes
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -79,6 +88,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"(default {DEFAULT})")
     parser.add_argument("--learning-rate", type=float, metavar="X", help="learning rate (default: one that suits the optimizer)")
     parser.add_argument("--wire", metavar="FORMAT", help="train over gRPC with this encoding (default: no encoding)")
+    parser.add_argument("--least-accuracy", type=float, default=0.0, metavar="X", help="fail if the test accuracy is lower at the end")
     return parser
 
 

@@ -37,13 +37,12 @@ class Program(enum.Enum):
     SERVER = "server"
     CHIEF = "chief"
     UP = "up"
-    DEMO = "demo"
     CHANGE = "policy"
     CALLER = "caller"
 
 
-SERVER, CHIEF, UP, DEMO, CHANGE, CALLER = Program
-_ROLES, _LAUNCHERS, _ALL_BUT_LAUNCHERS = (SERVER, CHIEF), (UP, DEMO), (SERVER, CHIEF, CALLER)
+SERVER, CHIEF, UP, CHANGE, CALLER = Program
+_ROLES, _ALL_BUT_UP = (SERVER, CHIEF), (SERVER, CHIEF, CALLER)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -82,7 +81,7 @@ class Option(Generic[T]):
     @property
     def variable(self) -> str:
         """Its name in the environment; empty: it has none."""
-        if not {*self.programs} - {*_LAUNCHERS}:
+        if self.programs == (UP,):
             return ""
         return f"LOCKSTEP_{self.key.upper()}" if self.variable_name is None else self.variable_name
 
@@ -332,8 +331,8 @@ def _text_of(value: object) -> str:
 
 # ---- The table, in the order of --help.
 
-_POLICY = (CHIEF, UP, DEMO, CHANGE)
-_KEPT = (CHIEF, UP, DEMO)
+_POLICY = (CHIEF, UP, CHANGE)
+_KEPT = (CHIEF, UP)
 POLICY_GROUP = "coordination of the workers"
 _KEPT_GROUP = "checkpoints and recovery"
 SECURITY_GROUP = "security"
@@ -400,9 +399,9 @@ NUM_PS: Option[int | None] = Option(
     parse=_whole(least=1),
     default=None,
     words="number of parameter servers",
-    programs=_LAUNCHERS,
+    programs=(UP,),
     metavar="N",
-    otherwise="1; a demo: 2",
+    otherwise="1",
     is_usual=True,
 )
 STANDBY_ADDRESSES: Option[tuple[str, ...]] = Option(
@@ -449,9 +448,9 @@ NUM_WORKERS: Option[int | None] = Option(
     parse=_whole(least=1, most=MAX_REPLICAS),
     default=None,
     words="number of workers",
-    programs=_LAUNCHERS,
+    programs=(UP,),
     metavar="M",
-    otherwise="1; a demo: 3",
+    otherwise="1",
     is_usual=True,
 )
 BACKUP_WORKERS: Option[int | None] = Option(
@@ -459,9 +458,9 @@ BACKUP_WORKERS: Option[int | None] = Option(
     parse=_whole(least=0),
     default=None,
     words="sync: a step does not wait for the slowest B of the workers",
-    programs=(CHIEF, UP, DEMO, CHANGE),
+    programs=(CHIEF, UP, CHANGE),
     metavar="B",
-    otherwise="0; a demo: 1, if it has several workers",
+    otherwise="0",
     is_usual=True,
 )
 CONTRIBUTIONS: Option[int | None] = Option(
@@ -534,7 +533,7 @@ POLICY = Option(
     parse=_member_of(PolicyName),
     default=PolicyName.SYNC,
     words="how workers are coordinated; may be changed while training",
-    programs=(CHIEF, UP, DEMO),
+    programs=(CHIEF, UP),
     metavar="|".join(name.name.lower() for name in PolicyName),
     group=POLICY_GROUP,
     is_usual=True,
@@ -600,7 +599,7 @@ CHECKPOINT_DIR = Option(
     parse=_stripped,
     default="",
     words="where checkpoints are kept: a directory or a URL, the same for all roles",
-    programs=(SERVER, CHIEF, UP, DEMO),
+    programs=(SERVER, CHIEF, UP),
     metavar="PLACE",
     otherwise="none: there are no checkpoints",
     group=_KEPT_GROUP,
@@ -673,7 +672,7 @@ RESTART_WORKERS = Option(
     parse=_whole(least=0),
     default=0,
     words="how many times each worker is started again after a failure",
-    programs=_LAUNCHERS,
+    programs=(UP,),
     metavar="N",
     group=_KEPT_GROUP,
     is_usual=True,
@@ -683,7 +682,7 @@ MAX_RESTARTS = Option(
     parse=_whole(least=0),
     default=5,
     words="how many times in quick succession a chief that was killed is started again, and with checkpoints a parameter server",
-    programs=_LAUNCHERS,
+    programs=(UP,),
     metavar="N",
     group=_KEPT_GROUP,
 )
@@ -701,7 +700,7 @@ HISTORY: Option[Path | None] = Option(
     parse=_path,
     default=None,
     words="directory for a record of all steps that `lockstep audit DIR` checks",
-    programs=(SERVER, CHIEF, UP, DEMO),
+    programs=(SERVER, CHIEF, UP),
     metavar="DIR",
     otherwise="none",
     group=_KEPT_GROUP,
@@ -711,7 +710,7 @@ HISTORY_MAX_BYTES = Option(
     parse=_whole(least=1 << 16),
     default=1 << 30,
     words="how much of the history each process keeps; the oldest records go",
-    programs=(SERVER, CHIEF, UP, DEMO),
+    programs=(SERVER, CHIEF, UP),
     metavar="N",
     group=_KEPT_GROUP,
 )
@@ -729,7 +728,7 @@ PAGE: Option[str | None] = Option(
     parse=_page,
     default=None,
     words="address of the chief's page for a browser, HOST:PORT (port 0: any that is free), or none",
-    programs=(CHIEF, UP, DEMO),
+    programs=(CHIEF, UP),
     metavar="ADDRESS",
     otherwise="none for a chief of its own; a launcher takes a free port that only this machine reaches",
     is_usual=True,
@@ -747,7 +746,7 @@ TENSORBOARD: Option[Path | None] = Option(
     parse=_path,
     default=None,
     words="directory for event files that TensorBoard reads: metrics, steps per second, staleness",
-    programs=_LAUNCHERS,
+    programs=(UP,),
     metavar="DIR",
     otherwise="none",
     is_usual=True,
@@ -766,7 +765,7 @@ LOG_FORMAT: Option[str] = Option(
     parse=_one_of(*LOG_FORMATS),
     default="text",
     words="how a role writes its log: lines of text, or one JSON object on each line",
-    programs=(SERVER, CHIEF, UP, DEMO),
+    programs=(SERVER, CHIEF, UP),
     metavar="text|json",
     is_of_machine=True,
 )
@@ -790,7 +789,7 @@ CHIEF_IN_PS = Option(
     parse=parse_truth,
     default=False,
     words="run the chief in the process of parameter server 0",
-    programs=_LAUNCHERS,
+    programs=(UP,),
     variable_name="",
 )
 STANDBYS = Option(
@@ -845,7 +844,7 @@ TOKEN_FILE: Option[Path | None] = Option(
     parse=_path,
     default=None,
     words="lines `role token`: who may call, and what this process sends; read again when it changes",
-    programs=_ALL_BUT_LAUNCHERS,
+    programs=_ALL_BUT_UP,
     metavar="FILE",
     group=SECURITY_GROUP,
 )
@@ -863,7 +862,7 @@ TLS_CA: Option[Path | None] = Option(
     parse=_path,
     default=None,
     words="certificate of the authority that signed the other processes' certificates",
-    programs=_ALL_BUT_LAUNCHERS,
+    programs=_ALL_BUT_UP,
     metavar="FILE",
     group=SECURITY_GROUP,
 )
@@ -872,7 +871,7 @@ TLS_CERT: Option[Path | None] = Option(
     parse=_path,
     default=None,
     words="certificate of this process",
-    programs=_ALL_BUT_LAUNCHERS,
+    programs=_ALL_BUT_UP,
     metavar="FILE",
     group=SECURITY_GROUP,
 )
@@ -881,7 +880,7 @@ TLS_KEY: Option[Path | None] = Option(
     parse=_path,
     default=None,
     words="private key of --tls-cert",
-    programs=_ALL_BUT_LAUNCHERS,
+    programs=_ALL_BUT_UP,
     metavar="FILE",
     group=SECURITY_GROUP,
 )
@@ -890,7 +889,7 @@ TLS_SERVER_NAME = Option(
     parse=_stripped,
     default="",
     words="name in the servers' certificates, if not the address",
-    programs=_ALL_BUT_LAUNCHERS,
+    programs=_ALL_BUT_UP,
     metavar="NAME",
     group=SECURITY_GROUP,
 )

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -48,8 +48,13 @@ def add_up_arguments(parser: argparse.ArgumentParser) -> None:
         action="store_true",
         help=f"start nothing: run the program once against a cluster in its own process, for --max-steps steps (default {_DRY_STEPS})",
     )
-    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="directory for logs (default: a new one in lockstep-runs/)")
+    add_run_dir(parser)
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="-- COMMAND", help="what each worker runs")
+
+
+def add_run_dir(parser: argparse.ArgumentParser) -> None:
+    """Adds the argument for the place of logs."""
+    parser.add_argument("--run-dir", type=Path, metavar="DIR", help="directory for logs (default: a new one in lockstep-runs/)")
 
 
 def run_up(arguments: argparse.Namespace) -> int:
@@ -60,38 +65,60 @@ def run_up(arguments: argparse.Namespace) -> int:
         spec = spec_of(given, num_backups=0)
         if arguments.dry_run:
             return _dry_run(command, num_workers=spec.num_workers, max_steps=given[MAX_STEPS] or _DRY_STEPS)
-        run_dir = arguments.run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
-        for path in (run_dir, run_dir / "logs"):
-            make_directory(path, flag="--run-dir")
-        with BoundedOutput(sys.stdout, prefix="[lockstep] ") as stream, warnings_to_stderr():
-            return _run(spec, command, stream=stream, log_directory=run_dir / "logs")
+        return run_cluster(spec, command, title=shlex.join(command), run_dir=arguments.run_dir)
     except LaunchFailed as error:
         write_last(sys.stderr, f"lockstep up: {error}\n")
         return error.exit_code
 
 
-def _run(spec: ClusterSpec, command: list[str], *, stream: BoundedOutput, log_directory: Path) -> int:
-    output, cluster = PrefixedOutput(stream), None
-    try:
-        with kept_directories(spec.recovery):
-            try:
-                with Supervisor(log_directory=log_directory, show_line=output.line) as supervisor:
-                    cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
-                    _run_cluster(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
-            finally:
-                if cluster is not None and cluster.chief_address:
-                    _report_saved(cluster, output)  # now that no process is left that could save another
-        return 0
-    except Interrupted as interrupted:
-        stream.hurry()
-        with suppress(OSError):  # the end of the reader may be the cause
-            output.failure(f"{interrupted}: all processes have been ended")
-        return interrupted.exit_code
-    except LaunchFailed as error:
-        if error.exit_code == ExitCode.USAGE:
-            raise
-        output.failure(str(error))
-        return error.exit_code
+def run_cluster(
+    spec: ClusterSpec, command: list[str], *, title: str, run_dir: Path | None, environment: Mapping[str, str] | None = None
+) -> int:
+    """Runs a cluster with this command as its workers to its end, and returns the exit code.
+
+    `title`: what `lockstep ls` calls it. `environment`: added to that of all processes. Raises LaunchFailed for what a user mistook.
+    """
+    run_dir = run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
+    logs = run_dir / "logs"
+    for path in (run_dir, logs):
+        make_directory(path, flag="--run-dir")
+    with BoundedOutput(sys.stdout, prefix="[lockstep] ") as stream, warnings_to_stderr():
+        output, cluster = PrefixedOutput(stream), None
+        try:
+            with kept_directories(spec.recovery):
+                try:
+                    with Supervisor(log_directory=logs, show_line=output.line) as supervisor:
+                        cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
+                        output.note(f"logs: {logs}")
+                        cluster.start_roles(environment=environment or {})
+                        output.note(_ready(cluster))
+                        with cluster.listed(title):
+                            cluster.start_workers(command, environment=environment or {})
+                            _train(cluster, supervisor=supervisor, output=output, log_directory=logs)
+                finally:
+                    if cluster is not None and cluster.chief_address:
+                        _report_saved(cluster, output)  # now that no process is left that could save another
+            return 0
+        except Interrupted as interrupted:
+            stream.hurry()
+            with suppress(OSError):  # the end of the reader may be the cause
+                output.failure(f"{interrupted}: all processes have been ended")
+            return interrupted.exit_code
+        except LaunchFailed as error:
+            if error.exit_code == ExitCode.USAGE:
+                raise
+            output.failure(str(error))
+            return error.exit_code
+
+
+def _ready(cluster: LocalCluster) -> str:
+    spec = cluster.spec
+    return (
+        f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
+        f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
+        f"to watch it: lockstep top, or lockstep status --chief {cluster.chief_address}"
+        + (f"\nits page, in a browser: {cluster.page_address}" if cluster.page_url else "")
+    )
 
 
 def _dry_run(command: list[str], *, num_workers: int, max_steps: int) -> int:
@@ -124,22 +151,7 @@ def _command(words: list[str]) -> list[str]:
     return command
 
 
-def _run_cluster(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> None:
-    spec = cluster.spec
-    output.note(f"logs: {log_directory}")
-    cluster.start_roles()
-    output.note(
-        f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
-        f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
-        f"to watch it: lockstep top, or lockstep status --chief {cluster.chief_address}"
-        + (f"\nits page, in a browser: {cluster.page_address}" if cluster.page_url else "")
-    )
-    with cluster.listed(shlex.join(command)):
-        _train(cluster, command, supervisor=supervisor, output=output, log_directory=log_directory)
-
-
-def _train(cluster: LocalCluster, command: list[str], *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> None:
-    cluster.start_workers(command)
+def _train(cluster: LocalCluster, *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> None:
     output.note(f"process ids: {_pids([*cluster.roles, *cluster.workers])}")
     watch = ClusterWatch(cluster, say=output.failure)
     from lockstep.launcher.watch import (  # NumPy is slow to import, and if it is broken, the roles report it

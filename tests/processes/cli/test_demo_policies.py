@@ -1,6 +1,5 @@
-"""`lockstep demo` under other policies and with other optimizers: it learns, and reports the staleness of contributions."""
+"""`lockstep demo` under other policies and with other optimizers: it learns, from stale contributions."""
 
-import json
 from pathlib import Path
 
 import numpy as np
@@ -9,23 +8,17 @@ import pytest
 import worker_client
 from lockstep.demo.digits import NAMES, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS
-from tests.processes.cli.test_demo import demo
+from tests.processes.cli.test_demo import accuracies, demo
 from tests.support.processes.commands import lockstep_here
 
 
 def test_the_demo_learns_the_digits_from_stale_contributions(tmp_path: Path) -> None:
-    policy = "ssp(2), scales beyond staleness 9"
     arguments = "--ps 1 --policy ssp --staleness 2 --max-staleness 9 --too-stale scale"
-    with demo(*arguments.split(), "--pace", "0", "--output", str(tmp_path)) as process:
-        stdout, stderr = process.communicate(timeout=55)
-    assert (process.returncode, stderr) == (0, ""), stdout
-    summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["policy"], summary["optimizer"]) == (policy, "momentum")
-    assert summary["steps"] == summary["steps_asked_for"] == 800
-    assert summary["test_accuracy"] >= 0.95
-    assert f"policy {policy}: every contribution is a step" in stdout
-    assert summary["max_staleness"] >= 1
-    assert sum(summary["accepted_by_worker"].values()) == summary["steps"]
+    with demo(*arguments.split(), "--pace", "0", "--run-dir", str(tmp_path)) as process:
+        out, _ = process.communicate(timeout=55)
+    assert process.returncode == 0, out
+    assert "policy ssp(2), scales beyond staleness 9: every contribution is a step" in out
+    assert "finished at step 800: test accuracy" in out and min(accuracies(out)) >= 0.95
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -115,22 +115,6 @@ def test_training_ends_by_itself_with_nobody_to_read(tmp_path: Path) -> None:
         assert process.wait(40.0) == 0
 
 
-def test_a_signal_ends_a_demo_on_a_stopped_terminal(tmp_path: Path) -> None:
-    flags = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--steps", "100000", "--output", str(tmp_path / "demo")]
-    with stopped_terminal() as output, launched("demo", *flags, output=output) as process:
-        metrics = tmp_path / "demo" / "metrics.csv"
-        wait_until(lambda: metrics.exists() and metrics.read_text().count("\n") > 3, timeout_s=40.0, what="the demo trains")
-        (chief,) = running(process, "chief")
-        chief.kill()
-        wait_until(lambda: [one for one in running(process, "chief") if one.pid != chief.pid], timeout_s=10.0, what="there is a new chief")
-        everybody = family(process)
-        begin = time.monotonic()
-        process.send_signal(signal.SIGINT)
-        assert process.wait(30.0) == 130
-        assert time.monotonic() - begin < END_S + 9.0  # workers that look for the new chief hear of the end by signals, after 5 and 3 s
-        assert are_gone(everybody)
-
-
 @OUTPUTS
 def test_roles_with_a_blocked_log_train_and_end(tmp_path: Path, unread: MakeUnread) -> None:
     with unread() as output, ExitStack() as stack, open(os.dup(output.descriptor), "wb") as log:

@@ -29,7 +29,7 @@ from tests.support.waiting import wait_until
 IMAGES = Path(__file__).resolve().parents[3] / "docs" / "images"
 WIDTH, PHONE = 1200, 390
 NUM_SERVERS, NUM_WORKERS, NUM_NEEDED = 2, 100, 96
-_DEMO = ("--workers", "3", "--steps", "3000", "--pace", "0.05", "--checkpoint-interval", "15", "--plain")
+_DEMO = ("--workers", "3", "--max-steps", "3000", "--pace", "0.05", "--checkpoint-interval", "15")
 # As many as the page has bars.
 _NUM_STEPS = 200
 
@@ -109,7 +109,7 @@ def shown(browser: Browser, url: str, *, width: int = WIDTH, is_dark: bool = Fal
 @contextlib.contextmanager
 def demo(directory: Path) -> Iterator[tuple[str, psutil.Process]]:
     """A demo; where its page is, and its process."""
-    places = "--output", str(directory / "demo"), "--checkpoint-dir", str(directory / "checkpoints")
+    places = "--run-dir", str(directory / "run"), "--checkpoint-dir", str(directory / "checkpoints")
     command = [sys.executable, "-m", "lockstep", "demo", *_DEMO, *places]
     with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         try:

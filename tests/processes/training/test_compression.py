@@ -15,11 +15,11 @@ MIB = 1 << 20
 
 
 def test_the_demo_learns_the_digits_in_a_wire_format(tmp_path: Path) -> None:
-    shape = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--steps", "300", "--pace", "0"]
-    done = run("-m", "lockstep", "demo", *shape, "--plain", "--wire", "top_k:0.05", "--output", tmp_path)
+    shape = ["--ps", "1", "--workers", "2", "--backup-workers", "0", "--max-steps", "300", "--pace", "0"]
+    done = run("-m", "lockstep", "demo", *shape, "--wire", "top_k:0.05", "--run-dir", tmp_path)
     # The demo itself wants 0.95.
     assert done.returncode == 0, done.stdout + done.stderr
-    found = re.search(r"test accuracy (0\.\d+), loss", done.stdout)
+    found = re.search(r"finished at step 300: test accuracy (0\.\d+)", done.stdout)
     assert found is not None and float(found[1]) >= 0.95
 
 
