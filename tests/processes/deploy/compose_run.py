@@ -128,7 +128,7 @@ def train(compose: Compose) -> None:
         raise ComposeFailed(f"these ended with a failure: {wrong}")
     last = [line for line in compose("logs", "--no-color", "worker").splitlines() if "finished at step" in line]
     print("\n".join(last))
-    if len(last) != NUM_WORKERS or not all(f"step {MAX_STEPS}," in line for line in last):
+    if len(last) != NUM_WORKERS or not all(f"step {MAX_STEPS}:" in line for line in last):
         raise ComposeFailed(f"want {NUM_WORKERS} workers that finish at step {MAX_STEPS}")
 
 

@@ -121,9 +121,7 @@ def test_the_files_commands_train_to_the_end_with_one_worker_more(tmp_path: Path
         wait_until(lambda: all(process.poll() is not None for process in processes), timeout_s=45, what="every process ends by itself")
         assert [process.returncode for process in processes] == [0] * len(processes), compose.logs()
     for index in range(num_workers):
-        match = re.search(
-            r"finished at step 250, \d+ contributions accepted, test accuracy (0\.\d+)", (tmp_path / f"worker-{index}.log").read_text()
-        )
+        match = re.search(r"finished at step 250: test accuracy (0\.\d+)", (tmp_path / f"worker-{index}.log").read_text())
         assert match is not None and float(match[1]) >= 0.95, compose.logs()
 
 
