@@ -116,17 +116,19 @@ class Place:
         except (EpochMismatch, LeaseExpired, NotInitialized, Superseded):
             return  # the next request ends with the same error, and its caller handles it
 
-    def await_other(self, participant: Participant, cause: PsError, wait: Deadline) -> Asking[PsError]:
-        """Waits until the place has another participant: a server has been restarted or restored, and the chief will soon notice.
+    def await_other(self, known: Registration, cause: PsError, wait: Deadline) -> Asking[PsError]:
+        """Waits until the place is another than the one `known`: a server has been restarted or restored, and the chief will soon notice.
 
-        Returns the chief's error about that if there is one, else the cause. Raises the cause if the chief has not noticed by the end of
-        the wait.
+        That is another participant, or the same one at another chief: where the chief before brought the server back before it ended, the
+        next one finds nothing to do. Returns the chief's error about that if there is one, else the cause. Raises the cause if the chief
+        has not noticed by the end of the wait.
         """
+        participant = known.participant
         if self.participant is not participant:
             return cause
         if isinstance(cause, Cancelled):
             raise cause
-        while participant is self.participant:
+        while self.participant is participant and self.registration.chief_incarnation == known.chief_incarnation:
             try:
                 yield from self.ask(Beat(participant), participant)
             except (EpochMismatch, LeaseExpired) as error:

@@ -101,6 +101,8 @@ class Worker:
         self._begin_wait, self._timeout_s = begin_wait, timeout_s
         # The state that the variables belong to; differs from `state` if coming back failed half-way; None before there is a model.
         self._present: WorkerState | None = None
+        # The registration with which the worker joined the model, or came back to it.
+        self._joined = place.registration
         # After coming back, or if nothing was sent: the worker may compute for its present step, and gets no other token before it has.
         self._may_compute = False
         # Ranges of the training data: those that the next contribution is made from; whether some of these have gone back to the chief; and
@@ -135,8 +137,8 @@ class Worker:
                 has_created = yield from self._take_part(model, registration, wait, may_create=may_create)
                 break
             except LOST as error:
-                yield from self._await_other_turn(registration.participant, error, wait)
-        place.model, self._present = model, self.state
+                yield from self._await_other_turn(registration, error, wait)
+        place.model, self._present, self._joined = model, self.state, registration
         yield Arrived(None, None)
         return has_created
 
@@ -148,7 +150,7 @@ class Worker:
         place, present = self.place, self._present
         assert present is not None and place.model is not None
         former = present.participant
-        cause = yield from self._await_other(former, cause)
+        cause = yield from self._await_other(self._joined, cause)
         limits_s = [limit_s for limit_s in (timeout_s, self.recovery_timeout_s) if limit_s is not None]
         wait = self._begin_wait(f"{self.who} comes back to the model", min(limits_s, default=None))
         while True:
@@ -157,8 +159,8 @@ class Worker:
                 yield from self._take_part(place.model, registration, wait, may_create=False)
                 break
             except LOST as error:
-                yield from self._await_other_turn(registration.participant, error, wait)
-        self._present, self._may_compute = self.state, True
+                yield from self._await_other_turn(registration, error, wait)
+        self._present, self._joined, self._may_compute = self.state, registration, True
         self._has_lost_ranges, self._ranges, self._unused = self._has_lost_ranges or bool(self._ranges), (), ()
         if not registration.participant.shares_era(former):
             self.num_rollbacks += 1
@@ -166,15 +168,15 @@ class Worker:
         # The error's traceback holds this frame: unless it is deleted, the cycle keeps the variables of lost servers in memory.
         del cause
 
-    def _await_other(self, participant: Participant, cause: PsError) -> Asking[PsError]:
+    def _await_other(self, known: Registration, cause: PsError) -> Asking[PsError]:
         wait = self._begin_wait(f"the session of {self.who} asks what has become of its servers", self._timeout_s)
-        return (yield from self.place.await_other(participant, cause, wait))
+        return (yield from self.place.await_other(known, cause, wait))
 
-    def _await_other_turn(self, participant: Participant, cause: PsError, wait: Deadline) -> Asking[None]:
+    def _await_other_turn(self, known: Registration, cause: PsError, wait: Deadline) -> Asking[None]:
         """Waits before the next attempt, within `wait`; returns at once if the worker already has another place."""
-        yield from self._await_other(participant, cause)
+        yield from self._await_other(known, cause)
         wait.explain(cause.message)
-        if self.place.participant is participant:
+        if self.place.participant is known.participant:
             # The chief has registered the worker and then refused it, so another attempt must not follow at once.
             yield Pause(wait, _TRY_AGAIN_S)
 

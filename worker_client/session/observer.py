@@ -153,12 +153,12 @@ class Observer:
         """Returns what `act` returns; once the cluster was brought back to an earlier step, does it again there."""
         while True:
             variables, reader = self._model(wait)
-            participant = self._participant
+            known = self._member.place.registration
             try:
                 return act(variables, reader)
             except LOST as error:
                 deadline = Wait("the observer asks what has become of its servers", timeout_s=self._member.link.transport.timeout_s)
-                run(self._member.place.await_other(participant, error, deadline), self._member.acts)
+                run(self._member.place.await_other(known, error, deadline), self._member.acts)
                 log.warning("observer: the cluster has begun again in epoch %d: %s", self._member.participant.era.epoch, error.message)
                 self._step = None
 

@@ -238,6 +238,26 @@ def test_a_rollback_under_a_push_is_its_outcome_and_no_token_is_waited_for_then(
     assert around.asked[0] == "AwaitToken", "who skips that step waits for the next one"
 
 
+def test_a_worker_whose_server_was_brought_back_by_a_chief_that_ended_continues_with_the_next_chief_in_the_same_epoch() -> None:
+    around, num_beats, num_opened = Surroundings(), 0, 0
+
+    def beat(_: ask.Beat) -> None:
+        nonlocal num_beats
+        num_beats += 1
+        assert num_beats < 10, "it waits for another epoch"
+        if num_beats == 3:
+            around.place.registration = replace(FIRST, chief_incarnation=FIRST.chief_incarnation + 1)
+
+    def opened(_: ask.Open) -> None:
+        nonlocal num_opened
+        num_opened += 1
+        if num_opened == 1:
+            raise EpochMismatch("ps 1: no chief has adopted it since it started, you have epoch 1")
+
+    around.run(around.worker.join(MODEL, may_create=False, timeout_s=5.0), Beat=beat, Open=opened)
+    assert (num_beats, num_opened) == (3, 2)
+
+
 def test_the_outcome_of_a_contribution_stays_true_for_a_worker_whose_lease_ended(
     around: Surroundings,
 ) -> None:
