@@ -84,7 +84,14 @@ def conditions(situation: Situation, *, now: float) -> tuple[Condition, ...]:
     is_open = situation.state is ClusterState.TRAINING and situation.policy.has_common_steps and not situation.policy.is_complete
     scene = Scene(situation, now, missing(situation) if is_open else None)
     found = [
-        Condition(name=row.name, level=row.level, line=said.line, advice=said.advice, commands=said.commands)
+        Condition(
+            name=row.name,
+            level=row.level,
+            line=said.line,
+            advice=said.advice,
+            commands=said.commands,
+            is_standstill=row.is_standstill,
+        )
         for row in ROWS
         if (said := row.find(scene)) is not None
     ]
@@ -528,31 +535,32 @@ def _sentence(text: str) -> str:
 
 
 class Row(NamedTuple):
-    """One row of the table."""
+    """One row of the table. `is_standstill`: training stands while it holds."""
 
     name: str
     level: Level
     find: Callable[[Scene], Said | None]
+    is_standstill: bool = False
 
 
 ROWS: tuple[Row, ...] = (
     Row("failed", Level.RED, _failed),
-    Row("server gone", Level.RED, _server_gone),
-    Row("server cut off", Level.RED, _server_cut_off),
-    Row("checkpoint holds steps", Level.RED, _checkpoint_holds),
-    Row("program failed", Level.RED, _program_failed),
-    Row("program ended", Level.RED, _program_ended),
-    Row("worker gone", Level.RED, _worker_gone),
-    Row("nobody left", Level.RED, _nobody_left),
-    Row("connecting", Level.AMBER, _connecting),
-    Row("recovering", Level.AMBER, _recovering),
+    Row("server gone", Level.RED, _server_gone, is_standstill=True),
+    Row("server cut off", Level.RED, _server_cut_off, is_standstill=True),
+    Row("checkpoint holds steps", Level.RED, _checkpoint_holds, is_standstill=True),
+    Row("program failed", Level.RED, _program_failed, is_standstill=True),
+    Row("program ended", Level.RED, _program_ended, is_standstill=True),
+    Row("worker gone", Level.RED, _worker_gone, is_standstill=True),
+    Row("nobody left", Level.RED, _nobody_left, is_standstill=True),
+    Row("connecting", Level.AMBER, _connecting, is_standstill=True),
+    Row("recovering", Level.AMBER, _recovering, is_standstill=True),
     Row("wrong program", Level.AMBER, _wrong_program),
-    Row("nobody joined", Level.AMBER, _no_worker),
-    Row("no model", Level.AMBER, _no_model),
-    Row("worker silent", Level.AMBER, _worker_silent),
-    Row("worker idle", Level.AMBER, _worker_idle),
-    Row("worker absent", Level.AMBER, _worker_absent),
-    Row("held up", Level.AMBER, _held_up),
+    Row("nobody joined", Level.AMBER, _no_worker, is_standstill=True),
+    Row("no model", Level.AMBER, _no_model, is_standstill=True),
+    Row("worker silent", Level.AMBER, _worker_silent, is_standstill=True),
+    Row("worker idle", Level.AMBER, _worker_idle, is_standstill=True),
+    Row("worker absent", Level.AMBER, _worker_absent, is_standstill=True),
+    Row("held up", Level.AMBER, _held_up, is_standstill=True),
     Row("checkpoints fail", Level.AMBER, _checkpoints_fail),
     Row("in vain", Level.AMBER, _in_vain),
     Row("fewer workers", Level.AMBER, _fewer_workers),
@@ -562,10 +570,10 @@ ROWS: tuple[Row, ...] = (
     Row("redoing", Level.AMBER, _redoing),
     Row("nothing kept", Level.AMBER, _nothing_kept),
     Row("finished", Level.GREEN, _finished),
-    Row("initialising", Level.GREEN, _initialising),
-    Row("saving", Level.GREEN, _saving),
-    Row("waiting", Level.GREEN, _waiting),
-    Row("applying", Level.GREEN, _applying),
+    Row("initialising", Level.GREEN, _initialising, is_standstill=True),
+    Row("saving", Level.GREEN, _saving, is_standstill=True),
+    Row("waiting", Level.GREEN, _waiting, is_standstill=True),
+    Row("applying", Level.GREEN, _applying, is_standstill=True),
     Row("slow worker", Level.GREEN, _slow_worker),
     Row("training", Level.GREEN, _training),
 )

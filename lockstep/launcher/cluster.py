@@ -24,6 +24,7 @@ from ps_protocol.process import options
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.listening import end_beside, page_beside
 from ps_protocol.process.local_clusters import entry, listed
+from ps_protocol.process.waiting import LAUNCHER_SAYS
 from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, token_of, write_secret
 
@@ -120,7 +121,7 @@ class LocalCluster:
         self._worker_command = command
         told = {options.HISTORY.variable: history, options.HISTORY_MAX_BYTES.variable: max_bytes}
         words = {variable: None if value is None else str(value) for variable, value in told.items()}
-        self._worker_environment = {**words, **(environment or {})}
+        self._worker_environment = {**words, LAUNCHER_SAYS: "1", **(environment or {})}
         for index in range(self.spec.num_workers):
             self.workers.append(self._start_worker(index))
 

@@ -14,7 +14,8 @@ from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, ParticipantKind
+from ps_protocol.process.waiting import NOTICE_INTERVAL_S
+from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, Level, ParticipantKind
 
 if TYPE_CHECKING:
     from ps_protocol.rpc.chief import GrpcChief
@@ -39,7 +40,7 @@ def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcCh
 _PERIOD_S = 0.1
 # A program sets its policy before it creates the model. After this long, the chief's present policy counts.
 _LONGEST_DOUBT_S = 3.0
-_TRAINING_PERIOD_S = 1.0
+_TRAINING_PERIOD_S = 0.5
 # The period of polling once a worker has ended before the others.
 _CLOSE_PERIOD_S = 0.5
 # A chief that saves a last checkpoint keeps answering. The launcher stops waiting for one that has been silent for this long.
@@ -180,6 +181,51 @@ class ChiefPoller:
             finally:
                 self._has_finished = True  # asks once only: a chief that refuses will refuse again
             self.watch_closely()
+
+
+# Says once what all workers wait for; they log it as INFO then (`LAUNCHER_SAYS`).
+
+
+_FIRST_PAUSE_S, _MAX_PAUSE_S = NOTICE_INTERVAL_S, 600.0
+
+
+class WaitWords:
+    """Says what training waits for, by the chief's reports; about the same condition again after 10 s, then twice as long each time."""
+
+    def __init__(self, say: Callable[[str], None]) -> None:
+        self._say = say
+        self._seen: ClusterStatus | None = None
+        self._standing = ""  # the condition of the report before
+        self._said = ""
+        self._again_at: dict[str, tuple[float, float]] = {}  # when, and how long to pause after that
+
+    def see(self, status: ClusterStatus | None, *, now: float) -> None:
+        """Reads a report; one that was read before changes nothing."""
+        if status is None or status is self._seen:
+            return
+        self._seen = status
+        one = next((one for one in status.conditions if one.is_standstill), None)
+        # A step of workers that all compute is long, and nobody waits for it.
+        if one is None or (one.level is Level.GREEN and status.state is ClusterState.TRAINING and not _is_anybody_waiting(status)):
+            if self._said and status.state is ClusterState.TRAINING:
+                self._say(f"training continues at step {status.global_step}")
+            self._standing = self._said = ""
+            return
+        is_lasting, self._standing = self._standing == one.name, one.name
+        due_at, pause_s = self._again_at.get(one.name, (now, _FIRST_PAUSE_S))
+        if not is_lasting or now < due_at:
+            return
+        self._again_at[one.name] = now + pause_s, min(2 * pause_s, _MAX_PAUSE_S)
+        if one.level is not Level.GREEN:
+            self._said = one.name
+        # The launcher has started all workers: before training, there is nothing that a user should start.
+        has_remedy = status.state not in _BEFORE
+        words = f"{one.line}. {one.advice}" if has_remedy and one.advice else one.line
+        self._say("\n".join([words, *(f"    {command}" for command in one.commands if has_remedy)]))
+
+
+def _is_anybody_waiting(status: ClusterStatus) -> bool:
+    return any(one.is_waiting for one in status.participants)
 
 
 # Whether a cluster with checkpoints has saved its end.

@@ -6,6 +6,7 @@ Knows time, threads and the log; nothing about the calls themselves.
 import itertools
 import logging
 import math
+import os
 import random
 import threading
 import time
@@ -35,6 +36,9 @@ NOTICE_INTERVAL_S = 10.0
 
 log = logging.getLogger("lockstep.silence")
 waits_log = logging.getLogger("lockstep.waits")
+# Set by a launcher, which says for all of its workers what they all wait for.
+LAUNCHER_SAYS = "LOCKSTEP_LAUNCHER_SAYS"
+_LEVEL_OF_ALL = logging.INFO if os.environ.get(LAUNCHER_SAYS) else logging.WARNING
 
 
 # How long to pause before trying again: doubling, jittered, bounded.
@@ -196,14 +200,19 @@ class Wait:
         left_s = self.left_s()
         time.sleep(seconds if left_s is None else min(seconds, left_s))  # the caller wants time to pass, and waits for nothing
 
-    def explain(self, waiting_for: str) -> None:
-        """Takes note that the wait continues; logs why if it is time to. Raises DeadlineExceeded at the deadline."""
+    def explain(self, waiting_for: str, *, is_of_all: bool = False) -> None:
+        """Takes note that the wait continues; logs why if it is time to. Raises DeadlineExceeded at the deadline.
+
+        `is_of_all`: all workers wait for this, by the chief's own words; where a launcher says it for all of them, it is logged as INFO.
+        """
         now = time.monotonic()
         reason = waiting_for or "no reason was given"
         if self._deadline_s is not None and now >= self._deadline_s:
             raise DeadlineExceeded(f"{self._what}: not within {self._timeout_s:g} s: {reason}")
         if now >= self._next_words_s:
-            waits_log.warning("%s: waiting for %.0f s: %s", self._what, now - self._start_s, reason)
+            waits_log.log(
+                _LEVEL_OF_ALL if is_of_all else logging.WARNING, "%s: waiting for %.0f s: %s", self._what, now - self._start_s, reason
+            )
             self._next_words_s = now + NOTICE_INTERVAL_S
 
 

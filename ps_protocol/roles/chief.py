@@ -478,7 +478,7 @@ class Level(enum.Enum):
 class Condition:
     """One thing that is to be said of a cluster: what and who in a `line`, what to do in `advice`, and `commands` for a shell, apart.
 
-    `name` is that of its row in the table of conditions.
+    `name` is that of its row in the table of conditions. `is_standstill`: training stands while it holds.
     """
 
     name: str
@@ -486,6 +486,7 @@ class Condition:
     line: str
     advice: str = ""
     commands: tuple[str, ...] = ()
+    is_standstill: bool = False
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

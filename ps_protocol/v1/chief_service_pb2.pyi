@@ -426,18 +426,20 @@ class GetClusterStatusRequest(_message.Message):
     def __init__(self, max_ledger_entries: _Optional[int] = ...) -> None: ...
 
 class Condition(_message.Message):
-    __slots__ = ("name", "level", "line", "advice", "commands")
+    __slots__ = ("name", "level", "line", "advice", "commands", "is_standstill")
     NAME_FIELD_NUMBER: _ClassVar[int]
     LEVEL_FIELD_NUMBER: _ClassVar[int]
     LINE_FIELD_NUMBER: _ClassVar[int]
     ADVICE_FIELD_NUMBER: _ClassVar[int]
     COMMANDS_FIELD_NUMBER: _ClassVar[int]
+    IS_STANDSTILL_FIELD_NUMBER: _ClassVar[int]
     name: str
     level: Level
     line: str
     advice: str
     commands: _containers.RepeatedScalarFieldContainer[str]
-    def __init__(self, name: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., line: _Optional[str] = ..., advice: _Optional[str] = ..., commands: _Optional[_Iterable[str]] = ...) -> None: ...
+    is_standstill: bool
+    def __init__(self, name: _Optional[str] = ..., level: _Optional[_Union[Level, str]] = ..., line: _Optional[str] = ..., advice: _Optional[str] = ..., commands: _Optional[_Iterable[str]] = ..., is_standstill: bool = ...) -> None: ...
 
 class ParticipantStatus(_message.Message):
     __slots__ = ("kind", "index", "incarnation", "host", "pid", "state", "seen_ago", "num_accepted", "num_stale", "num_late", "is_waiting", "failure", "transport", "traffic", "is_silent", "doing")

@@ -1522,6 +1522,7 @@ def write_Condition(value: Condition, message: Any) -> None:
     message.advice = value.advice
     if one := value.commands:
         message.commands.extend(one)
+    message.is_standstill = value.is_standstill
 
 
 def read_Condition(message: Any) -> Condition:
@@ -1531,6 +1532,7 @@ def read_Condition(message: Any) -> Condition:
         line=message.line,
         advice=message.advice,
         commands=tuple(message.commands),
+        is_standstill=message.is_standstill,
     )
 
 

@@ -474,7 +474,7 @@ class _NoDeadline:
     def left_s(self) -> float | None:
         return _NO_LIMIT_S
 
-    def explain(self, waiting_for: str) -> None:
+    def explain(self, waiting_for: str, *, is_of_all: bool = False) -> None:
         """Nobody listens, and it has no end."""
 
 

@@ -23,7 +23,7 @@ class Deadline(Protocol):
     def left_s(self) -> float | None:
         """Returns the seconds to the deadline; None if there is none."""
 
-    def explain(self, waiting_for: str) -> None:
+    def explain(self, waiting_for: str, *, is_of_all: bool = False) -> None:
         """Notes that the wait continues, and why. Raises DeadlineExceeded at the deadline."""
 
 

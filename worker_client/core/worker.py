@@ -236,7 +236,7 @@ class Worker:
                     raise TrainingFailed(
                         "the cluster has begun anew, and its model is lost: there was no checkpoint to go back to; start the workers again"
                     )
-            wait.explain(reply.waiting_for)
+            wait.explain(reply.waiting_for, is_of_all=True)
 
     def _check_present(self) -> None:
         """Raises one of LOST if the worker's variables do not belong to its present place."""
@@ -513,7 +513,7 @@ class Worker:
                     self._counted(sent, result)
                 if reply.result is not TokenResult.WAIT:
                     break
-                wait.explain(reply.waiting_for)
+                wait.explain(reply.waiting_for, is_of_all=True)
             has_other_policy = state.granted(reply)
             if reply.shards_version != place.registration.shards_version:
                 yield HearShards(reply.shards_version)

@@ -29,7 +29,7 @@ from ps_protocol.process.options import MAX_STEPS, UP, Given, add_options, optio
 from ps_protocol.process.output import BoundedOutput, write_last
 
 _DRY_STEPS = 5
-_POLL_S = 1.0
+_POLL_S = 0.5
 _MAX_PIDS = 20
 
 
@@ -156,15 +156,18 @@ def _train(cluster: LocalCluster, *, supervisor: Supervisor, output: PrefixedOut
     watch = ClusterWatch(cluster, say=output.failure)
     from lockstep.launcher.watch import (  # NumPy is slow to import, and if it is broken, the roles report it
         LastWorkers,
+        WaitWords,
         what_is_not_saved,
     )
 
-    last = LastWorkers(cluster, poller=watch.ask_chief(), say=output.failure)
+    poller, waits = watch.ask_chief(), WaitWords(output.note)
+    last = LastWorkers(cluster, poller=poller, say=output.failure)
     try:
         try:
             while watch.has_running_workers and not last.is_time_up:
                 watch.see(supervisor.poll(timeout_s=watch.pause_s(_POLL_S)))
                 last.see()
+                waits.see(poller.status, now=time.monotonic())
         except Interrupted as error:
             watch.interrupt(supervisor, str(error))
             raise

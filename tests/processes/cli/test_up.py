@@ -180,6 +180,24 @@ def test_a_directory_that_cannot_be_made_is_reported_in_one_line() -> None:
     assert len(result.stderr.splitlines()) == 1
 
 
+WAITED_FOR = """
+import time, numpy as np, lockstep
+with lockstep.connect() as session:
+    session.create_or_join({"w": np.zeros(1)}, optimizer=lockstep.sgd(1.0))
+    while not session.is_finished:
+        time.sleep(4 if session.worker_index == 1 and session.local_step == 5 else 0.02)
+        session.step({"w": np.ones(1)})
+"""
+
+
+def test_what_all_workers_wait_for_is_said_once(tmp_path: Path) -> None:
+    code, out = run_up("--workers", "3", "--max-steps", "80", worker=WAITED_FOR, run_dir=tmp_path / "run")
+    assert code == 0, out
+    waits = [line for line in out.splitlines() if "aiting" in line]
+    assert len(waits) == 1 and re.match(r"\[lockstep\] Waiting \d s for worker 1 ", waits[0]), out
+    assert "[lockstep] training continues at step " in out
+
+
 def test_each_worker_gets_its_own_index_and_no_environment_variables_of_another_cluster(tmp_path: Path) -> None:
     worker = "import os; print(*(os.environ[f'LOCKSTEP_{name}'] for name in ('WORKER_INDEX', 'NUM_WORKERS', 'CLUSTER', 'CHIEF')))"
     others = {"LOCKSTEP_CHIEF": "10.0.0.1:1", "LOCKSTEP_MAX_STEPS": "nonsense", "LOCKSTEP_ADVERTISE": "nonsense"}

@@ -124,7 +124,11 @@ STATUS = chief.ClusterStatus(
         ),
     ),
     num_accepted=7, num_stale=8, num_late=9, hyperparameters_version=10, optimizer="adam", max_observed_staleness=11, chief_cpu_s=0.75,
-    conditions=(chief.Condition(name="worker silent", level=chief.Level.AMBER, line="Waiting", advice="Look", commands=("a", "b")),),
+    conditions=(
+        chief.Condition(
+            name="worker silent", level=chief.Level.AMBER, line="Waiting", advice="Look", commands=("a", "b"), is_standstill=True
+        ),
+    ),
 )  # fmt: skip
 IDENTITY = identity.Identity(cluster="job", role=identity.Role.PARAMETER_SERVER, index=1, process_incarnation=(1 << 64) - 1)
 VERSION = ProtocolVersion(major=1, minor=2)

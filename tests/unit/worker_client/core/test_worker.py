@@ -67,7 +67,7 @@ class Surroundings:
     def left_s(self) -> float | None:
         return 7.0
 
-    def explain(self, waiting_for: str) -> None:
+    def explain(self, waiting_for: str, *, is_of_all: bool = False) -> None:
         """Goes on waiting."""
 
     def counted(self) -> CommitResult:
