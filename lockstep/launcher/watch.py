@@ -14,7 +14,7 @@ from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.process.waiting import NOTICE_INTERVAL_S
+from ps_protocol.process.waiting import FIRST_NOTICE_S, NOTICE_INTERVAL_S
 from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, Level, ParticipantKind
 
 if TYPE_CHECKING:
@@ -187,6 +187,8 @@ class ChiefPoller:
 
 
 _FIRST_PAUSE_S, _MAX_PAUSE_S = NOTICE_INTERVAL_S, 600.0
+# Of an open step the chief says nothing before a second is over; if it still says it after this time, it is worth a line.
+_LASTING_S = 0.5
 
 
 class WaitWords:
@@ -195,7 +197,7 @@ class WaitWords:
     def __init__(self, say: Callable[[str], None]) -> None:
         self._say = say
         self._seen: ClusterStatus | None = None
-        self._standing = ""  # the condition of the report before
+        self._standing, self._since = "", 0.0  # the condition of the report before, and when it was seen first
         self._said = ""
         self._again_at: dict[str, tuple[float, float]] = {}  # when, and how long to pause after that
 
@@ -211,9 +213,10 @@ class WaitWords:
                 self._say(f"training continues at step {status.global_step}")
             self._standing = self._said = ""
             return
-        is_lasting, self._standing = self._standing == one.name, one.name
+        if one.name != self._standing:
+            self._standing, self._since = one.name, now
         due_at, pause_s = self._again_at.get(one.name, (now, _FIRST_PAUSE_S))
-        if not is_lasting or now < due_at:
+        if now < max(due_at, self._since + (_LASTING_S if status.state is ClusterState.TRAINING else FIRST_NOTICE_S)):
             return
         self._again_at[one.name] = now + pause_s, min(2 * pause_s, _MAX_PAUSE_S)
         if one.level is not Level.GREEN:

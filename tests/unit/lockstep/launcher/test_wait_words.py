@@ -60,5 +60,6 @@ def test_a_step_for_which_nobody_waits_yet_is_not_said() -> None:
 
 def test_before_training_no_remedy_is_named_that_the_launcher_has_seen_to() -> None:
     first = replace(SILENT, name="nobody joined", line="Waiting 2 s for the first worker", advice="Start one.")
-    lines = said((1.0, (first,)), (1.5, (first,)), state=ClusterState.WAITING_FOR_MODEL)
-    assert lines == ["Waiting 2 s for the first worker"]
+    reports = [(now, (first,)) for now in (1.0, 1.5, 2.5, 3.0, 3.5)]
+    assert said(*reports[:3], state=ClusterState.WAITING_FOR_MODEL) == []
+    assert said(*reports, state=ClusterState.WAITING_FOR_MODEL) == ["Waiting 2 s for the first worker"]
