@@ -11,6 +11,7 @@ parser reads it; nothing of Python runs it.
 """
 
 import ast
+import keyword
 import math
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import Any
@@ -23,6 +24,9 @@ from ps_protocol.model.light_dataclass import light_dataclass
 
 Array = npt.NDArray[Any]
 
+# What a formula calls the variable that it is for.
+VARIABLE = "v"
+MAX_NAME = 64
 MAX_TEXT = 4096
 MAX_PARTS = 512
 MAX_DEPTH = 40
@@ -273,6 +277,14 @@ def parse_formula(
     except ValueError as error:
         raise InvalidSpec(f"formula {_short(text)}: this cannot be read: {error}") from None
     return _Parser(text, variable=variable, others=others, writable=writable, step=step, bases=bases).formula(tree)
+
+
+def check_own_name(what: str, name: object, *, taken: Collection[str] = ()) -> None:
+    """Raises InvalidSpec unless a program may call something so in a formula; `taken` have a meaning there, as functions have."""
+    if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or len(name) > MAX_NAME:
+        raise InvalidSpec(f"{what} {str(name)[:80]!r}: want a name of letters, digits and _, {MAX_NAME} characters at most")
+    if name in taken or name in FUNCTIONS:
+        raise InvalidSpec(f"{what} {name!r}: this name has a meaning in formulas already; choose another one")
 
 
 def with_named_powers(text: str, *, step: str, named: Callable[[str], str]) -> str:

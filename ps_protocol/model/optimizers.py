@@ -1,21 +1,21 @@
-"""Which optimizers and learning-rate schedules exist, with their arguments, defaults and limits.
+"""Which optimizers and learning-rate schedules exist, with their arguments, defaults and limits, and the formula of each optimizer.
 
-Knows formulas that are texts: those of custom optimizers, and of the built-in ones that are written in the same language. The formulas of
-all others, and how any is computed, the servers know.
+A formula is a text in the language of `ps_protocol/model/expressions.py`, which `ps_protocol/model/programs.py` compiles; custom optimizers
+bring their own. Never change the order of operations in one: the bits are promised.
 """
 
-import functools
-import keyword
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
+import numpy as np
+
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
+from ps_protocol.model.expressions import MAX_NAME, VARIABLE, Formula, check_own_name
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import known_names
-from ps_protocol.model.programs import Program
+from ps_protocol.model.programs import Names, Program, compiled, parsed
 from ps_protocol.model.shown import shown
 
 
@@ -38,8 +38,8 @@ _FLAG = _Domain(lambda value: value in (0, 1), "0 or 1")
 # Servers compute float32 variables in float32, and all learning rates: what is larger would be infinite there.
 _LARGEST = (2 - 2**-23) * 2.0**127
 
-# What an optimizer's formula calls the variable, its gradient, the learning rate, and the step after the update.
-VARIABLE, GRADIENT, LEARNING_RATE, STEP = "v", "g", "lr", "t"
+# What an optimizer's formula calls the variable's gradient, the learning rate, and the step after the update.
+GRADIENT, LEARNING_RATE, STEP = "g", "lr", "t"
 
 _NOT_POSITIVE = _Domain(lambda value: value <= 0, "<= 0")
 
@@ -60,34 +60,105 @@ def _no_slots(spec: "OptimizerSpec") -> Mapping[str, float]:
 class OptimizerKind:
     """One optimizer: its hyper-parameters, each with its default and the values that it may have, and its slots.
 
-    `slots`: names, and the value that each starts with. `formula`: its text, of one that is written in the language of formulas; else
-    the servers have its formula. `is_update_rule`: it is for variables that take plain updates (statistics, counters), not gradients;
-    learning rates mean nothing to it. `sums`: it wants the sum of the contributions, not their mean.
+    `slots`: names, and the value that each starts with; one whose name has another meaning in the formula is called NAME_slot there.
+    `is_single`: numbers are computed in the variable's element type, from rates, hyper-parameters and powers that are float32 numbers, as
+    TensorFlow has it; else as Python does, and rounded where they meet an array: in float32, 1 - 0.999 is wrong in the fifth digit.
+    `at_rate`: numbers in place of hyper-parameters, from the learning rate in double precision. `is_update_rule`: it is for variables that
+    take plain updates (statistics, counters), not gradients; learning rates mean nothing to it. `sums`: it wants the sum of the
+    contributions, not their mean.
     """
 
     hyperparameters: Mapping[str, tuple[float, _Domain]]
+    formula: Callable[["OptimizerSpec"], str]
     slots: Callable[["OptimizerSpec"], Mapping[str, float]] = _no_slots
-    formula: Callable[["OptimizerSpec"], str] | None = None
+    is_single: bool = False
+    at_rate: Callable[["OptimizerSpec", float], Mapping[str, float]] | None = None
     is_update_rule: bool = False
     sums: bool = False
 
 
-def _of_gradients(
-    hyperparameters: Mapping[str, tuple[float, _Domain]], slots: Callable[["OptimizerSpec"], Mapping[str, float]] = _no_slots
+def _of_tensorflow(
+    hyperparameters: Mapping[str, tuple[float, _Domain]],
+    formula: Callable[["OptimizerSpec"], str],
+    slots: Callable[["OptimizerSpec"], Mapping[str, float]] = _no_slots,
+    at_rate: Callable[["OptimizerSpec", float], Mapping[str, float]] | None = None,
 ) -> OptimizerKind:
-    """Of one whose formula the servers have, and TensorFlow.
+    """One of tf.compat.v1.train, with the formula and slots of its CPU kernel (tensorflow/core/kernels/training_ops.cc).
 
+    In the kernel's order of operations, save for how that rounds 1/sqrt and fused multiply-adds. Beside it there are two decays.
     `weight_decay` is decoupled: variable -= learning_rate * weight_decay * variable, beside what the optimizer does. `l2` is part of the
     gradient: gradient += l2 * variable, before the optimizer sees it.
     """
-    return OptimizerKind(hyperparameters={**hyperparameters, **_DECAYS}, slots=slots)
+    return OptimizerKind(hyperparameters={**hyperparameters, **_DECAYS}, formula=formula, slots=slots, is_single=True, at_rate=at_rate)
 
 
 def _accumulator(spec: "OptimizerSpec") -> Mapping[str, float]:
     return {"accumulator": spec.hyperparameter("initial_accumulator_value")}
 
 
-# Optimizers written as formulas. What is 0 is left out of the text, so that it costs nothing.
+# The formulas that depend on hyper-parameters. What is 0 is left out of the text, so that it costs nothing.
+
+
+def _momentum(spec: "OptimizerSpec") -> str:
+    change = "g * lr + momentum_slot * momentum * lr" if spec.hyperparameter("use_nesterov") else "momentum_slot * lr"
+    return f"momentum_slot = momentum_slot * momentum + g; v = v - ({change})"
+
+
+def _adagrad_da(spec: "OptimizerSpec") -> str:
+    # The variable's old value does not matter.
+    total = "gradient_accumulator"
+    threshold = "t * l1_regularization_strength"
+    shrunk = f"max(abs({total}) - {threshold}, 0) * sign({total})" if spec.has("l1_regularization_strength") else total
+    return f"""
+        {total} = {total} + g
+        gradient_squared_accumulator = gradient_squared_accumulator + g * g
+        v = {shrunk} * -lr / (sqrt(gradient_squared_accumulator) + t * l2_regularization_strength * lr)
+    """
+
+
+def _rmsprop(spec: "OptimizerSpec") -> str:
+    is_centered = spec.hyperparameter("centered")
+    return f"""
+        rms = rms + (g * g - rms) * (1 - decay)
+        {"mg = mg + (g - mg) * (1 - decay)" if is_centered else ""}
+        momentum_slot = momentum_slot * momentum + g * lr / sqrt({"rms - mg * mg" if is_centered else "rms"} + epsilon)
+        v = v - momentum_slot
+    """
+
+
+def _ftrl(spec: "OptimizerSpec") -> str:
+    power = -single(spec.hyperparameter("learning_rate_power"))
+    penalized = "g + v * (2 * l2_shrinkage_regularization_strength)" if spec.has("l2_shrinkage_regularization_strength") else "g"
+    # The quotient is sign(z) * l1 - z where |z| > l1, at a third of the price; elsewhere the variable is 0 in any case.
+    return f"""
+        before = accum ** {power!r}
+        accum = accum + g * g
+        after = accum ** {power!r}
+        linear = linear + ({penalized} - (after - before) / lr * v)
+        l1 = l1_regularization_strength
+        v = where(abs(linear) > l1, (clip(linear, -l1, l1) - linear) / (after / lr + 2 * l2_regularization_strength), 0)
+    """
+
+
+def _ftrl_at_rate(spec: "OptimizerSpec", rate: float) -> Mapping[str, float]:
+    beta, l2 = spec.hyperparameter("beta"), spec.hyperparameter("l2_regularization_strength")
+    return {"l2_regularization_strength": single(float(l2 + beta / (2 * np.float64(rate))) if beta else l2)}
+
+
+def _proximal_sgd(spec: "OptimizerSpec") -> str:
+    shrunk = "sign(p) * max(abs(p) - lr * l1_regularization_strength, 0)" if spec.has("l1_regularization_strength") else "p"
+    return f"p = v - g * lr; v = {shrunk} / (1 + lr * l2_regularization_strength)"
+
+
+def _proximal_adagrad(spec: "OptimizerSpec") -> str:
+    shrunk = "sign(p) * max(abs(p) - rate * l1_regularization_strength, 0)" if spec.has("l1_regularization_strength") else "p"
+    divisor = " / (rate * l2_regularization_strength + 1)" if spec.has("l2_regularization_strength") else ""
+    return f"""
+        accumulator = accumulator + g * g
+        rate = 1 / sqrt(accumulator) * lr
+        p = v - g * rate
+        v = {shrunk}{divisor}
+    """
 
 
 def _gradient(spec: "OptimizerSpec") -> tuple[str, str]:
@@ -147,31 +218,52 @@ def _lamb(spec: "OptimizerSpec") -> str:
     """
 
 
-# Names are those of tf.compat.v1.train, and its formulas, which the servers have; those with a formula here have it from elsewhere.
 OPTIMIZERS: Mapping[str, OptimizerKind] = {
-    "sgd": _of_gradients({}),
-    "momentum": _of_gradients({"momentum": (0.9, _NOT_NEGATIVE), "use_nesterov": (0.0, _FLAG)}, lambda spec: {"momentum": 0.0}),
-    "adagrad": _of_gradients(_INITIAL_ACCUMULATOR, _accumulator),
-    "adagrad_da": _of_gradients(
+    "sgd": _of_tensorflow({}, lambda spec: "v - g * lr"),
+    "momentum": _of_tensorflow({"momentum": (0.9, _NOT_NEGATIVE), "use_nesterov": (0.0, _FLAG)}, _momentum, lambda spec: {"momentum": 0.0}),
+    "adagrad": _of_tensorflow(
+        _INITIAL_ACCUMULATOR, lambda spec: "accumulator = accumulator + g * g; v = v - g * lr * (1 / sqrt(accumulator))", _accumulator
+    ),
+    # Dual averaging.
+    "adagrad_da": _of_tensorflow(
         {"initial_gradient_squared_accumulator_value": (0.1, _POSITIVE), **_PENALTIES},
+        _adagrad_da,
         lambda spec: {
             "gradient_accumulator": 0.0,
             "gradient_squared_accumulator": spec.hyperparameter("initial_gradient_squared_accumulator_value"),
         },
     ),
     # `lazy`: rows of a sparse variable that no gradient touches stay as they are; without it their moments decay, as in the original.
-    "adam": _of_gradients(
+    "adam": _of_tensorflow(
         {"beta1": (0.9, _DECAY), "beta2": (0.999, _DECAY), "epsilon": (1e-8, _NOT_NEGATIVE), "lazy": (0.0, _FLAG)},
+        lambda spec: (
+            """
+            bias = 1 - beta1 ** t
+            m = m + (g - m) * (1 - beta1)
+            v_slot = v_slot + (g * g - v_slot) * (1 - beta2)
+            v = v - m * (lr * sqrt(1 - beta2 ** t) / bias) / (sqrt(v_slot) + epsilon)
+        """
+        ),
         lambda spec: {"m": 0.0, "v": 0.0},
     ),
-    "rmsprop": _of_gradients(
+    "rmsprop": _of_tensorflow(
         {"decay": (0.9, _NOT_NEGATIVE), "momentum": (0.0, _NOT_NEGATIVE), "epsilon": (1e-10, _NOT_NEGATIVE), "centered": (0.0, _FLAG)},
+        _rmsprop,
         lambda spec: {**({"mg": 0.0} if spec.hyperparameter("centered") else {}), "momentum": 0.0, "rms": 1.0},
     ),
-    "adadelta": _of_gradients(
-        {"rho": (0.95, _NOT_NEGATIVE), "epsilon": (1e-8, _NOT_NEGATIVE)}, lambda spec: {"accum": 0.0, "accum_update": 0.0}
+    "adadelta": _of_tensorflow(
+        {"rho": (0.95, _NOT_NEGATIVE), "epsilon": (1e-8, _NOT_NEGATIVE)},
+        lambda spec: (
+            """
+            accum = accum * rho + g * g * (1 - rho)
+            u = sqrt(accum_update + epsilon) * (1 / sqrt(accum + epsilon)) * g
+            accum_update = accum_update * rho + u * u * (1 - rho)
+            v = v - u * lr
+        """
+        ),
+        lambda spec: {"accum": 0.0, "accum_update": 0.0},
     ),
-    "ftrl": _of_gradients(
+    "ftrl": _of_tensorflow(
         {
             "learning_rate_power": (-0.5, _NOT_POSITIVE),
             "initial_accumulator_value": (0.1, _NOT_NEGATIVE),
@@ -179,10 +271,12 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
             "l2_shrinkage_regularization_strength": (0.0, _NOT_NEGATIVE),
             "beta": (0.0, _NOT_NEGATIVE),
         },
+        _ftrl,
         lambda spec: {"accum": spec.hyperparameter("initial_accumulator_value"), "linear": 0.0},
+        _ftrl_at_rate,
     ),
-    "proximal_sgd": _of_gradients(_PENALTIES),
-    "proximal_adagrad": _of_gradients({**_INITIAL_ACCUMULATOR, **_PENALTIES}, _accumulator),
+    "proximal_sgd": _of_tensorflow(_PENALTIES, _proximal_sgd),
+    "proximal_adagrad": _of_tensorflow({**_INITIAL_ACCUMULATOR, **_PENALTIES}, _proximal_adagrad, _accumulator),
     # torch.optim.AdamW; with `l2` instead of `weight_decay` torch.optim.Adam.
     "adamw": OptimizerKind(
         hyperparameters={
@@ -230,10 +324,13 @@ OPTIMIZERS: Mapping[str, OptimizerKind] = {
         slots=lambda spec: {"exp_avg": 0.0, "exp_avg_sq": 0.0},
         formula=_lamb,
     ),
-    "assign_mean": OptimizerKind(hyperparameters={}, is_update_rule=True),
-    "add": OptimizerKind(hyperparameters={}, is_update_rule=True, sums=True),
+    # Of plain updates: the gradient is the mean of the updates, or their sum.
+    "assign_mean": OptimizerKind(hyperparameters={}, formula=lambda spec: "g", is_update_rule=True),
+    "add": OptimizerKind(hyperparameters={}, formula=lambda spec: "v + g", is_update_rule=True, sums=True),
     "moving_average": OptimizerKind(
-        hyperparameters={"decay": (0.99, _Domain(lambda value: 0 <= value <= 1, "0 to 1"))}, is_update_rule=True
+        hyperparameters={"decay": (0.99, _Domain(lambda value: 0 <= value <= 1, "0 to 1"))},
+        formula=lambda spec: "v - (v - g) * (1 - decay)",
+        is_update_rule=True,
     ),
 }
 
@@ -244,7 +341,6 @@ MAX_SLOTS = 8
 # What the learning rate is called among the numbers that hold for one step.
 RATE = "learning_rate"
 _MAX_HYPERPARAMETERS = 32
-_MAX_NAME = 64
 
 GRADIENT_OPTIMIZERS = tuple(name for name, kind in OPTIMIZERS.items() if not kind.is_update_rule)
 
@@ -345,8 +441,8 @@ class OptimizerSpec:
 
     def __post_init__(self) -> None:
         check_optimizer_name(self.name)
-        if not isinstance(self.group, str) or len(self.group) > _MAX_NAME or not self.group.isprintable():
-            raise InvalidSpec(f"optimizer {self.name!r}: group {str(self.group)[:80]!r}: want at most {_MAX_NAME} printable characters")
+        if not isinstance(self.group, str) or len(self.group) > MAX_NAME or not self.group.isprintable():
+            raise InvalidSpec(f"optimizer {self.name!r}: group {str(self.group)[:80]!r}: want at most {MAX_NAME} printable characters")
         if self.is_custom:
             self._check_custom()
         elif self.formula or self.slot_values:
@@ -398,7 +494,7 @@ class OptimizerSpec:
             if len(names) > limit:
                 raise InvalidSpec(f"{what}: {len(names)} {kind}s, {limit} at most")
             for name in names:
-                _check_own_name(f"{what}: {kind}", name)
+                check_own_name(f"{what}: {kind}", name, taken=(VARIABLE, GRADIENT, LEARNING_RATE, STEP))
         for name, value in self.slot_values.items():
             if name == "average":
                 raise InvalidSpec(f"{what}: slot {name!r}: checkpoints call the moving averages so; choose another name")
@@ -451,8 +547,8 @@ class OptimizerSpec:
 
     @property
     def text(self) -> str:
-        """The formula in the language of formulas, of a custom optimizer or one that is written so; "" if only the servers have it."""
-        return self.kind.formula(self) if self.kind.formula is not None else ""
+        """The formula in the language of formulas."""
+        return self.kind.formula(self)
 
     @property
     def numbers(self) -> dict[str, float]:
@@ -461,18 +557,25 @@ class OptimizerSpec:
 
     @property
     def parsed(self) -> Formula:
-        """The formula of one that has a `text`, checked."""
-        return _parsed(self.text, tuple(sorted(self.numbers)), tuple(self.slots))
+        """The formula, checked."""
+        return parsed(self.text, self._names)
 
     @property
     def program(self) -> Program:
         """The same, compiled for the variable, its gradient and its slots in their order."""
-        return _compiled(self.text, tuple(sorted(self.numbers)), tuple(self.slots))
+        return compiled(self.text, self._names)
+
+    @property
+    def _names(self) -> Names:
+        bases = tuple(sorted(self.numbers))
+        taken = (VARIABLE, *bases)
+        slots = tuple(f"{slot}_slot" if slot in taken else slot for slot in self.slots)
+        return Names((VARIABLE, GRADIENT, *slots), in_place=slots, numbers=(LEARNING_RATE, STEP, *bases), step=STEP, bases=bases)
 
     @property
     def needs_whole_variables(self) -> bool:
         """Whether an element's update needs other elements, so that a variable must be dense and lie on one shard."""
-        return bool(self.text) and self.parsed.needs_all_elements
+        return self.parsed.needs_all_elements
 
     @property
     def slots(self) -> dict[str, float]:
@@ -499,6 +602,10 @@ class OptimizerSpec:
         """Returns a hyper-parameter, or its default."""
         return self.hyperparameters[name] if name in self.hyperparameters else self.kind.hyperparameters[name][0]
 
+    def has(self, name: str) -> bool:
+        """Whether a hyper-parameter is not 0 as a float32 number."""
+        return bool(single(self.hyperparameter(name)))
+
 
 def check_optimizer_name(name: str) -> None:
     """Raises InvalidSpec unless the servers have an optimizer of this name."""
@@ -506,23 +613,10 @@ def check_optimizer_name(name: str) -> None:
         raise InvalidSpec(f"optimizer {name!r}; want {known_names(name, (*OPTIMIZERS, CUSTOM))}")
 
 
-# As many as a model may have optimizers of its own in practice; each of a model's variables comes with its own copy of the text.
-@functools.lru_cache(maxsize=256)
-def _parsed(text: str, hyperparameters: tuple[str, ...], slots: tuple[str, ...]) -> Formula:
-    others = (GRADIENT, LEARNING_RATE, STEP, *hyperparameters, *slots)
-    return parse_formula(text, variable=VARIABLE, others=others, writable=slots, step=STEP, bases=hyperparameters)
-
-
-@functools.lru_cache(maxsize=256)
-def _compiled(text: str, hyperparameters: tuple[str, ...], slots: tuple[str, ...]) -> Program:
-    return Program(_parsed(text, hyperparameters, slots), arrays=(VARIABLE, GRADIENT, *slots), in_place=slots)
-
-
-def _check_own_name(what: str, name: object) -> None:
-    if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or len(name) > _MAX_NAME:
-        raise InvalidSpec(f"{what} {str(name)[:80]!r}: want a name of letters, digits and _, {_MAX_NAME} characters at most")
-    if name in (VARIABLE, GRADIENT, LEARNING_RATE, STEP) or name in FUNCTIONS:
-        raise InvalidSpec(f"{what} {name!r}: this name has a meaning in formulas already; choose another one")
+def single(value: float) -> float:
+    """Returns the float32 number nearest to this one; infinity for one that is too large."""
+    with np.errstate(over="ignore"):
+        return float(np.float32(value))
 
 
 def _check_number(what: str, value: object, domain: _Domain | None = None) -> None:

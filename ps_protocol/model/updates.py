@@ -4,21 +4,16 @@ Variables and arrays are named by positions among a shard's dense slices. An arr
 a plain update of that slice would, which the formula writes anyway.
 """
 
-import functools
-import keyword
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
-from ps_protocol.model.expressions import FUNCTIONS, Formula, parse_formula
+from ps_protocol.model.expressions import VARIABLE, Formula, check_own_name
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.programs import Program
+from ps_protocol.model.programs import Names, Program, compiled, parsed
 
-# What a formula calls the variable that it is for.
-VARIABLE = "v"
 MAX_NAMES = 32
-_MAX_NAME = 64
 # Of one contribution, at one shard.
 MAX_UPDATES = 512
 MAX_CHARACTERS = 64 * 1024
@@ -43,7 +38,7 @@ class FormulaUpdate:
         if len(names) > MAX_NAMES:
             raise InvalidSpec(f"formula: {len(names)} names, {MAX_NAMES} at most")
         for name in names:
-            check_own_name(name)
+            check_own_name("formula: name", name)
             if names.count(name) > 1:
                 raise InvalidSpec(f"formula: {name!r} is given twice; give one of them another name")
         for what, positions in (("variables", self.variables), ("arrays", self.arrays)):
@@ -59,12 +54,16 @@ class FormulaUpdate:
     @property
     def formula(self) -> Formula:
         """The formula, parsed."""
-        return parsed(self.text, tuple(self.variables), (*self.arrays, *self.numbers))
+        return parsed(self.text, self._names)
 
     @property
     def program(self) -> Program:
         """The formula compiled for its variables and then its arrays, in their order; what it assigns to is changed in place."""
-        return compiled(self.text, tuple(self.variables), tuple(self.arrays), tuple(self.numbers))
+        return compiled(self.text, self._names)
+
+    @property
+    def _names(self) -> Names:
+        return Names(arrays=(*self.variables, *self.arrays), in_place=tuple(self.variables), numbers=tuple(self.numbers))
 
     @property
     def writes(self) -> tuple[int, ...]:
@@ -75,14 +74,6 @@ class FormulaUpdate:
     def positions(self) -> tuple[int, ...]:
         """The positions of all variables."""
         return tuple(self.variables.values())
-
-
-def check_own_name(name: object) -> None:
-    """Raises InvalidSpec unless a program may call something so in a formula."""
-    if not isinstance(name, str) or not name.isidentifier() or not name.isascii() or keyword.iskeyword(name) or len(name) > _MAX_NAME:
-        raise InvalidSpec(f"formula: name {str(name)[:80]!r}: want letters, digits and _, {_MAX_NAME} characters at most")
-    if name in FUNCTIONS:
-        raise InvalidSpec(f"formula: name {name!r}: it is a function in formulas; choose another one")
 
 
 def check_amount(texts: Sequence[str]) -> None:
@@ -130,16 +121,3 @@ def check_fits(updates: Sequence[FormulaUpdate], layout: Layout, absent: Sequenc
         lost = [name for name, position in update.arrays.items() if position in absent]
         if lost:
             raise InvalidSpec(f"formula: its array {lost[0]!r} lies where the contribution has nothing")
-
-
-@functools.lru_cache(maxsize=256)
-def parsed(text: str, variables: tuple[str, ...], others: tuple[str, ...]) -> Formula:
-    """Returns the formula that may assign to `variables` and to names of its own. Raises InvalidSpec with line, column and reason."""
-    return parse_formula(text, variable=VARIABLE, others=(*variables, *others), writable=variables)
-
-
-@functools.lru_cache(maxsize=256)
-def compiled(text: str, variables: tuple[str, ...], arrays: tuple[str, ...], numbers: tuple[str, ...]) -> Program:
-    """Returns its program, for the variables and then the arrays. Raises InvalidSpec, also for one that needs too much memory."""
-    formula = parsed(text, variables, (*arrays, *numbers))
-    return Program(formula, arrays=(*variables, *arrays), in_place=formula.writes)

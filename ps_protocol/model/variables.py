@@ -1,7 +1,6 @@
 """Variables as they are declared: element types, shapes, first values, constraints, and how they are cut. Knows no offsets."""
 
 import enum
-import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
@@ -12,10 +11,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
-from ps_protocol.model.expressions import Formula, parse_formula
+from ps_protocol.model.expressions import VARIABLE, Formula
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
-from ps_protocol.model.programs import Program
+from ps_protocol.model.programs import Names, Program, compiled, parsed
 from ps_protocol.model.shown import shown
 
 # What a variable may be given besides its type and shape: first values, a constraint, a partition, a kind of mean.
@@ -78,22 +77,15 @@ class Constraint:
     @property
     def parsed(self) -> Formula:
         """The formula, checked."""
-        return _parsed(self.formula)
+        return parsed(self.formula, _IN_PLACE)
 
     @property
     def program(self) -> Program:
         """The formula compiled for the variable, which it changes in place."""
-        return _compiled(self.formula)
+        return compiled(self.formula, _IN_PLACE)
 
 
-@functools.lru_cache(maxsize=256)
-def _parsed(text: str) -> Formula:
-    return parse_formula(text, variable="v", others=())
-
-
-@functools.lru_cache(maxsize=256)
-def _compiled(text: str) -> Program:
-    return Program(_parsed(text), arrays=("v",), in_place=("v",))
+_IN_PLACE = Names(arrays=(VARIABLE,), in_place=(VARIABLE,))
 
 
 class InitializerKind(enum.Enum):

@@ -1,7 +1,6 @@
 """The arithmetic of optimizers and schedules, one block of elements at a time.
 
 Knows arrays and numbers; no variable, memory, step of a shard, lock or wire.
-A formula's operations, slots and constants, also of one that is a text: `formulas.py`. Schedules, weight decay, powers and
-changed settings: `rule.py`.
-Never change the order of operations in a formula: the bits are promised.
+A formula's numbers at a step: `formulas.py`; its text is in `ps_protocol/model/optimizers.py`. Schedules, weight decay, powers and changed
+settings: `rule.py`.
 """

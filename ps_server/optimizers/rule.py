@@ -12,11 +12,12 @@ import numpy as np
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, RATE, OptimizerSpec, Schedule, StepHyperparameter
+from ps_protocol.model.programs import Numbers
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import ShardSettings, ShardSpec
 from ps_protocol.shared_memory.words import PushMode
-from ps_server.optimizers.formulas import NUM_SCRATCH, Formula, Scalars, formula_of, initial_powers, next_powers
+from ps_server.optimizers.formulas import NUM_SCRATCH, Formula
 
 # Learning-rate schedules, evaluated at a step.
 #
@@ -90,18 +91,18 @@ class _Moment:
         self.has_weight_decay, self.has_l2 = bool(weight_decay), bool(l2)
         self._rate, self._powers, self._step = rate, powers, step
         self._weight_decay, self._l2 = weight_decay, l2
-        self.known: dict[np.dtype[Any], tuple[Scalars, np.floating[Any], np.floating[Any]]] = {}  # what `constants` has returned
+        self.known: dict[np.dtype[Any], tuple[Numbers, np.floating[Any], np.floating[Any]]] = {}  # what `constants` has returned
 
     def is_as(self, formula: Formula, *, rate: float, powers: tuple[float, ...]) -> bool:
         """Whether all numbers of another step of the same specification are these."""
         return formula is self.formula and not formula.uses_step and rate == self._rate and powers == self._powers
 
-    def constants(self, dtype: np.dtype[Any]) -> tuple[Scalars, "np.floating[Any]", "np.floating[Any]"]:
-        """Returns the formula's constants, lr * weight decay, and l2."""
+    def constants(self, dtype: np.dtype[Any]) -> tuple[Numbers, "np.floating[Any]", "np.floating[Any]"]:
+        """Returns the formula's numbers, lr * weight decay, and l2."""
         if dtype not in self.known:
             with np.errstate(all="ignore"):
-                constants = self.formula.constants(self._rate, self._powers, self._step, dtype.type)
-                self.known[dtype] = constants, dtype.type(self._rate * self._weight_decay), dtype.type(self._l2)
+                numbers = self.formula.numbers(self._rate, self._powers, self._step, dtype)
+                self.known[dtype] = numbers, dtype.type(self._rate * self._weight_decay), dtype.type(self._l2)
         return self.known[dtype]
 
 
@@ -111,15 +112,15 @@ class Measuring:
     For one thread.
     """
 
-    def __init__(self, formula: Formula, constants: Scalars, dtype: np.dtype[Any]) -> None:
-        self._formula, self._constants, self._dtype = formula, constants, dtype
+    def __init__(self, formula: Formula, numbers: Numbers, dtype: np.dtype[Any]) -> None:
+        self._program, self._numbers, self._number = formula.program, numbers, formula.number(dtype)
         self._num_passes = 0
         self._totals: list[float] = []
 
     @property
     def is_under_way(self) -> bool:
         """Whether the next pass over the blocks measures; otherwise it applies."""
-        return self._num_passes < len(self._formula.passes)
+        return self._num_passes < self._program.num_passes
 
     def step(self, value: Array, *, out: Array, slots: Sequence[Array], gradient: Array, scratch: Sequence[Array], squares: Array) -> bool:
         """Measures a block, or applies the step to it as `UpdateRule.apply` does; returns whether it was applied.
@@ -127,15 +128,15 @@ class Measuring:
         `squares` is scratch memory for as many float64.
         """
         if not self.is_under_way:
-            self._formula.apply_block(value, out, slots, gradient, scratch, self._constants)
+            self._program.run((value, gradient, *slots), (out,), scratch, self._numbers)
             return True
-        sums = self._formula.passes[self._num_passes].measure(value, slots, gradient, scratch, squares, self._constants)
+        sums = self._program.measure(self._num_passes, (value, gradient, *slots), scratch, squares, self._numbers)
         self._totals = [total + part for total, part in zip(self._totals or [0.0] * len(sums), sums, strict=True)]
         return False
 
     def conclude(self) -> None:
         """Ends a pass: its sums are known from now on."""
-        self._constants = self._formula.passes[self._num_passes].conclude(self._constants, self._totals, self._dtype.type)
+        self._numbers = self._program.conclude(self._num_passes, self._totals, self._numbers, self._number)
         self._num_passes += 1
         self._totals = []
 
@@ -145,7 +146,7 @@ class UpdateRule:
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._take(spec)
-        self._powers = initial_powers(self._formula)
+        self._powers = self._formula.initial_powers()
         self._slots = spec.slots
         # Hyper-parameters of a step, in place of the specification's.
         self._own_rate: float | None = None
@@ -176,7 +177,7 @@ class UpdateRule:
     @property
     def needs_whole_variables(self) -> bool:
         """Whether a variable's blocks are measured before they are applied; see `measuring`."""
-        return bool(self._formula.passes)
+        return bool(self._formula.program.num_passes)
 
     @property
     def sums(self) -> bool:
@@ -208,12 +209,12 @@ class UpdateRule:
         Infinities and nan go where the formula takes them; a caller that wants no warnings of them says so by np.errstate.
         """
         moment = self._moment
-        constants, decay, l2 = moment.known.get(value.dtype) or moment.constants(value.dtype)
+        numbers, decay, l2 = moment.known.get(value.dtype) or moment.constants(value.dtype)
         if moment.has_l2:
             penalty = scratch[NUM_SCRATCH - 1]
             np.multiply(value, l2, out=penalty)
             gradient = np.add(gradient, penalty, out=penalty)
-        moment.formula.apply_block(value, out, slots, gradient, scratch, constants)
+        moment.formula.program.run((value, gradient, *slots), (out,), scratch, numbers)
         if moment.has_weight_decay:
             np.multiply(value, decay, out=scratch[0])
             np.subtract(out, scratch[0], out=out)
@@ -225,12 +226,12 @@ class UpdateRule:
 
     def advance(self) -> None:
         """Ends a step: the powers of the optimizer's decays move on."""
-        self._powers = next_powers(self._formula, self._powers)
+        self._powers = self._formula.next_powers(self._powers)
         self._begun = None
 
     @property
     def powers(self) -> tuple[float, ...]:
-        """Powers of the optimizer's decays that the next step needs; float32 numbers, unless the formula is a text."""
+        """Powers of the optimizer's decays that the next step needs; float32 numbers, where the optimizer is TensorFlow's."""
         return self._powers
 
     def resume(self, powers: Sequence[float]) -> None:
@@ -258,7 +259,7 @@ class UpdateRule:
 
     def _take(self, spec: OptimizerSpec, others: Mapping[str, float] | None = None) -> None:
         with_others = replace(spec, hyperparameters={**spec.hyperparameters, **others}) if others else spec
-        self._spec, self._formula = spec, formula_of(with_others)
+        self._spec, self._formula = spec, Formula(with_others)
         self._weight_decay, self._l2 = (_beside_the_formula(with_others, name) for name in ("weight_decay", "l2"))
         self._rate = self._rate_at(0) if spec.learning_rate.name == "constant" else None
 
@@ -275,8 +276,8 @@ class UpdateRule:
 
 
 def _beside_the_formula(spec: OptimizerSpec, name: str) -> float:
-    """Returns a hyper-parameter that means the same to all optimizers; 0 where there is none, and where the formula's text has it."""
-    return spec.hyperparameter(name) if name in spec.kind.hyperparameters and not spec.text else 0.0
+    """Returns a decay that means the same to all optimizers of TensorFlow; 0 for the others, whose formulas have their own."""
+    return spec.hyperparameter(name) if spec.kind.is_single else 0.0
 
 
 # How a shard works at present: its update rules with their numbers, and its mode.

@@ -11,10 +11,11 @@ import numpy as np
 import numpy.typing as npt
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.expressions import VARIABLE, check_own_name
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
+from ps_protocol.model.programs import Names, compiled, parsed
 from ps_protocol.model.spec import DEFAULT_SPLIT_BYTES, AverageSpec, ClipSpec, ModelSpec, PlacementPolicy
-from ps_protocol.model.updates import VARIABLE, check_own_name, compiled, parsed
 from ps_protocol.model.variables import (
     Array,
     Constraint,
@@ -106,13 +107,14 @@ class UpdateFormula:
         for name in (*values, VARIABLE):
             if name == VARIABLE and name in values:
                 raise InvalidSpec(f"formula: {name!r} is the variable itself; give the value another name")
-            check_own_name(name)
-        self.formula = parsed(text, (VARIABLE, *sorted(self.variables)), tuple(sorted(others)))
+            check_own_name("formula: name", name)
+        variables = (VARIABLE, *sorted(self.variables))
+        self.formula = parsed(text, Names(variables, in_place=variables, numbers=tuple(sorted(others))))
         # Only values that the formula reads are sent.
         reads = self.formula.reads
         self.arrays, self.numbers = ({name: given[name] for name in sorted(reads & given.keys())} for given in (self.arrays, self.numbers))
-        others_needed = {name: self.variables[name] for name in sorted(reads & self.variables.keys())}
-        compiled(text, tuple(sorted((VARIABLE, *others_needed))), tuple(self.arrays), tuple(self.numbers))
+        needed = tuple(sorted((VARIABLE, *(reads & self.variables.keys()))))
+        compiled(text, Names((*needed, *self.arrays), in_place=needed, numbers=tuple(self.numbers)))
 
 
 @dataclass(frozen=True, slots=True, eq=False)

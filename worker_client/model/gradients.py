@@ -12,11 +12,12 @@ import numpy as np
 from ps_protocol.encodings.formats import FloatEncoding, is_encodable
 from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import DtypeMismatch, IncompletePush, IndexOutOfRange, InvalidSpec, PsError, ShapeMismatch, VariableNotFound
+from ps_protocol.model.expressions import VARIABLE
 from ps_protocol.model.layout import Layout, Segments, VariableSlice, are_finite, gradient_ranges, refuse_nonfinite
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.misspelling import did_you_mean
 from ps_protocol.model.spec import ModelSpec
-from ps_protocol.model.updates import VARIABLE, FormulaUpdate, check_fits
+from ps_protocol.model.updates import FormulaUpdate, check_fits
 from ps_protocol.model.variables import Array, DataType, VariableSpec, check_name
 from ps_protocol.roles.shard import Metric, SparsePart
 from worker_client.model.declarations import IndexedSlices, UpdateFormula

@@ -128,16 +128,16 @@ class Optimizer:
     """
 
     def __init__(self, spec: OptimizerSpec) -> None:
-        known = (*_RULES, *(name for name, kind in OPTIMIZERS.items() if kind.formula is not None), "custom")
+        known = (*_RULES, *(name for name, kind in OPTIMIZERS.items() if not (kind.is_single or kind.is_update_rule)), "custom")
         if not isinstance(spec, OptimizerSpec) or spec.name not in known:
             name = spec.name if isinstance(spec, OptimizerSpec) else type(spec).__name__
             raise InvalidSpec(f"Optimizer: got {name!r}, want what sgd(0.1) or another of {', '.join(known)} returns")
         if spec.learning_rate.name != "constant":
             raise InvalidSpec("Optimizer: learning_rate: want a number; set `learning_rate` before a step to change it")
         for decay in ("weight_decay", "l2"):
-            if not spec.text and spec.hyperparameter(decay):
+            if spec.kind.is_single and spec.hyperparameter(decay):
                 raise InvalidSpec(f"Optimizer: {decay}: {spec.name!r} has none here; adamw has")
-        self._spec, self._rule = spec, _text(spec) if spec.text else _RULES[spec.name](spec)
+        self._spec, self._rule = spec, _RULES[spec.name](spec) if spec.kind.is_single else _text(spec)
         self.learning_rate = spec.learning_rate.argument("value")
         self._slots: dict[Variable, dict[str, Variable]] = {}
         self._powers: dict[str, Variable] = {}

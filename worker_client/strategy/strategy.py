@@ -10,7 +10,7 @@ import numpy as np
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.expressions import Formula
-from ps_protocol.model.updates import parsed
+from ps_protocol.model.programs import Names, parsed
 from ps_protocol.model.variables import Array, check_name
 from worker_client.accumulators import whole_number
 from worker_client.model.declarations import IndexedSlices
@@ -530,7 +530,7 @@ def _parsed(text: str, given: tuple[Any, Mapping[str, Any]]) -> Formula:
     if "v" in kwargs:
         raise InvalidSpec("update() with a formula: 'v' is the variable itself; give the argument another name")
     variables = sorted(name for name, value in kwargs.items() if isinstance(value, Variable))
-    return parsed(text, ("v", *variables), tuple(sorted(kwargs.keys() - set(variables))))
+    return parsed(text, Names(("v", *variables), in_place=("v", *variables), numbers=tuple(sorted(kwargs.keys() - set(variables)))))
 
 
 def _check_named_once(variable: Variable, kwargs: Mapping[str, Any]) -> None:

@@ -104,7 +104,7 @@ def test_formulas_that_cannot_be_computed_are_refused_before_anything_is_sent(
         (lambda: UpdateFormula("v + unknown"), r"line 1, column 5: unknown name 'unknown'"),
         (lambda: UpdateFormula("v.__class__"), r"line 1, column 1: attributes are not allowed"),
         (lambda: UpdateFormula("v + v", v=1.0), r"'v' is the variable itself"),
-        (lambda: UpdateFormula("v + sum", sum=1.0), r"name 'sum': it is a function in formulas"),
+        (lambda: UpdateFormula("v + sum", sum=1.0), r"name 'sum': this name has a meaning in formulas"),
         (lambda: UpdateFormula("g = 1", g=ARRAY), r"'g' is an argument and cannot be assigned to"),
     ],
 )

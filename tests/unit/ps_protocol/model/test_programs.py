@@ -104,6 +104,30 @@ def test_adam_is_as_many_operations_as_by_hand_and_equal_parts_are_computed_once
     assert (twice.num_operations, twice.num_scratch) == (4, 1)
 
 
+def test_an_array_in_place_serves_as_memory_for_what_becomes_its_next_value() -> None:
+    program = Program(_parsed("s = s * 0.5 + g; v = v - s * 0.1"), arrays=ARRAYS, in_place=("s",))
+    assert (program.num_operations, program.num_scratch) == (4, 1)
+    values = {"v": np.arange(5.0), "g": np.arange(5.0) + 10, "s": np.arange(5.0) + 20}
+    for text in ("s = s * 0.5 + g; v = v - s", "x = s * 2; s = x * g + s; v = x + s", "x = s * 2; s = x * x; v = x"):
+        formula = _parsed(text)
+        want, got = formula.compute(values), _run(formula, values)
+        for name in formula.writes:
+            np.testing.assert_array_equal(got[name], want[name], err_msg=text)
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_what_is_not_chosen_is_0_and_what_is_chosen_keeps_its_bits(dtype: Any) -> None:
+    v = np.array([np.nan, -0.0, np.inf, -np.inf, -1e-40, 3.0], dtype)
+    for g, text in (
+        (np.array([1, 1, 0, 1, 1, 0]), "where(g > 0, v, 0)"),
+        (np.ones(6), "where(g > 0, v, 0)"),
+        (np.ones(6), "where(1 > 2, v, 0)"),
+    ):
+        want = np.where(g > 0, v, dtype(0)) if "g" in text else np.zeros_like(v)
+        got = _run(_parsed(text), {"v": v, "g": g.astype(dtype), "s": v})["v"]
+        assert got.tobytes() == want.tobytes(), text
+
+
 def test_a_formula_that_needs_too_much_memory_is_refused() -> None:
     names = [f"x{index}" for index in range(MAX_SCRATCH + 1)]
     text = "; ".join(f"{name} = g + {index}" for index, name in enumerate(names)) + f"; v = {'*'.join(names)}; v = v + {'+'.join(names)}"

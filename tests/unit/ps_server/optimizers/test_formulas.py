@@ -8,7 +8,6 @@ import pytest
 
 from ps_protocol.model.optimizers import OPTIMIZERS, OptimizerSpec, constant
 from ps_protocol.model.variables import Array
-from ps_server.optimizers.formulas import FORMULAS
 from ps_server.optimizers.rule import UpdateRule
 
 LEARNING_RATE = 0.0625
@@ -243,7 +242,7 @@ def test_ftrl_lets_an_untouched_element_be_zero_where_there_is_nothing_to_divide
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
-@pytest.mark.parametrize("name", [name for name in FORMULAS if not OPTIMIZERS[name].is_update_rule])
+@pytest.mark.parametrize("name", [name for name, kind in OPTIMIZERS.items() if kind.is_single])
 def test_l2_is_part_of_the_gradient_and_weight_decay_is_not(name: str, dtype: type[np.floating[Any]]) -> None:
     """Each by the same optimizer without them: given the gradient with the penalty, and shrunk beside it."""
     rng = np.random.default_rng(1)
