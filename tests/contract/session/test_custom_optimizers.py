@@ -1,4 +1,4 @@
-"""Optimizers given as formulas, as a program uses them: each policy, tables, norms, and changes while training."""
+"""Optimizers given as formulas, as a program uses them: tables, norms, and changes while training."""
 
 import itertools
 from collections.abc import Mapping
@@ -9,19 +9,11 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec, ModelMismatch
-from ps_protocol.model.policy import PolicySpec
 from tests.support.sessions.clusters import Shape, Start, start_over
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable, fixed_size_partitioner
 
 start = start_over(["in process", "grpc"])
 
-POLICIES = [
-    None,
-    worker_client.ssp_policy(1),
-    worker_client.sync_policy(tokens="fifo"),
-    worker_client.async_policy(),
-    worker_client.async_policy(use_locking=False),
-]
 # The formulas of built-in optimizers, written by somebody else: with other names, and all in other lines.
 ADAMW = """
 m = m + (g - m) * (1 - b1)
@@ -48,10 +40,8 @@ TEXTS = {
 }
 
 
-def trained(session: Session, optimizer: OptimizerSpec, *, policy: PolicySpec | None = None, num_steps: int = 6) -> Mapping[str, Any]:
+def trained(session: Session, optimizer: OptimizerSpec, *, num_steps: int = 6) -> Mapping[str, Any]:
     """Trains dense variables, one of them split, and a table; returns what came out."""
-    if policy is not None:
-        session.set_policy(policy, timeout_s=20)
     rng = np.random.default_rng(1)
     cut = Variable(rng.normal(size=(40, 5)).astype(np.float32), partitioner=fixed_size_partitioner(2))
     values = {"a": rng.normal(size=7), "half": np.ones(9, np.float16), "cut": cut, "t": EmbeddingTable((10, 2))}
@@ -67,13 +57,12 @@ def trained(session: Session, optimizer: OptimizerSpec, *, policy: PolicySpec | 
     return {**session.read(), "t": session.read_rows("t", np.arange(10))}
 
 
-@pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: "sync" if policy is None else policy.text)
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_formula_of_a_built_in_optimizer_has_its_bits(start: Start, name: str, policy: PolicySpec | None) -> None:
+def test_the_formula_of_a_built_in_optimizer_has_its_bits(start: Start, name: str) -> None:
     built_in, formula = TEXTS[name]
-    found = trained(start(Shape(num_ps=2, total_num_replicas=1)).session(), formula, policy=policy)
+    found = trained(start(Shape(num_ps=2, total_num_replicas=1)).session(), formula)
     with worker_client.local() as alone:
-        want = trained(alone, built_in, policy=policy)
+        want = trained(alone, built_in)
     for variable, value in found.items():
         assert value.tobytes() == want[variable].tobytes(), variable
 

@@ -60,17 +60,6 @@ def test_powers_move_once_a_step_however_many_blocks_and_begins_it_has() -> None
         rule.advance()
 
 
-@pytest.mark.parametrize("name", ["sgd", "momentum", "adam", "proximal_sgd"])
-def test_weight_decay_is_beside_what_the_optimizer_does(name: str) -> None:
-    value, gradient = np.array([2.0, -4.0]), np.array([1.0, 3.0])
-    outs = []
-    for weight_decay in (0.0, 0.25):
-        rule = UpdateRule(_spec(name, 0.5, weight_decay=weight_decay))
-        rule.begin(0)
-        outs.append(_apply(rule, value, gradient, *(np.full(2, first) for first in rule.slots.values())))
-    np.testing.assert_allclose(outs[1], outs[0] - 0.5 * 0.25 * value, rtol=1e-15)
-
-
 def test_only_adam_without_lazy_changes_rows_that_have_no_gradient() -> None:
     assert not UpdateRule(_spec("adam")).is_lazy
     assert all(UpdateRule(spec).is_lazy for spec in (_spec("adam", lazy=1.0), _spec("adagrad"), _spec("ftrl"), _spec("rmsprop")))
