@@ -22,9 +22,7 @@ def join(
     try:
         session.create_or_join(given, optimizer=optimizer, **options)
     except ModelMismatch as error:
-        words = error.message.replace("create_or_join(…", call)
-        for formula in ("optimizer 'custom'", "optimizer is 'custom'"):
-            words = words.replace(formula, formula.replace("'custom'", named))
+        words = error.message.replace("create_or_join(…", call).replace(" optimizer.", f" optimizer {named}.")
         raise ModelMismatch(words, facts=error.facts) from None
 
 

@@ -3,6 +3,7 @@
 Knows no message, file, thread or clock. `variables` has a variable's declaration, `optimizers` the rules' arguments, `layout` where a
 shard's bytes lie, `spec` the whole model and its placement, `policy` how workers are coordinated, `data` how the training data is shared
 out, `expressions` formulas that a program sends as text, `programs` such formulas compiled to operations on blocks,
-`updates` new values that one gives to variables in a step, `misspelling` suggestions for misspelt names, `shown` values in messages,
+`updates` new values that one gives to variables in a step, `differences` how two such values differ,
+`misspelling` suggestions for misspelt names, `shown` values in messages,
 `light_dataclass` how all values of the packages are declared.
 """

@@ -6,13 +6,14 @@ Knows no address and no value.
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
+from ps_protocol.model.differences import differences
 from ps_protocol.model.layout import Layout, VariableSlice, check_disjoint
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.optimizers import SCHEDULES, OptimizerSpec, Schedule, StepHyperparameter
+from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
 from ps_protocol.model.shown import shown
 from ps_protocol.model.variables import MAX_VARIABLES, DataType, Partition, VariableSpec
 
@@ -245,27 +246,8 @@ class ModelSpec:
         return changes
 
     def differences(self, other: "ModelSpec") -> list[str]:
-        """Describes how `other` differs from this model, variable by variable and field by field; empty if it does not."""
-        return list(self._differences(other))
-
-    def _differences(self, other: "ModelSpec") -> Iterator[str]:
-        mine, theirs = ({v.name: v for v in m.variables} for m in (self, other))
-        for name, variable in mine.items():
-            if name not in theirs:
-                yield f"variable {name!r} is missing"
-            else:
-                yield from _variable_differences(variable, theirs[name])
-        for name in theirs:
-            if name not in mine:
-                yield f"variable {name!r} is not in the cluster's model"
-        yield from _optimizer_differences(self.optimizer, other.optimizer)
-        yield from _field_differences("placement", _placement_fields(self.placement), _placement_fields(other.placement))
-        if self.averages != other.averages:
-            yield f"averages are {other.averages or 'not kept'}, the cluster's are {self.averages or 'not kept'}"
-        if self.clip != other.clip:
-            yield f"limits are {other.clip}, the cluster's are {self.clip}"
-        if list(mine) != list(theirs) and mine.keys() == theirs.keys():
-            yield "the variables come in another order"
+        """Describes how `other` differs from this model, the cluster's, part by part; empty if it does not."""
+        return list(differences(self, other, whose="the cluster's"))
 
 
 class StepNumbers:
@@ -302,76 +284,6 @@ def _optimizers_by_owner(model: ModelSpec) -> dict[str, OptimizerSpec]:
 def _but_for_optimizers(model: ModelSpec) -> tuple[object, ...]:
     variables = tuple(replace(variable, optimizer=None) for variable in model.variables)
     return variables, model.placement, model.averages, model.clip
-
-
-def _variable_differences(mine: VariableSpec, theirs: VariableSpec) -> Iterator[str]:
-    what = f"variable {mine.name!r}"
-    if (mine.shape, mine.data_type) != (theirs.shape, theirs.data_type):
-        yield f"{what} has shape {theirs.shape} {theirs.data_type.value}, the cluster's has {mine.shape} {mine.data_type.value}"
-    yield from _field_differences(what, *(_variable_options(variable) for variable in (mine, theirs)))
-
-
-def _variable_options(variable: VariableSpec) -> dict[str, str]:
-    options = {name: getattr(variable, name) for name in ("is_sparse", "sparse_mean", "initializer", "constraint", "partition")}
-    own = variable.optimizer
-    return {name: str(value) for name, value in options.items()} | {"optimizer": "the model's" if own is None else own.key}
-
-
-def _optimizer_differences(mine: OptimizerSpec, theirs: OptimizerSpec) -> Iterator[str]:
-    if mine.name != theirs.name:
-        yield f"optimizer is {theirs.name!r}, the cluster's is {mine.name!r}"
-        return
-    defaults = {name: default for name, (default, _) in mine.kind.hyperparameters.items()}
-    if mine.is_custom:
-        yield from _field_differences("optimizer 'custom'", _custom_fields(mine), _custom_fields(theirs))
-    is_same_schedule = mine.learning_rate.name == theirs.learning_rate.name
-    my_fields, their_fields = (
-        (_schedule_fields(spec.learning_rate) if is_same_schedule else {"learning_rate": _schedule_words(spec.learning_rate)})
-        | _numbers(spec.hyperparameters, defaults)
-        for spec in (mine, theirs)
-    )
-    yield from _field_differences(f"optimizer {mine.name!r}", my_fields, their_fields)
-
-
-def _custom_fields(spec: OptimizerSpec) -> dict[str, str]:
-    numbers = ({name: float(value) for name, value in sorted(part.items())} for part in (spec.hyperparameters, spec.slot_values))
-    return dict(zip(("formula", "hyper-parameters", "slots"), (repr(spec.formula), *map(str, numbers)), strict=True))
-
-
-def _field_differences(what: str, mine: Mapping[str, str], theirs: Mapping[str, str]) -> Iterator[str]:
-    """Both have the same fields."""
-    for name, value in mine.items():
-        if theirs[name] != value:
-            yield f"{what}: {name} is {theirs[name]}, the cluster's is {value}"
-
-
-def _schedule_fields(schedule: Schedule) -> dict[str, str]:
-    if schedule.name == "constant":
-        return {"learning_rate": _schedule_words(schedule)}
-    return {f"learning_rate's {name}": value for name, value in _schedule_arguments(schedule).items()}
-
-
-def _schedule_words(schedule: Schedule) -> str:
-    arguments = _schedule_arguments(schedule)
-    if schedule.name == "constant":
-        return arguments["value"]
-    return f"{schedule.name} ({', '.join(f'{name} {value}' for name, value in arguments.items())})"
-
-
-def _schedule_arguments(schedule: Schedule) -> dict[str, str]:
-    if schedule.name == "piecewise_constant":
-        return {"boundaries": str(list(schedule.boundaries)), "values": str(list(schedule.values))}
-    required, optional = SCHEDULES[schedule.name]
-    return _numbers(schedule.arguments, dict.fromkeys(required, 0.0) | optional)
-
-
-def _numbers(given: Mapping[str, float], defaults: Mapping[str, float]) -> dict[str, str]:
-    return {name: repr(float(given[name])) if name in given else f"{default!r} by default" for name, default in defaults.items()}
-
-
-def _placement_fields(placement: PlacementPolicy) -> dict[str, str]:
-    loads, pins = (str(dict(sorted(pairs))) for pairs in (placement.loads, placement.pins))
-    return {"strategy": repr(placement.strategy), "split_bytes": str(placement.split_bytes), "loads": loads, "pins": pins}
 
 
 # Which shard holds which rows, decided once from the model alone: the same model and number of shards give the same answer everywhere.

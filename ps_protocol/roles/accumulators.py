@@ -45,15 +45,6 @@ class AccumulatorSpec:
         # An extent that is not declared may be anything, also 1.
         _check_shape(tuple(1 if extent == UNKNOWN else extent for extent in self.shape or ()), name=self.name)
 
-    def difference(self, other: "AccumulatorSpec") -> str:
-        """Returns how the accumulator `other` of the same name differs from this one; empty if it does not."""
-        fields = ("is_sparse", "data_type", "shape", "reduction", *(("sparse_mean",) if self.is_sparse else ()))
-        for field in fields:
-            mine, theirs = getattr(self, field), getattr(other, field)
-            if mine != theirs:
-                return f"its {field} is {_words(mine)}, you have {_words(theirs)}"
-        return ""
-
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class GradientHeader:
@@ -206,9 +197,3 @@ def _check_shape(shape: tuple[int, ...], *, name: str) -> None:
         check_shape(shape, name=name)
     except InvalidSpec as error:
         raise InvalidSpec(error.message.replace("variable", "accumulator", 1)) from None
-
-
-def _words(value: object) -> str:
-    if isinstance(value, DataType):
-        return str(value.value)
-    return value.name if isinstance(value, enum.Enum) else repr(value)

@@ -13,6 +13,7 @@ from dataclasses import field
 from types import TracebackType
 
 from ps_protocol.errors import AccumulatorExists, AccumulatorNotFound, Cancelled, LimitExceeded, PsError, PushIdReused, ShuttingDown
+from ps_protocol.model.differences import differences
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
@@ -312,7 +313,7 @@ class AccumulatorRegistry:
             self._check_running_locked()
             existing = self._accumulators.get(spec.name)
             if existing is not None:
-                difference = existing.spec.difference(spec)
+                difference = next(differences(existing.spec, spec, whose="the accumulator's"), "")
                 if difference:
                     raise AccumulatorExists(f"{self._owner}: accumulator {spec.name!r} exists: {difference}; use another name")
                 return False

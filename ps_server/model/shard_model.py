@@ -4,7 +4,8 @@ from collections.abc import Callable, Sequence
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError, SlotNotFound, StepGone, StepMismatch, StepNotReady
-from ps_protocol.model.layout import VariableSlice, aligned_bytes
+from ps_protocol.model.differences import differences
+from ps_protocol.model.layout import aligned_bytes
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import AVERAGE_SLOT
 from ps_protocol.model.updates import FormulaUpdate
@@ -42,37 +43,18 @@ def factors(request: ApplyRequest, *, num_scales: int) -> tuple[tuple[float, ...
 
 
 def difference(mine: ShardSpec, theirs: ShardSpec) -> str:
-    """Returns words for the difference between `theirs` and the present model; empty if they are the same."""
-    my_slices, their_slices = ((*spec.layout.slices, *spec.layout.tables) for spec in (mine, theirs))
-    for old, new in zip(my_slices, their_slices, strict=False):
-        if old != new:
-            return f"{_described(old)} exists, requested is {_described(new)}"
-    if len(my_slices) != len(their_slices):
-        return f"{len(my_slices)} slices exist, requested are {len(their_slices)}"
-    if mine.optimizer != theirs.optimizer:
-        return f"the optimizer is {mine.optimizer}, requested is {theirs.optimizer}"
-    if mine.initial_step != theirs.initial_step:
-        return f"the variables began at step {mine.initial_step}, requested is {theirs.initial_step}"
-    if mine.averages != theirs.averages:
-        return f"the moving averages are {mine.averages or 'none'}, requested are {theirs.averages or 'none'}"
-    if mine.clip != theirs.clip:
-        return f"the limits on the gradient are {mine.clip}, requested are {theirs.clip}"
-    return ""
-
-
-def _described(piece: VariableSlice) -> str:
-    variable = piece.variable
-    rows = "" if piece.is_whole else f" rows {piece.start} to {piece.stop}"
-    options = {
-        "sparse": variable.is_sparse,
-        f"optimizer {variable.optimizer}": variable.optimizer,
-        f"initializer {variable.initializer}": variable.initializer,
-        f"constraint {variable.constraint}": variable.constraint,
-        f"mean {variable.sparse_mean.name}": variable.is_sparse,
-        f"axis {piece.axis}": piece.axis,
-    }
-    words = "".join(f", {word}" for word, is_given in options.items() if is_given)
-    return f"variable {variable.name!r} with shape {variable.shape} {variable.data_type.value}{rows}{words}"
+    """Returns words for the first difference between `theirs` and the present model; empty if they are the same."""
+    mine_by_part, theirs_by_part = (
+        {
+            "slices": (*spec.layout.slices, *spec.layout.tables),
+            "optimizer": spec.optimizer,
+            "initial_step": spec.initial_step,
+            "averages": spec.averages,
+            "clip": spec.clip,
+        }
+        for spec in (mine, theirs)
+    )
+    return next(differences(mine_by_part, theirs_by_part, whose="the shard's"), "")
 
 
 def formulas_of(memories: Sequence[StagedGradients]) -> list[tuple[int, FormulaUpdate]]:

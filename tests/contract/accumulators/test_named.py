@@ -113,9 +113,9 @@ def test_creating_again_finds_the_same_and_another_specification_is_refused(accu
     push(accumulators, [1, 2])
     assert accumulators.create(dense()) is False
     assert accumulators.describe("a").num_accumulated == 1
-    with pytest.raises(AccumulatorExists, match=r"its shape is \(2,\), you have None"):
+    with pytest.raises(AccumulatorExists, match=r"shape is None, the accumulator's is \(2,\)"):
         accumulators.create(dense(shape=None))
-    with pytest.raises(AccumulatorExists, match="its data_type is float32, you have float64"):
+    with pytest.raises(AccumulatorExists, match="data_type is float64, the accumulator's is float32"):
         accumulators.create(dense(data_type=DataType.FLOAT64))
     assert accumulators.describe("a").spec == dense()
 

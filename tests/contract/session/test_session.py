@@ -330,7 +330,7 @@ def test_another_model_is_refused_and_the_right_one_accepted(start: Start) -> No
     cluster = start(Shape(total_num_replicas=2))
     join(cluster.session())
     second = cluster.session()
-    with pytest.raises(ModelMismatch, match="'bias' is missing"):
+    with pytest.raises(ModelMismatch, match=r"\['bias'\] is missing"):
         second.create_or_join({"table": VALUES["table"]}, optimizer=OPTIMIZER, split_bytes=128)
     join(second)
     assert_equal(second.read(), VALUES)

@@ -71,15 +71,15 @@ def test_later_attempt_changes_nothing_after_the_first_step(trainer: Trainer) ->
 def test_a_creation_with_other_variables_is_refused_by_name(trainer: Trainer) -> None:
     trainer.create()
     other = layout_of(*MIXED.slices[:1], variable("bias", (4,)), *MIXED.slices[2:])
-    with pytest.raises(VariableExists, match=r"'bias' with shape \(3,\) float32 exists, requested is variable 'bias' with shape \(4,\)"):
+    with pytest.raises(VariableExists, match=r"slices\[1\].variable.shape is \(4,\), the shard's is \(3,\)"):
         trainer.shard.create_variables(trainer.spec(other), Segments([aligned_bytes(other.nbytes)]))
-    with pytest.raises(VariableExists, match="5 slices exist, requested are 4"):
+    with pytest.raises(VariableExists, match=r"slices\[4\] is missing"):
         trainer.shard.create_variables(trainer.spec(Layout(MIXED.slices[:4])), Segments([]))
 
 
 def test_a_creation_with_another_optimizer_is_refused(trainer: Trainer) -> None:
     trainer.create()
-    with pytest.raises(VariableExists, match="the optimizer is"):
+    with pytest.raises(VariableExists, match=r"optimizer.name is .adam., the shard.s is .sgd."):
         Trainer(trainer.shard, optimizer="adam").create()
 
 

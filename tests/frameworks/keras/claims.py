@@ -251,7 +251,8 @@ def a_changed_model_on_one_worker_is_refused() -> None:
             lockstep.keras.Optimizer(second, "sgd").build(_model(keras.layers.BatchNormalization(name="norm")).trainable_variables)
         with _refused("worker 0 presented"):
             lockstep.keras.Optimizer(second, "adam").build(_model().trainable_variables)
-        with _refused("optimizer SGD: learning_rate is 0.5, the cluster's is 0.25. To keep training with your numbers, say Optimizer("):
+        words = "optimizer SGD.learning_rate.arguments['value'] is 0.5, the cluster's is 0.25."
+        with _refused(f"{words} To keep training with your numbers, say Optimizer("):
             lockstep.keras.Optimizer(second, optimizers.SGD(0.5)).build(_model().trainable_variables)
         lockstep.keras.Optimizer(second, optimizers.SGD(0.5), on_optimizer_change="adopt").build(_model().trainable_variables)
 

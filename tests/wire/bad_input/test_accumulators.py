@@ -109,7 +109,13 @@ ROWS: list[tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]] =
     ("taking nothing", lambda s: s.take(num_required=0), INVALID, "INVALID_SPEC", "num_required"),
     ("taking a negative number", lambda s: s.take(num_required=-5), INVALID, "INVALID_SPEC", "num_required"),
     ("unknown accumulator", lambda s: s.take(name="nobody"), CODE.NOT_FOUND, "ACCUMULATOR_NOT_FOUND", "'nobody'"),
-    ("other specification", lambda s: s.create(name="d"), CODE.ALREADY_EXISTS, "ACCUMULATOR_EXISTS", "its shape is (2,)"),
+    (
+        "other specification",
+        lambda s: s.create(name="d"),
+        CODE.ALREADY_EXISTS,
+        "ACCUMULATOR_EXISTS",
+        "shape is None, the accumulator's is (2,)",
+    ),
 ]
 
 

@@ -168,7 +168,7 @@ BAD_INPUT = [
         model("sgd"),
         TAKEN,
         "MODEL_MISMATCH",
-        "variable 'b' is missing",
+        "variables['b'] is missing",
     ),
     (
         "66 unknown optimizer",

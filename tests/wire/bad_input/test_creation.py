@@ -55,7 +55,7 @@ def test_scalar_is_not_a_vector_of_one(fresh: Server) -> None:
     assert Trainer(fresh.trainer.shard, layout_of(variable("scale"))).create()
     ended = fresh.create(codec.encode(fresh.trainer.spec(layout_of(variable("scale", (1,))))))
     assert (ended.code, ended.reason) == (CODE.ALREADY_EXISTS, "VARIABLE_EXISTS")
-    assert "'scale' with shape () float32 exists, requested is variable 'scale' with shape (1,) float32" in ended.text
+    assert "slices[0].variable.shape is (1,), the shard's is ()" in ended.text
 
 
 def test_a_shard_that_shuts_down_refuses_pushes_and_says_why(fresh: Server) -> None:

@@ -121,7 +121,7 @@ ROWS: list[Row] = [
     ),
     ("no optimizer", lambda s: s.create(pb.ShardSpec(epoch=EPOCH)), INVALID, "MALFORMED_MESSAGE", "optimizer is missing"),
     ("another shard", lambda s: s.create(s.encoded_spec(shard=2)), FAILED, "WRONG_ROLE", "this is ps 0, not ps 2"),
-    ("another model", lambda s: s.create_optimizer(name="adam"), CODE.ALREADY_EXISTS, "VARIABLE_EXISTS", "the optimizer is"),
+    ("another model", lambda s: s.create_optimizer(name="adam"), CODE.ALREADY_EXISTS, "VARIABLE_EXISTS", "optimizer.name is 'adam'"),
     # Steps and push ids
     ("step ahead", lambda s: s.push(WHOLE, step=s.step + 2), FAILED, "STEP_AHEAD", "is ahead of global_step"),
     ("negative step", lambda s: s.push_header(step=-1), INVALID, "INVALID_SPEC", "local_step: got -1, want 0 to 2^62"),

@@ -111,17 +111,17 @@ def test_unknown_strategy_and_negative_threshold_are_refused() -> None:
 def test_differences_between_models_are_described() -> None:
     a, b, c = variable("a", 3), variable("b", 4), variable("c", 5)
     assert model(a, b).differences(model(a, b)) == []
-    assert model(a, b).differences(model(b, a)) == ["the variables come in another order"]
+    assert model(a, b).differences(model(b, a)) == ["variables come in another order than the cluster's"]
     wrong = model(variable("a", 4), c, rate=0.2, strategy="round_robin")
     differences = model(a, b).differences(wrong)
     assert differences[:3] == [
-        "variable 'a' has shape (4,) float32, the cluster's has (3,) float32",
-        "variable 'b' is missing",
-        "variable 'c' is not in the cluster's model",
+        "variables['a'].shape is (4,), the cluster's is (3,)",
+        "variables['b'] is missing",
+        "variables['c'] is not among the cluster's",
     ]
     assert differences[3:] == [
-        "optimizer 'sgd': learning_rate is 0.2, the cluster's is 0.1",
-        "placement: strategy is 'round_robin', the cluster's is 'greedy_bytes'",
+        "optimizer.learning_rate.arguments['value'] is 0.2, the cluster's is 0.1",
+        "placement.strategy is 'round_robin', the cluster's is 'greedy_bytes'",
     ]
 
 

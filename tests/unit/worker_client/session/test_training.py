@@ -252,7 +252,7 @@ def test_another_model_is_refused_with_all_differences() -> None:
     assert first.create_or_join(initial(), optimizer=worker_client.sgd(0.1))
     with pytest.raises(ModelMismatch) as raised:
         second.create_or_join({"w": np.zeros(4), "c": np.zeros(())}, optimizer=worker_client.sgd(0.2))
-    for fragment in ("'w' has shape (4,)", "'b' is missing", "'c' is not in", "learning_rate is 0.2"):
+    for fragment in ("variables['w'].shape is (4,)", "['b'] is missing", "['c'] is not among", "learning_rate.arguments['value'] is 0.2"):
         assert fragment in str(raised.value)
     assert not second.create_or_join(initial(), optimizer=worker_client.sgd(0.1))
 
