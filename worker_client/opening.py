@@ -26,7 +26,7 @@ from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import GrpcTransport, LocalTransport
 from worker_client.model.wire_format import WireFormat, wire_format
 from worker_client.session.observer import Observer
-from worker_client.session.session import Session
+from worker_client.session.session import Session, left_at_exit
 from worker_client.session.spans import StepSpans, check_spans
 
 if TYPE_CHECKING:
@@ -65,6 +65,8 @@ def connect(
     metrics: str | None = None,
 ) -> Session:
     """Registers with the chief and returns a session; use it as a context manager, so that the cluster knows when this worker leaves.
+
+    A session that is still open when the program ends is left then, and the program exits with 1 if training was interrupted.
 
     `chief` is "host:port" or "unix:/path", or "local": a cluster inside this process. What is not given comes from LOCKSTEP_CHIEF,
     LOCKSTEP_WORKER_INDEX and LOCKSTEP_CLUSTER, else from TF_CONFIG; without an index the lowest free one is taken. Blocks until the
@@ -113,7 +115,7 @@ def connect(
     exported = _metrics(metrics if metrics is not None else given[METRICS], given, way)
     link, registration = _enter(way, target, kind=ParticipantKind.WORKER, takeover=takeover)
     spans = StepSpans(worker=registration.participant.index, cluster=way.cluster) if has_spans else None
-    return Session(link, registration, spans=spans, metrics=exported)
+    return left_at_exit(Session(link, registration, spans=spans, metrics=exported))
 
 
 @is_boundary

@@ -3,12 +3,8 @@
 `step()` sends the gradients as this worker's contribution, waits for the step, and copies its values into the parameters.
 """
 
-import atexit
-import contextlib
 import copy
 import logging
-import os
-import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -17,12 +13,10 @@ import torch
 
 import lockstep
 from lockstep.contributing import OVERWRITTEN, AddedGradients, join, until_counted
-from lockstep.errors import TrainingInterrupted
 from lockstep.torch import data
 from lockstep.torch.model import TABLES, Model
 from lockstep.torch.recognition import Recognized
 from lockstep.torch.tensors import FLOATS
-from ps_protocol.process.exit_codes import ExitCode
 from worker_client import OptimizerSpec, Push, Session
 
 log = logging.getLogger("lockstep.torch")
@@ -80,10 +74,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self._followers: dict[int, _Follower] = {}
         self.last_push: Push | None = None
         self.num_steps = 0
-        self._owns_session = not isinstance(session, Session)
         self._session = session if isinstance(session, Session) else lockstep.connect(**(session or {}))
-        if self._owns_session:
-            atexit.register(self._leave_at_exit)
         declared, name = self._model.declarations(), type(optimizer).__name__ if self._torch is not None else "'custom'"
         join(self._session, declared, optimizer=self._model.specs[0], options=options, call="Optimizer(session, …", named=name)
         for name, table in self._model.tables.items():
@@ -322,26 +313,11 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        atexit.unregister(self._leave_at_exit)
         self._session.__exit__(kind, error, trace)
 
     def close(self) -> None:
         """Leaves the cluster. Idempotent."""
-        atexit.unregister(self._leave_at_exit)
         self._session.close()
-
-    def _leave_at_exit(self) -> None:
-        error = getattr(sys, "last_value", None)
-        try:
-            self._session.__exit__(type(error) if error is not None else None, error, None)
-        except TrainingInterrupted:
-            # An exception that leaves an exit handler would not change the exit code.
-            sys.excepthook(*sys.exc_info())
-            logging.shutdown()
-            for stream in (sys.stdout, sys.stderr):
-                with contextlib.suppress(OSError, ValueError):
-                    stream.flush()
-            os._exit(ExitCode.FAILED)
 
 
 class _Follower(NamedTuple):

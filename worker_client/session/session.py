@@ -1,5 +1,10 @@
 """A worker's session, from joining the model to leaving. Knows the interfaces of chief and shards; no transport."""
 
+import atexit
+import contextlib
+import logging
+import os
+import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
@@ -12,6 +17,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.shown import shown
 from ps_protocol.model.spec import AverageSpec, ClipSpec, StepNumbers
 from ps_protocol.model.variables import Array
+from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ClusterStatus, Registration, SavedCheckpoint
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments
@@ -516,6 +522,7 @@ class Session:
         )
 
     def _leave(self, failure: str) -> None:
+        _LEFT_AT_EXIT.discard(self)
         if self._metrics is not None:
             self._metrics.stop()
         self._calls.close()
@@ -526,3 +533,33 @@ class Session:
         if not self._worker.has_model:
             raise NotInitialized("this session has no model yet; call create_or_join() first")
         return self._worker
+
+
+# Programs without a `with` block.
+
+
+_LEFT_AT_EXIT: set[Session] = set()
+
+
+def left_at_exit(session: Session) -> Session:
+    """Has the end of the program leave the session, unless that was done before, and exit with 1 if training was interrupted."""
+    _LEFT_AT_EXIT.add(session)
+    return session
+
+
+@atexit.register
+def _leave_at_exit() -> None:
+    error, was_interrupted = getattr(sys, "last_value", None), False
+    for session in tuple(_LEFT_AT_EXIT):
+        try:
+            session.__exit__(type(error) if error is not None else None, error, None)
+        except TrainingInterrupted:
+            was_interrupted = True
+            sys.excepthook(*sys.exc_info())
+    if was_interrupted:
+        # An exception that leaves an exit handler would not change the exit code.
+        logging.shutdown()
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(ExitCode.FAILED)

@@ -35,6 +35,33 @@ while True:
 """
 
 
+WITHOUT_BLOCK = """
+import numpy as np, worker_client
+session = worker_client.connect()
+session.create_or_join({"w": np.zeros(4)}, optimizer=worker_client.sgd(0.5))
+while not session.is_finished:
+    session.step({"w": np.ones(4)})
+    print("step", session.global_step, flush=True)
+print("after the loop")
+"""
+AND_SAY_THE_CODE = "import subprocess, sys\nprint('code', subprocess.run([sys.executable, '-c', sys.argv[1]]).returncode, flush=True)"
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_program_without_a_block_leaves_at_its_end_and_fails_only_if_its_training_was_interrupted(
+    tmp_path: Path, is_interrupted: bool
+) -> None:
+    flags = ["--workers", "1", *([] if is_interrupted else ["--max-steps", "5"])]
+    with up(*flags, "--", WITHOUT_BLOCK, worker=AND_SAY_THE_CODE, run_dir=tmp_path / "run") as process:
+        read_until(process, "step 3")
+        if is_interrupted:
+            process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=60)
+    assert "[worker 0] after the loop" in out and "worker 0 left" in out
+    assert f"[worker 0] code {int(is_interrupted)}" in out, out
+    assert ("TrainingInterrupted: training was interrupted at step" in out) is is_interrupted, out
+
+
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_a_program_hears_that_it_was_interrupted_reads_the_last_values_and_leaves(tmp_path: Path, number: signal.Signals) -> None:
     with up("--workers", "2", worker=TOLD, run_dir=tmp_path / "run") as process:
