@@ -40,14 +40,14 @@ class Verdict:
 
 
 class Policy(Protocol):
-    """Decides; the coordinator acts."""
+    """Decides; the coordinator acts. `step`: the open one, which is the number of steps applied.
+
+    What has a body here is true of a policy that makes each contribution a step, and has no worker wait for another.
+    """
 
     spec: PolicySpec
-    num_required: int
-
-    @property
-    def step(self) -> int:
-        """The open step: the number of steps applied."""
+    step: int
+    num_required: int = 1
 
     @property
     def contributors(self) -> tuple[PushId, ...]:
@@ -56,6 +56,7 @@ class Policy(Protocol):
     @property
     def weights(self) -> tuple[float, ...]:
         """One factor for each of `contributors`; empty: all 1."""
+        return ()
 
     @property
     def last_worker(self) -> int:
@@ -68,10 +69,12 @@ class Policy(Protocol):
     @property
     def num_free_tokens(self) -> int:
         """Tokens that any worker may still take to contribute to the open step once more."""
+        return 0
 
     @property
     def num_old_tokens(self) -> int:
         """Tokens of steps gone by, which workers get before those of the open step; gradients computed with them are dropped."""
+        return 0
 
     @property
     def is_complete(self) -> bool:
@@ -80,58 +83,72 @@ class Policy(Protocol):
     @property
     def has_common_steps(self) -> bool:
         """Whether a step is made of contributions to that step alone, which all servers apply together; else each is a step by itself."""
+        return False
 
     def require(self, num_required: int) -> None:
         """Has the open step, and those after it, need so many contributions; a step that is complete stays so.
 
         For policies alone whose steps need as many workers as contributions.
         """
+        return
 
     def slowest(self) -> Sequence[int]:
         """Returns the live workers that others may have to wait for; empty: no worker waits for another."""
+        return ()
 
     def lead(self, worker: int) -> int:
         """Returns how many contributions a live worker is ahead of those."""
+        return 0
 
     @property
     def advice_to_all_waiting(self) -> str:
         """A remedy for when all live workers wait for a token; empty: that cannot be."""
+        return ""
 
     def may_contribute(self, worker: int) -> bool:
         """Whether a worker that just joined may contribute to the open step without asking for a token."""
+        return True
 
     def has_contributed(self, worker: int) -> bool:
         """Whether a worker (as any incarnation) has given its share for now."""
+        return False
 
     def holds_token(self, worker: int) -> bool:
         """Whether a worker has leave to contribute once more to the open step."""
+        return False
 
     def join(self, worker: int) -> None:
         """A worker takes part from now on."""
+        return
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:
         """Counts a new contribution: ACCEPTED, STALE or LATE. Raises StepAhead, and then has changed nothing."""
 
     def after_commit(self, worker: int) -> list[Grant]:
         """Returns the tokens that are due because `worker` has contributed, or tried to."""
+        return []
 
     def ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
         """Returns the step of a token, or None: the worker waits. Raises StepAhead, and then has changed nothing."""
 
     def forget_wish(self, worker: int) -> None:
         """Ends a worker's wait; it keeps its tokens."""
+        return
 
     def drop(self, worker: int) -> list[Grant]:
         """Forgets a lost worker: its unused tokens go to others; its contributions stay counted."""
+        return []
 
     def advance(self) -> list[Grant]:
         """The next step is applied everywhere."""
 
     def finish(self) -> None:
         """Training ends with the next step."""
+        return
 
     def gives_way(self, policy: PolicySpec) -> bool:
         """Whether another policy may follow now; if not, takes no more contributions until the counted ones have been applied."""
+        return True
 
     def counted(self) -> Sequence[Counted]:
         """Returns the contributions that are counted and not applied, in order of counting: for the policy that follows."""

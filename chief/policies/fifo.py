@@ -7,6 +7,7 @@ their requests, and a token is for any worker. So an old token may be handed out
 from collections import deque
 
 from chief.policies.base import Grant
+from chief.policies.sync import TokenRule
 from ps_protocol.model.light_dataclass import light_dataclass
 
 
@@ -18,14 +19,15 @@ class _Run:
     count: int
 
 
-class FifoTokens:
-    """Any worker may give several contributions to a step. Each step puts `tokens_per_step` tokens in.
+class FifoTokens(TokenRule):
+    """Any worker may give several contributions to a step, and needs no token for it. Each step puts `tokens_per_step` tokens in.
+
+    A token is of no worker and, if it is old, of no use: none is leave to contribute to the open step.
 
     `num_tokens` are in at the start, with the number of the step that is open then.
     """
 
     advice_to_all_waiting = "all live workers wait for a token and the queue is empty: start one more worker, or change to strict tokens"
-    num_free = 0  # tokens are of no worker and, if they are old, of no use: none is leave to contribute to the open step
 
     def __init__(self, *, tokens_per_step: int, num_tokens: int, step: int = 0) -> None:
         self._tokens_per_step = tokens_per_step
@@ -39,25 +41,9 @@ class FifoTokens:
         """Tokens of steps gone by, which are handed out first."""
         return sum(run.count for run in self._tokens if run.step < self._step)
 
-    def may_contribute(self, worker: int, *, is_open: bool) -> bool:
-        """Always: no worker needs a token to start."""
-        return True
-
     def has_contributed(self, worker: int) -> bool:
         """Whether the worker waits for a token: one that does not may contribute again."""
         return worker in self._wishes
-
-    def holds(self, worker: int) -> bool:
-        """Never for sure: a worker's token may be old."""
-        return False
-
-    def spend(self, worker: int) -> bool:
-        """Always: a contribution costs nothing."""
-        return True
-
-    def after_commit(self, worker: int) -> list[Grant]:
-        """Nothing follows: tokens come with steps."""
-        return []
 
     def ask(self, worker: int, *, local_step: int, request_id: int, is_open: bool) -> int | None:
         """Gives the oldest token, whatever the worker's step; the same one again if the request is repeated."""

@@ -6,7 +6,7 @@ A worker continues when its contribution is applied ("async"), and if it is not 
 from collections import Counter, deque
 from collections.abc import Iterable, Sequence
 
-from chief.policies.base import Counted, Grant, Verdict
+from chief.policies.base import Counted, Grant, Policy, Verdict
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicyName, PolicySpec, TooStale
 from ps_protocol.roles.chief import PushOutcome
@@ -22,17 +22,11 @@ class _Progress:
     incarnation: int = 0
 
 
-class OrderedPolicy:
+class OrderedPolicy(Policy):
     """Applies contributions in order of their counting; refuses or scales those that are too stale.
 
     `max_step`: the step at which training ends, so that no contribution is promised a later one. `workers`: those that live now.
     """
-
-    num_required = 1
-    num_free_tokens = 0
-    num_old_tokens = 0
-    has_common_steps = False
-    advice_to_all_waiting = ""
 
     def __init__(
         self,
@@ -44,7 +38,7 @@ class OrderedPolicy:
         max_step: int | None = None,
     ) -> None:
         self.spec = spec
-        self._step = step
+        self.step = step
         self._max_step = max_step
         self._limit = spec.staleness if spec.name is PolicyName.SSP else None
         self._queue: deque[Counted] = deque()
@@ -57,11 +51,6 @@ class OrderedPolicy:
             self.join(worker)
         for entry in counted:
             self._enqueue(entry)
-
-    @property
-    def step(self) -> int:
-        """The open step: the number of contributions applied."""
-        return self._step
 
     @property
     def contributors(self) -> tuple[PushId, ...]:
@@ -103,21 +92,10 @@ class OrderedPolicy:
         progress = self._progress.get(worker)
         return progress.num_done - self.least if progress else 0
 
-    def require(self, num_required: int) -> None:
-        """Never called: each contribution is a step."""
-
-    def may_contribute(self, worker: int) -> bool:
-        """Always: no worker needs a token to start."""
-        return True
-
     def has_contributed(self, worker: int) -> bool:
         """Whether something of the worker waits for its turn, or the worker waits for others."""
         progress = self._progress.get(worker)
         return worker in self._wishes or (progress is not None and progress.num_pending > 0)
-
-    def holds_token(self, worker: int) -> bool:
-        """Never: tokens are not counted."""
-        return False
 
     def join(self, worker: int) -> None:
         """A worker takes part from now on; it counts as having made as many contributions as the slowest."""
@@ -128,7 +106,7 @@ class OrderedPolicy:
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:
         """Puts a contribution at the end of the queue, unless it would be too stale by its turn."""
-        applied_step = self._step + len(self._queue)
+        applied_step = self.step + len(self._queue)
         # A worker may have read what the shards have applied just now, and the chief does not know of yet.
         staleness = max(0, applied_step - step)
         if self._takes_no_more:
@@ -152,7 +130,7 @@ class OrderedPolicy:
         """Gives the open step, as soon as all that the worker gave is applied and it is not too far ahead."""
         if self._may_continue(worker):
             self._wishes.pop(worker, None)
-            return self._step
+            return self.step
         self._wishes[worker] = None
         return None
 
@@ -171,7 +149,7 @@ class OrderedPolicy:
     def advance(self) -> list[Grant]:
         """The contribution whose turn it was is applied."""
         push_id = self._queue.popleft().push_id
-        self._step += 1
+        self.step += 1
         progress = self._progress.get(push_id.worker)
         if progress is None or progress.incarnation != push_id.incarnation:
             return []
@@ -199,7 +177,7 @@ class OrderedPolicy:
     @property
     def _takes_no_more(self) -> bool:
         # A worker whose contribution was dropped shall wait for the next step, not compute for the same one again.
-        return self._is_closed or (self._max_step is not None and self._step + len(self._queue) >= self._max_step)
+        return self._is_closed or (self._max_step is not None and self.step + len(self._queue) >= self._max_step)
 
     def _enqueue(self, entry: Counted) -> None:
         worker, incarnation = entry.push_id.worker, entry.push_id.incarnation
@@ -233,4 +211,4 @@ class OrderedPolicy:
         lucky = [worker for worker in (self._wishes if workers is None else workers) if self._may_continue(worker)]
         for worker in lucky:
             del self._wishes[worker]
-        return [Grant(worker, self._step) for worker in lucky]
+        return [Grant(worker, self.step) for worker in lucky]

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Protocol
 
-from chief.policies.base import Counted, Grant, Verdict
+from chief.policies.base import Counted, Grant, Policy, Verdict
 from ps_protocol.errors import StepAhead
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
@@ -18,30 +18,36 @@ from ps_protocol.roles.contribution import PushId
 class TokenRule(Protocol):
     """Which worker may contribute to the open step, and when one that waits continues. `is_open`: the step takes more contributions.
 
-    `advice_to_all_waiting`, `num_free`, `num_old`: see `Policy`, where the latter are `num_free_tokens` and `num_old_tokens`.
+    `advice_to_all_waiting`, `num_free`, `num_old`: see `Policy`, where the latter are `num_free_tokens` and `num_old_tokens`. What has a
+    body here is true of tokens that no worker needs to contribute.
     """
 
-    advice_to_all_waiting: str
-    num_free: int
+    advice_to_all_waiting: str = ""
+    num_free: int = 0
 
     @property
     def num_old(self) -> int:
         """Tokens of steps gone by, which are handed out first."""
+        return 0
 
     def may_contribute(self, worker: int, *, is_open: bool) -> bool:
         """Whether a worker that just joined may contribute without asking for a token."""
+        return True
 
     def has_contributed(self, worker: int) -> bool:
         """Whether a worker has given its share for now."""
 
     def holds(self, worker: int) -> bool:
         """Whether a worker has leave to contribute once more."""
+        return False
 
     def spend(self, worker: int) -> bool:
         """A worker contributes. Returns whether it may."""
+        return True
 
     def after_commit(self, worker: int) -> list[Grant]:
         """Returns the tokens that are due because `worker` has contributed, or tried to, and the step takes more."""
+        return []
 
     def ask(self, worker: int, *, local_step: int, request_id: int, is_open: bool) -> int | None:
         """Returns the step of a token, or None: the worker waits."""
@@ -56,16 +62,15 @@ class TokenRule(Protocol):
         """The next step is open; returns the tokens that are due."""
 
 
-class SyncPolicy:
+class SyncPolicy(Policy):
     """The first R contributions of the open step make the next, of workers that have leave of `tokens` to contribute."""
 
-    weights: tuple[float, ...] = ()
     has_common_steps = True
 
     def __init__(self, *, spec: PolicySpec, num_required: int, tokens: TokenRule, step: int = 0, counted: Sequence[Counted] = ()) -> None:
         self.spec = spec
         self.num_required = num_required
-        self.step = step  # the open step: the number of steps applied
+        self.step = step
         self._tokens = tokens
         self._contributors = [entry.push_id for entry in counted]
 
@@ -109,21 +114,6 @@ class SyncPolicy:
         if not self.is_complete or num_required <= self.num_contributions:
             self.num_required = num_required
 
-    def slowest(self) -> Sequence[int]:
-        """None: workers do not wait for particular workers."""
-        return ()
-
-    def lead(self, worker: int) -> int:
-        """None: no worker is ahead."""
-        return 0
-
-    def finish(self) -> None:
-        """The step that is complete is the last one anyway."""
-
-    def gives_way(self, policy: PolicySpec) -> bool:
-        """Always: the next policy can take the counted contributions over."""
-        return True
-
     def may_contribute(self, worker: int) -> bool:
         """Whether a worker that just joined may contribute to the open step without asking for a token."""
         return self._tokens.may_contribute(worker, is_open=not self.is_complete)
@@ -135,9 +125,6 @@ class SyncPolicy:
     def holds_token(self, worker: int) -> bool:
         """Whether a worker has leave to contribute once more to the open step."""
         return self._tokens.holds(worker)
-
-    def join(self, worker: int) -> None:
-        """Changes nothing: no worker is expected."""
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:
         """Counts a contribution of the open step, until there are R, if its worker may give it."""
@@ -189,15 +176,12 @@ class _Wish:
     may_take_extra: bool
 
 
-class StrictTokens:
+class StrictTokens(TokenRule):
     """A token is always of the open step. Each worker gives one contribution to a step, and one more for each extra token.
 
     A worker of an older step gets the open step, however often it asks. With fewer workers than contributions a step has extra tokens,
     shared by all: those are counted here as free, held, or spent. `contributed`: workers that are part of the open step already.
     """
-
-    advice_to_all_waiting = ""
-    num_old = 0
 
     def __init__(self, *, num_extras: int = 0, step: int = 0, contributed: Iterable[int] = ()) -> None:
         self.num_free = num_extras

@@ -514,7 +514,7 @@ def _counts_two_as_one_step(patch: pytest.MonkeyPatch) -> None:
 
     def commit(self: UnlockedPolicy, push_id: PushId, *, step: int) -> Any:
         verdict = real(self, push_id, step=step)
-        self._step -= verdict.applied_step == 5
+        self.step -= verdict.applied_step == 5
         return verdict
 
     patch.setattr(UnlockedPolicy, "commit", commit)
