@@ -668,6 +668,8 @@ class Recovery:
                 is_open = not policy.has_common_steps or record.step == found.step
                 stage.chosen = tuple(one for one in record.chosen if is_open and one.push_id not in applied)
         self._members.remember(stage.pushes)
+        for adoption in held:
+            self._members.give_up(adoption.given_up)
         stage.found = found
         return ""
 

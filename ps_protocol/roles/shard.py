@@ -219,7 +219,8 @@ class Adoption:
 
     `record` is the latest that a chief has had kept there (empty: none), `last_apply` the step that was applied last in this epoch.
     `session_keys`: all that it knows of this life's. `was_alone`: of several replicas, the chief before counted on this one alone, up to
-    the moment when this chief took it.
+    the moment when this chief took it. `given_up`: by worker the latest incarnation that a chief of this epoch has given up, as sequence 0:
+    the shard has dropped its contributions.
     """
 
     step: int | None
@@ -230,6 +231,7 @@ class Adoption:
     pushes: tuple[WorkerPushes, ...] = ()
     session_keys: tuple[bytes, ...] = field(default=(), repr=False)
     was_alone: bool = False
+    given_up: tuple[PushId, ...] = ()
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)

@@ -859,6 +859,9 @@ def write_Adoption(value: Adoption, message: Any) -> None:
     if one := value.session_keys:
         message.session_keys.extend(one)
     message.was_alone = value.was_alone
+    if one := value.given_up:
+        for item in one:
+            write_PushId(item, message.given_up.add())
 
 
 def read_Adoption(message: Any) -> Adoption:
@@ -871,6 +874,7 @@ def read_Adoption(message: Any) -> Adoption:
         pushes=fields.decode_each(message.pushes, read_WorkerPushes, field="pushes") if message.pushes else (),
         session_keys=tuple(message.session_keys),
         was_alone=message.was_alone,
+        given_up=special.read_given_up(message, READ),
     )
 
 

@@ -135,7 +135,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=shard.ShardStatus, message=parameter_service_pb2.GetShardStatusResponse),
     Pair(value=shard.AppliedPush, message=parameter_service_pb2.AppliedPush),
     Pair(value=shard.WorkerPushes, message=parameter_service_pb2.WorkerPushes),
-    Pair(value=shard.Adoption, message=parameter_service_pb2.AdoptShardResponse),
+    Pair(value=shard.Adoption, message=parameter_service_pb2.AdoptShardResponse, reads={"given_up": special.read_given_up}),
     Pair(
         value=shard.SaveRequest,
         message=parameter_service_pb2.SaveShardRequest,

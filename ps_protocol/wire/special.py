@@ -354,6 +354,11 @@ def read_discards(message: parameter_service_pb2.ApplyRequest, _: Read) -> tuple
     return decode_each(message.discards, _read_discard, field="discards") if message.discards else ()
 
 
+def read_given_up(message: parameter_service_pb2.AdoptShardResponse, _: Read) -> tuple[PushId, ...]:
+    """Each with a sequence of 0."""
+    return decode_each(message.given_up, _read_discard, field="given_up") if message.given_up else ()
+
+
 def _read_discard(message: tensor_pb2.PushId) -> PushId:
     if message.incarnation < 1:
         raise MalformedMessage(f"push id: got incarnation {message.incarnation}, want >= 1")

@@ -251,6 +251,12 @@ class Inbox:
         self._staged: dict[PushId, Contribution] = {}
         self._shared = shared if shared is not None else SharedBuffers(release=lambda _: None)
         self._num_held: Counter[tuple[int, int]] = Counter()
+        self._given_up: dict[int, PushId] = {}
+
+    @property
+    def given_up(self) -> tuple[PushId, ...]:
+        """By worker the latest incarnation that was discarded as a whole since an epoch began, as sequence 0."""
+        return tuple(self._given_up.values())
 
     @property
     def num_staged(self) -> int:
@@ -425,6 +431,8 @@ class Inbox:
     def discard(self, push_ids: Iterable[PushId], *, current_step: int) -> None:
         """Drops contributions that will never be applied, whole or under way; sequence 0 means all of that incarnation."""
         for push_id in push_ids:
+            if not push_id.sequence:
+                self._given_up[push_id.worker] = max(push_id, self._given_up.get(push_id.worker, push_id))
             self._shared.discard(push_id)
             for contribution in [c for c in self._staged.values() if _is_named(c.push_id, push_id)]:
                 self._drop(contribution)
@@ -439,6 +447,7 @@ class Inbox:
         for contribution in list(self._staged.values()):
             self._drop(contribution)
         self._shared.clear()
+        self._given_up.clear()
         self.push_ids.forget_seen()
 
     def close(self) -> None:

@@ -686,6 +686,7 @@ class Shard:
             pushes=model.inbox.push_ids.lately_applied() if model else (),
             session_keys=self._gate.admitted.keys,
             was_alone=chief.was_alone,
+            given_up=model.inbox.given_up if model else (),
         )
 
 

@@ -342,6 +342,8 @@ class Membership:
         # Contributions under earlier chiefs that were applied lately, by worker.
         self._pushes: dict[int, WorkerPushes] = {}
         self._chosen: Mapping[PushId, int] = {}
+        # The latest incarnations that earlier chiefs of this epoch have given up, by worker: shards have dropped what they gave.
+        self._given_up: dict[int, int] = {}
         self._members: dict[ParticipantKind, dict[int, Member]] = {kind: {} for kind in ParticipantKind}
         self._by_request: dict[tuple[ParticipantKind, int], int] = {}
         self._num_live = dict.fromkeys(ParticipantKind, 0)
@@ -499,6 +501,11 @@ class Membership:
         for member in self.workers():
             member.outcomes.restart(self._applied_of(member.index, member.incarnation))
 
+    def give_up(self, incarnations: Iterable[PushId]) -> None:
+        """Takes note of incarnations that earlier chiefs of this epoch have given up: a process that comes back as one gets another."""
+        for one in incarnations:
+            self._given_up[one.worker] = max(one.incarnation, self._given_up.get(one.worker, 0))
+
     @property
     def remembered(self) -> Mapping[int, WorkerPushes]:
         """The pushes that `remember` was given, by worker."""
@@ -530,6 +537,8 @@ class Membership:
             return None  # this chief has not given it
         if member is None and not self._is_proven(former):
             return None  # nor would a shard take anything from it
+        if member is None and former.kind is ParticipantKind.WORKER and former.incarnation <= self._given_up.get(former.index, 0):
+            return None  # its lease had ended, and shards have dropped what it gave
         if member is None:
             self._check_was_last(former)
             member = self._recognised(request, former, now=now)

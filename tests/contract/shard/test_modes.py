@@ -118,6 +118,8 @@ def test_discarded_contributions_are_dropped(small: Trainer) -> None:
     assert small.shard.status().report.num_staged == 0
     with pytest.raises(ContributionMissing):
         small.apply(headers[1].push_id, step=1)
+    assert small.shard.adopt(fence(EPOCH, CHIEF + 1)).given_up == (gone,), "the next chief has to know whom it cannot take for the same"
+    assert small.shard.adopt(fence(EPOCH + 1, CHIEF + 1)).given_up == ()
 
 
 def test_a_return_to_strict_steps_drops_stale_contributions(small: Trainer) -> None:

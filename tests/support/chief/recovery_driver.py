@@ -34,6 +34,7 @@ class FakeShard:
     settings_version: int = 0
     life: int = 0
     session_keys: tuple[bytes, ...] = ()
+    given_up: tuple[PushId, ...] = ()
 
     def status(self, index: int) -> ShardStatus:
         return ShardStatus(
@@ -261,6 +262,7 @@ class RecoveryDriver(Driver):
                 last_apply=shard.last_apply,
                 pushes=shard.pushes(),
                 session_keys=shard.session_keys,
+                given_up=shard.given_up,
             )
             self.send(messages.ShardAdopted(shard=index, process_incarnation=shard.process, adoption=adoption))
 

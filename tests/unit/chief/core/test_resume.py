@@ -12,6 +12,7 @@ from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, ModelState, PushOutcome, TokenResult
+from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import MODEL, Worker, model_of
 from tests.support.chief.recovery_driver import RecoveryDriver
 
@@ -41,6 +42,17 @@ def test_a_new_chief_continues_at_the_shards_step_in_the_same_epoch() -> None:
     calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
     assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
     assert driver.step == 4
+
+
+def test_a_worker_that_the_chief_before_had_given_up_comes_back_as_a_new_incarnation() -> None:
+    driver, workers = trained()
+    before = [worker.participant for worker in workers]
+    driver.shards[0].given_up = (PushId(worker=1, incarnation=before[1].incarnation, sequence=0),)
+    driver.new_chief()
+    for worker in workers:
+        driver.come_back(worker)
+    assert workers[0].participant == before[0]
+    assert workers[1].participant.incarnation > before[1].incarnation
 
 
 @pytest.mark.parametrize("num_tokens", [1_020, 0])
