@@ -73,6 +73,7 @@ class SyncPolicy(Policy):
         self.step = step
         self._tokens = tokens
         self._contributors = [entry.push_id for entry in counted]
+        self._is_last = False
 
     @property
     def contributors(self) -> tuple[PushId, ...]:
@@ -101,8 +102,8 @@ class SyncPolicy(Policy):
 
     @property
     def is_complete(self) -> bool:
-        """Whether the open step has its R contributions."""
-        return len(self._contributors) >= self.num_required
+        """Whether the open step has its R contributions, or is the last and has any."""
+        return len(self._contributors) >= (1 if self._is_last else self.num_required)
 
     @property
     def advice_to_all_waiting(self) -> str:
@@ -114,9 +115,18 @@ class SyncPolicy(Policy):
         if not self.is_complete or num_required <= self.num_contributions:
             self.num_required = num_required
 
+    def gives_way(self, policy: PolicySpec) -> bool:
+        """At once to synchronous steps; else when the contributions of the open step have made it, however few they are."""
+        self._is_last = not policy.has_common_steps
+        return not (self._is_last and self._contributors)
+
+    @property
+    def _is_open(self) -> bool:
+        return not self._is_last and not self.is_complete
+
     def may_contribute(self, worker: int) -> bool:
         """Whether a worker that just joined may contribute to the open step without asking for a token."""
-        return self._tokens.may_contribute(worker, is_open=not self.is_complete)
+        return self._tokens.may_contribute(worker, is_open=self._is_open)
 
     def has_contributed(self, worker: int) -> bool:
         """Whether a worker (as any incarnation) has given its share for now."""
@@ -132,20 +142,20 @@ class SyncPolicy(Policy):
             raise _ahead(step, self.step)
         if step < self.step:
             return Verdict(outcome=PushOutcome.STALE, staleness=self.step - step)
-        if self.is_complete or not self._tokens.spend(push_id.worker):
+        if not self._is_open or not self._tokens.spend(push_id.worker):
             return Verdict(outcome=PushOutcome.LATE)
         self._contributors.append(push_id)
         return Verdict(outcome=PushOutcome.ACCEPTED, applied_step=step)
 
     def after_commit(self, worker: int) -> list[Grant]:
         """Returns the tokens that are due because `worker` has contributed, or tried to."""
-        return [] if self.is_complete else self._tokens.after_commit(worker)
+        return self._tokens.after_commit(worker) if self._is_open else []
 
     def ask(self, worker: int, *, local_step: int, request_id: int) -> int | None:
         """Returns the step of a token, or None: the worker waits. Raises StepAhead."""
         if local_step > self.step:
             raise _ahead(local_step, self.step)
-        return self._tokens.ask(worker, local_step=local_step, request_id=request_id, is_open=not self.is_complete)
+        return self._tokens.ask(worker, local_step=local_step, request_id=request_id, is_open=self._is_open)
 
     def forget_wish(self, worker: int) -> None:
         """Ends a worker's wait; it keeps its tokens."""

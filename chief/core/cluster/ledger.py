@@ -67,10 +67,6 @@ class Ledger:
             if record is not None:
                 record.num_late += 1
 
-    def note_staleness(self, staleness: int) -> None:
-        """Something that was accepted is as stale as that, since it became part of a later step."""
-        self.max_staleness = max(self.max_staleness, staleness)
-
     def complete_step(self, contributors: tuple[PushId, ...], *, last_worker: int, now: float) -> None:
         """The contributors of the open step are fixed; `last_worker` completed it."""
         self._open.contributors, self._open.last_worker, self._open.completed_at = contributors, last_worker, now

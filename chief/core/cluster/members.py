@@ -80,11 +80,6 @@ class PushOutcomes:
         known = self._recent.get(push_id.sequence)
         return known[1] if known is not None else None
 
-    def revise(self, push_id: PushId, result: CommitResult) -> None:
-        """Changes the answer that a repetition of this push gets. A push that is forgotten stays forgotten."""
-        if push_id.sequence in self._recent:
-            self._recent[push_id.sequence] = (self._recent[push_id.sequence][0], result)
-
     def restart(self, applied: Sequence[AppliedPush]) -> None:
         """Knows only of these from now on, all accepted; sequences that were used stay used."""
         self._last_sequence = max([self._last_sequence, *(push.sequence for push in applied)])

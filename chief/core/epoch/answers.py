@@ -16,7 +16,7 @@ from chief.policies.base import Policy
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
-from ps_protocol.roles.chief import CommitResult, PushOutcome, TokenReply
+from ps_protocol.roles.chief import CommitResult, PushOutcome
 from ps_protocol.roles.contribution import PushId, StepAttachments
 from ps_protocol.roles.fence import Fence
 
@@ -149,15 +149,6 @@ class Answers:
     def if_certain(self, push_id: PushId | None, commit: CommitResult | None) -> CommitResult | None:
         """Returns the outcome of a contribution if it may be reported now, else None: a later request gets it."""
         return commit if self._is_certain(push_id, commit) else None
-
-    def revise(self, push_id: PushId, result: CommitResult) -> None:
-        """Replaces the outcome in every answer about this contribution that is still held."""
-        for blocked in self._line:
-            one, value = blocked.ask, blocked.ask.value
-            if one.push_id == push_id and isinstance(value, CommitResult):
-                blocked.ask = replace(one, value=revised(value, result))
-            elif one.push_id == push_id and isinstance(value, TokenReply) and value.commit is not None:
-                blocked.ask = replace(one, value=replace(value, commit=revised(value.commit, result)))
 
     def refuse_about(self, push_ids: Collection[PushId], error: PsError) -> None:
         """Refuses all that wait for the outcomes of these contributions with this error."""
@@ -299,8 +290,3 @@ class Answers:
         """Ends a call that has waited as long as one may. Its request stays, and the caller gets the answer when it asks again."""
         self._line.refuse(blocked.who, Unavailable(self._explain(now)))
         self._keep_if_awaited()
-
-
-def revised(before: CommitResult, result: CommitResult) -> CommitResult:
-    """Returns the answer for a contribution that becomes part of another step than it was promised."""
-    return replace(before, applied_step=result.applied_step, staleness=result.staleness, weight=result.weight)

@@ -16,7 +16,7 @@ from chief.core.cluster.members import Member, Membership, merged_pushes, quorum
 from chief.core.cluster.model import ModelRegistry
 from chief.core.cluster.parameter_servers import ShardTable
 from chief.core.cluster.settings import Change, ForShards, Settings
-from chief.core.epoch.answers import Answers, RecordVersions, revised
+from chief.core.epoch.answers import Answers, RecordVersions
 from chief.core.host import Host
 from chief.core.messages import (
     Answer,
@@ -52,7 +52,6 @@ from ps_protocol.roles.chief import (
     LeaseRangesRequest,
     LeaseReply,
     LeaseResult,
-    ParticipantKind,
     PushCommit,
     PushOutcome,
     TokenReply,
@@ -988,8 +987,6 @@ class Training:
             self._discards.clear()  # the shards drop by themselves the contributions that they cannot apply any more
         if old.has_common_steps:
             self._oldest_kept = old.step
-            if not new.has_common_steps:
-                self._spread(old.counted())
         self._lower_quorum()
         granted = []
         for blocked in self._tokens:
@@ -1002,24 +999,6 @@ class Training:
     def _new_policy(self, *, step: int, is_start: bool, counted: Sequence[Counted] = ()) -> Policy:
         live = [member.index for member in self._members.workers() if member.is_live]
         return new_policy(self._settings.config, step=step, workers=live, is_start=is_start, counted=counted)
-
-    def _spread(self, counted: Sequence[Counted]) -> None:
-        """Makes a step of each contribution that was counted for one step: revises its outcome, for waiting and for repeated calls."""
-        for position, entry in enumerate(counted):
-            push_id, step = entry.push_id, self.step + position
-            member = self._members.find(ParticipantKind.WORKER, push_id.worker)
-            if member is None or member.incarnation != push_id.incarnation:
-                continue
-            result = member.outcomes.first_result(push_id)
-            if result is None:
-                continue
-            result = replace(result, applied_step=step, staleness=step - entry.step)
-            member.outcomes.revise(push_id, result)
-            blocked = self._tokens.get(push_id.worker)
-            if blocked is not None and blocked.ask.push_id == push_id and blocked.ask.commit is not None:
-                blocked.ask = replace(blocked.ask, commit=revised(blocked.ask.commit, result))
-            self._answers.revise(push_id, result)
-            self._ledger.note_staleness(result.staleness)
 
 
 def _repeated(first: CommitResult | None, *, global_step: int) -> CommitResult:

@@ -27,8 +27,7 @@ def test_the_missing_worker_is_named_with_its_last_sign_of_life_and_what_to_do()
 
 def test_a_change_of_policy_that_waits_for_a_stopped_server_is_reported_as_such() -> None:
     driver = Driver(num_shards=2, total_num_replicas=2, applies_at_once=False)
-    (first,) = driver.train(0)
-    first.push()
+    driver.train(0)
     driver.set_policy(PolicySpec(name=PolicyName.ASYNC))
     assert words(driver) == "new settings are on their way to the parameter servers"
     driver.send(ev.ShardUnreachable(shard=1, why="no answer"))

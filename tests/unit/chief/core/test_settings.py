@@ -113,31 +113,45 @@ def test_a_caller_that_goes_away_leaves_its_change_behind() -> None:
     assert (call in driver.answers, policy_of(driver)) == (False, "sync, fifo tokens")
 
 
-def test_contributions_counted_under_sync_become_single_steps_under_async() -> None:
+def test_contributions_counted_under_sync_make_a_last_step_together_before_async() -> None:
     driver = Driver(total_num_replicas=3)
     workers = driver.train(0, 1, 2)
     calls = [worker.ask(commit=worker.next_commit()) for worker in workers[:2]]
     driver.set_policy(ASYNC)
-    assert [len(step.contributors) for step in driver.applied] == [1, 1]
-    assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=False)), "and who waited continues"
-    result = workers[2].commit(0)
-    assert (result.outcome, result.applied_step, result.staleness) == (ACCEPTED, 2, 2)
+    assert [len(step.contributors) for step in driver.applied] == [2]
+    commits = [worker.answer(call).commit for worker, call in zip(workers[:2], calls, strict=True)]
+    assert [(one.outcome, one.applied_step) for one in commits if one] == [(ACCEPTED, 0)] * 2, "as they were promised"
+    assert workers[2].commit(0).outcome is STALE, "the shards have dropped it with the step"
+    assert workers[2].commit(1).applied_step == 1
 
 
-def test_a_worker_learns_which_async_step_its_contribution_counted_under_sync_becomes() -> None:
-    driver = Driver(total_num_replicas=4)
-    workers = driver.train(0, 1, 2, 3)
-    committed = workers[0].next_push()
-    told = workers[0].commit(push_id=committed)
-    calls = [worker.ask(commit=worker.next_commit()) for worker in workers[1:3]]
+def test_before_async_the_last_step_takes_no_more_and_who_comes_late_waits_for_the_new_policy() -> None:
+    driver = Driver(total_num_replicas=3, applies_at_once=False)
+    first, second, third = driver.train(0, 1, 2)
+    first.push()
     driver.set_policy(ASYNC)
-    commits = [worker.answer(call).commit for worker, call in zip(workers[1:3], calls, strict=True)]
-    assert [(commit.outcome, commit.applied_step, commit.staleness) for commit in commits if commit] == [(ACCEPTED, 1, 1), (ACCEPTED, 2, 2)]
-    again = workers[0].commit(push_id=committed)
-    assert (told.applied_step, again.first_outcome, again.applied_step) == (0, ACCEPTED, 0)
-    sequence = committed._replace(worker=2, sequence=1)
-    assert workers[2].commit(0, push_id=sequence).applied_step == 2, "a repeated commit is told the same"
-    assert driver.coordinator.status(driver.now).max_observed_staleness == 2
+    assert second.push() is LATE
+    waiting = second.ask()
+    driver.apply()
+    (change,) = driver.to_configure
+    assert (driver.step, change.accepts_stale) == (1, True)
+    assert third.commit(1).outcome is LATE, "the new policy does not hold yet"
+    driver.configure()
+    assert (policy_of(driver), second.has_token(waiting)) == ("async", True)
+    assert third.commit(1).outcome is ACCEPTED
+
+
+def test_a_change_to_async_that_is_followed_by_one_back_leaves_the_step_to_its_contributions() -> None:
+    driver = Driver(total_num_replicas=2, applies_at_once=False)
+    first, second = driver.train(0, 1)
+    first.push()
+    for policy in (ASYNC, SYNC):
+        driver.set_policy(policy)
+    driver.apply()
+    for _ in range(2):
+        driver.configure()
+    assert (policy_of(driver), driver.step) == ("sync", 1)
+    assert [worker.commit(1).outcome for worker in (first, second)] == [ACCEPTED] * 2
 
 
 def test_queued_async_contributions_are_applied_before_sync_begins_and_new_ones_are_late() -> None:

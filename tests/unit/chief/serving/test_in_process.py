@@ -183,10 +183,19 @@ def test_the_mean_of_a_step_is_held_to_its_norm_over_all_shards() -> None:
         np.testing.assert_allclose(layout.view(memory, 0), -0.1 * 2.0 / 24**0.5, rtol=1e-6)
 
 
-def test_many_contributions_that_wait_for_their_turn_are_applied_one_after_the_other_not_one_within_the_other() -> None:
-    scene = Scene(replicas_to_aggregate=300, total_num_replicas=1)
-    for number in range(1, 300):
-        assert scene.chief.commit_push(scene.worker, scene.push(0)).outcome is PushOutcome.ACCEPTED
-        scene.chief.dequeue_token(scene.worker, local_step=0, request_id=number, max_wait_s=0.0)
+def test_many_contributions_that_wait_for_their_turn_are_applied_one_after_the_other_not_one_within_the_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    scene = Scene(replicas_to_aggregate=300, total_num_replicas=1)  # so many may be staged
     scene.chief.set_policy(PolicySpec(name=PolicyName.ASYNC), request_id=7, max_wait_s=1.0)
+    apply = scene.shards[0].apply_step
+
+    def apply_when_others_wait(request: ApplyRequest) -> ApplyReply:
+        monkeypatch.setattr(scene.shards[0], "apply_step", apply)
+        for _ in range(298):
+            assert scene.chief.commit_push(scene.worker, scene.push(0)).outcome is PushOutcome.ACCEPTED
+        return apply(request)
+
+    monkeypatch.setattr(scene.shards[0], "apply_step", apply_when_others_wait)
+    scene.chief.commit_push(scene.worker, scene.push(0))
     assert scene.chief.status().global_step == 299
