@@ -95,8 +95,9 @@ def conditions(situation: Situation, *, now: float) -> tuple[Condition, ...]:
         for row in ROWS
         if (said := row.find(scene)) is not None
     ]
-    doing = [one for one in found if one.level is Level.GREEN][:1]
     urgent = [one for level in (Level.RED, Level.AMBER) for one in found if one.level is level]
+    # Where something holds training up, what it does otherwise is no news.
+    doing = [one for one in found if one.level is Level.GREEN][: not any(one.is_standstill for one in urgent)]
     return tuple(urgent + doing) or (Condition(name="training", level=Level.GREEN, line="Training"),)
 
 
@@ -221,7 +222,7 @@ def _wrong_program(scene: Scene) -> Said | None:
     verb, which, whose = ("runs", "it", "its") if len(found) == 1 else ("run", "them", "theirs")
     # The worker's words may be cut at their end: of them only what differs is said here.
     difference = found[0].failure.removeprefix("ModelMismatch: ").partition(": ")[2].partition(". ")[0]
-    advice = f"Start {which} with the program that is trained, or restart the cluster for {whose}. {_sentence(difference)}"
+    advice = f"Start {which} with the program that is trained, or restart the cluster to train {whose}. {_sentence(difference)}"
     return Said(f"{_names(found).capitalize()} {verb} another program: its model differs", advice)
 
 
@@ -325,8 +326,12 @@ def _held_up(scene: Scene) -> Said | None:
         return None
     return Said(
         _waiting_for(scene, slow),
-        f"A step usually takes {seconds(usual_s)}. See what {'it is' if len(slow) == 1 else 'they are'} busy with.",
+        f"A step usually takes {_short_time(usual_s)}. See what {'it is' if len(slow) == 1 else 'they are'} busy with.",
     )
+
+
+def _short_time(value_s: float) -> str:
+    return f"{1000 * value_s:.0f} ms" if value_s < 1 else seconds(value_s)
 
 
 def _waiting_for(scene: Scene, members: Sequence[Member]) -> str:
@@ -364,9 +369,10 @@ def _disk(failure: str) -> str:
         "permission denied": f"the place{of} is not writable",
         "no such file": f"the place{of} is gone",
     }
-    return next(
-        (words for found, words in known.items() if found in failure.lower()), f"{server[0] if server else 'the chief'} could not save"
-    )
+    who = server[0] if server else "the chief"
+    if "started without --checkpoint-dir" in failure:
+        return f"{who} has no --checkpoint-dir"
+    return next((words for found, words in known.items() if found in failure.lower()), f"{who} could not save")
 
 
 def _checkpoint_advice(scene: Scene) -> str:
@@ -393,11 +399,13 @@ def _in_vain(scene: Scene) -> Said | None:
 
 def _unshared(scene: Scene) -> Said | None:
     lost = [member for member in scene.at.live if member.has_lost_sharing]
-    if not lost or scene.at.state is not ClusterState.TRAINING:
+    # Memory that was shared with a server that is gone comes back with it.
+    if not lost or scene.at.state is not ClusterState.TRAINING or scene.unreachable:
         return None
     ways = [way for way in lost[0].transport.split(", ") if way != "shared_memory"]
     which = " to some servers" if "shared_memory" in lost[0].transport else ""
-    advice = f"Its gradients and variables travel by {' and '.join(ways)}{which} now, which is slower. Its log says why."
+    whose, log = ("Its", "Its log says") if len(lost) == 1 else ("Their", "Their logs say")
+    advice = f"{whose} gradients and variables travel by {' and '.join(ways)}{which} now, which is slower. {log} why."
     return Said(f"{_names(lost).capitalize()} lost shared memory", advice)
 
 

@@ -174,7 +174,7 @@ def test_a_worker_with_another_model_is_named_with_the_difference() -> None:
     driver.pass_time(2.0)
     one = headline(driver)
     assert (one.level, one.line) == (AMBER, "Worker 1 runs another program: its model differs")
-    assert one.advice.startswith("Start it with the program that is trained, or restart the cluster for its. ")
+    assert one.advice.startswith("Start it with the program that is trained, or restart the cluster to train its. ")
 
 
 def test_what_to_do_about_another_model_is_whole_however_much_differs() -> None:
@@ -185,10 +185,12 @@ def test_what_to_do_about_another_model_is_whole_however_much_differs() -> None:
         failure=f"ModelMismatch: your model is not the one that this cluster trains: {differences}. If the cluster's is right, …"
     )
     advice = headline(driver).advice
-    assert "restart the cluster for its. Layer_0/weights: (4, 4), want (4, 8); " in advice and advice.endswith("…")
+    assert "restart the cluster to train its. Layer_0/weights: (4, 4), want (4, 8); " in advice and advice.endswith("…")
     stranger = Worker(driver, 1)
     stranger.leave(failure="ModelMismatch: your model is not the one that this cluster trains: w: (4,), want (3,). If the cluster's is ri…")
-    assert headline(driver).advice.endswith("restart the cluster for its. W: (4,), want (3,)."), "no advice of which the end is missing"
+    assert headline(driver).advice.endswith("restart the cluster to train its. W: (4,), want (3,)."), (
+        "no advice of which the end is missing"
+    )
 
 
 def test_a_worker_that_never_joined_is_named() -> None:
@@ -384,6 +386,7 @@ def test_a_worker_that_lost_the_shared_memory_of_one_of_its_servers_is_amber() -
         ("ps 0: checkpoint: need 391.1 KiB, 0 bytes free on /disk; make room", "the disk of ps 0 is full"),
         ("ps 1: no chief has adopted it since it started, you have epoch 3; reconnect", "ps 1 could not save"),
         ("manifest.json: Input/output error", "the chief could not save"),
+        ("ps 0: it was started without --checkpoint-dir; give all roles the same one", "ps 0 has no --checkpoint-dir"),
     ],
 )
 def test_a_checkpoint_that_fails_names_the_cause_and_the_server(why: str, words: str) -> None:
