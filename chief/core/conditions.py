@@ -363,7 +363,7 @@ def _disk(failure: str) -> str:
     of = f" of {server[0]}" if server else ""
     known = {
         "no space left": f"the disk{of} is full",
-        "bytes free": f"the disk{of} is full",
+        " free on ": f"the disk{of} is full",
         "quota": f"the quota{of} is used up",
         "read-only": f"the place{of} is read-only",
         "permission denied": f"the place{of} is not writable",

@@ -386,6 +386,7 @@ def test_a_worker_that_lost_the_shared_memory_of_one_of_its_servers_is_amber() -
         ("ps 0: checkpoint: need 391.1 KiB, 0 bytes free on /disk; make room", "the disk of ps 0 is full"),
         ("ps 1: no chief has adopted it since it started, you have epoch 3; reconnect", "ps 1 could not save"),
         ("manifest.json: Input/output error", "the chief could not save"),
+        ("ps 0 at unix:/p0: checkpoint: need 469.4 KiB, 300.0 KiB free on /disk; make room", "the disk of ps 0 is full"),
         ("ps 0: it was started without --checkpoint-dir; give all roles the same one", "ps 0 has no --checkpoint-dir"),
     ],
 )
