@@ -287,26 +287,9 @@ def check_own_name(what: str, name: object, *, taken: Collection[str] = ()) -> N
         raise InvalidSpec(f"{what} {name!r}: this name has a meaning in formulas already; choose another one")
 
 
-def with_named_powers(text: str, *, step: str, named: Callable[[str], str]) -> str:
-    """Returns the text of a checked formula in which each power `name ** step` is the name `named(name)`."""
-    return ast.unparse(_Powers(step, named).visit(_tree_of(text)))
-
-
 def _tree_of(text: str) -> ast.Module:
     # `;` stands between assignments, and a formula may be indented as a whole.
     return ast.parse("\n".join(line.strip() for line in text.strip().splitlines()))
-
-
-class _Powers(ast.NodeTransformer):
-    def __init__(self, step: str, named: Callable[[str], str]) -> None:
-        self._step, self._named = step, named
-
-    def visit_BinOp(self, node: ast.BinOp) -> ast.expr:
-        match node:
-            case ast.BinOp(left=ast.Name(id=base), op=ast.Pow(), right=ast.Name(id=exponent)) if exponent == self._step:
-                return ast.Name(id=self._named(base))
-        self.generic_visit(node)
-        return node
 
 
 class _Parser:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.expressions import VARIABLE, Array, Formula, Value, norm_of, parse_formula
+from ps_protocol.model.expressions import BLOCK, VARIABLE, Array, Formula, Value, norm_of, parse_formula
 from ps_protocol.model.light_dataclass import light_dataclass
 
 # Numbers in the precision of one element type or of Python (conditions: truth values), and what makes one.
@@ -200,6 +200,22 @@ class Program:
     def run(self, inputs: Sequence[Array], outputs: Sequence[Array], scratch: Sequence[Array], numbers: Numbers) -> None:
         """Writes the results of a block, those in place to their inputs and the others to `outputs`, in the order of `writes`."""
         self._code.run(inputs, outputs, scratch, numbers)
+
+    def compute(self, inputs: Sequence[Array], outputs: Sequence[Array], numbers: Numbers, number: Number) -> None:
+        """Does the same to whole arrays, which have one axis: measures all blocks as often as it takes, and then computes their results."""
+        size, dtype = inputs[0].size, inputs[0].dtype
+        scratch, squares = [np.empty(min(size, BLOCK), dtype) for _ in range(self.num_scratch)], np.empty(min(size, BLOCK))
+        blocks = [slice(start, min(start + BLOCK, size)) for start in range(0, size, BLOCK)]
+        for index in range(self._num_passes):
+            sums = [0.0] * len(self._totals[index])
+            for block in blocks:
+                cut = [one[: block.stop - block.start] for one in scratch]
+                parts = self.measure(index, [one[block] for one in inputs], cut, squares, numbers)
+                sums = [total + part for total, part in zip(sums, parts, strict=True)]
+            numbers = self.conclude(index, sums, numbers, number)
+        for block in blocks:
+            cut = [one[: block.stop - block.start] for one in scratch]
+            self.run([one[block] for one in inputs], [one[block] for one in outputs], cut, numbers)
 
     def _extended(self, numbers: Numbers, level: int, given: Mapping[str, Any], totals: Mapping[int, Any], number: Number) -> Numbers:
         known, faster = list(numbers), _OF_FLOATS if number is float else _OF_NUMBERS

@@ -24,8 +24,7 @@ from ps_protocol.model.programs import MAX_SCRATCH, Program
 from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array, Constraint, ConstraintKind, DataType
-from ps_server.optimizers.formulas import NUM_SCRATCH
-from ps_server.optimizers.rule import Measuring, UpdateRule
+from ps_server.optimizers.rule import NUM_SCRATCH, Measuring, UpdateRule
 
 # How an apply's work is offered to several threads, without a thread of its own.
 

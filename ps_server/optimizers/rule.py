@@ -11,13 +11,16 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.optimizer_formulas import OptimizerFormula
 from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, RATE, OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.programs import Numbers
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import ShardSettings, ShardSpec
 from ps_protocol.shared_memory.words import PushMode
-from ps_server.optimizers.formulas import NUM_SCRATCH, Formula
+
+# The least number of blocks of scratch memory. The last one is for what is added to the gradient.
+NUM_SCRATCH = 4
 
 # Learning-rate schedules, evaluated at a step.
 #
@@ -86,14 +89,16 @@ _FORMULAS: dict[str, Callable[[Schedule, np.float64], float]] = {
 class _Moment:
     """The numbers of one step. Replaced as a whole, so that an apply in another thread sees the numbers of one step."""
 
-    def __init__(self, formula: Formula, *, rate: float, powers: tuple[float, ...], step: int, weight_decay: float, l2: float) -> None:
+    def __init__(
+        self, formula: OptimizerFormula, *, rate: float, powers: tuple[float, ...], step: int, weight_decay: float, l2: float
+    ) -> None:
         self.formula = formula
         self.has_weight_decay, self.has_l2 = bool(weight_decay), bool(l2)
         self._rate, self._powers, self._step = rate, powers, step
         self._weight_decay, self._l2 = weight_decay, l2
         self.known: dict[np.dtype[Any], tuple[Numbers, np.floating[Any], np.floating[Any]]] = {}  # what `constants` has returned
 
-    def is_as(self, formula: Formula, *, rate: float, powers: tuple[float, ...]) -> bool:
+    def is_as(self, formula: OptimizerFormula, *, rate: float, powers: tuple[float, ...]) -> bool:
         """Whether all numbers of another step of the same specification are these."""
         return formula is self.formula and not formula.uses_step and rate == self._rate and powers == self._powers
 
@@ -112,7 +117,7 @@ class Measuring:
     For one thread.
     """
 
-    def __init__(self, formula: Formula, numbers: Numbers, dtype: np.dtype[Any]) -> None:
+    def __init__(self, formula: OptimizerFormula, numbers: Numbers, dtype: np.dtype[Any]) -> None:
         self._program, self._numbers, self._number = formula.program, numbers, formula.number(dtype)
         self._num_passes = 0
         self._totals: list[float] = []
@@ -172,7 +177,7 @@ class UpdateRule:
     @property
     def num_scratch(self) -> int:
         """How many blocks of scratch memory `apply` needs; at least NUM_SCRATCH."""
-        return self._formula.num_scratch
+        return max(NUM_SCRATCH, self._formula.program.num_scratch)
 
     @property
     def needs_whole_variables(self) -> bool:
@@ -259,7 +264,7 @@ class UpdateRule:
 
     def _take(self, spec: OptimizerSpec, others: Mapping[str, float] | None = None) -> None:
         with_others = replace(spec, hyperparameters={**spec.hyperparameters, **others}) if others else spec
-        self._spec, self._formula = spec, Formula(with_others)
+        self._spec, self._formula = spec, OptimizerFormula(with_others)
         self._weight_decay, self._l2 = (_beside_the_formula(with_others, name) for name in ("weight_decay", "l2"))
         self._rate = self._rate_at(0) if spec.learning_rate.name == "constant" else None
 

@@ -29,6 +29,8 @@ OPTIMIZERS: dict[str, OptimizerSpec] = {
     "rmsprop": worker_client.rmsprop(0.01, momentum=0.5),
     "centered rmsprop": worker_client.rmsprop(0.01, centered=True),
     "adadelta": worker_client.adadelta(0.5),
+    "ftrl": worker_client.ftrl(0.1, l1_regularization_strength=0.01),
+    "proximal adagrad": worker_client.proximal_adagrad(0.1, l1_regularization_strength=0.01),
     "adamw": worker_client.adamw(0.1, weight_decay=0.1, amsgrad=True),
     "nadam": worker_client.nadam(0.1),
     "lion": worker_client.lion(0.01, weight_decay=0.1),
@@ -146,13 +148,13 @@ def test_gradients_are_added_by_default_and_slots_can_be_read() -> None:
 
 def test_unsupported_calls_of_an_optimizer_are_refused_and_change_nothing() -> None:
     for spec, reason in (
-        (worker_client.ftrl(0.1), r"got 'ftrl', want what sgd\(0.1\) or another of sgd, momentum, .* adamw, .* custom returns"),
+        ("sgd", r"got 'str', want what sgd\(0.1\) or another of sgd, momentum, .* adamw, .* custom returns"),
         (worker_client.sgd(worker_client.cosine_decay(0.1, 10)), r"learning_rate: want a number"),
         (worker_client.sgd(0.1, weight_decay=0.1), r"weight_decay: 'sgd' has none here; adamw has"),
         (worker_client.adam(0.1, l2=0.1), r"l2: 'adam' has none here"),
     ):
         with pytest.raises(InvalidSpec, match=reason):
-            Optimizer(spec)
+            Optimizer(spec)  # type: ignore[arg-type]
     strategy = ParameterServerStrategy(2)
     with strategy.scope():
         v, new = (Variable(np.zeros(2), name=name) for name in ("v", "new"))

@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, VariableNotFound
-from ps_protocol.model.expressions import BLOCK, MAX_DEPTH, MAX_PARTS, MAX_TEXT, parse_formula, with_named_powers
+from ps_protocol.model.expressions import BLOCK, MAX_DEPTH, MAX_PARTS, MAX_TEXT, parse_formula
 
 NAMES = ("v", "g", "s", "lr")
 FLOATS = st.floats(-4, 4, width=32)
@@ -224,26 +224,6 @@ def test_any_text_is_parsed_as_a_formula_or_refused_with_a_reason(text: str) -> 
         assert error.message.startswith("formula")
     else:
         assert formula.compute(dict.fromkeys(NAMES, np.ones(2)))["v"].shape == (2,)
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
-        ("v - lr / (1 - (b) ** t)", lambda v, lr, power: v - lr / (1 - power)),
-        ("v - lr / (1 - b ** (t))", lambda v, lr, power: v - lr / (1 - power)),
-        ("v - lr*(1-b**t)**2", lambda v, lr, power: v - lr * (1 - power) ** 2),
-        (" a = b  **t; v = v*a ** 2 + lr\n", lambda v, lr, power: v * power**2 + lr),
-        ("v - lr ** 2 * b ** t", lambda v, lr, power: v - lr**2 * power),
-        ("v - (lr - b ** t)", lambda v, lr, power: v - (lr - power)),
-    ],
-)
-def test_powers_of_the_step_can_be_named_however_they_are_written(text: str, expected: Any) -> None:
-    assert parse_formula(text, variable="v", others=("lr", "b", "t"), step="t", bases=("b",)).bases == ("b",)
-    named = with_named_powers(text, step="t", named=lambda base: f"{base}_raised")
-    formula = parse_formula(named, variable="v", others=("lr", "b_raised"))
-    v, lr, power = np.linspace(-1, 1, 7), 0.1, 0.9**5
-    computed = formula.compute({"v": v, "lr": lr, "b_raised": power}, in_double=True)["v"]
-    np.testing.assert_array_equal(computed, expected(v, lr, power))
 
 
 def test_shapes_that_do_not_fit_are_refused_with_the_place() -> None:

@@ -8,8 +8,7 @@ import pytest
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import SCHEDULES, OptimizerSpec, Schedule, constant
 from ps_protocol.model.variables import Array
-from ps_server.optimizers.formulas import NUM_SCRATCH
-from ps_server.optimizers.rule import UpdateRule, learning_rate
+from ps_server.optimizers.rule import NUM_SCRATCH, UpdateRule, learning_rate
 
 # A rule from step to step: rates, powers, weight decay, and new numbers on the way.
 

@@ -1,4 +1,4 @@
-"""The formula of an optimizer with its hyper-parameters, for one block of elements at a time. Knows arrays and numbers; no variable.
+"""The formula of an optimizer with its numbers at each step. Parameter servers and strategies run it. Knows arrays; no variable.
 
 The formulas are texts, which `ps_protocol/model/optimizers.py` has and `ps_protocol/model/programs.py` compiles to operations on blocks.
 """
@@ -11,42 +11,34 @@ import numpy as np
 from ps_protocol.model.optimizers import LEARNING_RATE, STEP, OptimizerSpec, single
 from ps_protocol.model.programs import Numbers
 
-# The least number of blocks of scratch memory. The last one is for the caller's additions to the gradient.
-NUM_SCRATCH = 4
 
-
-class Formula:
+class OptimizerFormula:
     """The computation of a checked specification. Holds no state: slots and powers are the caller's.
 
     Its `program` takes the value, the gradient, and the slots, in the order of their names, which it updates in place; it writes the next
-    values beside the present ones. `decays`: numbers that it needs to the power of the steps applied, the present one included. `rounded`
-    gives the learning rate and the powers their precision. `uses_step`: its numbers are others at another step, with the same learning rate
-    and powers.
+    values beside the present ones. `decays`: the values of `bases`, which it needs to the power of the steps applied, the present one
+    included. `rounded` gives the learning rate and the powers their precision. `uses_step`: its numbers are others at another step, with
+    the same learning rate and powers.
     """
 
     def __init__(self, spec: OptimizerSpec) -> None:
         self._spec, parsed = spec, spec.parsed
-        self._is_single, self._bases = spec.kind.is_single, parsed.bases
+        self.is_single, self.bases = spec.kind.is_single, parsed.bases
         self.program = spec.program
-        self.rounded: Callable[[float], float] = single if self._is_single else float
+        self.rounded: Callable[[float], float] = single if self.is_single else float
         self._given = {name: self.rounded(value) for name, value in spec.numbers.items()}
-        self.decays = tuple(self._given[base] for base in self._bases)
+        self.decays = tuple(self._given[base] for base in self.bases)
         self.uses_step = STEP in parsed.reads
-
-    @property
-    def num_scratch(self) -> int:
-        """Blocks of scratch memory that it wants, one for the caller among them."""
-        return max(NUM_SCRATCH, self.program.num_scratch)
 
     def number(self, dtype: np.dtype[Any]) -> Callable[[Any], Any]:
         """Returns what makes a number of the precision in which numbers are computed for arrays of this type."""
-        return dtype.type if self._is_single else float
+        return dtype.type if self.is_single else float
 
     def numbers(self, rate: float, powers: Sequence[float], step: int, dtype: np.dtype[Any]) -> Numbers:
         """Returns the program's numbers at a step: `powers` are those of `decays`, `step` is that of the gradients."""
         at_rate = self._spec.kind.at_rate
         others = at_rate(self._spec, rate) if at_rate is not None else {}
-        raised = {f"{base} ** {STEP}": power for base, power in zip(self._bases, powers, strict=True)}
+        raised = {f"{base} ** {STEP}": power for base, power in zip(self.bases, powers, strict=True)}
         given = {**self._given, **others, **raised, LEARNING_RATE: rate, STEP: step + 1}
         return self.program.numbers(given, self.number(dtype))
 
