@@ -180,17 +180,17 @@ class Formula:
                 )
             known[target] = shapes[target] if target in self.writes else shape
 
-    def compute(self, values: Mapping[str, Array | float], *, in_double: bool = False) -> dict[str, Array]:
+    def compute(self, values: Mapping[str, Array | float]) -> dict[str, Array]:
         """Returns the new values by name; arrays in `values` are floats of one element type, which all results have.
 
-        With `in_double`, numbers are given as Python's floats, computed in double precision and rounded where they meet an array, as
-        optimizers that are texts have it; an array of no axes is then one element, and no number. Else everything has the element type.
+        Numbers are Python's floats, computed in double precision and rounded where they meet an array; an array of no axes is one element,
+        and no number.
 
         Every step sees what the steps before it assigned. Dividing by an element that is 0, and roots and logarithms of what has none,
         give infinities and NaN, as IEEE 754 has it. Raises what `check_shapes` raises, and DtypeMismatch.
         """
         # NumPy's float64 is a float, too.
-        numbers = {name: value for name, value in values.items() if in_double and isinstance(value, float)}
+        numbers = {name: value for name, value in values.items() if isinstance(value, float)}
         arrays = {name: np.asarray(value) for name, value in values.items() if name not in numbers}
         dtypes = {name: arrays[name].dtype for name in sorted(self.reads & arrays.keys())}
         dtype = next(iter(dtypes.values()), np.dtype(np.float64))
@@ -201,12 +201,11 @@ class Formula:
                 )
         self.check_shapes({**{name: array.shape for name, array in arrays.items()}, **dict.fromkeys(numbers, ())})
         new = {name: np.empty(arrays[name].shape, dtype) for name in self.writes}
-        if in_double:
-            arrays = {name: array if array.shape else array.reshape(1) for name, array in arrays.items()}
+        arrays = {name: array if array.shape else array.reshape(1) for name, array in arrays.items()}
         results = {name: array.reshape(arrays[name].shape) for name, array in new.items()}
         with np.errstate(all="ignore"):
             for given, into in self._blocks(arrays, results) if self._is_by_element(arrays) else [(arrays, results)]:
-                self._compute_into(into, given, numbers, dtype, in_double=in_double)
+                self._compute_into(into, given, numbers, dtype)
         return new
 
     def _is_by_element(self, arrays: Mapping[str, Array]) -> bool:
@@ -226,12 +225,12 @@ class Formula:
             yield given, {name: array[block] for name, array in results.items()}
 
     def _compute_into(
-        self, new: Mapping[str, Array], arrays: Mapping[str, Array], numbers: Mapping[str, float], dtype: np.dtype[Any], *, in_double: bool
+        self, new: Mapping[str, Array], arrays: Mapping[str, Array], numbers: Mapping[str, float], dtype: np.dtype[Any]
     ) -> None:
         known: dict[str, Any] = {name: arrays[name] if name in arrays else numbers[name] for name in self.reads}
         for target, value in self.steps:
-            result = _computed(value, known, dtype, in_double=in_double)
-            if in_double and isinstance(result, float) and target not in new:
+            result = _computed(value, known, dtype)
+            if isinstance(result, float) and target not in new:
                 known[target] = result
                 continue
             result = np.asarray(result, dtype)
@@ -457,16 +456,16 @@ def _needs_all(value: Value) -> bool:
     return value.gives_one_number or any(_needs_all(operand) for operand in value.operands)
 
 
-def _computed(value: Value, known: Mapping[str, Any], dtype: np.dtype[Any], *, in_double: bool) -> Any:
+def _computed(value: Value, known: Mapping[str, Any], dtype: np.dtype[Any]) -> Any:
     if value.name:
         return known[value.name]
     if value.number is not None:
-        return value.number if in_double else dtype.type(value.number)
+        return value.number
     assert value.compute is not None
-    result = value.compute(*(_computed(operand, known, dtype, in_double=in_double) for operand in value.operands))
-    if in_double and not np.ndim(result):
+    result = value.compute(*(_computed(operand, known, dtype) for operand in value.operands))
+    if not np.ndim(result):
         return bool(result) if value.is_condition else float(result)
-    return dtype.type(result) if value.gives_one_number else result
+    return result if value.is_condition else np.asarray(result, dtype)
 
 
 def _error(text: str, line: int, column: int, reason: str) -> InvalidSpec:

@@ -550,7 +550,7 @@ def _computing(formula: Formula | None) -> Callable[..., Any]:
     def compute(copy: VariableCopy, /, **values: Any) -> VariableCopy:
         copies = {"v": copy, **{name: value for name, value in values.items() if isinstance(value, VariableCopy)}}
         given = {name: _given(name, value, copy) for name, value in values.items() if name in formula.reads}
-        for name, result in formula.compute({**given, "v": copy.read_value()}, in_double=True).items():
+        for name, result in formula.compute({**given, "v": copy.read_value()}).items():
             copies[name].assign(result)
         return copy
 

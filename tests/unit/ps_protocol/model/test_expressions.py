@@ -14,29 +14,41 @@ NAMES = ("v", "g", "s", "lr")
 FLOATS = st.floats(-4, 4, width=32)
 DTYPES = st.sampled_from([np.float16, np.float32, np.float64])
 
-# Formulas and the same in NumPy, made together: text, and a function of the names' arrays.
+# Formulas and the same in NumPy, made together: text, and a function of the names' arrays and numbers.
 Made = tuple[str, Any]
+
+
+def _plain(value: Any) -> Any:
+    """A number is one of Python, which is rounded where it meets an array."""
+    return value if np.ndim(value) else float(value)
 
 
 def _binary(operator: str, function: Any) -> Any:
     def made(pair: tuple[Made, Made]) -> Made:
         (left, first), (right, second) = pair
-        return f"({left} {operator} {right})", lambda a: function(first(a), second(a))
+        return f"({left} {operator} {right})", lambda a: _plain(function(first(a), second(a)))
 
     return made
 
 
 def _call(name: str, function: Any) -> Any:
-    return lambda parts: (f"{name}({', '.join(text for text, _ in parts)})", lambda a: function(*(part(a) for _, part in parts)))
+    return lambda parts: (f"{name}({', '.join(text for text, _ in parts)})", lambda a: _plain(function(*(part(a) for _, part in parts))))
+
+
+def _chosen(condition: Any, then: Any, otherwise: Any, dtype: Any) -> Any:
+    found = np.where(condition, then, otherwise)
+    return found.astype(dtype) if np.ndim(found) else found
 
 
 def _compared(parts: tuple[Made, Made, Made, Made]) -> Made:
     texts, (left, right, then, otherwise) = [text for text, _ in parts], [part for _, part in parts]
-    return f"where({texts[0]} <= {texts[1]}, {texts[2]}, {texts[3]})", lambda a: np.where(left(a) <= right(a), then(a), otherwise(a))
+    return f"where({texts[0]} <= {texts[1]}, {texts[2]}, {texts[3]})", lambda a: _plain(
+        _chosen(left(a) <= right(a), then(a), otherwise(a), a["v"].dtype)
+    )
 
 
 def _total(name: str, function: Any) -> Any:
-    return lambda part: (f"{name}({part[0]})", lambda a: a["v"].dtype.type(function(np.asarray(part[1](a), np.float64))))
+    return lambda part: (f"{name}({part[0]})", lambda a: float(function(np.asarray(part[1](a), np.float64))))
 
 
 def _larger(inner: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
@@ -57,8 +69,8 @@ def _larger(inner: st.SearchStrategy[Made]) -> st.SearchStrategy[Made]:
         st.tuples(inner, inner, inner, inner).map(_compared),
         inner.map(_total("sum", np.sum)),
         inner.map(_total("norm", lambda x: np.sqrt(np.sum(np.square(x))))),
-        inner.map(lambda made: (f"-{made[0]}", lambda a: np.negative(made[1](a)))),
-        inner.map(lambda made: (f"({made[0]}) ** 2", lambda a: np.square(made[1](a)))),
+        inner.map(lambda made: (f"-{made[0]}", lambda a: _plain(np.negative(made[1](a))))),
+        inner.map(lambda made: (f"({made[0]}) ** 2", lambda a: _plain(np.square(made[1](a))))),
     )
 
 
@@ -69,8 +81,8 @@ FORMULAS = st.recursive(LEAVES, _larger, max_leaves=6)
 @given(FORMULAS, DTYPES, st.lists(st.tuples(FLOATS, FLOATS, FLOATS), min_size=1, max_size=5), FLOATS)
 def test_a_formula_is_what_numpy_computes_in_the_variables_type(formula: Made, dtype: Any, rows: Any, lr: float) -> None:
     columns = np.array(rows, dtype).T
-    values = {"v": columns[0], "g": columns[1], "s": columns[2], "lr": np.asarray(lr, dtype)}
-    before = {name: value.copy() for name, value in values.items()}
+    values = {"v": columns[0], "g": columns[1], "s": columns[2], "lr": float(lr)}
+    before = {name: np.copy(value) for name, value in values.items()}
     parsed = parse_formula(formula[0], variable="v", others=NAMES[1:])
     got = parsed.compute(values)["v"]
     with np.errstate(all="ignore"):

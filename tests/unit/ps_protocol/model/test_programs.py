@@ -26,7 +26,7 @@ def _run(formula: Formula, values: dict[str, Any], *, block: int = 2) -> dict[st
     dtype, size, out = arrays["v"].dtype, arrays["v"].size, np.full_like(arrays["v"], -7)
     scratch, squares = [np.full(block, -9, dtype) for _ in range(program.num_scratch)], np.empty(block)
     with np.errstate(all="ignore"):
-        numbers = program.numbers({name: value for name, value in values.items() if name not in ARRAYS}, dtype.type)
+        numbers = program.numbers({name: value for name, value in values.items() if name not in ARRAYS}, float)
         for index in range(program.num_passes + 1):
             sums = None
             for start in range(0, size, block):
@@ -38,7 +38,7 @@ def _run(formula: Formula, values: dict[str, Any], *, block: int = 2) -> dict[st
                     part = program.measure(index, parts, cut, squares, numbers)
                     sums = part if sums is None else [a + b for a, b in zip(sums, part, strict=True)]
             if sums is not None:
-                numbers = program.conclude(index, sums, numbers, dtype.type)
+                numbers = program.conclude(index, sums, numbers, float)
     for name in ("v", "g"):
         np.testing.assert_array_equal(arrays[name], values[name])
     return {"v": out, "s": arrays["s"]}
@@ -55,7 +55,7 @@ def test_a_compiled_formula_has_the_bits_of_the_formula(formulas: Any, data: Any
     targets = [data.draw(st.sampled_from(["v", "s", "x"])) for _ in formulas]
     text = "; ".join(f"{target} = {formula[0]}" for target, formula in zip(targets, formulas, strict=True)) + "; v = v + s"
     columns = np.array(rows, dtype).T
-    values = {"v": columns[0], "g": columns[1], "s": columns[2], "lr": np.asarray(lr, dtype)}
+    values = {"v": columns[0], "g": columns[1], "s": columns[2], "lr": float(lr)}
     formula = _parsed(text, "lr")
     try:
         want = formula.compute(values)
@@ -66,6 +66,13 @@ def test_a_compiled_formula_has_the_bits_of_the_formula(formulas: Any, data: Any
         return
     for name, array in want.items():
         np.testing.assert_array_equal(got[name], array, err_msg=text)
+
+
+def test_where_of_two_numbers_is_rounded_before_it_meets_another_array() -> None:
+    rng = np.random.default_rng(1)
+    values = {name: rng.normal(size=101).astype(np.float32) for name in ARRAYS}
+    formula = _parsed("v = where(v > 0, 0.1, 0.2) * g")
+    assert formula.compute(values)["v"].tobytes() == _run(formula, values)["v"].tobytes()
 
 
 def test_a_program_that_swaps_or_keeps_arrays_in_place_gives_the_values_of_its_formula() -> None:
