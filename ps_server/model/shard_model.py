@@ -98,6 +98,8 @@ class ShardModel:
         self.budget = budget
         self.step = spec.initial_step
         self.has_applied = False
+        # Whether a second chief of this epoch has found these values: a creation from the time of the first changes them no more.
+        self.is_settled = False
         # Elements of the latest mean that are not finite.
         self.num_nonfinite = 0
         self.num_bytes = spec.layout.nbytes + sum(table.nbytes for table in spec.layout.tables)
@@ -238,6 +240,7 @@ class ShardModel:
 
     def begin_epoch(self, fence: Fence) -> None:
         """Another epoch begins with the settings of the model; whether contributions are applied on arrival stays."""
+        self.is_settled = False
         self.configure(ShardSettings(fence=fence, version=0, applies_on_arrival=self.applies_on_arrival))
 
     def serve(self, epoch: int) -> None:

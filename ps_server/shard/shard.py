@@ -150,6 +150,8 @@ class Shard:
                 self._end_epoch_locked(is_damaged=is_damaged)
             if (fence.life, fence.chief_incarnation) != (before.life, before.chief_incarnation):
                 chief.begin_another()
+                if not is_new_epoch:
+                    self._settle_locked()
             if chief.count_on(replica) and replica.forgets:
                 reason = NotInitialized(f"{self._name}: another replica holds the shard, this one has dropped its variables; ask the chief")
                 self._checkpoints.forget_restore(reason)
@@ -494,6 +496,14 @@ class Shard:
             # The messages of the first values; none like them comes again where steps go by shared memory.
             give_back_freed_memory()
 
+    def _settle_locked(self) -> None:
+        """Has the values that another chief finds here stay: a creation that was begun under the chief before would drop contributions."""
+        if self._model is None:
+            return
+        self._model.is_settled = True
+        if self._creation is not None:
+            self._break_off_locked(self._creation, Cancelled(f"{self._name}: another chief has found the variables that were here before"))
+
     def _check_creator_locked(self, spec: ShardSpec) -> None:
         self._gate.fences.check_caller(spec.epoch)
         if self._checkpoints.restoring:
@@ -507,14 +517,14 @@ class Shard:
         model = self._model
         if model is None:
             return False
-        if spec.epoch > model.spec.epoch and not (model.has_applied and model.step):
+        if spec.epoch > model.spec.epoch and not (model.has_applied and model.step) and not model.is_settled:
             # It has not been trained: values that a worker of an earlier epoch began, or of a checkpoint of step 0, may be dropped.
             self._drop_model_locked(Cancelled(f"{self._name}: the variables are created anew, in epoch {spec.epoch}"))
             return False
         words = difference(model.spec, spec)
         if words:
             raise VariableExists(f"{self._name}: {words}; use another cluster for another model")
-        return spec.attempt <= model.spec.attempt or model.has_applied
+        return spec.attempt <= model.spec.attempt or model.has_applied or model.is_settled
 
     def _displace_locked(self, creation: Creation, spec: ShardSpec) -> None:
         newest = max(spec.attempt, creation.spec.attempt)

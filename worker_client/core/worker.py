@@ -514,11 +514,12 @@ class Worker:
                 if reply.result is not TokenResult.WAIT:
                     break
                 wait.explain(reply.waiting_for, is_of_all=True)
-            if place.participant is not participant:  # the answer was late, and the heartbeat has taken another place
-                raise EpochMismatch(f"{self.who} has registered again since it asked for this token")
             has_other_policy = state.granted(reply)
             if reply.shards_version != place.registration.shards_version:
                 yield HearShards(reply.shards_version)
+            # By the heartbeat, before a late answer, or in hearing of the shards.
+            if place.participant is not participant and not state.is_finished:
+                raise EpochMismatch(f"{self.who} has registered again since it asked for this token")
             if has_other_policy:
                 yield from self._learn_policy()
             state.move_on(reply)

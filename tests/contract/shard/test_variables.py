@@ -61,6 +61,22 @@ def test_later_attempt_that_breaks_off_leaves_the_values(trainer: Trainer) -> No
     assert trainer.create(3.0, attempt=2)
 
 
+def test_creation_that_comes_late_changes_nothing_that_another_chief_has_found(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    trainer.shard.adopt(fence(EPOCH, CHIEF + 1))
+    trainer.push(trainer.header())
+    assert not trainer.shard.create_variables(trainer.spec(attempt=2), trainer.first_values(2.0))
+    np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
+    assert trainer.shard.status().report.num_staged == 1
+
+
+def test_creation_in_the_next_epoch_replaces_values_that_another_chief_has_found_and_nobody_has_trained(trainer: Trainer) -> None:
+    trainer.create(1.0)
+    for epoch in (EPOCH, EPOCH + 1):
+        trainer.shard.adopt(fence(epoch, CHIEF + 1))
+    assert trainer.shard.create_variables(trainer.spec(epoch=EPOCH + 1), trainer.first_values(2.0))
+
+
 def test_later_attempt_changes_nothing_after_the_first_step(trainer: Trainer) -> None:
     trainer.create(1.0)
     trainer.train(0)

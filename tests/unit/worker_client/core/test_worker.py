@@ -238,13 +238,19 @@ def test_a_rollback_under_a_push_is_its_outcome_and_no_token_is_waited_for_then(
     assert around.asked[0] == "AwaitToken", "who skips that step waits for the next one"
 
 
-def test_a_token_that_comes_late_is_not_taken_at_another_place(around: Surroundings) -> None:
+@pytest.mark.parametrize("is_heard", [False, True])
+def test_a_token_is_not_taken_at_another_place(around: Surroundings, is_heard: bool) -> None:
     def late(request: ask.AwaitToken) -> TokenReply:
         reply = around.token(request)
+        if is_heard:
+            return replace(reply, shards_version=5)
         around.move()  # as the heartbeat does
         return reply
 
-    answers = {"AwaitToken": late, "Agree": lambda _: replace(READY, global_step=0)}
+    def hear(_: ask.HearShards) -> None:
+        around.move()
+
+    answers: dict[str, Callable[[Any], Any]] = {"AwaitToken": late, "HearShards": hear}
     outcome = around.run(around.worker.contribute("gradients", is_waited_for=True, timeout_s=5.0), **answers)
     assert outcome.outcome is PushOutcome.ROLLED_BACK
     assert around.asked[-4:] == ["Agree", "Open", "Arrived", "Fetch"], "it has come back to the model"
