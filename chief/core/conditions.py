@@ -167,7 +167,7 @@ def _servers(records: Sequence[ShardRecord]) -> str:
 def _short(why: str) -> str:
     """Returns the cause without what is to be done about it."""
     words = why.partition(";")[0].removeprefix("there is ").removeprefix("the ")
-    return words.replace(" was ", " ") or "no answer"
+    return words.replace(" was ", " ").removesuffix(" any more") or "no answer"
 
 
 def _with_places(advice: str, records: Sequence[ShardRecord]) -> str:
@@ -377,8 +377,10 @@ def _disk(failure: str) -> str:
 
 def _checkpoint_advice(scene: Scene) -> str:
     status = scene.at.parts.checkpoints.status(scene.now)
-    kept = f"The newest is of step {status.step}." if status is not None and status.tag else "There is none yet."
-    return f"{_sentence(scene.at.parts.checkpoints.failure)} {kept} They are tried again by themselves."
+    kept = f"The newest is of step {status.step}." if status is not None and status.tag else "There is no checkpoint yet."
+    # A socket of this machine has a name that nobody needs.
+    failure = re.sub(r" at unix:\S+: (checkpoint: )?", ": ", scene.at.parts.checkpoints.failure)
+    return f"{_sentence(failure)} {kept} The chief tries again by itself."
 
 
 def _in_vain(scene: Scene) -> Said | None:

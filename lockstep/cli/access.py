@@ -59,7 +59,7 @@ def _without_chief(address: str) -> str:
     parsed = parse_address(address)
     launched = next((one for one in local_clusters() if one.chief == address), None)
     if launched is not None:
-        return f"Its launcher runs (pid {launched.pid}), and starts it again if it was killed."
+        return f"Its launcher runs (pid {launched.pid}), and starts it again if it was killed. If it is stopped, kill -CONT lets it go on."
     if parsed.is_unix and not os.path.exists(parsed.path):
         return f"Start the cluster again, or give its address with --chief. {_KEPT}"
     return f"Start it again, or give its address with --chief. The parameter servers keep the model meanwhile. {_KEPT}"

@@ -334,7 +334,7 @@ def test_checkpoints_that_fail_are_amber_with_the_reason_until_one_is_whole() ->
     assert {note.kind for note in driver.notes if "failed" in note.text} == {ev.NoteKind.NOT_SAVED}, "no event is a checkpoint"
     one = headline(driver)
     assert (one.level, one.line) == (AMBER, "Checkpoints fail: the disk is full")
-    assert one.advice == "No space left on device. The newest is of step 0. They are tried again by themselves."
+    assert one.advice == "No space left on device. The newest is of step 0. The chief tries again by itself."
     driver.full = False
     assert worker.has_token(worker.ask(commit=worker.next_commit()))
     assert "checkpoints fail" not in names(driver)
@@ -398,6 +398,7 @@ def test_a_checkpoint_that_fails_names_the_cause_and_the_server(why: str, words:
     (order,) = [order for order in driver.orders if isinstance(order, ev.SaveStep)]
     driver.send(ev.SaveFailed(tag=order.tag, why=why))
     assert headline(driver).line == f"Checkpoints fail: {words}"
+    assert "unix:" not in headline(driver).advice, "a socket has a name that nobody needs"
 
 
 def test_a_missing_standby_is_amber() -> None:
