@@ -261,9 +261,9 @@ class Coordinator:
             self._words = now, policy.step, policy.num_contributions, text
         return text
 
-    def status(self, now: float, *, max_ledger_entries: int = 0, cpu_s: float = 0.0, page_url: str = "") -> ClusterStatus:
-        """Reports the cluster. `cpu_s`: processor time of the chief's process, if it has one of its own."""
-        return cluster_status(self._situation(), now=now, max_ledger_entries=max_ledger_entries, cpu_s=cpu_s, page_url=page_url)
+    def status(self, now: float, *, max_ledger_entries: int = 0) -> ClusterStatus:
+        """Reports the cluster, without what only the chief's process knows."""
+        return cluster_status(self._situation(), now=now, max_ledger_entries=max_ledger_entries)
 
     @property
     def totals(self) -> StepTotals:

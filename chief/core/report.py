@@ -11,7 +11,7 @@ from chief.policies.base import Policy
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind
 
 
-def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int, cpu_s: float, page_url: str) -> ClusterStatus:
+def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int) -> ClusterStatus:
     """Reports the cluster."""
     parts, policy, training, recovery = situation.parts, situation.policy, situation.training, situation.recovery
     ledger, members, config = parts.ledger, parts.members, parts.settings.config
@@ -44,8 +44,6 @@ def cluster_status(situation: Situation, *, now: float, max_ledger_entries: int,
         min_replicas=config.min_replicas or 0,
         data=parts.data.status(),
         checkpoint=parts.checkpoints.status(now),
-        chief_cpu_s=cpu_s,
-        page_url=page_url,
     )
 
 

@@ -10,7 +10,7 @@ from chief.page.event_log import EventLog
 from chief.page.recorder import FirstServer, Recorder
 from chief.page.story import Story, pack, unpack
 from ps_protocol.errors import PsError
-from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.chief import ClusterState, ContributionCounts
 
 log = logging.getLogger("lockstep.page")
 
@@ -26,8 +26,15 @@ class StoryKeeper:
     """Keeps events, counters and curves from `start` to `stop`, and first gets those of the chief before. For one thread."""
 
     def __init__(
-        self, recorder: Recorder, event_log: EventLog, server: FirstServer, *, clock: Callable[[], float] = time.monotonic
+        self,
+        recorder: Recorder,
+        event_log: EventLog,
+        server: FirstServer,
+        *,
+        join_counts: Callable[[ContributionCounts], None],
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._join_counts = join_counts
         self._recorder, self._event_log, self._server, self._clock = recorder, event_log, server, clock
         # Whether the chief before has been asked for, and has left something.
         self._has_asked = self.has_joined = False
@@ -61,6 +68,7 @@ class StoryKeeper:
             self._num_kept, self._kept_at = newest, now
 
     def _join(self, story: Story) -> None:
+        self._join_counts(story.counts)
         self._recorder.join(story)
         self._event_log.join(story.events)
         self._has_asked, self.has_joined = True, story != Story()

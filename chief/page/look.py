@@ -8,24 +8,11 @@ from ps_protocol.roles.chief import ClusterState, ClusterStatus
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class Counts:
-    """Contributions that counted, and that did not."""
-
-    accepted: int = 0
-    stale: int = 0
-    late: int = 0
-
-    def __add__(self, other: "Counts") -> "Counts":
-        return Counts(accepted=self.accepted + other.accepted, stale=self.stale + other.stale, late=self.late + other.late)
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class Look:
     """The cluster at one moment, and what follows from the looks before it.
 
     `steps_per_s` None: not known yet. `is_held_up`: training waits much longer than steps usually take. By worker: `contributions_per_s`,
-    `read_s` (how long it takes to read the variables, in the mean), `num_last` (how many of the latest steps it completed). `earlier`:
-    what the chiefs before this one have counted.
+    `read_s` (how long it takes to read the variables, in the mean), `num_last` (how many of the latest steps it completed).
     """
 
     number: int
@@ -38,7 +25,6 @@ class Look:
     contributions_per_s: Mapping[int, float]
     read_s: Mapping[int, float]
     num_last: Mapping[int, int]
-    earlier: Counts = Counts()
 
 
 def eta_s(look: Look) -> float | None:

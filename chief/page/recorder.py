@@ -14,7 +14,7 @@ from typing import Protocol, TypeVar
 from chief.page.cost import CostCount
 from chief.page.curves import Curves, Point
 from chief.page.event_log import Entry
-from chief.page.look import Counts, Look
+from chief.page.look import Look
 from chief.page.story import Story
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -71,7 +71,6 @@ class Recorder:
         wall: Callable[[], float] = time.time,
     ) -> None:
         self._cluster, self._read_metrics, self._clock, self._wall = cluster, read_metrics, clock, wall
-        self._earlier = Counts()
         self._lock = threading.Lock()
         self._curves = Curves()
         self._cost = CostCount()
@@ -112,13 +111,12 @@ class Recorder:
         """Returns what the next chief's page needs to show the past as this one does, with these events."""
         status = self.look(max_age_s=_INTERVAL_S).status
         with self._lock:
-            counts = self._earlier + Counts(accepted=status.num_accepted, stale=status.num_stale, late=status.num_late)
-            return Story(events=events, counts=counts, speed=self._curves.speed.sums(), metrics=self._curves.sums_of_metrics)
+            return Story(events=events, counts=status.counts, speed=self._curves.speed.sums(), metrics=self._curves.sums_of_metrics)
 
     def join(self, story: Story) -> None:
-        """Puts the curves and counters of the chiefs before this one before its own."""
+        """Puts the curves of the chiefs before this one before its own."""
         with self._lock:
-            self._earlier, self._last = story.counts, None
+            self._last = None
             self._curves.join(story.speed, story.metrics)
 
     @property
@@ -164,7 +162,6 @@ class Recorder:
             contributions_per_s=rates,
             read_s={index: _read_s(then.traffic.get(index, _NOTHING), one) for index, one in traffic.items() if one.num_reads},
             num_last=Counter(entry.last_worker for entry in status.ledger),
-            earlier=self._earlier,
         )
 
     def _look_again_and_again(self) -> None:

@@ -14,7 +14,7 @@ from chief.page.keeper import StoryKeeper
 from chief.page.recorder import Cluster, FirstServer, Recorder
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
-from ps_protocol.roles.chief import ClusterStatus
+from ps_protocol.roles.chief import ClusterStatus, ContributionCounts
 from ps_protocol.roles.shard import MetricCell
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security.options import Security
@@ -32,7 +32,8 @@ _INLINE = re.compile(r"<(script|style)>(.*?)</\1>", re.DOTALL)
 class Page:
     """Serves a chief's page from `start` to `stop`. Raises InvalidSpec where it cannot listen.
 
-    `event_log` has what the chief has noted. `more`: other paths at the same port.
+    `join_counts` is told what the chiefs before this one have counted. `event_log` has what the chief has noted.
+    `more`: other paths at the same port.
     """
 
     def __init__(
@@ -40,6 +41,7 @@ class Page:
         cluster: Cluster,
         *,
         name: str,
+        join_counts: Callable[[ContributionCounts], None],
         event_log: EventLog,
         address: str,
         security: Security,
@@ -52,7 +54,7 @@ class Page:
         access = Access(security, role=CallerRole.CHIEF)
         self._metrics = FirstServer(access, cluster=name)
         self._recorder = Recorder(cluster, read_metrics=self._metrics.read_metrics)
-        self._keeper = StoryKeeper(self._recorder, event_log, FirstServer(access, cluster=name))
+        self._keeper = StoryKeeper(self._recorder, event_log, FirstServer(access, cluster=name), join_counts=join_counts)
         page = page_response()
         self._server = HttpServer(
             [

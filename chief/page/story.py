@@ -11,8 +11,8 @@ from typing import Any
 from chief.core.messages import NoteKind
 from chief.page.curves import MAX_METRICS, MAX_NAME, Sum, thinned
 from chief.page.event_log import MAX_ENTRIES, Entry
-from chief.page.look import Counts
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.roles.chief import ContributionCounts
 
 MAX_BYTES = 64 << 10
 # Of all curves together.
@@ -26,7 +26,7 @@ class Story:
     """Events, oldest first; counters; and the sums that curves are made of, of the speed and by metric."""
 
     events: Sequence[Entry] = ()
-    counts: Counts = Counts()
+    counts: ContributionCounts = ContributionCounts()
     speed: Sequence[Sum] = ()
     metrics: Mapping[str, Sequence[Sum]] = field(default_factory=dict)
 
@@ -45,7 +45,7 @@ def unpack(packed: bytes) -> Story:
         unpacked = json.loads(zlib.decompressobj().decompress(packed, _MAX_UNPACKED))
         return Story(
             events=[_entry(number, row) for number, row in enumerate(unpacked["events"][-MAX_ENTRIES:])],
-            counts=Counts(**{name: int(number) for name, number in unpacked["counts"].items()}),
+            counts=ContributionCounts(**{name: int(number) for name, number in unpacked["counts"].items()}),
             speed=_sums(unpacked["speed"]),
             metrics={str(name): _sums(rows) for name, rows in list(unpacked["metrics"].items())[:MAX_METRICS]},
         )

@@ -11,6 +11,7 @@ import secrets
 import threading
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import partial
 from typing import Any, cast
 
@@ -23,7 +24,7 @@ from chief.shards.side import ShardSide
 from ps_protocol.errors import PsError
 from ps_protocol.process.exhaustion import words_of
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, Request, StepTotals
+from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, ContributionCounts, Request, StepTotals
 from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.history import History
 from ps_protocol.rpc.status import defect
@@ -82,6 +83,7 @@ class Runner:
         self._is_hasty = self._is_superseded = self._has_trained = False
         # Of the page, once that is served: the status names it.
         self.page_url = ""
+        self._earlier: ContributionCounts | None = None
         self._is_left: PsError | None = None  # once this process leaves the cluster to its next chief
 
     @property
@@ -172,9 +174,12 @@ class Runner:
     def status(self, *, max_ledger_entries: int) -> ClusterStatus:
         """Reports the cluster."""
         with self._lock:
-            return self._coordinator.status(
-                self._clock(), max_ledger_entries=max_ledger_entries, cpu_s=time.process_time(), page_url=self.page_url
-            )
+            status = self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)
+        return replace(status, chief_cpu_s=time.process_time(), page_url=self.page_url, earlier=self._earlier)
+
+    def join_counts(self, earlier: ContributionCounts) -> None:
+        """Has the status name what the chiefs before this one have counted."""
+        self._earlier = earlier
 
     @property
     def totals(self) -> StepTotals:

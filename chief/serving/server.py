@@ -110,6 +110,7 @@ class ChiefServer:
             Page(
                 self._runner,
                 name=cluster,
+                join_counts=self._runner.join_counts,
                 event_log=event_log,
                 address=config.page,
                 security=config.security,

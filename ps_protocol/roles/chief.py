@@ -594,11 +594,25 @@ class DataStatus:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ContributionCounts:
+    """Contributions that counted, and that did not."""
+
+    accepted: int = 0
+    stale: int = 0
+    late: int = 0
+
+    def __add__(self, other: "ContributionCounts") -> "ContributionCounts":
+        return ContributionCounts(accepted=self.accepted + other.accepted, stale=self.stale + other.stale, late=self.late + other.late)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterStatus:
     """The cluster at one moment; `total_num_replicas` 0: any number; `waiting_for` is empty while nothing is waited for.
 
     `conditions`: all that are to be said of it, the most urgent first; that one is its headline.
-    `chief_cpu_s`: processor time of the chief's process, of all threads. `page_url`: of its page for a browser; empty: there is none.
+    `num_accepted`, `num_stale` and `num_late` begin again with each chief. `earlier`: what those before have counted, as far as a page
+    kept it; None: nothing is known. `chief_cpu_s`: processor time of the chief's process, of all threads. `page_url`: of its page for a
+    browser; empty: there is none.
     """
 
     cluster: str
@@ -631,6 +645,13 @@ class ClusterStatus:
     data: DataStatus | None = None
     chief_cpu_s: float = 0.0
     page_url: str = ""
+    earlier: ContributionCounts | None = None
+
+    @property
+    def counts(self) -> ContributionCounts:
+        """The contributions to this chief, and to those before it as far as they are known."""
+        own = ContributionCounts(accepted=self.num_accepted, stale=self.num_stale, late=self.num_late)
+        return own + self.earlier if self.earlier is not None else own
 
     @property
     def headline(self) -> Condition:

@@ -522,7 +522,7 @@ class LedgerEntry(_message.Message):
     def __init__(self, step: _Optional[int] = ..., contributors: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., apply_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., last_worker: _Optional[int] = ..., wait_duration: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., arrivals_us: _Optional[_Iterable[int]] = ...) -> None: ...
 
 class GetClusterStatusResponse(_message.Message):
-    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "hyperparameters_version", "optimizer", "max_observed_staleness", "chief_incarnation", "checkpoint", "num_rollbacks", "last_rollback", "min_replicas", "data", "chief_cpu", "page_url", "conditions")
+    __slots__ = ("cluster", "epoch", "state", "reason", "global_step", "max_steps", "policy", "replicas_to_aggregate", "total_num_replicas", "num_contributions", "waiting_for", "step_age", "participants", "shards", "ledger", "num_accepted", "num_stale", "num_late", "hyperparameters_version", "optimizer", "max_observed_staleness", "chief_incarnation", "checkpoint", "num_rollbacks", "last_rollback", "min_replicas", "data", "chief_cpu", "page_url", "conditions", "earlier")
     CLUSTER_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
     STATE_FIELD_NUMBER: _ClassVar[int]
@@ -553,6 +553,7 @@ class GetClusterStatusResponse(_message.Message):
     CHIEF_CPU_FIELD_NUMBER: _ClassVar[int]
     PAGE_URL_FIELD_NUMBER: _ClassVar[int]
     CONDITIONS_FIELD_NUMBER: _ClassVar[int]
+    EARLIER_FIELD_NUMBER: _ClassVar[int]
     cluster: str
     epoch: int
     state: ClusterState
@@ -583,7 +584,8 @@ class GetClusterStatusResponse(_message.Message):
     chief_cpu: _duration_pb2.Duration
     page_url: str
     conditions: _containers.RepeatedCompositeFieldContainer[Condition]
-    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., min_replicas: _Optional[int] = ..., data: _Optional[_Union[DataStatus, _Mapping]] = ..., chief_cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., page_url: _Optional[str] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ...) -> None: ...
+    earlier: ContributionCounts
+    def __init__(self, cluster: _Optional[str] = ..., epoch: _Optional[int] = ..., state: _Optional[_Union[ClusterState, str]] = ..., reason: _Optional[str] = ..., global_step: _Optional[int] = ..., max_steps: _Optional[int] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., replicas_to_aggregate: _Optional[int] = ..., total_num_replicas: _Optional[int] = ..., num_contributions: _Optional[int] = ..., waiting_for: _Optional[str] = ..., step_age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., participants: _Optional[_Iterable[_Union[ParticipantStatus, _Mapping]]] = ..., shards: _Optional[_Iterable[_Union[ServerStatus, _Mapping]]] = ..., ledger: _Optional[_Iterable[_Union[LedgerEntry, _Mapping]]] = ..., num_accepted: _Optional[int] = ..., num_stale: _Optional[int] = ..., num_late: _Optional[int] = ..., hyperparameters_version: _Optional[int] = ..., optimizer: _Optional[str] = ..., max_observed_staleness: _Optional[int] = ..., chief_incarnation: _Optional[int] = ..., checkpoint: _Optional[_Union[CheckpointStatus, _Mapping]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., min_replicas: _Optional[int] = ..., data: _Optional[_Union[DataStatus, _Mapping]] = ..., chief_cpu: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., page_url: _Optional[str] = ..., conditions: _Optional[_Iterable[_Union[Condition, _Mapping]]] = ..., earlier: _Optional[_Union[ContributionCounts, _Mapping]] = ...) -> None: ...
 
 class CheckpointStatus(_message.Message):
     __slots__ = ("durability", "tag", "step", "age", "saving", "failure")
@@ -600,6 +602,16 @@ class CheckpointStatus(_message.Message):
     saving: str
     failure: str
     def __init__(self, durability: _Optional[str] = ..., tag: _Optional[str] = ..., step: _Optional[int] = ..., age: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., saving: _Optional[str] = ..., failure: _Optional[str] = ...) -> None: ...
+
+class ContributionCounts(_message.Message):
+    __slots__ = ("accepted", "stale", "late")
+    ACCEPTED_FIELD_NUMBER: _ClassVar[int]
+    STALE_FIELD_NUMBER: _ClassVar[int]
+    LATE_FIELD_NUMBER: _ClassVar[int]
+    accepted: int
+    stale: int
+    late: int
+    def __init__(self, accepted: _Optional[int] = ..., stale: _Optional[int] = ..., late: _Optional[int] = ...) -> None: ...
 
 class DataStatus(_message.Message):
     __slots__ = ("name", "epoch", "num_done", "num_leased", "num_ranges")

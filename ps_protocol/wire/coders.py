@@ -12,7 +12,7 @@ from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, Partition, SparseMean, VariableSpec
 from ps_protocol.roles.accumulators import AccumulatorSpec, AccumulatorStatus, GradientHeader, GradientReply, Reduction, TakeRequest
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
-from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
+from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
@@ -1482,6 +1482,8 @@ def write_ClusterStatus(value: ClusterStatus, message: Any) -> None:
     if (one := value.chief_cpu_s) != 0.0:
         fields.write_duration(one, message.chief_cpu)
     message.page_url = value.page_url
+    if (one := value.earlier) is not None:
+        write_ContributionCounts(one, message.earlier)
 
 
 def read_ClusterStatus(message: Any) -> ClusterStatus:
@@ -1516,6 +1518,7 @@ def read_ClusterStatus(message: Any) -> ClusterStatus:
         data=read_DataStatus(message.data) if message.HasField("data") else None,
         chief_cpu_s=fields.decode_duration(message.chief_cpu, field="chief_cpu") if message.HasField("chief_cpu") else 0.0,
         page_url=message.page_url,
+        earlier=read_ContributionCounts(message.earlier) if message.HasField("earlier") else None,
     )
 
 
@@ -1675,6 +1678,20 @@ def read_DataStatus(message: Any) -> DataStatus:
         num_done=message.num_done,
         num_leased=message.num_leased,
         num_ranges=message.num_ranges,
+    )
+
+
+def write_ContributionCounts(value: ContributionCounts, message: Any) -> None:
+    message.accepted = value.accepted
+    message.stale = value.stale
+    message.late = value.late
+
+
+def read_ContributionCounts(message: Any) -> ContributionCounts:
+    return ContributionCounts(
+        accepted=message.accepted,
+        stale=message.stale,
+        late=message.late,
     )
 
 
@@ -2071,6 +2088,7 @@ WRITE: dict[type, Any] = {
     LedgerEntry: write_LedgerEntry,
     CheckpointStatus: write_CheckpointStatus,
     DataStatus: write_DataStatus,
+    ContributionCounts: write_ContributionCounts,
     ChosenPush: write_ChosenPush,
     ChiefRecord: write_ChiefRecord,
     Begun: write_Begun,
@@ -2171,6 +2189,7 @@ READ: dict[type, Any] = {
     LedgerEntry: read_LedgerEntry,
     CheckpointStatus: read_CheckpointStatus,
     DataStatus: read_DataStatus,
+    ContributionCounts: read_ContributionCounts,
     ChosenPush: read_ChosenPush,
     ChiefRecord: read_ChiefRecord,
     Begun: read_Begun,
@@ -2271,6 +2290,7 @@ MESSAGE: dict[type, Any] = {
     LedgerEntry: chief_service_pb2.LedgerEntry,
     CheckpointStatus: chief_service_pb2.CheckpointStatus,
     DataStatus: chief_service_pb2.DataStatus,
+    ContributionCounts: chief_service_pb2.ContributionCounts,
     ChosenPush: chief_service_pb2.ChosenPush,
     ChiefRecord: chief_service_pb2.ChiefRecord,
     Begun: history_pb2.HistoryRecord.Begun,

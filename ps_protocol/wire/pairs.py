@@ -190,6 +190,7 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=chief.LedgerEntry, message=chief_service_pb2.LedgerEntry),
     Pair(value=chief.CheckpointStatus, message=chief_service_pb2.CheckpointStatus),
     Pair(value=chief.DataStatus, message=chief_service_pb2.DataStatus),
+    Pair(value=chief.ContributionCounts, message=chief_service_pb2.ContributionCounts),
     Pair(value=ChosenPush, message=chief_service_pb2.ChosenPush),
     Pair(
         value=ChiefRecord,

@@ -121,7 +121,8 @@ def status_lines(look: Look, *, placement: Placement | None = None, num_ledger: 
     progress.append(_cost(look))
     if status.page_url:
         progress.append(f"its page, in a browser: {printable(status.page_url)}")
-    counts = f"contributions since the start: {status.num_accepted} accepted, {status.num_stale} stale, {status.num_late} late"
+    since = "this chief began" if status.chief_incarnation > 1 and status.earlier is None else "the start"
+    counts = f"contributions since {since}: {status.counts.accepted} accepted, {status.counts.stale} stale, {status.counts.late} late"
     blocks = [why_lines(status), progress, _workers(look, most=len(status.participants)), _servers(status), _reports(status), [counts]]
     blocks.append(_placement(placement) if placement is not None else [])
     blocks.append(_ledger(status.ledger[:num_ledger]) if num_ledger else [])
@@ -314,8 +315,9 @@ def _progress(look: Look, width: int) -> list[str]:
     if status.max_steps:
         done, room = min(1.0, status.global_step / status.max_steps), max(10, width - 8)
         lines.append(f"[{'█' * round(done * room)}{'░' * (room - round(done * room))}] {100 * done:3.0f} %")
-    dropped = status.num_stale + status.num_late
-    counted = f"contributions: {status.num_accepted:,} counted, {dropped:,} dropped"
+    counts = status.counts
+    dropped = counts.stale + counts.late
+    counted = f"contributions: {counts.accepted:,} counted, {dropped:,} dropped"
     if dropped and status.policy.has_common_steps and status.total_num_replicas > status.replicas_to_aggregate:
         counted += f" (as it should be: a step takes the first {status.replicas_to_aggregate})"
     return [*lines, counted, _cost(look), *_kept(status)]

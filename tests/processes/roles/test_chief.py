@@ -5,6 +5,7 @@ import json
 import signal
 import socket
 import subprocess
+import sys
 import time
 import urllib.request
 from collections.abc import Callable
@@ -140,6 +141,12 @@ def test_the_page_of_a_new_chief_shows_the_past_of_one_that_was_killed(tmp_path:
             assert kinds("b").index("joined") < kinds("b").index("chief"), "the coming of the new chief is after it"
             assert [point[0] for point in seen["speed"]][: len(kept.speed) - 1] == [one.at for one in kept.speed][1:]
             assert seen["accepted"] == 3
+            with contextlib.closing(GrpcChief(announced(second, tmp_path / "b"))) as client:
+                status = client.status()
+            assert (status.num_accepted, status.counts.accepted) == (0, 3), "a counter of its own, and what people read"
+            command = [sys.executable, "-m", "lockstep", "status", "--chief", announced(second, tmp_path / "b")]
+            said = subprocess.run(command, capture_output=True, text=True, timeout=60).stdout
+            assert "contributions since the start: 3 accepted" in said
 
 
 def wait_for_points(points: Callable[[], list[Any]]) -> None:

@@ -124,6 +124,7 @@ STATUS = chief.ClusterStatus(
         ),
     ),
     num_accepted=7, num_stale=8, num_late=9, hyperparameters_version=10, optimizer="adam", max_observed_staleness=11, chief_cpu_s=0.75,
+    earlier=chief.ContributionCounts(accepted=12, stale=13, late=14),
     conditions=(
         chief.Condition(
             name="worker silent", level=chief.Level.AMBER, line="Waiting", advice="Look", commands=("a", "b"), is_standstill=True

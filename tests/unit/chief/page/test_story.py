@@ -11,8 +11,8 @@ import pytest
 from chief.core.messages import Note, NoteKind
 from chief.page.curves import MAX_METRICS, Curves, Series
 from chief.page.event_log import EventLog
-from chief.page.look import Counts
 from chief.page.story import MAX_BYTES, Story, pack, unpack
+from ps_protocol.roles.chief import ContributionCounts
 from ps_protocol.roles.shard import MetricCell
 
 
@@ -21,7 +21,7 @@ def cells(loss: float, number: int = 1) -> list[MetricCell]:
 
 
 def story_of(log: EventLog, curves: Curves, **counts: int) -> Story:
-    return Story(events=log.since(0), counts=Counts(**counts), speed=curves.speed.sums(), metrics=curves.sums_of_metrics)
+    return Story(events=log.since(0), counts=ContributionCounts(**counts), speed=curves.speed.sums(), metrics=curves.sums_of_metrics)
 
 
 def trained(num_seconds: int, *, first: int = 0, num_metrics: int = 1) -> Curves:
