@@ -43,7 +43,7 @@ def main(directory: Path = IMAGES) -> int:
     with tempfile.TemporaryDirectory() as scratch, opened(Path(scratch) / "profile") as browser:
         with demo(Path(scratch)) as (url, process):
             take_demo(browser, url, process, directory)
-        with hundred() as url, shown(browser, url) as tab:
+        with hundred(Path(scratch) / "hundred") as url, shown(browser, url) as tab:
             await_steps(tab, NUM_WORKERS)
             take(tab, directory / "page-hundred.png")
     return 0
@@ -72,6 +72,8 @@ def take_demo(browser: Browser, url: str, process: psutil.Process, directory: Pa
         tab.await_text("rolled back", selector="#events")
         begin = tab.evaluate("seen.data.step")
         await_steps(tab, begin + _NUM_STEPS)
+        # The steps of before the loss have been computed again.
+        wait_until(lambda: tab.evaluate("document.getElementById('now').className") == "green", timeout_s=200, what="a green headline")
         take(tab, directory / "page-rollback.png")
 
 
@@ -129,7 +131,7 @@ def server_of(demo: psutil.Process, index: int) -> int:
 
 
 @contextlib.contextmanager
-def hundred() -> Iterator[str]:
+def hundred(directory: Path) -> Iterator[str]:
     """A cluster of a hundred workers, four of them in reserve; where its page is."""
     is_over = threading.Event()
 
@@ -142,9 +144,10 @@ def hundred() -> Iterator[str]:
                 session.step({"w": np.ones(4096), "b": np.ones(64)}, metrics={"loss": loss, "accuracy": 1 - loss / 2}, timeout_s=60)
 
     with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(role("ps_server", "--index", str(index)))["address"] for index in range(NUM_SERVERS)]
+        kept = "--checkpoint-dir", str(directory)
+        servers = [stack.enter_context(role("ps_server", "--index", str(index), *kept))["address"] for index in range(NUM_SERVERS)]
         counts = "--workers", str(NUM_WORKERS), "--replicas-to-aggregate", str(NUM_NEEDED), "--max-steps", "4000"
-        chief = stack.enter_context(role("chief", "--ps", ",".join(servers), "--page", "127.0.0.1:0", *counts))
+        chief = stack.enter_context(role("chief", "--ps", ",".join(servers), "--page", "127.0.0.1:0", *counts, *kept))
         workers = [threading.Thread(target=train, args=(chief["address"], index), daemon=True) for index in range(NUM_WORKERS)]
         for worker in workers:
             worker.start()
