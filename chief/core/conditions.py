@@ -222,7 +222,8 @@ def _wrong_program(scene: Scene) -> Said | None:
     verb, which, whose = ("runs", "it", "its") if len(found) == 1 else ("run", "them", "theirs")
     # The worker's words may be cut at their end: of them only what differs is said here.
     difference = found[0].failure.removeprefix("ModelMismatch: ").partition(": ")[2].partition(". ")[0]
-    advice = f"Start {which} with the program that is trained, or restart the cluster to train {whose}. {_sentence(difference)}"
+    said = _sentence(difference and f"worker {found[0].index}: {difference}")
+    advice = f"Start {which} with the program that is trained, or restart the cluster to train {whose}. {said}"
     return Said(f"{_names(found).capitalize()} {verb} another program: its model differs", advice)
 
 

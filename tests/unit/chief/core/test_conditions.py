@@ -185,10 +185,10 @@ def test_what_to_do_about_another_model_is_whole_however_much_differs() -> None:
         failure=f"ModelMismatch: your model is not the one that this cluster trains: {differences}. If the cluster's is right, …"
     )
     advice = headline(driver).advice
-    assert "restart the cluster to train its. Layer_0/weights: (4, 4), want (4, 8); " in advice and advice.endswith("…")
+    assert "restart the cluster to train its. Worker 1: layer_0/weights: (4, 4), want (4, 8); " in advice and advice.endswith("…")
     stranger = Worker(driver, 1)
     stranger.leave(failure="ModelMismatch: your model is not the one that this cluster trains: w: (4,), want (3,). If the cluster's is ri…")
-    assert headline(driver).advice.endswith("restart the cluster to train its. W: (4,), want (3,)."), (
+    assert headline(driver).advice.endswith("restart the cluster to train its. Worker 1: w: (4,), want (3,)."), (
         "no advice of which the end is missing"
     )
 
