@@ -59,6 +59,9 @@ def optimizers_words(model: ModelSpec, changed: Mapping[str, OptimizerSpec]) -> 
     return listed([of_model, *(f"{printable(listed(names))}: {words}" for words, names in own.items())], separator="; ")
 
 
+_MAX_TITLE = 80
+
+
 def optimizer_words(optimizer: OptimizerSpec) -> str:
     """Returns for example "momentum (learning_rate 0.1, momentum 0.9)"; values of 0 that are defaults are left out."""
     rate = optimizer.learning_rate
@@ -72,7 +75,7 @@ def optimizer_words(optimizer: OptimizerSpec) -> str:
         for name, value in sorted(optimizer.hyperparameters.items())
         if value or optimizer.is_custom or defaults[name][0]
     )
-    if optimizer.is_custom:
+    if optimizer.is_custom and optimizer.title == optimizer.name:
         text = "; ".join(line.strip() for line in optimizer.formula.strip().splitlines() if line.strip())
         return f"custom ({', '.join([repr(text), learning_rate, *numbers])})"
-    return f"{optimizer.name} ({', '.join([learning_rate, *numbers])})"
+    return f"{printable(optimizer.title[:_MAX_TITLE])} ({', '.join([learning_rate, *numbers])})"

@@ -242,7 +242,8 @@ def _optimizer(stages: Sequence[_Stage]) -> tuple[OptimizerSpec, Rate | None]:
         else:
             _PARTS[stage.name](formula, stage.cells)
     formula.do("v = v + u" if rate_at is not None else "v = v + lr * u")
-    return custom_optimizer("\n".join(formula.lines), rate, slots=formula.slots, **formula.numbers), schedule
+    title = ", ".join(stage.name for stage in stages if stage.name not in _FACTORS) or "sgd"
+    return custom_optimizer("\n".join([f"# optax {title}", *formula.lines]), rate, slots=formula.slots, **formula.numbers), schedule
 
 
 def _schedule(cells: Cells) -> tuple[Rate, str]:

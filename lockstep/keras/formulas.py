@@ -40,7 +40,7 @@ def optimizer_of(optimizer: Any, *, learning_rate: float, decays: bool) -> Optim
     if decays and config.get("weight_decay"):
         numbers["weight_decay"] = float(config["weight_decay"])
         lines.insert(0, "v = v - v * weight_decay * lr")
-    return custom_optimizer("\n".join(lines), learning_rate, slots=dict(text.slots), **numbers)
+    return custom_optimizer("\n".join([f"# {name}", *lines]), learning_rate, slots=dict(text.slots), **numbers)
 
 
 def limits_of(optimizer: Any) -> dict[str, float]:

@@ -94,7 +94,7 @@ def recognize(optimizer: "torch.optim.Optimizer | OptimizerSpec", group: Group) 
         )
     text = _TEXTS[kind](group)
     numbers = {ours: float(group[theirs]) for ours, theirs in text.names.items()}
-    spec = custom_optimizer("\n".join(text.lines), float(group["lr"]), slots=dict(text.slots), **numbers)
+    spec = custom_optimizer("\n".join([f"# {kind.__name__}", *text.lines]), float(group["lr"]), slots=dict(text.slots), **numbers)
     names_of = dict(text.names)
     watched = ("lr", *dict.fromkeys(names_of.values()))
     fixed = _fixed(optimizer.defaults, watched, group)

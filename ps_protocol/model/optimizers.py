@@ -546,6 +546,12 @@ class OptimizerSpec:
         return self.name == CUSTOM
 
     @property
+    def title(self) -> str:
+        """The name for people: of a custom optimizer the comment that its formula begins with, as in "# Adam", if there is one."""
+        first = self.formula.lstrip().partition("\n")[0] if self.is_custom else ""
+        return first.removeprefix("#").strip() or self.name if first.startswith("#") else self.name
+
+    @property
     def text(self) -> str:
         """The formula in the language of formulas."""
         return self.kind.formula(self)

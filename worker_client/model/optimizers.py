@@ -378,8 +378,8 @@ def custom_optimizer(
             learning_rate=1e-4, slots={"m": 0.0}, b1=0.9, b2=0.99, decay=0.01,
         )
 
-    With `sum(…)` or `norm(…)`, which are over all elements of a variable, variables are not split over servers, and tables are refused.
-    Raises InvalidSpec with line, column and reason.
+    A first line such as "# Lion" names it in the cluster's status. With `sum(…)` or `norm(…)`, which are over all elements of a
+    variable, variables are not split over servers, and tables are refused. Raises InvalidSpec with line, column and reason.
     """
     if slots is not None and not isinstance(slots, Mapping):
         raise InvalidSpec(f"slots: got a {type(slots).__name__}, want a dict from a slot's name to the value that it starts with")

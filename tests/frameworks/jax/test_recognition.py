@@ -125,6 +125,11 @@ def test_an_optimizer_that_servers_have_no_formula_for_is_refused_with_its_part_
     assert "lockstep.jax.local_updates(optimizer)" in str(caught.value)
 
 
+def test_the_status_names_the_parts_of_optax_that_the_optimizer_consists_of() -> None:
+    (spec,) = recognize(optax.adam(0.01), {"w": jax.numpy.zeros(2)}).optimizers
+    assert spec.title == "optax scale_by_adam"
+
+
 def test_a_schedule_whose_sign_changes_is_refused_at_that_step() -> None:
     changing = optax.chain(optax.scale_by_adam(), optax.scale_by_schedule(lambda step: jnp.where(step < 5, -0.1, 0.1)))
     with lockstep.local() as session:

@@ -50,6 +50,13 @@ def made(dtype: Any = torch.float32) -> Any:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 2)).to(dtype)
 
 
+def test_the_status_names_the_optimizer_as_pytorch_does() -> None:
+    model = made()
+    with lockstep.local() as session:
+        lt.Optimizer(session, model, torch.optim.RMSprop(model.parameters(), lr=0.01))
+        assert session.status().optimizer.startswith("RMSprop (learning_rate 0.01, ")
+
+
 def stepped(model: Any, optimizer: Any, step: int) -> Any:
     optimizer.zero_grad()
     dtype = next(model.parameters()).dtype

@@ -20,6 +20,13 @@ def test_every_optimizer_is_complete_by_its_defaults(name: str) -> None:
     assert all(spelled_out.hyperparameter(key) == spec.hyperparameter(key) for key in OPTIMIZERS[name].hyperparameters)
 
 
+@pytest.mark.parametrize(
+    ("formula", "title"), [("# Lion\nv = v - lr * g", "Lion"), ("v = v - lr * g  # Lion", "custom"), ("#\nv = v - lr * g", "custom")]
+)
+def test_a_custom_optimizer_has_the_name_that_its_formula_begins_with(formula: str, title: str) -> None:
+    assert OptimizerSpec(name="custom", learning_rate=constant(0.1), formula=formula).title == title
+
+
 def test_given_hyperparameters_win_over_defaults() -> None:
     assert optimizer("adam", beta1=0.5).hyperparameter("beta1") == 0.5
     assert optimizer("adam", beta1=0.5).hyperparameter("beta2") == 0.999
