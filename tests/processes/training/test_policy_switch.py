@@ -72,10 +72,10 @@ def test_workers_train_along_through_every_change_and_no_step_is_lost(launch: La
     assert [worker.do("read", name=name) for worker in cluster.workers for name in "ab"] == [[-last_step] * 2] * 6
     applied = Counter(record[2] for result in results for record in result["records"] if record[0] == "ACCEPTED")
     # Under sync a step is made of three contributions; else of one.
-    assert {applied[step] for step in [*range(changes[0]), *range(changes[2], last_step)]} == {3}
-    # What was counted for the open step when sync ended has been told that step, and is a step by itself all the same.
-    assert sum(applied[step] for step in range(changes[0], changes[2])) == changes[2] - changes[0]
-    assert {applied[step] for step in range(changes[0] + 3, changes[2])} == {1}
+    assert {applied[step] for step in [*range(changes[0] - 1), *range(changes[2], last_step)]} == {3}
+    # What was counted for the open step when sync ended has made it, also if that was less than a step takes.
+    assert 1 <= applied[changes[0] - 1] <= 3
+    assert {applied[step] for step in range(changes[0], changes[2])} == {1}
     assert [policy for result in results for policy in result["policies"]] == ["sync", "async", "ssp(2)", "sync"] * 3
 
 
@@ -88,7 +88,7 @@ def test_a_stuck_cluster_is_freed_by_a_change_to_async(stack: ExitStack, socket_
     outcome = alive.begin("train", max_steps=5)
     wait_until(lambda: "worker 1" in cluster.observer.status().waiting_for, what="the step waits for worker 1")
     assert cluster.observer.status().global_step == 3
-    assert cluster.observer.set_policy(ASYNC, timeout_s=20) == 3
+    assert cluster.observer.set_policy(ASYNC, timeout_s=20) == 4, "the open step is made of what it has"
     result = outcome()
     assert [record[:3:2] for record in result["records"]] == [["ACCEPTED", step] for step in range(3, 8)]
     assert result["policies"] == ["sync", "async"]
