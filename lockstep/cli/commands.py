@@ -217,7 +217,8 @@ def overview() -> str:
         if command.group:
             lines.append(f"{command.group if command.group != group else '':<8}{name:<13}{command.words}")
             group = command.group
-    return "\n".join([*lines, "", "lockstep version shows the version."])
+    one_more = "LOCKSTEP_CHIEF=ADDRESS python train.py joins a running cluster as a worker."
+    return "\n".join([*lines, "", one_more, "lockstep version shows the version."])
 
 
 def actions_text(name: str) -> str:

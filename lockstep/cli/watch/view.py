@@ -57,7 +57,8 @@ def _concerned(status: ClusterStatus) -> Iterator[str]:
     """Yields a line for each worker, the longest silent first, and for each server that is not as it should be."""
     for one in sorted(status.participants, key=lambda one: -one.seen_ago_s):
         if one.kind is ParticipantKind.WORKER:
-            where = f"heard {duration_text(one.seen_ago_s)} ago, {one.host} pid {one.pid}"
+            heard = "" if one.doing.startswith("heard") else f"heard {duration_text(one.seen_ago_s)} ago, "
+            where = f"{heard}{one.host} pid {one.pid}"
             yield printable(f"  worker {one.index}: {one.doing} ({where})")
     steps = {link.step for link in status.shards if link.is_reachable and link.step is not None}
     for link in status.shards:
