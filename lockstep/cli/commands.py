@@ -211,14 +211,14 @@ def find(words: Sequence[str]) -> tuple[str, list[str]]:
 
 def overview() -> str:
     """Returns the text of `lockstep --help`, which fits a screen of 80 columns and 24 lines."""
-    lines = [f"{'usage: lockstep COMMAND …':<46}lockstep help COMMAND explains one", ""]
+    lines = [f"{'usage: lockstep COMMAND …, or version':<46}lockstep help COMMAND explains one", ""]
     group = ""
     for name, command in COMMANDS.items():
         if command.group:
             lines.append(f"{command.group if command.group != group else '':<8}{name:<13}{command.words}")
             group = command.group
     one_more = "LOCKSTEP_CHIEF=ADDRESS python train.py joins a running cluster as a worker."
-    return "\n".join([*lines, "", one_more, "lockstep version shows the version."])
+    return "\n".join([*lines, "", one_more])
 
 
 def actions_text(name: str) -> str:
