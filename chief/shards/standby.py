@@ -405,7 +405,15 @@ class ReplicatedLink:
         self._count_on(members)
         await self.mark_alone()
         self._finding = None
-        return replace(adoptions[best], session_keys=self._session_keys)
+        # A replica that was brought back has the values, and perhaps not yet what a chief has had the other one keep.
+        newest = max((adoptions[one] for one in members), key=lambda adoption: adoption.record_version)
+        return replace(
+            adoptions[best],
+            session_keys=self._session_keys,
+            record=newest.record,
+            record_version=newest.record_version,
+            given_up=tuple(dict.fromkeys(gone for one in members for gone in adoptions[one].given_up)),
+        )
 
     def _met(self, one: Replica, status: ShardStatus) -> ShardStatus:
         """Returns a replica's report, and whether it was counted on alone before it obeyed this chief, which then forgets that."""

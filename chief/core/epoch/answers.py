@@ -248,11 +248,12 @@ class Answers:
         if event.failure:
             words = f"the parameter servers do not keep what another chief would have to know: {event.failure}"
             self._out.note(words, is_warning=True)
+        else:  # else the next steps carry it, until the next record is kept
+            del self._unkept[: record.num_unkept]
+            self._attachments.kept(record.attached)
+            self._is_data_kept = self._is_data_kept or record.has_data
         self._on_its_way = None
         self._certain.update(record.chosen)
-        del self._unkept[: record.num_unkept]
-        self._attachments.kept(record.attached)
-        self._is_data_kept = self._is_data_kept or record.has_data
         self._release_what_is_certain(version=record.version)
         self._keep_if_awaited()
 

@@ -129,6 +129,14 @@ def test_a_step_is_applied_at_both_replicas_with_equal_results(pair: Pair) -> No
     assert pair.reports[-1] == rev.ReplicasChanged(shard=0, address=pair.addresses[0], standby=pair.addresses[1])
 
 
+def test_the_next_chief_gets_the_newest_record_that_one_of_the_replicas_keeps(pair: Pair) -> None:
+    pair.create()
+    for which, version, record in ((PRIMARY, 3, b"older"), (STANDBY, 7, b"newer")):
+        pair.trainers[which].shard.keep_record(fence(EPOCH, CHIEF), version=version, record=record)
+    adoption = pair.run(lambda link: take(link, chief=CHIEF + 1))
+    assert (adoption.record_version, adoption.record) == (7, b"newer")
+
+
 def test_the_processor_time_of_both_replicas_is_counted(pair: Pair) -> None:
     pair.create()
     before_s = time.process_time()
