@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from lockstep.planning.latencies import Measured
+from lockstep.planning.latencies import measured
 from lockstep.planning.plan import Question, make_plan
 from lockstep.planning.simulation import Costs, SimulationResult
 from lockstep.planning.times import ComputingTime, times_by_worker
@@ -117,7 +117,7 @@ def arm_figures(runs: Sequence[RunOfArm], *, same_time_s: float) -> dict[str, ob
 
 def predict(runs: Sequence[RunOfArm], *, num_workers: int, backups: Sequence[int], calls_s: float, seed: int) -> list[SimulationResult]:
     """Returns the predictions of `lockstep plan` for each number of backups, from the computing times of runs without backups."""
-    latency = Measured(times_by_worker(row for run in runs for row in run.times))
+    latency = measured(times_by_worker(row for run in runs for row in run.times))
     question = Question(
         latency=latency, costs=Costs(calls_s=calls_s), num_workers=num_workers, backups=tuple(backups), num_rounds=2000, seed=seed
     )

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -13,159 +12,85 @@ from ps_protocol.model.light_dataclass import light_dataclass
 Times = NDArray[np.float64]
 
 
-class Latency(Protocol):
-    """The time that one gradient computation of a worker takes, in seconds."""
-
-    def draw(self, random: np.random.Generator, count: int, *, worker: int) -> Times:
-        """Returns the times of `count` computations of a worker."""
-
-    def mean_s(self, worker: int) -> float:
-        """Returns their mean."""
-
-    @property
-    def text(self) -> str:
-        """The distribution in a few words."""
-
-
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class Constant:
-    """Always the same time."""
+class Latency:
+    """The time that one gradient computation of a worker takes, in seconds: a distribution, `text` in a few words.
 
-    time_s: float
-
-    def __post_init__(self) -> None:
-        _check(time_s=self.time_s)
-
-    def draw(self, random: np.random.Generator, count: int, *, worker: int) -> Times:
-        """Returns the times of `count` computations of a worker."""
-        return np.full(count, self.time_s)
-
-    def mean_s(self, worker: int) -> float:
-        """Returns their mean."""
-        return self.time_s
-
-    @property
-    def text(self) -> str:
-        """The distribution in a few words."""
-        return f"constant {self.time_s:g} s"
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class LogNormal:
-    """The logarithm is normal: around `median_s`, with standard deviation `sigma` (0.1: about 10 % of the time)."""
-
-    median_s: float
-    sigma: float
-
-    def __post_init__(self) -> None:
-        _check(median_s=self.median_s)
-        if not (math.isfinite(self.sigma) and 0 <= self.sigma <= 5):
-            raise InvalidSpec(f"sigma of the lognormal times: got {self.sigma:g}, want 0 to 5")
-
-    def draw(self, random: np.random.Generator, count: int, *, worker: int) -> Times:
-        """Returns the times of `count` computations of a worker."""
-        return self.median_s * np.exp(self.sigma * random.standard_normal(count))
-
-    def mean_s(self, worker: int) -> float:
-        """Returns their mean."""
-        return self.median_s * math.exp(self.sigma**2 / 2)
-
-    @property
-    def text(self) -> str:
-        """The distribution in a few words."""
-        return f"lognormal, median {self.median_s:g} s, sigma {self.sigma:g}"
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class ShiftedExponential:
-    """`least_s` plus an exponential time with the mean `extra_s`."""
-
-    least_s: float
-    extra_s: float
-
-    def __post_init__(self) -> None:
-        _check(extra_s=self.extra_s)
-        if not (math.isfinite(self.least_s) and self.least_s >= 0):
-            raise InvalidSpec(f"least time of the exponential times: got {self.least_s:g}, want 0 or more seconds")
-
-    def draw(self, random: np.random.Generator, count: int, *, worker: int) -> Times:
-        """Returns the times of `count` computations of a worker."""
-        return self.least_s + self.extra_s * random.standard_exponential(count)
-
-    def mean_s(self, worker: int) -> float:
-        """Returns their mean."""
-        return self.least_s + self.extra_s
-
-    @property
-    def text(self) -> str:
-        """The distribution in a few words."""
-        return f"{self.least_s:g} s and exponential {self.extra_s:g} s more"
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class WithStragglers:
-    """The times of `usual`, but each computation of any worker takes `factor` times as long with `probability`."""
-
-    usual: Latency
-    probability: float
-    factor: float
-
-    def __post_init__(self) -> None:
-        if not 0 <= self.probability <= 1:
-            raise InvalidSpec(f"probability of a straggler: got {self.probability:g}, want 0 to 1")
-        if not (math.isfinite(self.factor) and self.factor >= 1):
-            raise InvalidSpec(f"factor of a straggler: got {self.factor:g}, want 1 or more")
-
-    def draw(self, random: np.random.Generator, count: int, *, worker: int) -> Times:
-        """Returns the times of `count` computations of a worker."""
-        times = self.usual.draw(random, count, worker=worker)
-        return np.where(random.random(count) < self.probability, self.factor * times, times)
-
-    def mean_s(self, worker: int) -> float:
-        """Returns their mean."""
-        return self.usual.mean_s(worker) * (1 + self.probability * (self.factor - 1))
-
-    @property
-    def text(self) -> str:
-        """The distribution in a few words."""
-        return f"{self.usual.text}; {100 * self.probability:g} % of them take {self.factor:g} times as long"
-
-
-class Measured:
-    """Measured times: each worker draws at random from its own.
-
-    If there are more workers than were measured, those are reused in order.
+    `draw(random, count, worker)` returns the times of so many computations of a worker, `mean_s(worker)` their mean. `num_workers`: how
+    many workers were measured; None: it is no measurement.
     """
 
-    def __init__(self, times: Mapping[int, Sequence[float]]) -> None:
-        if not times or not all(times.values()):
-            raise InvalidSpec("no times: want at least one computation of each worker")
-        self._times = [np.asarray(times[worker], np.float64) for worker in sorted(times)]
-        self._means = [float(own.mean()) for own in self._times]
+    text: str
+    draw: Callable[[np.random.Generator, int, int], Times]
+    mean_s: Callable[[int], float]
+    num_workers: int | None = None
 
-    @property
-    def num_workers(self) -> int:
-        """Workers that were measured."""
-        return len(self._times)
 
-    @property
-    def num_times(self) -> int:
-        """Computations that were measured."""
-        return sum(len(own) for own in self._times)
+def constant(time_s: float) -> Latency:
+    """Always the same time."""
+    _check(time_s=time_s)
+    return Latency(text=f"constant {time_s:g} s", draw=lambda random, count, worker: np.full(count, time_s), mean_s=lambda worker: time_s)
 
-    def draw(self, random: np.random.Generator, count: int, *, worker: int) -> Times:
-        """Returns the times of `count` computations of a worker."""
-        own = self._times[worker % len(self._times)]
+
+def lognormal(median_s: float, sigma: float) -> Latency:
+    """The logarithm is normal: around `median_s`, with standard deviation `sigma` (0.1: about 10 % of the time)."""
+    _check(median_s=median_s)
+    if not (math.isfinite(sigma) and 0 <= sigma <= 5):
+        raise InvalidSpec(f"sigma of the lognormal times: got {sigma:g}, want 0 to 5")
+    return Latency(
+        text=f"lognormal, median {median_s:g} s, sigma {sigma:g}",
+        draw=lambda random, count, worker: median_s * np.exp(sigma * random.standard_normal(count)),
+        mean_s=lambda worker: median_s * math.exp(sigma**2 / 2),
+    )
+
+
+def shifted_exponential(least_s: float, extra_s: float) -> Latency:
+    """`least_s` plus an exponential time with the mean `extra_s`."""
+    _check(extra_s=extra_s)
+    if not (math.isfinite(least_s) and least_s >= 0):
+        raise InvalidSpec(f"least time of the exponential times: got {least_s:g}, want 0 or more seconds")
+    return Latency(
+        text=f"{least_s:g} s and exponential {extra_s:g} s more",
+        draw=lambda random, count, worker: least_s + extra_s * random.standard_exponential(count),
+        mean_s=lambda worker: least_s + extra_s,
+    )
+
+
+def with_stragglers(usual: Latency, *, probability: float, factor: float) -> Latency:
+    """The times of `usual`, but each computation of any worker takes `factor` times as long with `probability`."""
+    if not 0 <= probability <= 1:
+        raise InvalidSpec(f"probability of a straggler: got {probability:g}, want 0 to 1")
+    if not (math.isfinite(factor) and factor >= 1):
+        raise InvalidSpec(f"factor of a straggler: got {factor:g}, want 1 or more")
+
+    def draw(random: np.random.Generator, count: int, worker: int) -> Times:
+        times = usual.draw(random, count, worker)
+        return np.where(random.random(count) < probability, factor * times, times)
+
+    return Latency(
+        text=f"{usual.text}; {100 * probability:g} % of them take {factor:g} times as long",
+        draw=draw,
+        mean_s=lambda worker: usual.mean_s(worker) * (1 + probability * (factor - 1)),
+    )
+
+
+def measured(times: Mapping[int, Sequence[float]]) -> Latency:
+    """Measured times: each worker draws at random from its own. More workers than were measured use those again, in order."""
+    if not times or not all(times.values()):
+        raise InvalidSpec("no times: want at least one computation of each worker")
+    of_workers = [np.asarray(times[worker], np.float64) for worker in sorted(times)]
+    means = [float(own.mean()) for own in of_workers]
+
+    def draw(random: np.random.Generator, count: int, worker: int) -> Times:
+        own = of_workers[worker % len(of_workers)]
         return own[random.integers(len(own), size=count)]
 
-    def mean_s(self, worker: int) -> float:
-        """Returns their mean."""
-        return self._means[worker % len(self._means)]
-
-    @property
-    def text(self) -> str:
-        """The distribution in a few words."""
-        return f"{self.num_times} measured times of {self.num_workers} workers"
+    return Latency(
+        text=f"{sum(map(len, of_workers))} measured times of {len(of_workers)} workers",
+        draw=draw,
+        mean_s=lambda worker: means[worker % len(means)],
+        num_workers=len(of_workers),
+    )
 
 
 def latency_of(text: str) -> Latency:
@@ -189,13 +114,9 @@ def numbers_of(text: str, *, count: int, what: str, usage: str) -> list[float]:
 
 
 _KINDS: dict[str, tuple[str, int, Callable[..., Latency]]] = {
-    "constant": ("constant:SECONDS", 1, lambda time_s: Constant(time_s=time_s)),
-    "lognormal": ("lognormal:MEDIAN,SIGMA", 2, lambda median_s, sigma: LogNormal(median_s=median_s, sigma=sigma)),
-    "exponential": (
-        "exponential:LEAST,MEAN_OF_THE_REST",
-        2,
-        lambda least_s, extra_s: ShiftedExponential(least_s=least_s, extra_s=extra_s),
-    ),
+    "constant": ("constant:SECONDS", 1, constant),
+    "lognormal": ("lognormal:MEDIAN,SIGMA", 2, lognormal),
+    "exponential": ("exponential:LEAST,MEAN_OF_THE_REST", 2, shifted_exponential),
 }
 
 

@@ -426,7 +426,7 @@ class _Simulation:
     def _compute(self, index: int) -> None:
         worker = self._workers[index]
         if not worker.times:
-            worker.times = self._latency.draw(worker.random, _NUM_DRAWN, worker=index).tolist()
+            worker.times = self._latency.draw(worker.random, _NUM_DRAWN, index).tolist()
         self.later(worker.times.pop(), self._receives.start, index)
 
     def _received(self, index: int) -> None:

@@ -12,7 +12,7 @@ from typing import TextIO
 from lockstep.cli.access import add_arguments, chief_of
 from lockstep.cli.answers import Answer, CommandFailed
 from lockstep.cli.formatting import duration_text, table
-from lockstep.planning.latencies import Latency, Measured, WithStragglers, latency_of, numbers_of
+from lockstep.planning.latencies import Latency, latency_of, measured, numbers_of, with_stragglers
 from lockstep.planning.plan import Plan, Question, make_plan
 from lockstep.planning.simulation import Costs
 from lockstep.planning.times import HEADER, ComputingTime, TimesRecorder, parse_times, times_by_worker
@@ -134,12 +134,12 @@ def _question(arguments: argparse.Namespace) -> Question:
     latency: Latency = latency_of(arguments.latency) if arguments.latency is not None else _measured(arguments.times)
     num_workers: int | None = arguments.workers
     if num_workers is None and arguments.replicas_to_aggregate is None:
-        if not isinstance(latency, Measured):
+        if latency.num_workers is None:
             raise InvalidSpec("--latency: how many workers? give --workers T or --replicas-to-aggregate R")
         num_workers = latency.num_workers
     if arguments.stragglers is not None:
         probability, factor = numbers_of(arguments.stragglers, count=2, what="--stragglers", usage="P,FACTOR, for example 0.05,1.3")
-        latency = WithStragglers(usual=latency, probability=probability, factor=factor)
+        latency = with_stragglers(latency, probability=probability, factor=factor)
     return Question(
         latency=latency,
         costs=Costs(calls_s=arguments.calls, send_s=arguments.send, receive_s=arguments.receive, apply_s=arguments.apply),
@@ -152,10 +152,10 @@ def _question(arguments: argparse.Namespace) -> Question:
     )
 
 
-def _measured(path: Path) -> Measured:
+def _measured(path: Path) -> Latency:
     try:
         with path.open(encoding="utf-8") as lines:
-            return Measured(times_by_worker(parse_times(lines, name=str(path))))
+            return measured(times_by_worker(parse_times(lines, name=str(path))))
     except OSError as error:
         raise InvalidSpec(f"{path}: {error.strerror}; want computing times; `lockstep plan --record FILE` makes them") from error
     except UnicodeDecodeError as error:

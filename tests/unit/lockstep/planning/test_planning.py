@@ -3,13 +3,13 @@
 import pytest
 
 from lockstep.cli.advice.plan import plan_text
-from lockstep.planning.latencies import Constant, LogNormal, Measured, WithStragglers
+from lockstep.planning.latencies import constant, lognormal, measured, with_stragglers
 from lockstep.planning.plan import Plan, Question, make_plan
 from lockstep.planning.simulation import Costs
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
 
-ONE_IS_SLOW = Measured({**{worker: [1.0, 1.01, 0.99] for worker in range(9)}, 9: [5.0]})
+ONE_IS_SLOW = measured({**{worker: [1.0, 1.01, 0.99] for worker in range(9)}, 9: [5.0]})
 
 
 @pytest.fixture(scope="module")
@@ -40,7 +40,7 @@ def test_the_fields_for_programs_have_all_figures(slow_one: Plan) -> None:
 
 
 def test_equal_workers_need_no_backups() -> None:
-    plan = make_plan(Question(latency=Constant(time_s=1.0), num_required=8, num_rounds=10))
+    plan = make_plan(Question(latency=constant(1.0), num_required=8, num_rounds=10))
     assert plan.best.num_backups == plan.shortest.num_backups == 0
     assert [row.num_workers for row in plan.rows] == [8, 9, 10, 11, 12]
     assert "recommended: b = 0 (backups gain nothing)" in plan_text(plan)
@@ -48,7 +48,7 @@ def test_equal_workers_need_no_backups() -> None:
 
 @pytest.mark.slow
 def test_with_stragglers_the_shortest_step_wants_more_backups_than_the_best_use_of_workers() -> None:
-    latency = WithStragglers(usual=LogNormal(median_s=1.0, sigma=0.1), probability=0.03, factor=2.0)
+    latency = with_stragglers(lognormal(1.0, 0.1), probability=0.03, factor=2.0)
     plan = make_plan(Question(latency=latency, costs=Costs(apply_s=0.01), num_required=30, num_rounds=200))
     assert 0 < plan.best.num_backups < plan.shortest.num_backups
     assert f"the shortest step has b = {plan.shortest.num_backups}" in plan_text(plan)
@@ -56,7 +56,7 @@ def test_with_stragglers_the_shortest_step_wants_more_backups_than_the_best_use_
 
 @pytest.mark.parametrize(("num_workers", "most"), [(1, 0), (2, 1), (3, 1), (50, 10), (10_000, 2000)])
 def test_candidates_begin_with_no_backup_worker_and_leave_at_least_one_required_worker(num_workers: int, most: int) -> None:
-    found = Question(latency=Constant(time_s=1.0), num_workers=num_workers).candidates
+    found = Question(latency=constant(1.0), num_workers=num_workers).candidates
     assert found[0] == 0 and found[-1] == most and found == sorted(set(found)) and len(found) <= 14
 
 
@@ -72,4 +72,4 @@ def test_candidates_begin_with_no_backup_worker_and_leave_at_least_one_required_
 )
 def test_a_question_without_sense_is_refused(fields: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words):
-        Question(latency=Constant(time_s=1.0), **fields)  # type: ignore[arg-type]
+        Question(latency=constant(1.0), **fields)  # type: ignore[arg-type]

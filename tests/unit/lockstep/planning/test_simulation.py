@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from lockstep.planning.latencies import Constant, Latency, LogNormal, Measured, ShiftedExponential, WithStragglers, latency_of
+from lockstep.planning.latencies import Latency, constant, latency_of, lognormal, measured, shifted_exponential, with_stragglers
 from lockstep.planning.simulation import Costs, simulate
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
@@ -20,7 +20,7 @@ def ssp(staleness: int) -> PolicySpec:
 
 
 def test_equal_workers_lose_nothing() -> None:
-    result = simulate(policy=SYNC, num_workers=4, latency=Constant(time_s=0.5), num_rounds=20)
+    result = simulate(policy=SYNC, num_workers=4, latency=constant(0.5), num_rounds=20)
     assert (result.num_steps, result.num_required, result.num_backups) == (20, 4, 0)
     assert result.step_s == result.median_step_s == result.p90_step_s == pytest.approx(0.5)
     assert result.efficiency == pytest.approx(1.0)
@@ -29,21 +29,21 @@ def test_equal_workers_lose_nothing() -> None:
 
 def test_a_step_takes_computing_calls_transfers_and_applying() -> None:
     costs = Costs(calls_s=0.25, send_s=0.125, receive_s=0.0625, apply_s=1.0)
-    result = simulate(policy=SYNC, num_workers=4, latency=Constant(time_s=2.0), costs=costs, num_rounds=10)
+    result = simulate(policy=SYNC, num_workers=4, latency=constant(2.0), costs=costs, num_rounds=10)
     assert result.step_s == pytest.approx(2.0 + 0.25 + 4 * (0.125 + 0.0625) + 1.0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [2, 10, 40])
 def test_without_backups_a_step_takes_the_greatest_of_exponential_times(num_workers: int) -> None:
-    result = simulate(policy=SYNC, num_workers=num_workers, latency=ShiftedExponential(least_s=1.0, extra_s=0.5), num_rounds=600)
+    result = simulate(policy=SYNC, num_workers=num_workers, latency=shifted_exponential(1.0, 0.5), num_rounds=600)
     expected = 1.0 + 0.5 * sum(1 / k for k in range(1, num_workers + 1))
     assert result.step_s == pytest.approx(expected, rel=0.04)
     assert result.efficiency == pytest.approx(1.5 / expected, rel=0.04)
 
 
 def test_one_slow_worker_costs_nothing_with_one_backup() -> None:
-    latency = Measured({0: [1.0], 1: [1.0], 2: [1.0], 3: [10.0]})
+    latency = measured({0: [1.0], 1: [1.0], 2: [1.0], 3: [10.0]})
     assert simulate(policy=SYNC, num_workers=4, latency=latency, num_rounds=40).step_s == pytest.approx(10.0)
     result = simulate(policy=SYNC, num_workers=4, num_required=3, latency=latency, num_rounds=40)
     assert result.step_s == pytest.approx(1.0)
@@ -51,36 +51,36 @@ def test_one_slow_worker_costs_nothing_with_one_backup() -> None:
 
 
 def test_async_has_the_staleness_of_the_other_workers_and_no_waiting() -> None:
-    result = simulate(policy=ASYNC, num_workers=20, latency=LogNormal(median_s=1.0, sigma=0.3), num_rounds=50)
+    result = simulate(policy=ASYNC, num_workers=20, latency=lognormal(1.0, 0.3), num_rounds=50)
     assert result.mean_staleness == pytest.approx(19, rel=0.02)
     assert result.efficiency == pytest.approx(1.0, abs=0.02)
     assert result.dropped == 0.0
 
 
 def test_async_is_bound_by_what_applies_one_contribution_after_the_other() -> None:
-    result = simulate(policy=ASYNC, num_workers=10, latency=Constant(time_s=1.0), costs=Costs(apply_s=0.5), num_rounds=20)
+    result = simulate(policy=ASYNC, num_workers=10, latency=constant(1.0), costs=Costs(apply_s=0.5), num_rounds=20)
     assert result.accepted_per_s == pytest.approx(2.0, rel=0.01)
 
 
 def test_ssp_waits_for_the_slowest_the_less_the_larger_its_bound() -> None:
-    latency = LogNormal(median_s=1.0, sigma=0.3)
+    latency = lognormal(1.0, 0.3)
     found = [simulate(policy=ssp(bound), num_workers=20, latency=latency, num_rounds=60).efficiency for bound in (0, 1, 4)]
     found = [*found, simulate(policy=ASYNC, num_workers=20, latency=latency, num_rounds=60).efficiency]
     assert found == sorted(found) and found[1] > found[0] + 0.05
 
 
 def test_a_simulated_worker_repeats_its_call_after_twenty_seconds() -> None:
-    latency = Measured({0: [1.0], 1: [70.0]})
+    latency = measured({0: [1.0], 1: [70.0]})
     result = simulate(policy=SYNC, num_workers=2, latency=latency, num_rounds=4)
     assert result.step_s == pytest.approx(70.0)
 
 
 def test_the_same_seed_gives_the_same_figures() -> None:
-    runs = [simulate(policy=SYNC, num_workers=5, latency=LogNormal(median_s=1, sigma=0.5), num_rounds=20, seed=s) for s in (1, 1, 2)]
+    runs = [simulate(policy=SYNC, num_workers=5, latency=lognormal(1, 0.5), num_rounds=20, seed=s) for s in (1, 1, 2)]
     assert runs[0] == runs[1] != runs[2]
 
 
-PUBLISHED = WithStragglers(usual=LogNormal(median_s=1.55, sigma=0.03), probability=0.06, factor=1.27)
+PUBLISHED = with_stragglers(lognormal(1.55, 0.03), probability=0.06, factor=1.27)
 PUBLISHED_COSTS = Costs(send_s=0.004, receive_s=0.004, apply_s=0.02)
 
 
@@ -102,9 +102,7 @@ def test_backups_of_fifty_workers_have_the_published_shape() -> None:
 @pytest.mark.slow
 def test_ten_thousand_workers_are_simulated_in_seconds() -> None:
     begin = time.process_time()
-    result = simulate(
-        policy=SYNC, num_workers=10_000, num_required=9_500, latency=LogNormal(median_s=1.0, sigma=0.1), num_rounds=1, num_warm_up=0
-    )
+    result = simulate(policy=SYNC, num_workers=10_000, num_required=9_500, latency=lognormal(1.0, 0.1), num_rounds=1, num_warm_up=0)
     assert result.num_steps == 1
     assert time.process_time() - begin < 10
 
@@ -121,37 +119,37 @@ def test_ten_thousand_workers_are_simulated_in_seconds() -> None:
 )
 def test_arguments_that_cannot_be_simulated_are_refused_with_a_reason(arguments: dict[str, object], words: str) -> None:
     with pytest.raises(InvalidSpec, match=words.replace("(", r"\(")):
-        simulate(**{"policy": SYNC, "latency": Constant(time_s=1.0), **arguments})  # type: ignore[arg-type]
+        simulate(**{"policy": SYNC, "latency": constant(1.0), **arguments})  # type: ignore[arg-type]
 
 
 def test_the_original_queue_can_be_simulated() -> None:
-    result = simulate(policy=PolicySpec(tokens=TokenMode.FIFO), num_workers=4, latency=Constant(time_s=1.0), num_rounds=20)
+    result = simulate(policy=PolicySpec(tokens=TokenMode.FIFO), num_workers=4, latency=constant(1.0), num_rounds=20)
     assert result.num_steps == 20
 
 
 @pytest.mark.parametrize(
     "latency",
     [
-        Constant(time_s=2.0),
-        LogNormal(median_s=1.0, sigma=0.4),
-        ShiftedExponential(least_s=0.5, extra_s=1.0),
-        WithStragglers(usual=LogNormal(median_s=1.0, sigma=0.1), probability=0.1, factor=5.0),
-        Measured({3: [1.0, 2.0, 6.0], 8: [4.0]}),
+        constant(2.0),
+        lognormal(1.0, 0.4),
+        shifted_exponential(0.5, 1.0),
+        with_stragglers(lognormal(1.0, 0.1), probability=0.1, factor=5.0),
+        measured({3: [1.0, 2.0, 6.0], 8: [4.0]}),
     ],
     ids=lambda latency: type(latency).__name__,
 )
 def test_drawn_times_have_the_stated_mean(latency: Latency) -> None:
     for worker in (0, 1):
-        times = latency.draw(np.random.default_rng(1), 40_000, worker=worker)
+        times = latency.draw(np.random.default_rng(1), 40_000, worker)
         assert times.shape == (40_000,) and times.min() > 0
         assert times.mean() == pytest.approx(latency.mean_s(worker), rel=0.02)
     assert latency.text
 
 
 def test_distributions_are_given_by_name() -> None:
-    assert latency_of("constant:2") == Constant(time_s=2.0)
-    assert latency_of("lognormal:1.5,0.1") == LogNormal(median_s=1.5, sigma=0.1)
-    assert latency_of("exponential:0.5,2") == ShiftedExponential(least_s=0.5, extra_s=2.0)
+    assert latency_of("constant:2").text == constant(2.0).text
+    assert latency_of("lognormal:1.5,0.1").text == lognormal(1.5, 0.1).text
+    assert latency_of("exponential:0.5,2").text == shifted_exponential(0.5, 2.0).text
 
 
 @pytest.mark.parametrize(
@@ -164,10 +162,10 @@ def test_words_that_name_no_distribution_are_refused(text: str) -> None:
 
 def test_numbers_that_make_no_sense_are_refused() -> None:
     with pytest.raises(InvalidSpec, match="probability of a straggler: got 2"):
-        WithStragglers(usual=Constant(time_s=1.0), probability=2.0, factor=2.0)
+        with_stragglers(constant(1.0), probability=2.0, factor=2.0)
     with pytest.raises(InvalidSpec, match="factor of a straggler"):
-        WithStragglers(usual=Constant(time_s=1.0), probability=0.5, factor=math.nan)
+        with_stragglers(constant(1.0), probability=0.5, factor=math.nan)
     with pytest.raises(InvalidSpec, match="apply: got -1"):
         Costs(apply_s=-1.0)
     with pytest.raises(InvalidSpec, match="no times"):
-        Measured({})
+        measured({})
