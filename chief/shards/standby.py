@@ -405,14 +405,22 @@ class ReplicatedLink:
         self._count_on(members)
         await self.mark_alone()
         self._finding = None
-        # A replica that was brought back has the values, and perhaps not yet what a chief has had the other one keep.
-        newest = max((adoptions[one] for one in members), key=lambda adoption: adoption.record_version)
+        return self._joined(adoptions[best], [adoptions[one] for one in members])
+
+    def _joined(self, best: Adoption, members: Sequence[Adoption]) -> Adoption:
+        """Returns what the replicas know together.
+
+        One that was brought back has the values, not the request that made them, and perhaps not yet the record that the other one keeps.
+        """
+        newest = max(members, key=lambda one: one.record_version)
+        last = next((one.last_apply for one in (best, *members) if one.last_apply is not None), None)
         return replace(
-            adoptions[best],
+            best,
             session_keys=self._session_keys,
             record=newest.record,
             record_version=newest.record_version,
-            given_up=tuple(dict.fromkeys(gone for one in members for gone in adoptions[one].given_up)),
+            last_apply=last,
+            given_up=tuple(dict.fromkeys(gone for one in members for gone in one.given_up)),
         )
 
     def _met(self, one: Replica, status: ShardStatus) -> ShardStatus:
