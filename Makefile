@@ -154,18 +154,18 @@ proto: $(PROTO) $(DEV)  ## generate ps_protocol/v1 from protos/, and ps_protocol
 	@$(BIN)/python -m ps_protocol.wire.generator
 	@echo "generated ps_protocol/v1 with grpcio-tools $(GRPCIO_TOOLS), and ps_protocol/wire/coders.py"
 
-check-imports: $(DEV)  ## check import directions
-	@$(PYTEST) -q tests/repo/test_import_directions.py
+check-imports: $(DEV)  ## check which folder imports which
+	@out=$$($(BIN)/lint-imports --no-cache 2>&1) || { echo "$$out"; exit 1; }
 
 # Material asks to try its successor on every run; the answer is no until that builds our pages.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
 
-check-docs: $(DEV)  ## build the documentation without a warning, and check its tables of flags
-	@$(BIN)/python -m tests.repo.cli_reference
+check-docs: $(DEV)  ## build the documentation without a warning, and check its tables that are made
+	@$(BIN)/python -m tests.repo.made_docs
 	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && $(MKDOCS) build --quiet --strict --site-dir "$$out"
 
-fix-docs: $(DEV)  ## regenerate the tables of flags in the documentation
-	@$(BIN)/python -m tests.repo.cli_reference --write
+fix-docs: $(DEV)  ## write the tables of flags and faults in the documentation
+	@$(BIN)/python -m tests.repo.made_docs --write
 
 docs: fix-docs  ## build the documentation as a site, in site/
 	@$(MKDOCS) build --quiet --strict && echo "open site/index.html"

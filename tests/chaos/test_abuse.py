@@ -119,8 +119,8 @@ class Abuse:
         return socket.create_connection((host, int(port)), timeout=1.0)
 
 
+@pytest.mark.shows("F36")
 def test_values_beside_mixed_abuse_are_those_of_an_undisturbed_run(start: Started, tmp_path: Path) -> None:
-    """F36."""
     print(f"seed {SEED}", flush=True)
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     environment = security_of(files.directory, "tokens")

@@ -28,10 +28,11 @@ def whole(cluster: Cluster) -> list[Path]:
 
 
 @pytest.mark.parametrize("failpoint", ["ps.save.before_write", "ps.save.mid_file", "ps.save.before_fsync", "ps.save.before_ack"])
+@pytest.mark.shows("F20")
 def test_a_parameter_server_killed_at_any_point_of_a_save_leaves_the_older_checkpoints_whole(
     start: Started, record: Record, failpoint: str
 ) -> None:
-    """F20: the third save, of step 10, is never finished, so that all goes back to step 5."""
+    """The third save, of step 10, is never finished, so that all goes back to step 5."""
     cluster = start(Plan(failpoints={"ps 1": f"{failpoint}=kill@3"}))
     died_at = cluster.await_death("ps 1")
     cluster.restart("ps 1")
@@ -44,8 +45,9 @@ def test_a_parameter_server_killed_at_any_point_of_a_save_leaves_the_older_check
 @pytest.mark.parametrize(
     ("failpoint", "step"), [("chief.manifest.before_write", 5), ("chief.manifest.before_rename", 5), ("chief.manifest.after_rename", 10)]
 )
+@pytest.mark.shows("F20")
 def test_a_chief_killed_at_any_point_of_a_manifest_leaves_a_whole_checkpoint_or_none(start: Started, failpoint: str, step: int) -> None:
-    """F20: and everything else is killed with it, so that the disk alone decides."""
+    """And everything else is killed with it, so that the disk alone decides."""
     cluster = start(Plan(failpoints={"chief": f"{failpoint}=kill@3"}))
     died_at = cluster.await_death("chief")
     cluster.kill_all()
@@ -57,8 +59,9 @@ def test_a_chief_killed_at_any_point_of_a_manifest_leaves_a_whole_checkpoint_or_
 
 @pytest.mark.parametrize("failure", ["error:enospc", "error:eio"])
 @pytest.mark.parametrize("where", ["ps.save.mid_file", "ps.save.before_fsync"])
+@pytest.mark.shows("F19")
 def test_a_disk_that_fails_once_is_reported_and_training_continues(start: Started, where: str, failure: str) -> None:
-    """F19: the old checkpoints stay, the next interval tries again."""
+    """The old checkpoints stay, the next interval tries again."""
     cluster = start(Plan(failpoints={"ps 1": f"{where}={failure}@2"}))
     cluster.await_end()
     _assert_told_of_a_failed_save(cluster, "No space left on device" if failure == "error:enospc" else "Input/output error")
@@ -68,8 +71,9 @@ def test_a_disk_that_fails_once_is_reported_and_training_continues(start: Starte
     assert steps[-1] == cluster.plan.num_steps, "later ones were saved"
 
 
+@pytest.mark.shows("F19")
 def test_a_full_or_read_only_disk_is_reported_and_used_again_as_soon_as_possible(start: Started, disk: Path) -> None:
-    """F19, with a file system that really is so."""
+    """With a file system that really is so."""
     cluster = start(Plan(num_steps=ENDLESS))
     cluster.await_(lambda: len(whole(cluster)) >= 2, what="there are checkpoints")
     filler = disk / "somebody-elses"
@@ -146,8 +150,8 @@ def _take_another_jobs_manifest(newest: Path, older: Path) -> None:
         *(_tear_the_manifest, _lose_the_manifest, _take_another_jobs_manifest),
     ],
 )
+@pytest.mark.shows("F21")
 def test_a_damaged_checkpoint_is_skipped_loudly_and_the_one_before_it_taken(start: Started, damage: Callable[[Path, Path], None]) -> None:
-    """F21."""
     cluster = start(Plan())
     cluster.await_(lambda: len(whole(cluster)) >= 2 and cluster.reached() >= 12, what="there are two checkpoints")
     cluster.kill_all()
@@ -165,8 +169,8 @@ def test_a_damaged_checkpoint_is_skipped_loudly_and_the_one_before_it_taken(star
 
 
 @pytest.mark.parametrize("num_ps", [1, 3, 5])
+@pytest.mark.shows("F23")
 def test_a_checkpoint_of_two_servers_is_restored_into_another_number(start: Started, num_ps: int) -> None:
-    """F23."""
     cluster = start(Plan())
     cluster.await_(lambda: cluster.reached() >= 14 and len(whole(cluster)) >= 2, what="there are checkpoints")
     cluster.kill_all()
@@ -178,8 +182,8 @@ def test_a_checkpoint_of_two_servers_is_restored_into_another_number(start: Star
     larger.assert_as_without_faults()
 
 
+@pytest.mark.shows("F23")
 def test_a_worker_with_another_model_than_the_checkpoint_is_refused_and_disturbs_no_other(start: Started) -> None:
-    """F23."""
     cluster = start(Plan())
     cluster.await_(lambda: cluster.reached() >= 14 and len(whole(cluster)) >= 2, what="there are checkpoints")
     killed_at = cluster.kill_all()
@@ -195,8 +199,9 @@ def test_a_worker_with_another_model_than_the_checkpoint_is_refused_and_disturbs
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F22")
 def test_checkpoints_while_steps_run_are_of_one_step_each(start: Started) -> None:
-    """F22: saving as fast as it goes, and the servers are lost again and again."""
+    """Saving as fast as it goes, and the servers are lost again and again."""
     cluster = start(Plan(num_steps=80, checkpoint_steps=1, pace_s=0.01))
     for step in (15, 30, 45, 60):
         cluster.await_step(step)
@@ -210,8 +215,9 @@ def test_checkpoints_while_steps_run_are_of_one_step_each(start: Started) -> Non
     assert len(steps) >= 2
 
 
+@pytest.mark.shows("F24")
 def test_clocks_that_differ_and_jump_decide_nothing(start: Started) -> None:
-    """F24: leases and waits go by monotonic clocks; the newest checkpoint is that of the highest epoch and step."""
+    """Leases and waits go by monotonic clocks; the newest checkpoint is that of the highest epoch and step."""
     wrapper = {name: ["tests.chaos.wrong_clock", offset] for name, offset in (("ps 0", "3600"), ("chief", "-3600"), ("worker 1", "86400"))}
     cluster = start(Plan(wrapper=wrapper))
     cluster.await_step(12)

@@ -15,10 +15,11 @@ CHIEF_TARGET_S = 5.0
 
 @pytest.mark.parametrize("failpoint", ["", "chief.apply.before", "chief.apply.after", "chief.tokens.half"])
 @pytest.mark.parametrize("durability", [None, "interval"])
+@pytest.mark.shows("F10")
 def test_a_killed_chief_is_followed_by_another_at_the_same_step(
     start: Started, record: Record, failpoint: str, durability: str | None
 ) -> None:
-    """F10. The parameter servers keep what the next chief must know, so that nothing is rolled back, with checkpoints or without."""
+    """The parameter servers keep what the next chief must know, so that nothing is rolled back, with checkpoints or without."""
     cluster = start(Plan(durability=durability, history=True, failpoints={"chief": f"{failpoint}=kill@12"} if failpoint else None))
     if failpoint:
         died_at = cluster.await_death("chief")
@@ -35,8 +36,9 @@ def test_a_killed_chief_is_followed_by_another_at_the_same_step(
 
 
 @pytest.mark.quick
+@pytest.mark.shows("F11")
 def test_a_chief_that_comes_back_at_another_address_is_found(start: Started, record: Record) -> None:
-    """F11: the parameter servers say where it is."""
+    """The parameter servers say where it is."""
     cluster = start(Plan())
     cluster.await_step(12)
     died_at = cluster.kill("chief")
@@ -47,8 +49,8 @@ def test_a_chief_that_comes_back_at_another_address_is_found(start: Started, rec
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F12")
 def test_a_chief_that_wakes_after_it_was_replaced_ends_without_harm(start: Started) -> None:
-    """F12."""
     cluster = start(Plan(num_steps=60))
     cluster.await_step(12)
     sleeper = cluster.processes["chief"]
@@ -63,8 +65,9 @@ def test_a_chief_that_wakes_after_it_was_replaced_ends_without_harm(start: Start
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F12")
 def test_a_second_chief_without_takeover_gives_up_while_the_first_is_heard(start: Started) -> None:
-    """F12: it was started by mistake."""
+    """It was started by mistake."""
     cluster = start(Plan(num_steps=ENDLESS))
     cluster.await_step(5)
     first = cluster.processes["chief"]

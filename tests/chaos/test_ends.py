@@ -27,8 +27,9 @@ from tests.support.waiting import wait_until
 pytestmark = pytest.mark.timeout(150)
 
 
+@pytest.mark.shows("F30")
 def test_a_chief_that_is_asked_to_end_saves_a_checkpoint_and_its_successor_continues(start: Started) -> None:
-    """F30: `scancel` of one task, a drained node. Workers and servers wait, and say so; nobody takes the training for finished."""
+    """`scancel` of one task, a drained node. Workers and servers wait, and say so; nobody takes the training for finished."""
     cluster = start(Plan(num_steps=80, checkpoint_steps=2000))
     cluster.await_step(12)
     cluster.signal("chief", signal.SIGTERM)
@@ -46,8 +47,9 @@ def test_a_chief_that_is_asked_to_end_saves_a_checkpoint_and_its_successor_conti
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F30")
 def test_a_whole_cluster_that_is_asked_to_end_continues_where_it_was(start: Started) -> None:
-    """F30: compose stop, which ends workers first, then the chief, then the servers."""
+    """Compose stop, which ends workers first, then the chief, then the servers."""
     cluster = start(Plan(checkpoint_steps=2000))
     cluster.await_step(12)
     for index in range(3):
@@ -67,10 +69,11 @@ def test_a_whole_cluster_that_is_asked_to_end_continues_where_it_was(start: Star
 @pytest.mark.parametrize("has_standbys", [False, True])
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 @pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.shows("F30")
 def test_every_role_and_worker_can_be_restarted_one_after_the_other(
     start: Started, seed: int, number: signal.Signals, has_standbys: bool
 ) -> None:
-    """F30: a rolling restart in any order. With durability `step`, or standbys, nothing that was told to be done is done again."""
+    """A rolling restart in any order. With durability `step`, or standbys, nothing that was told to be done is done again."""
     durability = "interval" if has_standbys else "step"
     cluster = start(Plan(num_steps=150, durability=durability, checkpoint_steps=5 if has_standbys else None, has_standbys=has_standbys))
     order = cluster.everybody
@@ -96,8 +99,9 @@ def missing_standbys(cluster: Cluster) -> list[str]:
     return ["no answer"] if status is None else [shard.standby_missing for shard in status.shards if shard.standby_missing]
 
 
+@pytest.mark.shows("F30")
 def test_everything_asked_to_end_at_once_loses_nothing_that_was_told(start: Started) -> None:
-    """F30: a machine that is shut down. With durability `step` the next run continues behind all that a worker was told."""
+    """A machine that is shut down. With durability `step` the next run continues behind all that a worker was told."""
     cluster = start(Plan(durability="step", checkpoint_steps=None))
     cluster.await_step(12)
     told = cluster.reached()

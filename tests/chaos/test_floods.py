@@ -149,8 +149,9 @@ def slow_beside(cluster: Cluster, floods: Sequence[tuple[str, str, str]], *, tls
     return slow
 
 
+@pytest.mark.shows("F36")
 def test_training_continues_beside_floods_of_the_port_for_data(start: Started) -> None:
-    """F36: a connection that says no nonce is dropped, and costs nothing."""
+    """A connection that says no nonce is dropped, and costs nothing."""
     port = free_ports(3)
     cluster = start(replace(PLAN, transport="sockets", port=port, environment={"ps": {"LOCKSTEP_DATA_PORT": str(port + 2)}}))
     cluster.await_step(50)
@@ -163,8 +164,9 @@ def test_training_continues_beside_floods_of_the_port_for_data(start: Started) -
 
 
 @pytest.mark.parametrize("security", SECURITIES)
+@pytest.mark.shows("F36")
 def test_training_continues_beside_floods(start: Started, tmp_path: Path, security: str) -> None:
-    """F36: on plain TCP with both ways of polling, with tokens, and with TLS and tokens."""
+    """On plain TCP with both ways of polling, with tokens, and with TLS and tokens."""
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     access, environment = DEFAULT_ACCESS, dict[str, dict[str, str]]()
     if security in ("tokens", "tls"):

@@ -63,10 +63,11 @@ def _link_to_another(place: Path, aside: Path) -> None:
 
 
 @pytest.mark.parametrize("take_away", [_remove, _put_a_file_there, _link_to_nowhere, _link_to_another])
+@pytest.mark.shows("F19")
 def test_training_continues_without_its_checkpoint_directory_and_saves_once_it_is_back(
     start: Started, take_away: Callable[[Path, Path], None]
 ) -> None:
-    """F19: and what was saved before it was taken away is whole still."""
+    """And what was saved before it was taken away is whole still."""
     cluster = start(Plan(num_steps=ENDLESS))
     # Not of the first values any more.
     cluster.await_(lambda: min(saved_steps(cluster), default=0) > 0, what="there are checkpoints")

@@ -64,10 +64,10 @@ def memory_group() -> Iterator[MemoryGroup]:
         place.rmdir()
 
 
+@pytest.mark.shows("F37")
 def test_a_server_that_the_kernel_kills_for_want_of_memory_costs_the_steps_since_the_checkpoint(
     start: Started, memory_group: MemoryGroup
 ) -> None:
-    """F37."""
     cluster = start(Plan(num_steps=ENDLESS, wrapper={"ps 1": [LIMITED, "GROUP", str(memory_group.place)]}))
     _await_save(cluster)
     memory_group.limit(str(8 << 20))
@@ -81,8 +81,9 @@ def test_a_server_that_the_kernel_kills_for_want_of_memory_costs_the_steps_since
 
 
 @pytest.mark.parametrize("name", ["ps 1", "chief"])
+@pytest.mark.shows("F37")
 def test_a_role_that_gets_no_more_memory_while_it_trains_continues_or_ends_and_does_not_hang(start: Started, name: str) -> None:
-    """F37: what it needs for a save or a new connection is refused, or ends it; then it is started again, as launchers do."""
+    """What it needs for a save or a new connection is refused, or ends it; then it is started again, as launchers do."""
     cluster = start(Plan(num_steps=ENDLESS))
     _await_save(cluster)
     pid = cluster.processes[name].pid

@@ -23,8 +23,9 @@ HEAL_TARGET_S = 5.0
 @pytest.mark.parametrize("who", ["workers and ps", "chief and ps", "workers and chief"])
 @pytest.mark.parametrize("way", ["both ways", "there", "back"])
 @pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+@pytest.mark.shows("F14", "F17")
 def test_a_partition_that_heals_changes_nothing(start: Started, record: Record, who: str, way: str, plan: Plan) -> None:
-    """F14 and F17: bytes are held back, and neither end is told."""
+    """Bytes are held back, and neither end is told."""
     cluster = start(plan)
     cluster.await_step(10)
     conditions = {"workers and ps": cluster.worker_conditions, "chief and ps": cluster.chief_conditions}.get(who, cluster.worker_to_chief)
@@ -41,8 +42,9 @@ def test_a_partition_that_heals_changes_nothing(start: Started, record: Record, 
 
 @pytest.mark.parametrize("who", ["workers and ps", "chief and ps", "workers and chief"])
 @pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+@pytest.mark.shows("F2", "F15")
 def test_connections_that_break_all_at_once_are_made_again(start: Started, record: Record, who: str, plan: Plan) -> None:
-    """F2 and F15: requests and answers are lost, and it is not known which."""
+    """Requests and answers are lost, and it is not known which."""
     cluster = start(plan)
     for step in (8, 16, 24):
         cluster.await_step(step)
@@ -57,8 +59,9 @@ def test_connections_that_break_all_at_once_are_made_again(start: Started, recor
 
 @pytest.mark.parametrize("num_bytes", [100, 700, 2000])
 @pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+@pytest.mark.shows("F2")
 def test_a_connection_cut_in_the_middle_of_a_contribution_is_without_effect(start: Started, num_bytes: int, plan: Plan) -> None:
-    """F2: half of it was sent."""
+    """Half of it was sent."""
     cluster = start(plan)
     for number, step in enumerate((8, 16, 24)):
         cluster.await_step(step)
@@ -71,8 +74,9 @@ def test_a_connection_cut_in_the_middle_of_a_contribution_is_without_effect(star
 
 @pytest.mark.parametrize("num_bytes", [300, 900])
 @pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+@pytest.mark.shows("F2")
 def test_a_worker_killed_with_half_of_its_contribution_sent_is_replaced(start: Started, num_bytes: int, plan: Plan) -> None:
-    """F2: nobody sends the rest."""
+    """Nobody sends the rest."""
     cluster, killed, has_struck = start(plan), [], threading.Event()
 
     def strike(pid: int) -> None:
@@ -91,8 +95,9 @@ def test_a_worker_killed_with_half_of_its_contribution_sent_is_replaced(start: S
 
 
 @pytest.mark.parametrize("way", ["both ways", "there", "back"])
+@pytest.mark.shows("F14")
 def test_a_worker_cut_off_from_one_server_delays_the_step_and_nothing_else(start: Started, record: Record, way: str) -> None:
-    """F14: all other ways are open, so that the rest of the step is there; none of it shows anywhere before the missing part."""
+    """All other ways are open, so that the rest of the step is there; none of it shows anywhere before the missing part."""
     cluster = start(replace(PLAN, lonely=("worker 1", 1)))
     cluster.await_step(10)
     conditions = cluster.lonely_conditions
@@ -108,8 +113,9 @@ def test_a_worker_cut_off_from_one_server_delays_the_step_and_nothing_else(start
 
 
 @pytest.mark.parametrize("plan", [PLAN, SOCKETS], ids=["grpc", "sockets"])
+@pytest.mark.shows("F14")
 def test_servers_that_refuse_all_callers_for_a_while_are_asked_again(start: Started, record: Record, plan: Plan) -> None:
-    """F14: all connections are broken, and new ones refused until it is mended."""
+    """All connections are broken, and new ones refused until it is mended."""
     cluster = start(plan)
     cluster.await_step(10)
     for conditions in (cluster.worker_conditions, cluster.chief_conditions, cluster.worker_to_chief):
@@ -137,8 +143,8 @@ def _drips(cluster: Cluster) -> None:
 
 
 @pytest.mark.parametrize("make_it", [_is_slow, _drips])
+@pytest.mark.shows("F15", "F18")
 def test_a_slow_network_gives_the_same_values(start: Started, make_it: Callable[[Cluster], None]) -> None:
-    """F15 and F18."""
     cluster = start(PLAN)
     cluster.await_step(5)
     make_it(cluster)
@@ -147,8 +153,9 @@ def test_a_slow_network_gives_the_same_values(start: Started, make_it: Callable[
 
 
 @pytest.mark.chaos
+@pytest.mark.shows("F15")
 def test_packets_that_are_lost_doubled_and_disordered_give_the_same_values() -> None:
-    """F15 in a network namespace of its own, where the system permits one."""
+    """In a network namespace of its own, where the system permits one."""
     if shutil.which("tc") is None or shutil.which("unshare") is None:
         pytest.skip("no `tc` or `unshare` on this machine (package iproute2), so no network can be made bad")
     bad = "tc qdisc add dev lo root netem delay 20ms 10ms loss 2% duplicate 1% reorder 5%"

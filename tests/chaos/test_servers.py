@@ -19,10 +19,11 @@ PS_TARGET_S = 10.0
 
 
 @pytest.mark.quick
+@pytest.mark.shows("F5")
 def test_a_parameter_server_killed_between_steps_costs_the_steps_since_the_checkpoint_and_nothing_else(
     start: Started, record: Record
 ) -> None:
-    """F5 without a failpoint: the plain loss of a server."""
+    """Without a failpoint: the plain loss of a server."""
     cluster = start(Plan())
     cluster.await_step(12)
     killed_at = cluster.kill("ps 1")
@@ -36,15 +37,16 @@ def test_a_parameter_server_killed_between_steps_costs_the_steps_since_the_check
 @pytest.mark.parametrize(
     ("failpoint", "case"),
     [
-        ("ps.push.staged_before_ack", "F5 and F6: a contribution is staged, its sender never hears"),
-        ("ps.push.staged_before_ack", "F5 and F6 over data sockets"),
-        ("ps.apply.before", "F8: the other server has applied"),
-        ("ps.apply.mid", "F7: some variables are applied, others not"),
-        ("ps.apply.before_publish", "F7: all are applied, nobody can see it"),
-        ("ps.apply.before_ack", "F8: applied, the chief never hears"),
+        ("ps.push.staged_before_ack", "a contribution is staged, its sender never hears"),
+        ("ps.push.staged_before_ack", "… over data sockets"),
+        ("ps.apply.before", "the other server has applied"),
+        ("ps.apply.mid", "some variables are applied, others not"),
+        ("ps.apply.before_publish", "all are applied, nobody can see it"),
+        ("ps.apply.before_ack", "applied, the chief never hears"),
     ],
 )
 @pytest.mark.parametrize("durability", ["interval", "step"])
+@pytest.mark.shows("F5", "F6", "F7", "F8")
 def test_a_parameter_server_killed_within_a_step_leaves_no_step_half_done(
     start: Started, record: Record, failpoint: str, case: str, durability: str
 ) -> None:
@@ -61,7 +63,7 @@ def test_a_parameter_server_killed_within_a_step_leaves_no_step_half_done(
     record(f"ps killed at {failpoint} (durability {durability})", standstill_s=cluster.standstill_s(died_at), target_s=PS_TARGET_S)
     cluster.assert_as_without_faults()
     claims.assert_history_is_clean(cluster.history)
-    if case.startswith("F8"):
+    if failpoint in ("ps.apply.before", "ps.apply.before_ack"):
         assert _was_applied(cluster, step=11, epoch=1, shard=0)
     if durability == "step":
         # What a worker was told to be done stays done.
@@ -129,8 +131,9 @@ def test_a_parameter_server_killed_while_it_restores_is_restored_again(start: St
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F9")
 def test_a_parameter_server_that_sleeps_is_waited_for_and_keeps_its_model(start: Started, record: Record) -> None:
-    """F9: no rollback, since nothing is lost."""
+    """No rollback, since nothing is lost."""
     cluster = start(Plan())
     cluster.await_step(12)
     stopped_at = cluster.signal("ps 1", signal.SIGSTOP)
@@ -142,8 +145,9 @@ def test_a_parameter_server_that_sleeps_is_waited_for_and_keeps_its_model(start:
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F12", "F17")
 def test_a_parameter_server_that_was_replaced_while_it_slept_does_no_harm_when_it_wakes(start: Started, record: Record) -> None:
-    """F12 and F17 for a server: the old process has lost its address, its connections are silent, and its model is of an older epoch."""
+    """For a server: the old process has lost its address, its connections are silent, and its model is of an older epoch."""
     cluster = start(Plan())
     cluster.await_step(12)
     sleeper = cluster.processes["ps 1"]

@@ -117,8 +117,8 @@ class Sizes:
 
 
 @pytest.mark.timeout(SECONDS * 2 + 400)
+@pytest.mark.shows("F35")
 def test_a_random_fault_every_five_seconds_loses_nothing_and_grows_nothing(start: Started, record: Record) -> None:
-    """F35."""
     print(f"CHAOS_SEED={SEED}", flush=True)
     cluster, sizes = start(PLAN), Sizes()
     nemesis = Nemesis(cluster, SEED)

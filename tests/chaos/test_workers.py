@@ -18,8 +18,8 @@ PLAN = Plan(durability=None)
 
 
 @pytest.mark.quick
+@pytest.mark.shows("F1")
 def test_a_worker_killed_while_computing_is_replaced_and_every_step_is_as_it_would_have_been(start: Started, record: Record) -> None:
-    """F1."""
     cluster = start(PLAN)
     cluster.await_step(8)
     cluster.kill("worker 1")
@@ -30,8 +30,9 @@ def test_a_worker_killed_while_computing_is_replaced_and_every_step_is_as_it_wou
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F1")
 def test_with_backup_workers_a_killed_worker_is_not_even_missed(start: Started, record: Record) -> None:
-    """F1: nobody takes its place, and the steps are made of those that are left."""
+    """Nobody takes its place, and the steps are made of those that are left."""
     cluster = start(Plan(durability=None, history=True, chief_flags=["--replicas-to-aggregate", "2"]))
     cluster.await_step(8)
     killed_at = cluster.kill("worker 1")
@@ -41,8 +42,9 @@ def test_with_backup_workers_a_killed_worker_is_not_even_missed(start: Started, 
     claims.assert_history_is_clean(cluster.history)
 
 
+@pytest.mark.shows("F4")
 def test_a_late_gradient_of_a_worker_that_slept_is_dropped(start: Started) -> None:
-    """F4, within its lease: the others continued without it, and its old contribution counts for nothing."""
+    """Within its lease: the others continued without it, and its old contribution counts for nothing."""
     cluster = start(Plan(durability=None, history=True, num_steps=80, lease_s=30.0, chief_flags=["--replicas-to-aggregate", "2"]))
     cluster.await_step(8)
     cluster.signal("worker 1", signal.SIGSTOP)
@@ -58,8 +60,8 @@ def test_a_late_gradient_of_a_worker_that_slept_is_dropped(start: Started) -> No
 
 @pytest.mark.parametrize("transport", ["grpc", "sockets", "shared_memory"])
 @pytest.mark.parametrize("failpoint", ["worker.token.after", "worker.push.mid", "worker.commit.before"])
+@pytest.mark.shows("F2", "F3")
 def test_a_worker_killed_between_token_and_commit_costs_nothing(start: Started, record: Record, failpoint: str, transport: str) -> None:
-    """F2 and F3."""
     cluster = start(Plan(durability=None, transport=transport, failpoints={"worker 1": f"{failpoint}=kill@7"}))
     cluster.await_death("worker 1")
     cluster.restart("worker 1")
@@ -68,8 +70,9 @@ def test_a_worker_killed_between_token_and_commit_costs_nothing(start: Started, 
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F4")
 def test_a_worker_that_sleeps_beyond_its_lease_continues_when_it_wakes(start: Started) -> None:
-    """F4: its old contribution has no effect, or counts once."""
+    """Its old contribution has no effect, or counts once."""
     cluster = start(PLAN)
     cluster.await_step(8)
     cluster.signal("worker 1", signal.SIGSTOP)
@@ -79,8 +82,9 @@ def test_a_worker_that_sleeps_beyond_its_lease_continues_when_it_wakes(start: St
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F4", "F13")
 def test_a_worker_replaced_while_it_was_stopped_gets_an_error_and_changes_nothing(start: Started) -> None:
-    """F4 and F13: the newer one counts."""
+    """The newer one counts."""
     cluster = start(Plan(durability=None, num_steps=ENDLESS))
     cluster.await_step(8)
     sleeper = cluster.processes["worker 1"]
@@ -96,8 +100,8 @@ def test_a_worker_replaced_while_it_was_stopped_gets_an_error_and_changes_nothin
     cluster.assert_as_without_faults(num_steps=last)
 
 
+@pytest.mark.shows("F13")
 def test_a_second_worker_of_the_same_index_is_refused_while_the_first_lives(start: Started) -> None:
-    """F13."""
     cluster = start(Plan(durability=None, num_steps=ENDLESS))
     cluster.await_step(5)
     first = cluster.processes["worker 1"]
@@ -109,16 +113,17 @@ def test_a_second_worker_of_the_same_index_is_refused_while_the_first_lives(star
     cluster.assert_as_without_faults(num_steps=cluster.finish())
 
 
+@pytest.mark.shows("F33")
 def test_a_gradient_of_a_wrong_shape_is_refused_and_the_right_one_then_counts(start: Started) -> None:
-    """F33."""
     cluster = start(Plan(durability=None, worker_flags={1: ["--fails-at", "9", "--failure", "shape"]}))
     cluster.await_end()
     assert [event["reason"] for event in cluster.events(1) if event["event"] == "refused"] == ["SHAPE_MISMATCH"]
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F33")
 def test_a_nan_gradient_spoils_its_own_variable_and_no_other(start: Started) -> None:
-    """F33: it counts, as any other, and the cluster continues."""
+    """It counts, as any other, and the cluster continues."""
     cluster = start(Plan(durability=None, history=True, worker_flags={1: ["--fails-at", "9", "--failure", "nan"]}))
     cluster.await_end()
     expected = script.reference(num_steps=cluster.plan.num_steps, num_workers=3, gradients_of=_with_nan)
@@ -129,8 +134,9 @@ def test_a_nan_gradient_spoils_its_own_variable_and_no_other(start: Started) -> 
 
 
 @pytest.mark.parametrize("transport", ["auto", "grpc"])
+@pytest.mark.shows("F33")
 def test_a_gradient_that_is_not_a_number_is_refused_where_the_cluster_wants_that(start: Started, transport: str) -> None:
-    """F33: nothing is spoilt, the others continue, and the right one then counts."""
+    """Nothing is spoilt, the others continue, and the right one then counts."""
     flags = {1: ["--fails-at", "9", "--failure", "refused nan"]}
     cluster = start(Plan(durability=None, transport=transport, chief_flags=["--reject-nonfinite"], worker_flags=flags))
     cluster.await_end()
@@ -140,8 +146,8 @@ def test_a_gradient_that_is_not_a_number_is_refused_where_the_cluster_wants_that
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F33")
 def test_the_exception_of_a_workers_own_code_is_shown_by_the_chief_and_poisons_nobody(start: Started) -> None:
-    """F33."""
     cluster = start(Plan(durability=None, worker_flags={1: ["--fails-at", "9"]}))
     cluster.await_(lambda: cluster.processes["worker 1"].poll() is not None, what="worker 1 fails")
     cluster.await_(lambda: "a worker's own mistake" in _failure_of(cluster.status(), 1), what="the chief says why worker 1 left")
@@ -152,8 +158,8 @@ def test_the_exception_of_a_workers_own_code_is_shown_by_the_chief_and_poisons_n
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.shows("F28")
 def test_a_flood_of_registrations_is_refused_and_slows_nobody_down(start: Started) -> None:
-    """F28."""
     cluster = start(Plan(durability=None, num_steps=ENDLESS))
     cluster.await_step(5)
     chief = GrpcChief(cluster.chief_address, cluster="lockstep")

@@ -110,8 +110,3 @@ def test_reasons_that_the_protos_name_exist() -> None:
     named = {word for line in re.findall(r"Errors?: (.*)", text) for word in re.findall(r"\b[A-Z]+_[A-Z_]+\b", line)}
     codes = {error.status for error in ERRORS}
     assert named <= reasons | codes, named - reasons - codes
-
-
-def test_docstring_of_the_errors_draws_them_all() -> None:
-    drawn = errors.__doc__ or ""
-    assert not [error.__name__ for error in ERRORS if error.__name__ not in drawn]

@@ -109,8 +109,8 @@ def _run(threads: list[threading.Thread]) -> None:
 
 
 @pytest.mark.parametrize(("kind", "seed"), [("in process", 1), ("in process", 2), ("in process", 3), ("grpc", 4)])
+@pytest.mark.shows("F16")
 def test_lost_doubled_delayed_and_reordered_calls_change_no_bit(kind: str, seed: int, socket_dir: Path) -> None:
-    """F16."""
     (socket_dir / "good").mkdir()
     (socket_dir / "bad").mkdir()
     with _trained("in process", socket_dir / "good", seed=None) as (want, _, _):

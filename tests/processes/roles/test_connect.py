@@ -114,6 +114,7 @@ def test_a_takeover_ends_the_former_holder_with_a_reason(stack: ExitStack, socke
         assert holder.step({"w": np.ones(3)}, timeout_s=20).is_accepted
 
 
+@pytest.mark.shows("F32")
 def test_forked_child_leaves_the_parents_session_alone(stack: ExitStack, socket_dir: Path) -> None:
     script = """
 import os, sys, numpy, worker_client

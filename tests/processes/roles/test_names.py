@@ -22,8 +22,8 @@ def answer(lines: IO[bytes]) -> int:
     return next(int(line) for line in lines if line.strip().isdigit())
 
 
+@pytest.mark.shows("F34")
 def test_a_name_that_is_unknown_and_then_means_another_address_is_asked_for_again(tmp_path: Path) -> None:
-    """F34."""
     hosts = tmp_path / "hosts"
     hosts.write_text("127.0.0.1 localhost\n")
     try:

@@ -41,7 +41,7 @@ def main() -> None:
     parser.add_argument("--out", type=Path, required=True)
     parser.add_argument("--run", action="append", required=True)
     arguments = parser.parse_args()
-    images, labels = np.load(arguments.data / "images.npy"), np.load(arguments.data / "labels.npy")
+    images, labels = np.load(arguments.data / "images.npy"), np.load(arguments.data / "labels.npy")  # noqa: TID251 (our own)
     for run in arguments.run:
         optimizer, _, chief = run.partition("=")
         session = worker_client.connect(chief, worker_index=arguments.worker, timeout_s=30)

@@ -54,7 +54,7 @@ def together(program: str, tmp_path: Path, *, victim: str = "", recovery: Sequen
 
 def arrays_in(path: Path) -> list[Any]:
     """The arrays of a file of `np.savez`, in their order."""
-    with np.load(path) as file:
+    with np.load(path) as file:  # noqa: TID251 (our own)
         return [file[name] for name in file.files]
 
 

@@ -189,8 +189,8 @@ def test_a_shut_out_address_waits_and_its_open_connections_continue(family: sock
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nothing"])
+@pytest.mark.shows("F36")
 def test_connection_that_floods_is_cut_and_others_are_answered(kind: str, server: ParameterServer) -> None:
-    """F36."""
     with contextlib.closing(WholeGrpcShard(server.address)) as shard:
         shard.status()
         flood_until_cut(kind, port_of(server))

@@ -120,8 +120,9 @@ def frames(connection: socket.socket) -> Iterator[tuple[int, int]]:
             yield head[3], int.from_bytes(head[5:])
 
 
+@pytest.mark.shows("F36")
 def test_connection_that_acknowledges_no_settings_begins_no_more_calls() -> None:
-    """F36: until then gRPC lets the headers of each call unfold to 16 MiB, and giving them to Python takes milliseconds."""
+    """Until then gRPC lets the headers of each call unfold to 16 MiB, and giving them to Python takes milliseconds."""
     sizes: list[int] = []
 
     def serve(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
@@ -147,8 +148,9 @@ def test_connection_that_acknowledges_no_settings_begins_no_more_calls() -> None
     server.stop(None).wait()
 
 
+@pytest.mark.shows("F27")
 def test_connections_leave_descriptors_for_other_things() -> None:
-    """F27: Strangers can hold connections. Beyond the limit they are cut, and when some have gone there is room again."""
+    """Strangers can hold connections. Beyond the limit they are cut, and when some have gone there is room again."""
     options = dict(server_options())
     assert 0 < options["grpc.max_allowed_incoming_connections"] < resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     server = grpc.server(futures.ThreadPoolExecutor(1), options=[*(options | {"grpc.max_allowed_incoming_connections": 2}).items()])

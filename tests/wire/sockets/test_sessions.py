@@ -119,6 +119,7 @@ def _train(session: Any) -> None:
         assert session.step(ones, timeout_s=TIMEOUT_S).is_accepted
 
 
+@pytest.mark.shows("F32")
 def test_forked_child_leaves_the_parents_data_socket_alone(socket_dir: Path) -> None:
     script = f"""
 import os, sys, numpy, worker_client

@@ -106,8 +106,9 @@ def test_a_reader_that_stops_in_the_middle_delays_no_other() -> None:
             assert trainer.read()[0] == 2
 
 
+@pytest.mark.shows("F29")
 def test_streams_opened_and_cancelled_without_pause_hold_nothing(server: Server) -> None:
-    """F29: a caller opens and cancels streams as fast as it can, while a worker trains."""
+    """A caller opens and cancels streams as fast as it can, while a worker trains."""
 
     def num_threads() -> int:
         return sum(thread.name.startswith("rpc") for thread in threading.enumerate())
@@ -133,8 +134,8 @@ def test_streams_opened_and_cancelled_without_pause_hold_nothing(server: Server)
     assert num_threads() <= num_before + 32
 
 
+@pytest.mark.shows("F25")
 def test_idle_streams_are_cut() -> None:
-    """F25."""
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)

@@ -42,8 +42,8 @@ def test_chief_is_named_as_such() -> None:
         answer(replace(ANYBODY, expected_role=Role.PARAMETER_SERVER), identity=replace(PS, role=Role.CHIEF), epoch=0)
 
 
+@pytest.mark.shows("F31")
 def test_another_major_version_is_refused_and_a_newer_minor_version_gets_a_warning() -> None:
-    """F31."""
     with pytest.raises(ProtocolMismatch, match=r"client speaks protocol 1.x, server 4.x; install"):
         answer(replace(ANYBODY, version=ProtocolVersion(major=1, minor=0)), identity=PS, epoch=0)
     newer = replace(ANYBODY, version=ProtocolVersion(major=4, minor=9))

@@ -178,8 +178,8 @@ def test_pool_lends_the_same_buffers_again() -> None:
         assert {id(pool.lend(purpose="a push")) for _ in range(2)} == {id(first), id(second)}
 
 
+@pytest.mark.shows("F26")
 def test_pool_refuses_what_the_budget_does_not_allow() -> None:
-    """F26."""
     pool = BufferPool(64, budget=MemoryBudget(100, owner="ps 3"))
     buffer = pool.lend(purpose="a push of worker 0")
     with pytest.raises(LimitExceeded, match="ps 3: a push of worker 1 needs 64 bytes, 36 bytes of 100 bytes free"):

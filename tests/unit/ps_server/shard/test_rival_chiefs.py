@@ -47,8 +47,8 @@ def test_a_chief_that_is_heard_keeps_an_empty_server(scene: Scene) -> None:
     scene.assert_refused()
 
 
+@pytest.mark.shows("F38")
 def test_an_empty_server_of_a_silent_chief_accepts_a_rival_chief(scene: Scene) -> None:
-    """F38."""
     scene.shard.keep_record(scene.rival, version=9, record=b"of the other one")
     scene.now += LIVING_CHIEF_S
     scene.adopt()

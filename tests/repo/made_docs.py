@@ -1,6 +1,6 @@
-"""Writes the tables of docs/reference/cli.md from the tables of the code: `python -m tests.repo.cli_reference [--write]`.
+"""Writes what documents say of code from the code: `python -m tests.repo.made_docs [--write]`.
 
-What stands between two marks of the page is made here; all around it is written by hand.
+In docs/reference/cli.md what stands between two marks, in docs/contributing/faults.md the last column; all else is written by hand.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from ps_protocol.process.exit_codes import MEANINGS
 from ps_protocol.process.options import TABLE, Option, Program, default_text
 from tests.support.repository import ROOT
 
-PAGE = ROOT / "docs" / "reference" / "cli.md"
+CLI, FAULTS = ROOT / "docs" / "reference" / "cli.md", ROOT / "docs" / "contributing" / "faults.md"
 _BLOCK = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # What the programs of the table are called on the page.
 _PROGRAMS = {program: program.value for program in Program} | {Program.CALLER: "callers"}
@@ -41,8 +41,8 @@ _SEE = {
 }
 
 
-def made(page: str) -> str:
-    """Returns the page with its tables as they should be."""
+def made_cli(page: str) -> str:
+    """Returns the page of commands with its tables as they should be."""
     tables = {
         "overview": f"```text\n{overview()}\n```",
         "options": _table(("flag", "variable", "programs", "default", "meaning"), map(_option, TABLE)),
@@ -50,6 +50,18 @@ def made(page: str) -> str:
         "codes": _table(("code", "meaning"), MEANINGS.items()),
     }
     return _BLOCK.sub(lambda found: f"{found[1]}\n{tables[found[2]]}\n\n{found[3]}", page)
+
+
+def made_faults(page: str) -> str:
+    """Returns the page of faults with the files of the tests that show each: those with the mark `shows`."""
+    shown: dict[str, list[str]] = {}
+    for path in sorted((ROOT / "tests").rglob("test_*.py")):
+        marks = re.findall(r"@pytest\.mark\.shows\(([^)]*)\)", path.read_text(encoding="utf-8"))
+        for fault in dict.fromkeys(re.findall(r"F\d+", "".join(marks))):
+            shown.setdefault(fault, []).append(f"`{path.relative_to(ROOT / 'tests')}`")
+    return re.sub(
+        r"^\| (F\d+) \| (.*) \| .*\|$", lambda row: f"| {row[1]} | {row[2]} | {', '.join(shown.get(row[1], []))} |", page, flags=re.M
+    )
 
 
 def _option(option: Option[Any]) -> tuple[str, ...]:
@@ -90,16 +102,20 @@ def _cell(text: str) -> str:
 
 
 def main(words: list[str]) -> int:
-    """Writes the page, or says how it differs and returns 1."""
-    page = PAGE.read_text(encoding="utf-8")
-    wanted = made(page)
-    if words == ["--write"]:
-        PAGE.write_text(wanted, encoding="utf-8")
-        return 0
-    print("".join(difflib.unified_diff(page.splitlines(True), wanted.splitlines(True), "docs/reference/cli.md", "from the code")), end="")
-    if page != wanted:
-        print("docs/reference/cli.md is not what the programs say: run 'make fix-docs'", file=sys.stderr)
-    return int(page != wanted)
+    """Writes the pages, or says how they differ and returns 1."""
+    wrong = 0
+    for path, made in ((CLI, made_cli), (FAULTS, made_faults)):
+        page, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
+        wanted = made(page)
+        if page == wanted:
+            continue
+        if words == ["--write"]:
+            path.write_text(wanted, encoding="utf-8")
+            continue
+        print("".join(difflib.unified_diff(page.splitlines(True), wanted.splitlines(True), name, "from the code")), end="")
+        print(f"{name} is not what the code says: run 'make fix-docs'", file=sys.stderr)
+        wrong = 1
+    return wrong
 
 
 if __name__ == "__main__":
