@@ -22,7 +22,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test-fast test test-benchmarks test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-torch bench-link mutate weight fuzz chaos check fix proto clean \
+.PHONY: help install demo test-fast test test-benchmarks test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-torch mutate weight fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking docs docs-serve pictures fix-lint fix-format fix-protos fix-stubs fix-docs
 
 help:  ## list the targets
@@ -109,9 +109,6 @@ bench-peers: $(BENCH)  ## measure steps beside TensorFlow, torch (gloo) and MXNe
 
 bench-torch: $(FRAMEWORKS)  ## measure PyTorch models over lockstep.torch beside DistributedDataParallel (gloo), in .venv-frameworks; ARGS="--models mlp-64MiB"
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m benchmarks run torch $(ARGS)
-
-bench-link: $(DEV)  ## measure throughput over links of 100 Mbit/s and 1 Gbit/s, made of network namespaces; says so where they are not permitted
-	@$(BIN)/python -m benchmarks run shaped $(ARGS)
 
 check: check-lint check-format check-types check-protos check-stubs check-imports check-docs  ## run every static check
 

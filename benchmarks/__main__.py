@@ -19,8 +19,6 @@ SUITES = {
     "checkpoint": ("suites.saving.checkpoint", "what saving costs the steps of one parameter server"),
     "durability": ("suites.saving.durability", "a step's time with each --durability"),
     "compression": ("suites.wire.compression", "what each wire format saves, costs and spoils"),
-    "shaped": ("suites.wire.shaped", "what gets over a link of 100 Mbit/s and of 1 Gbit/s, by sockets and by gRPC"),
-    "tls": ("suites.wire.tls", "what tokens and TLS add to a step"),
     "policies": ("suites.coordination.policies", "sync, ssp and async on the same work, one worker slow"),
     "straggler": ("suites.coordination.straggler", "late workers, with and without backup workers, beside what `lockstep plan` predicts"),
     "sparse_table": ("suites.server.sparse_table", "a few rows of a table of ten million"),

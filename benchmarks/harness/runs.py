@@ -3,9 +3,10 @@
 import dataclasses
 import tempfile
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
+from pathlib import Path
 from typing import Any
 
 from benchmarks.harness import process_memory
@@ -13,6 +14,7 @@ from benchmarks.harness.processes import Cluster, Processes, cpu_s, peak_rss_byt
 from benchmarks.harness.setting import Setting
 from benchmarks.harness.workload import WorkerFigures, Workload, own_cpu_s, own_peak_rss_bytes, run_worker
 from benchmarks.report.figures import RunFigures
+from lockstep import certs
 from lockstep.in_process import InProcessCluster
 from lockstep.launcher.spec import ClusterSpec, Recovery
 from lockstep.launcher.supervisor import Process
@@ -29,22 +31,18 @@ def run_once(workload: Workload, *, setting: Setting) -> RunFigures:
     return run_local(workload, setting=setting) if setting.is_local else run_cluster(workload, setting=setting)
 
 
-def run_cluster(
-    workload: Workload,
-    *,
-    setting: Setting,
-    timeout_s: float = TIMEOUT_S,
-    security: Mapping[str, str] | None = None,
-    on_name: Callable[[str], object] = lambda name: None,
-) -> RunFigures:
-    """Starts the cluster, runs the workload once, ends the cluster. `security`: see LocalCluster; `on_name` may make its files.
+def run_cluster(workload: Workload, *, setting: Setting, timeout_s: float = TIMEOUT_S) -> RunFigures:
+    """Starts the cluster, runs the workload once, ends the cluster.
 
     Raises LaunchFailed with the output of what failed, and WrongTransport if the sessions did not use the setting's transport.
     """
     with ExitStack() as stack:
         kept = stack.enter_context(tempfile.TemporaryDirectory())
-        cluster = stack.enter_context(Cluster(cluster_spec(workload, setting, checkpoint_dir=kept), security=security))
-        on_name(cluster.local.name)
+        secrets = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        spec = cluster_spec(workload, setting, checkpoint_dir=kept)
+        cluster = stack.enter_context(Cluster(spec, security=_security(setting.security, secrets)))
+        if setting.security in ("tls", "mtls"):
+            certs.create(secrets, cluster=cluster.local.name, with_all=True)  # certificates name the cluster
         cluster.local.start_roles()
         start_workers(cluster, workload, setting=setting)
         figures = measured(cluster.processes, cluster.local.roles, workload, timeout_s=timeout_s)
@@ -67,7 +65,7 @@ def run_local(workload: Workload, *, setting: Setting) -> RunFigures:
     def work(index: int) -> WorkerFigures:
         with local(cluster, worker_index=index) as session:
             try:
-                return run_worker(session, workload, on_joined=lambda: _pass(joined), on_warm=lambda: _pass(warm))
+                return run_worker(session, workload, on_joined=joined.wait, on_warm=warm.wait)
             except BaseException:
                 joined.abort()
                 warm.abort()  # so that the others do not wait for a failed worker
@@ -105,6 +103,17 @@ def cluster_spec(workload: Workload, setting: Setting, *, checkpoint_dir: str = 
         policy=setting.policy_spec,
         chief_in_ps=setting.chief_in_ps,
     )
+
+
+def _security(kind: str, files: Path) -> Mapping[str, str] | None:
+    """Returns variables for LocalCluster, which makes tokens itself. One certificate is for all roles, and shown by callers with "mtls"."""
+    if kind == "tokens":
+        return None
+    if kind == "open":
+        return {}
+    names = {"TOKEN_FILE": "tokens", "TLS_CA": "ca.pem", "TLS_CERT": "all.pem", "TLS_KEY": "all.key"}
+    variables = {f"LOCKSTEP_{name}": str(files / file) for name, file in names.items()}
+    return variables | ({"LOCKSTEP_VERIFY_CLIENTS": "1"} if kind == "mtls" else {})
 
 
 def start_workers(
@@ -147,7 +156,3 @@ def measured(processes: Processes, servers: Sequence[Process], workload: Workloa
         transports=[transport for worker in workers for transport in worker.transports],
         num_processes={role: len(values) for role, values in used_s.items()},
     )
-
-
-def _pass(barrier: threading.Barrier) -> None:
-    barrier.wait()

@@ -16,6 +16,7 @@ from worker_client.model.wire_format import wire_format
 # Names of transports: in the benchmarks' arguments, and in `session.transport`.
 TRANSPORTS = {"auto": "auto", "shm": "shared_memory", "sockets": "sockets", "grpc": "grpc", "local": "local"}
 WIRES = ("float32", "bfloat16", "float16")
+SECURITIES = ("tokens", "open", "tls", "mtls")
 POLICIES: dict[str, Callable[[], PolicySpec]] = {"sync": sync_policy, "async": async_policy}
 
 
@@ -28,6 +29,7 @@ class Setting:
     """`transport` "local": one process for all roles; `is_unix`: Unix sockets instead of TCP; `wire`: the encoding, if data is sent.
 
     `durability`: with checkpoints in a temporary directory; empty: no checkpoints. `checkpoint_steps`: steps between two checkpoints.
+    `security`: "tokens" as under `lockstep up`, "open": none, "tls": TLS too, "mtls": callers show certificates as well.
     """
 
     transport: str = "auto"
@@ -37,13 +39,14 @@ class Setting:
     chief_in_ps: bool = False
     durability: str = ""
     checkpoint_steps: int | None = None
+    security: str = "tokens"
 
     def __post_init__(self) -> None:
         try:
             wire_format(self.wire)
         except InvalidSpec as error:
             raise WrongArguments(error.message) from None
-        for name, known in (("transport", TRANSPORTS), ("policy", POLICIES)):
+        for name, known in (("transport", TRANSPORTS), ("policy", POLICIES), ("security", SECURITIES)):
             if getattr(self, name) not in known:
                 raise WrongArguments(f"{name}: got {getattr(self, name)!r}, want one of {', '.join(known)}")
         if self.durability not in ("", *DURABILITIES):
@@ -92,7 +95,7 @@ class Setting:
         sockets = {} if self.is_local else {"sockets": "unix" if self.is_unix else "tcp"}
         kept = {"durability": self.durability, "checkpoint_steps": self.checkpoint_steps} if self.durability else {}
         words = {**kept, "transport": self.transport, **sockets, "wire": self.wire, "policy": self.policy}
-        return {**words, "chief_in_ps": self.chief_in_ps}
+        return {**words, "chief_in_ps": self.chief_in_ps, "security": self.security}
 
 
 SIZES = ("4KiB/4", "1MiB/8", "4MB/1000", "16MiB/16", "64MiB/16", "256MiB/16")

@@ -99,8 +99,8 @@ def run_worker(
     session: Session,
     workload: Workload,
     *,
-    on_joined: Callable[[], None],
-    on_warm: Callable[[], None],
+    on_joined: Callable[[], object],
+    on_warm: Callable[[], object],
     on_step: Callable[[int], None] = lambda step: None,
 ) -> WorkerFigures:
     """Trains and measures. Leaves the session open.

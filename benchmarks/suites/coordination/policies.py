@@ -108,7 +108,6 @@ ARMS = (
     Arm(name="async, unlocked", policy=async_policy(use_locking=False)),
 )
 
-
 DESCRIPTION = (
     "Learns the digits under each policy with real processes, the last worker slowed down."
     " Every policy has the same examples for each worker, the same first weights, and applies as many contributions."

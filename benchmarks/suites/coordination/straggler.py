@@ -100,7 +100,6 @@ _COLUMNS = (
     *("after the time of the fastest arm", "predicted step", "predicted dropped"),
 )
 
-
 DESCRIPTION = (
     "Learns the digits with real processes; each worker is late at random steps, the same ones in every arm."
     " Arms differ in how many of the slowest workers a step does not wait for, and run by turns."

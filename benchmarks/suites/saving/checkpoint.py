@@ -15,7 +15,6 @@ from ps_server.config import default_apply_threads
 _NUM_VARIABLES = 16
 _NUM_QUIET = 15
 
-
 DESCRIPTION = "Measures applies, alone and while a checkpoint is written, by turns, and how long steps wait for the copy."
 
 

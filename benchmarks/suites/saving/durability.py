@@ -24,7 +24,6 @@ _FEWEST_SAVED = 10
 _NUM_AFTER = 3
 COLUMNS = ("size", "none, ms", "interval, ms", "all of it", "longest at a save, beyond", "without one", "a copy", "step, ms")
 
-
 DESCRIPTION = (
     "Measures a step without checkpoints, with one now and then, and with one of every step, by turns, with 2 workers and a"
     " parameter server: medians, all steps together beside those without checkpoints, how much longer than the median the longest step"

@@ -39,7 +39,6 @@ _ADAM_UPDATE = "m = m + (g - m) * c1; s = s + (g * g - s) * c2; v = v - lr * m /
 _COPY_PART_BYTES = 1 << 20
 _SMALL_BYTES = 4096
 
-
 DESCRIPTION = "Measures each optimizer's apply against a copy that reads and writes as many bytes in as many threads, by turns."
 
 

@@ -29,7 +29,6 @@ _LARGE = {"bytes": 256 << 20, "variables": 16, "steps": 8, "every": 1}
 _LONG = {"bytes": 1 << 20, "variables": 8, "steps": 2000, "every": 100}
 _TIMEOUT_S = 600.0
 
-
 DESCRIPTION = "Measures the memory of a parameter server, and its growth."
 
 

@@ -45,7 +45,6 @@ _FEWEST_STEPS = 8
 _OWN_STEPS_WITH_MANY_VARIABLES = 100
 _TIMEOUT_S = 600.0
 
-
 DESCRIPTION = (
     "Runs the same work on other systems and on Lockstep by turns: 2 workers, plain SGD."
     " Installs each of them into .venv-peers at the first use, a few GB together."

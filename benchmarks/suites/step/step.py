@@ -6,7 +6,7 @@ from typing import Any
 
 from benchmarks.harness.arguments import add_json, parse_bytes, show
 from benchmarks.harness.runs import run_once
-from benchmarks.harness.setting import POLICIES, TRANSPORTS, WIRES, Setting
+from benchmarks.harness.setting import POLICIES, SECURITIES, TRANSPORTS, WIRES, Setting
 from benchmarks.harness.workload import OPTIMIZERS, Workload
 from benchmarks.report.figures import human_bytes, summary
 from benchmarks.report.machine import machine
@@ -25,6 +25,7 @@ def run(options: argparse.Namespace) -> int:
         chief_in_ps=options.chief_in_ps,
         durability=options.durability,
         checkpoint_steps=options.checkpoint_steps,
+        security=options.security,
     )
     workload = Workload(
         total_bytes=options.bytes,
@@ -80,14 +81,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="auto",
         help="a process for each role, with what the SDK chooses (auto, the default) or with this; local: one process",
     )
-    sockets = parser.add_mutually_exclusive_group()
-    sockets.add_argument("--tcp", action="store_true", help="TCP over loopback (the default)")
-    sockets.add_argument("--unix", action="store_true", help="Unix sockets; with shared memory for what still travels")
+    parser.add_argument("--unix", action="store_true", help="Unix sockets instead of TCP; with shared memory for what still travels")
     parser.add_argument("--wire", choices=WIRES, default="float32", help="how numbers travel, over sockets or gRPC (default float32)")
     parser.add_argument("--policy", choices=list(POLICIES), default="sync", help="async: every contribution is a step of its own")
     parser.add_argument("--chief-in-ps", action="store_true", help="the chief in the process of ps 0")
     parser.add_argument("--durability", choices=["", *DURABILITIES], default="", help="with checkpoints in a temporary directory")
     parser.add_argument("--checkpoint-steps", type=int, default=None, help="… of every so many steps (default: one a minute)")
+    parser.add_argument(
+        "--security", choices=SECURITIES, default="tokens", help="tokens (the default), none, TLS too, or callers' certificates too"
+    )
     parser.add_argument("--optimizer", choices=sorted(OPTIMIZERS), default="sgd")
     parser.add_argument("--repeat", type=int, default=1, help="whole runs; the one with the median of the medians is reported")
     add_json(parser)

@@ -33,7 +33,6 @@ _STEPS = ((1 << 16, 300), (1 << 21, 150), (1 << 23, 60), (1 << 25, 40), (1 << 26
 _FEWEST_STEPS = 8
 _MIB = 1 << 20
 
-
 DESCRIPTION = (
     "Measures a step at the usual sizes over every transport, with 1 and 2 parameter servers, sync and async, with SGD."
     " All of it takes ten minutes; less with fewer --sizes, --transports, --ps or --policies."

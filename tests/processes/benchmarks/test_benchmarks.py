@@ -17,6 +17,7 @@ ROLES = {"chief", "ps", "worker"}
     ("asked", "used", "roles"),
     [
         (["--transport", "shm", "--policy", "async", "--ps", "1"], ["shared_memory"], ROLES),
+        (["--transport", "grpc", "--security", "mtls"], ["grpc"], ROLES),
         pytest.param(["--transport", "grpc", "--ps", "2", "--unix"], ["grpc"], ROLES, marks=pytest.mark.quick),
         (["--transport", "auto", "--unix", "--chief-in-ps"], ["shared_memory"], {"ps", "worker"}),
         (["--transport", "local", "--policy", "async", "--ps", "2"], ["local"], {"process"}),
