@@ -55,10 +55,9 @@ class RawShard:
     ) -> None:
         self._channel.close()
 
-    def call(self, method: str, *messages: bytes, path: str = "", compression: grpc.Compression | None = None) -> Outcome:
-        """Calls a method with these messages; one message travels as any other stream of one."""
-        call = self._channel.stream_stream(path or f"/{SERVICE}/{method}")(iter(messages), timeout=TIMEOUT_S, compression=compression)
-        return outcome(call)
+    def call(self, method: str, *messages: bytes, path: str = "", timeout_s: float = TIMEOUT_S, **options: Any) -> Outcome:
+        """Calls a method with these messages; one message travels as any other stream of one. `options`: gRPC's of a call."""
+        return outcome(self._channel.stream_stream(path or f"/{SERVICE}/{method}")(iter(messages), timeout=timeout_s, **options))
 
     def push(self, *messages: bytes) -> Outcome:
         """Sends one contribution; see `answered`."""

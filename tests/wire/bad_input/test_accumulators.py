@@ -58,14 +58,20 @@ class Server:
         return self.client.describe(name).num_accumulated
 
 
+@contextlib.contextmanager
+def serving_accumulators(address: str, raw: RawShard) -> Iterator[Server]:
+    with contextlib.closing(GrpcAccumulators(address)) as client:
+        client.create(AccumulatorSpec(name="d", data_type=DataType.FLOAT32, shape=(2,)))
+        client.create(AccumulatorSpec(name="e", data_type=DataType.FLOAT64, shape=(-1, 0)))
+        client.create(AccumulatorSpec(name="s", data_type=DataType.FLOAT32, shape=(4, 1), is_sparse=True))
+        yield Server(raw, client, address)
+
+
 @pytest.fixture
 def server() -> Iterator[Server]:
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(GrpcAccumulators(running.address)) as client:
-            client.create(AccumulatorSpec(name="d", data_type=DataType.FLOAT32, shape=(2,)))
-            client.create(AccumulatorSpec(name="e", data_type=DataType.FLOAT64, shape=(-1, 0)))
-            client.create(AccumulatorSpec(name="s", data_type=DataType.FLOAT32, shape=(4, 1), is_sparse=True))
-            yield Server(raw, client, running.address)
+        with serving_accumulators(running.address, raw) as server:
+            yield server
 
 
 WHOLE = frame(0, bytes(8))

@@ -62,6 +62,14 @@ ROWS: list[Row] = [
         "",
         "gzip",
     ),
+    (
+        "metadata beyond the limit",
+        lambda s: s.raw.call("GetShardStatus", b"", metadata=(("x-large", "x" * 40_000),)),
+        CODE.RESOURCE_EXHAUSTED,
+        "",
+        "metadata",
+    ),
+    ("deadline in the past", lambda s: s.raw.call("GetShardStatus", b"", timeout_s=-1.0), CODE.DEADLINE_EXCEEDED, "", ""),
     # Handshake
     (
         "other major",

@@ -107,6 +107,13 @@ def test_bytes_that_are_no_message_are_refused(server: tuple[RawShard, Trainer],
     assert trainer.train(0).step == 1
 
 
+def test_the_same_save_again_is_answered_as_the_first(server: tuple[RawShard, Trainer]) -> None:
+    raw, _ = server
+    for _ in range(2):
+        (answer,) = raw.call("SaveShard", _save().SerializeToString()).messages
+        assert pb.SaveShardResponse.FromString(answer).state == pb.SAVE_STATE_DONE
+
+
 def test_wait_beyond_all_measure_is_no_longer_than_any(server: tuple[RawShard, Trainer]) -> None:
     raw, _ = server
     found = raw.call("SaveShard", _save(max_wait=Duration(seconds=1 << 40)).SerializeToString())

@@ -101,20 +101,20 @@ def server() -> Iterator[Server]:
 
 
 Row = tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]
-# Case, call, status, reason, what the text contains. Numbers are those of the table of bad input.
+# Case, call, status, reason, what the text contains.
 ROWS: list[Row] = [
-    ("46 fewer rows", lambda s: s.push(PAD + sparse_bytes(1, 2)[:-8], num_rows=2), INVALID, "TRUNCATED_STREAM", "88 of 96 bytes"),
-    ("46 more rows", lambda s: s.push(PAD + sparse_bytes(1, 2), num_rows=1), INVALID, "FRAME_OUT_OF_ORDER", "beyond"),
+    ("fewer rows", lambda s: s.push(PAD + sparse_bytes(1, 2)[:-8], num_rows=2), INVALID, "TRUNCATED_STREAM", "88 of 96 bytes"),
+    ("more rows", lambda s: s.push(PAD + sparse_bytes(1, 2), num_rows=1), INVALID, "FRAME_OUT_OF_ORDER", "beyond"),
     (
-        "47 beyond the end",
+        "beyond the end",
         lambda s: s.push(PAD + sparse_bytes(0, 10), num_rows=2),
         INVALID,
         "INDEX_OUT_OF_RANGE",
         "indices[1] = 10, want",
     ),
-    ("47 negative", lambda s: s.push(PAD + sparse_bytes(-1), num_rows=1), INVALID, "INDEX_OUT_OF_RANGE", "indices[0] = -1, want 0"),
-    ("47 huge", lambda s: s.push(PAD + sparse_bytes(1 << 62), num_rows=1), INVALID, "INDEX_OUT_OF_RANGE", f"= {1 << 62}, want 0"),
-    ("49 not a table", lambda s: s.push(PAD + sparse_bytes(0), num_rows=1, table=1), INVALID, "INVALID_SPEC", "1 tables"),
+    ("negative", lambda s: s.push(PAD + sparse_bytes(-1), num_rows=1), INVALID, "INDEX_OUT_OF_RANGE", "indices[0] = -1, want 0"),
+    ("huge", lambda s: s.push(PAD + sparse_bytes(1 << 62), num_rows=1), INVALID, "INDEX_OUT_OF_RANGE", f"= {1 << 62}, want 0"),
+    ("not a table", lambda s: s.push(PAD + sparse_bytes(0), num_rows=1, table=1), INVALID, "INVALID_SPEC", "1 tables"),
     (
         "a table twice",
         lambda s: s.push(PAD, num_rows=0, sparse=[pb.SparsePart(table=0)]),
@@ -179,7 +179,7 @@ ROWS: list[Row] = [
         lambda s: s.push(PAD, formulas=[pb.FormulaUpdate(text="v + 1", variables={"v": 0}, numbers={f"n{i}": 0.0 for i in range(32)})]),
         INVALID,
         "INVALID_SPEC",
-        "33 names, 32 at most",
+        "names, 32 at most",
     ),
     (
         "more formulas than a contribution may have",
@@ -196,9 +196,9 @@ ROWS: list[Row] = [
         "formulas[0]: formula",
     ),
     # Reading
-    ("47 row beyond the end", lambda s: s.read(0, 10), INVALID, "INDEX_OUT_OF_RANGE", "10"),
-    ("47 negative row", lambda s: s.read(-1), INVALID, "INDEX_OUT_OF_RANGE", "-1"),
-    ("46 fewer indices", lambda s: s.read(1, num_rows=2), INVALID, "TRUNCATED_STREAM", "8 of 16 bytes of indices"),
+    ("row beyond the end", lambda s: s.read(0, 10), INVALID, "INDEX_OUT_OF_RANGE", "10"),
+    ("negative row", lambda s: s.read(-1), INVALID, "INDEX_OUT_OF_RANGE", "-1"),
+    ("fewer indices", lambda s: s.read(1, num_rows=2), INVALID, "TRUNCATED_STREAM", "8 of 16 bytes of indices"),
     ("table that is not there", lambda s: s.read(0, table=1), INVALID, "INVALID_SPEC", "table"),
     ("slot that is not there", lambda s: s.read(0, slot="momentum"), NOT_FOUND, "SLOT_NOT_FOUND", "momentum"),
     ("step gone", lambda s: s.read(0, step=s.step - 2), FAILED, "STEP_GONE", "read a later one"),
@@ -213,7 +213,7 @@ ROWS: list[Row] = [
         lambda s: s.chief("apply", weights=[1.0, 2.0]),
         INVALID,
         "MALFORMED_MESSAGE",
-        "2 weights for 1",
+        "weights for 1",
     ),
     (
         "settings of an older chief",
@@ -248,7 +248,6 @@ def test_bad_rows_are_refused_and_others_are_served(
 
 
 def test_rows_that_are_unsorted_and_repeated_are_summed(server: Server) -> None:
-    """48 of the table of bad input."""
     before = server.rows()
     server.apply_one(5, 0, 5)
     expected = before.copy()

@@ -54,4 +54,4 @@ def test_calls_that_come_all_at_once_are_all_answered() -> None:
             invoke: Any = stack.enter_context(DEFAULT_ACCESS.open_channel(address)).unary_stream(METHOD)
             calls += [invoke(b"", timeout=60) for _ in range(MAX_CALLS_A_CONNECTION)]
         may_begin.set()
-        assert {one.code() for one in calls} == {grpc.StatusCode.OK}
+        assert {(one.code(), one.details()) for one in calls} == {(grpc.StatusCode.OK, "")}
