@@ -66,7 +66,7 @@ def program() -> NoReturn:
 
 def _run(words: list[str]) -> int:
     if words[:1] == ["help"]:
-        words = [*words[1:], "--help"]
+        words = _asked_for(words[1:])
     if not words or words[0] in _HELP:
         print(overview())
         # A script whose variable is empty gives no command, and must not go on as if it had.
@@ -87,6 +87,13 @@ def _run(words: list[str]) -> int:
         return int(answer)
     print(json.dumps(answer.fields, indent=2) if arguments.json else answer.words)
     return int(answer.exit_code)
+
+
+def _asked_for(words: list[str]) -> list[str]:
+    """Returns the words that show the help of a command, whatever follows its name; of `help` itself: of all commands."""
+    if not words or words[0] == "help":
+        return ["--help"]
+    return words if words[0] in ("version", "--version") else [*find(words)[0].split(), "--help"]
 
 
 def parser_of(name: str) -> argparse.ArgumentParser:

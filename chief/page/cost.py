@@ -19,12 +19,14 @@ class Cost:
     """Processor time, and bytes of gradients and variables. `is_of_last_hour`: or else since the processes began.
 
     `cpu_s`: seconds by role, as people read them: of "workers", "servers" and the "chief", and of "observers" where there are any.
+    `is_shared`: a participant reaches servers by shared memory, where nothing is sent and no byte is counted.
     """
 
     cpu_s: Mapping[str, float]
     is_of_last_hour: bool = False
     sent_bytes: int = 0
     received_bytes: int = 0
+    is_shared: bool = False
 
 
 class CostCount:
@@ -58,6 +60,7 @@ class CostCount:
             is_of_last_hour=is_of_last_hour,
             sent_bytes=int(spent.get("sent", 0.0)),
             received_bytes=int(spent.get("received", 0.0)),
+            is_shared=any("shared_memory" in one.transport for one in status.participants),
         )
 
 

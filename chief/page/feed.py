@@ -163,8 +163,7 @@ def _cost(look: Look) -> dict[str, Any]:
         "cpu_s": {role: _number(seconds) for role, seconds in cost.cpu_s.items()},
         "sent_bytes": cost.sent_bytes,
         "received_bytes": cost.received_bytes,
-        # Nothing is sent there, so no byte is counted.
-        "is_shared": any("shared_memory" in one.transport for one in look.status.participants),
+        "is_shared": cost.is_shared,
     }
 
 

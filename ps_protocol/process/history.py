@@ -43,6 +43,8 @@ _MAX_MESSAGE_BYTES = 64 << 20
 _LENGTH_BYTES = 4
 # What the system takes in one call.
 _MAX_PIECES = 1000
+# So often a reader looks for the segments of a cluster that removes them meanwhile.
+_MAX_LOOKS = 100
 _FIELDS: Mapping[type, str] = {
     events.Begun: "begun",
     events.Contributed: "contributed",
@@ -170,27 +172,40 @@ def read_history(directory: str | Path) -> Iterator[Chronicle]:
     """Yields the records of each process, by name; without a last record that was never finished.
 
     Raises DataLoss, with the file and the place, if something else is not as a HistoryWriter leaves it or a segment is missing between
-    others, and InvalidSpec if there is no history.
+    others, and InvalidSpec if there is no history. A cluster may be at work on it: then it is read as it is at this moment.
     """
-    segments: dict[str, list[Path]] = defaultdict(list)
-    for path in sorted(Path(directory).glob(f"*.*{_SUFFIX}")):
-        segments[path.name.split(".")[0]].append(path)
+    segments = _segments(Path(directory))
     if not segments:
         raise InvalidSpec(f"no history in {str(directory)!r}: give the directory that --history named")
-    for name, paths in sorted(segments.items()):
-        chronicle = _read(name, paths)
+    for name, contents in segments.items():
+        chronicle = _read(name, contents)
         if chronicle is not None:
             yield chronicle
 
 
-def _read(name: str, paths: Sequence[Path]) -> Chronicle | None:
+def _segments(directory: Path) -> dict[str, dict[Path, Array]]:
+    """Returns what all segments hold at this moment, by the name of their process, in order.
+
+    A cluster at work removes its oldest segments: what is mapped stays, and what goes before it is mapped is looked for again.
+    """
+    for _ in range(_MAX_LOOKS):
+        found: dict[str, dict[Path, Array]] = defaultdict(dict)
+        with suppress(FileNotFoundError):
+            for path in sorted(directory.glob(f"*.*{_SUFFIX}")):
+                found[path.name.split(".")[0]][path] = np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+            return found
+    raise InvalidSpec(f"the segments in {str(directory)!r} go faster than they can be read; wait until its cluster has ended")
+
+
+def _read(name: str, contents: Mapping[Path, Array]) -> Chronicle | None:
     records: list[Record] = []
     first: events.Begun | None = None
-    is_torn = False
-    for path in paths:
-        if is_torn:
-            raise DataLoss(f"{path}: there is no end of the segment before it, {paths[paths.index(path) - 1].name}")
-        found, is_torn = _read_segment(path)
+    torn: Path | None = None
+    for path, content in contents.items():
+        if torn is not None:
+            raise DataLoss(f"{path}: there is no end of the segment before it, {torn.name}")
+        found, is_torn = _read_segment(path, content)
+        torn = path if is_torn else None
         if not found:
             continue  # killed before its first record was whole
         begun = found[0].event
@@ -205,12 +220,11 @@ def _read(name: str, paths: Sequence[Path]) -> Chronicle | None:
         records += found
     if first is None:
         return None
-    return Chronicle(name=name, role=first.role, records=tuple(records), is_torn=is_torn, is_cut=first.segment > 1)
+    return Chronicle(name=name, role=first.role, records=tuple(records), is_torn=torn is not None, is_cut=first.segment > 1)
 
 
-def _read_segment(path: Path) -> tuple[list[Record], bool]:
-    """Returns the records of a file, and whether it ends within another one."""
-    content: Array = np.memmap(path, np.uint8, mode="r") if path.stat().st_size else np.empty(0, np.uint8)
+def _read_segment(path: Path, content: Array) -> tuple[list[Record], bool]:
+    """Returns the records of a segment, and whether it ends within another one."""
     records: list[Record] = []
     at = 0
     while at < content.size:

@@ -90,10 +90,10 @@ class Option(Generic[T]):
         """Whether the flag takes no value."""
         return not self.metavar
 
-    def help_text(self, *, has_variable: bool) -> str:
-        """Returns words, variable and default, for argparse."""
+    def help_text(self, *, has_variable: bool, default: str = "") -> str:
+        """Returns words, variable and default, for argparse. `default`: empty: that of the table."""
         variable = f" [{self.variable}{'=1' * self.is_switch}]" if has_variable and self.variable else ""
-        default = default_text(self)
+        default = default or default_text(self)
         return (f"{self.words}{variable}" + (f" (default: {default})" if default else "")).replace("%", "%%")
 
     def flag_words(self, value: T) -> list[str]:
@@ -221,11 +221,16 @@ def read_options(
 
 
 def add_options(
-    parser: argparse.ArgumentParser, options: Sequence[Option[Any]], *, has_variables: bool = True, are_folded: bool = True
+    parser: argparse.ArgumentParser,
+    options: Sequence[Option[Any]],
+    *,
+    has_variables: bool = True,
+    are_folded: bool = True,
+    defaults: Mapping[Option[Any], str] | None = None,
 ) -> None:
     """Adds flags to a parser, in the table's groups; texts stay texts, for `Given`.
 
-    `has_variables`: --help names them. `are_folded`: --help leaves out those that are not usual.
+    `has_variables`: --help names them. `are_folded`: --help leaves out those that are not usual. `defaults`: the program's own, in words.
     """
     groups: dict[str, Any] = {"": parser}
     for option in options:
@@ -233,7 +238,7 @@ def add_options(
             continue
         if option.group not in groups:
             groups[option.group] = parser.add_argument_group(option.group)
-        words = option.help_text(has_variable=has_variables)
+        words = option.help_text(has_variable=has_variables, default=(defaults or {}).get(option, ""))
         if option.is_switch:
             action = groups[option.group].add_argument(option.flag, action="store_const", const="1", help=words)
         else:

@@ -3,6 +3,7 @@
 import argparse
 import sys
 from dataclasses import replace
+from typing import Any
 
 from lockstep.cli.clusters.up import add_run_dir, run_cluster
 from lockstep.demo.digits import DEFAULT, NAMES, ExamplesMissing, load_digits, optimizer_of
@@ -10,11 +11,12 @@ from lockstep.launcher.spec import spec_of
 from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.exit_codes import ExitCode
-from ps_protocol.process.options import LEASE, MAX_STEPS, UP, Given, add_options, options_of
+from ps_protocol.process.options import BACKUP_WORKERS, LEASE, MAX_STEPS, NUM_PS, NUM_WORKERS, UP, Given, Option, add_options, options_of
 from ps_protocol.process.output import write_last
 from worker_client.model.wire_format import wire_format
 
 WANTED_ACCURACY = 0.95
+_NUM_PS, _NUM_WORKERS = 2, 3
 # A policy that makes a step of every contribution has smaller steps.
 _STEPS, _SMALL_STEPS = 400, 800
 _LEASE_S = 5.0
@@ -25,8 +27,7 @@ _ONE_THREAD = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THR
 def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `demo`."""
     parser.epilog = (
-        "It takes the flags of `lockstep up`, with these defaults: --ps 2, --workers 3, --backup-workers 1 (if a step has several"
-        f" contributions), --max-steps {_STEPS} ({_SMALL_STEPS} if every contribution is a step), --lease {_LEASE_S:g}."
+        "It takes the flags of `lockstep up`, with defaults of its own."
         f" Exit code: 0 if the model recognises {WANTED_ACCURACY:.0%} of the test examples at the end, else 1."
     )
     parser.add_argument("--optimizer", choices=NAMES, default=DEFAULT, help=f"which optimizer to train with (default {DEFAULT})")
@@ -39,7 +40,14 @@ def add_demo_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="S",
         help="least seconds that a worker takes for a batch, so that you can watch (default 0.025)",
     )
-    add_options(parser, options_of(UP), has_variables=False)
+    defaults: dict[Option[Any], str] = {
+        NUM_PS: str(_NUM_PS),
+        NUM_WORKERS: str(_NUM_WORKERS),
+        BACKUP_WORKERS: "1 where a step has several contributions, else 0",
+        MAX_STEPS: f"{_STEPS}; {_SMALL_STEPS} where every contribution is a step",
+        LEASE: f"{_LEASE_S:g}",
+    }
+    add_options(parser, options_of(UP), has_variables=False, defaults=defaults)
     add_run_dir(parser)
 
 
@@ -47,7 +55,7 @@ def run_demo(arguments: argparse.Namespace) -> int:
     """Runs the demo to its end and returns the exit code."""
     try:
         flags = _worker_flags(arguments)
-        spec = spec_of(Given(vars(arguments), {}), num_ps=2, num_workers=3)
+        spec = spec_of(Given(vars(arguments), {}), num_ps=_NUM_PS, num_workers=_NUM_WORKERS)
         load_digits()
         steps = _STEPS if spec.is_sync else _SMALL_STEPS
         spec = replace(spec, passed_on={MAX_STEPS: steps, LEASE: _LEASE_S, **spec.passed_on})

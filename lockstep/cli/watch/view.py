@@ -151,7 +151,14 @@ def _cost(look: Look) -> str:
     cost = look.cost
     roles = ", ".join(f"{role} {duration_text(seconds)}" for role, seconds in cost.cpu_s.items())
     since = "in the last hour" if cost.is_of_last_hour else "so far"
-    return f"CPU {since}: {roles}  sent {bytes_text(cost.sent_bytes)}, received {bytes_text(cost.received_bytes)}"
+    sent, received = (_moved(num_bytes, is_shared=cost.is_shared) for num_bytes in (cost.sent_bytes, cost.received_bytes))
+    return f"CPU {since}: {roles}  sent {sent}, received {received}"
+
+
+def _moved(num_bytes: int, *, is_shared: bool) -> str:
+    if not is_shared:
+        return bytes_text(num_bytes)
+    return f"{bytes_text(num_bytes)} and shared" if num_bytes else "shared"
 
 
 def _workers(look: Look, *, most: int) -> list[str]:

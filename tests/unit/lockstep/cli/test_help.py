@@ -47,6 +47,18 @@ def test_flags_of_tls_take_no_line_of_the_short_help(name: str, monkeypatch: pyt
     assert re.search(r"^  --tls-ca FILE", lockstep_here(*name.split(), "--help-all").stdout, re.MULTILINE)
 
 
+def test_the_help_of_a_command_runs_nothing_whatever_follows_its_name() -> None:
+    shown = lockstep_here("help", "up", "true")
+    assert (shown.returncode, shown.stdout) == (0, lockstep_here("up", "--help").stdout)
+    assert lockstep_here("help", "help").stdout == lockstep_here("help").stdout
+
+
+def test_the_help_of_the_demo_has_its_own_defaults(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    shown = lockstep_here("help", "demo").stdout
+    assert re.search(r"--ps N .*\(default: 2\)", shown) and re.search(r"--workers M .*\(default: 3\)", shown)
+
+
 def test_a_version_is_asked_for_in_two_ways() -> None:
     assert lockstep_here("version").stdout == lockstep_here("--version").stdout
     assert re.fullmatch(r"lockstep-ps \d+\.\d+\.\d+\n", lockstep_here("version").stdout)

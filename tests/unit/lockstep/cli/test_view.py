@@ -162,6 +162,17 @@ def test_all_show_the_processor_time_of_all_roles() -> None:
     assert ", observers 3.0 s" in all_of(dataclasses.replace(STATUS, participants=(watcher,)))
 
 
+def test_bytes_through_shared_memory_are_called_shared_and_not_none() -> None:
+    for transport, sent, words in (
+        ("shared_memory", 0, "sent shared, received shared"),
+        ("grpc, shared_memory", 2_048, "sent 2.0 KiB and shared, received shared"),
+        ("grpc", 0, "sent 0 B, received 0 B"),
+    ):
+        worker = worker_status(0, transport=transport, traffic=WorkerTraffic(sent_bytes=sent))
+        status = dataclasses.replace(STATUS, participants=(worker,))
+        assert words in all_of(status) and words in "\n".join(shown(status))
+
+
 def test_a_cluster_without_workers_says_so() -> None:
     empty = dataclasses.replace(STATUS, state=ClusterState.WAITING_FOR_MODEL, participants=(), max_steps=None, total_num_replicas=0)
     assert "no worker has joined yet" in all_of(empty) and "any number of workers" in all_of(empty)

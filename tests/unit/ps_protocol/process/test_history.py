@@ -144,6 +144,33 @@ def test_a_segment_that_is_missing_between_others_is_named(tmp_path: Path) -> No
         list(read_history(tmp_path))
 
 
+def test_a_history_is_read_while_its_cluster_goes_on_and_its_oldest_segments_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    writers = [HistoryWriter(tmp_path, role=role, max_bytes=10_000) for role in ("chief", "ps-0")]
+
+    def go_on() -> None:
+        for writer in writers:
+            for _ in range(1_000):
+                writer.write(_STEP)
+
+    go_on()
+    memmap, looks = np.memmap, []
+
+    def mapped(path: Path, *arguments: Any, **options: Any) -> Any:
+        looks.append(path)
+        if len(looks) == 1:
+            go_on()
+        return memmap(path, *arguments, **options)
+
+    monkeypatch.setattr(np, "memmap", mapped)
+    chronicles = read_history(tmp_path)
+    first = next(chronicles)
+    assert looks[0] not in [*tmp_path.iterdir()], "it went before it was read"
+    go_on()
+    (second,) = chronicles
+    for one in (first, second):
+        assert one.is_cut and [record.number for record in one.records if isinstance(record.event, events.Counted)][-1] >= 2_000
+
+
 def test_a_record_larger_than_the_bound_ends_the_history_with_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     writer = HistoryWriter(tmp_path, role="ps-0", max_bytes=10_000)
     for _ in range(2):
