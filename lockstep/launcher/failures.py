@@ -150,8 +150,10 @@ class ClusterWatch:
         poller.finish("all workers have ended")
         self.close()
         while self._may_end_by_itself(time.monotonic() - begin):
-            if not has_reported and poller.saving and time.monotonic() - begin > _SAY_AFTER_S:
-                self._say(f"training is finished; the chief saves a last checkpoint, {poller.saving}; Ctrl-C ends all without it")
+            if not has_reported and poller.saving and poller.status is not None and time.monotonic() - begin > _SAY_AFTER_S:
+                # An earlier one may be under way still.
+                last = f"a last checkpoint, of step {poller.status.global_step:,}"
+                self._say(f"training is finished; the chief saves {last}; Ctrl-C ends all without it")
                 has_reported = True
             self.see(supervisor.poll(timeout_s=0.05))
         poller.close()

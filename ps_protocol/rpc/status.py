@@ -46,6 +46,8 @@ _CAUSES: tuple[tuple[str, str], ...] = (
     ("ping timeout", "no answer any more; is its process or machine stopped, or the network cut?"),
     # A link that is cut; once in a while also a connection that was refused before gRPC looked why.
     ("Timeout occurred: FD shutdown", "no connection; is it started, and is the network to it there?"),
+    # The attempt to connect was given up before anything came back.
+    ("andshaker shutdown", "no answer; is its machine up, the address right, the network cut?"),
     ("imed out", "no answer; is its machine up, the address right, the network cut?"),
     ("imeout occurred", "no answer; is its machine up, the address right, the network cut?"),
     ("Failed parsing HTTP/2", "what listens there does not speak gRPC; check the address"),

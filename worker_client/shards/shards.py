@@ -265,14 +265,14 @@ class Shards:
         is_over = threading.Event()
 
         def tell() -> None:
-            known, next_notice_s = [0] * len(layouts), time.monotonic() + CREATION_NOTICE_S
+            next_notice_s = time.monotonic() + CREATION_NOTICE_S
             while not is_over.wait(CREATION_LOOK_S):
                 with suppress(PsError):  # the creation itself ends with the error
-                    created = [shard.status().report.created_bytes for shard in self._shards]
-                    for index, (before, now) in enumerate(zip(known, created, strict=True)):
-                        if now > before:
-                            self._transport.moved(index)
-                    known = created
+                    created = []
+                    for index, shard in enumerate(self._shards):
+                        created.append(shard.status().report.created_bytes)
+                        # Who answers is neither gone nor stopped, however slowly its values come.
+                        self._transport.moved(index)
                     if any(created) and time.monotonic() >= next_notice_s and not is_over.is_set():
                         next_notice_s += CREATION_NOTICE_S
                         said = [creation_words(layout, now) for layout, now in zip(layouts, created, strict=True)]

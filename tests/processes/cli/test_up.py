@@ -99,7 +99,7 @@ def test_a_last_checkpoint_that_takes_long_is_waited_for(tmp_path: Path, monkeyp
         assert watch.finish_training(supervisor)
         assert what_is_not_saved(started, watch.ask_chief().status) == ""
         assert newest_checkpoint(started) == "step-000000003"
-    assert [words for words in said if words.startswith("training is finished; the chief saves a last checkpoint, step")]
+    assert [words for words in said if words.startswith("training is finished; the chief saves a last checkpoint, of step 3;")]
 
 
 @pytest.mark.parametrize("chief_in_ps", [False, True])

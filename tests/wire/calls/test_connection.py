@@ -261,6 +261,7 @@ def test_options_are_set_once_each() -> None:
         ("Secure read failed (FD shutdown)", "the connection was lost"),
         ("Timeout occurred: FD Shutdown (connect() timed out)", "no answer"),
         ("Failed to connect to remote host: Timeout occurred: FD shutdown", "no connection"),
+        ("last error: UNKNOWN: ipv4:10.0.0.1:1: tcp handshaker shutdown", "no answer; is its machine up"),
         ("Connection reset by peer", "the connection was lost"),
         ("something new", "something new"),
         ("", "no cause was given"),
