@@ -78,18 +78,20 @@ _FIELD = re.compile(r" ([a-z_]+)=(%[-+#.0-9]*[a-z])")
 
 
 def _parts(record: logging.LogRecord) -> tuple[str, dict[str, object]]:
-    """Returns the message without its fields, and the fields: numbers as numbers, all else as the message has it."""
+    """Returns the message without its fields, and the fields: numbers and None as such, all else as the message has it."""
     found = _FIELDS.search(record.msg) if isinstance(record.msg, str) and isinstance(record.args, tuple) else None
     if found is None or not isinstance(record.args, tuple):
         return record.getMessage(), {}
     fields = _FIELD.findall(found[0])
     values = record.args[-len(fields) :]
     # JSON has no number that is not finite.
-    numbers = {
-        name: value for (name, _), value in zip(fields, values, strict=True) if isinstance(value, (int, float)) and math.isfinite(value)
+    kept = {
+        name: value
+        for (name, _), value in zip(fields, values, strict=True)
+        if value is None or (isinstance(value, (int, float)) and math.isfinite(value))
     }
     texts = {name: text % (value,) for (name, text), value in zip(fields, values, strict=True)}
-    return record.msg[: found.start()] % record.args[: -len(fields)], {**texts, **numbers}
+    return record.msg[: found.start()] % record.args[: -len(fields)], {**texts, **kept}
 
 
 class JsonFormatter(logging.Formatter):

@@ -7,6 +7,7 @@ from chief.core.cluster.members import Membership
 from chief.core.cluster.parameter_servers import ShardTable
 from chief.core.host import Host
 from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
+from chief.core.wording import counted
 from chief.options import CoordinationConfig
 from chief.policies.factory import check_model
 from ps_protocol.errors import ModelMismatch, NotInitializer, PsError, TrainingFailed, Unavailable
@@ -218,7 +219,7 @@ class ModelCalls:
         self._completions.block(call, None)
         if is_news:
             num_bytes = sum(held_bytes(layout) for layout in registry.layouts)
-            self._out.note(f"{member.name} has initialised the model: slices={len(registry.placement)} bytes={num_bytes}")
+            self._out.note(f"{member.name} has initialised the model: {counted(len(registry.placement), 'slice')}, {num_bytes:,} bytes")
             self._host.model_initialised(now)
 
     def model_ready(self) -> None:

@@ -132,6 +132,7 @@ def test_what_a_log_call_names_at_its_end_is_a_field_of_the_json_object_and_not_
         log.info("no number rate=%g", float("nan"))
         log.info("a text with step=%d in the middle", 3)
         log.info("given whole step=8")
+        log.info("not yet known step=%s", None)
     first, *others = [json.loads(line) for line in stream.getvalue().splitlines()]
     assert {key: first[key] for key in ("message", "step", "cause", "elapsed_s")} == {
         "message": "saved 5 % of it",
@@ -143,7 +144,9 @@ def test_what_a_log_call_names_at_its_end_is_a_field_of_the_json_object_and_not_
         ("no number", None, "nan"),
         ("a text with step=3 in the middle", None, None),
         ("given whole step=8", None, None),
+        ("not yet known", None, None),
     ]
+    assert "step" in others[-1], "it has none, which is told as such"
 
 
 def test_log_format_is_known_before_the_other_options() -> None:
