@@ -193,8 +193,8 @@ with lockstep.connect() as session:
 def test_what_all_workers_wait_for_is_said_once(tmp_path: Path) -> None:
     code, out = run_up("--workers", "3", "--max-steps", "80", worker=WAITED_FOR, run_dir=tmp_path / "run")
     assert code == 0, out
-    waits = [line for line in out.splitlines() if "aiting" in line]
-    assert len(waits) == 1 and re.match(r"\[lockstep\] Waiting \d s for worker 1 ", waits[0]), out
+    waits = re.findall(r"^.*\bWaiting \d+ s for .*$", out, re.MULTILINE)
+    assert len(waits) == 1 and waits[0].startswith("[lockstep] ") and "for worker 1 " in waits[0], out
     assert "[lockstep] training continues at step " in out
 
 

@@ -244,7 +244,8 @@ def test_readers_that_read_nothing_are_cut_and_others_are_answered() -> None:
             stack.enter_context(site.connect()).sendall(b"GET /big HTTP/1.1\r\nHost: localhost\r\n\r\n")
         began = time.monotonic()
         assert site.ask("/").status == 200
-        assert time.monotonic() - began < 2.0
+        # The readers are cut after 10 s: it has not waited for that.
+        assert time.monotonic() - began < 8.0
 
 
 def test_idle_connections_keep_nobody_from_being_answered() -> None:
