@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 SOUND_LIFE_S = 30.0
 _FIRST_PAUSE_S = 0.5
 _MAX_PAUSE_S = 8.0
+_MAX_DOUBLINGS = 10
 
 
 class RestartLimit:
@@ -37,7 +38,8 @@ class RestartLimit:
         self._in_a_row[name] = count
         if count > self._max_restarts:
             return None
-        return 0.0 if count == 1 else min(_FIRST_PAUSE_S * 2.0 ** (count - 2), _MAX_PAUSE_S)
+        doublings = min(count - 2, _MAX_DOUBLINGS)  # not of every failure: a power of a thousandth is no float
+        return 0.0 if count == 1 else min(_FIRST_PAUSE_S * 2.0**doublings, _MAX_PAUSE_S)
 
     def num_in_a_row(self, name: Hashable) -> int:
         """Returns the number of failures in quick succession."""

@@ -5,6 +5,7 @@ thread and one loop: call `poll` repeatedly, from the main thread.
 """
 
 import errno
+import fcntl
 import math
 import os
 import re
@@ -14,6 +15,7 @@ import signal
 import socket
 import subprocess
 import sys
+import termios
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -107,9 +109,10 @@ class PrefixedOutput:
 
 
 NUM_LAST_LINES = 20
-# Short, so that reading never keeps the loop busy, even if every byte is a line of its own.
-_READ_BYTES = 1 << 13
-_MAX_DRAIN_READS = 128  # 1 MiB, the largest pipe
+# What one turn of the loop reads of all processes together, but a little of each: reading never keeps it busy, even if every byte is a
+# line of its own.
+_TURN_BYTES = 1 << 13
+_LEAST_BYTES = 1 << 9
 # A line that was printed earlier does not say why the process ended.
 _LAST_WORDS_S = 10.0
 _MAX_LAST_WORDS = 1000
@@ -170,21 +173,20 @@ class Process:
 
     def reap(self) -> None:
         """Reads the rest of the output of a process that has exited, and then its exit status."""
-        for _ in range(_MAX_DRAIN_READS):  # a grandchild in a session of its own may keep the pipe open and write for ever
-            if self.pipe.closed or not self.pass_on():
-                break
+        # Not until the end of the pipe: a grandchild in a session of its own may keep it open and write for ever.
+        if not self.pipe.closed and (num_bytes := _num_waiting(self.pipe)):
+            self.pass_on(num_bytes)
         self.returncode, self._ended_at = self._popen.wait(), time.monotonic()
         self._close()
 
-    def pass_on(self) -> bool:
-        """Shows and logs the available output; returns False if there was none. Closes the pipe at its end."""
-        data = self.pipe.read(_READ_BYTES)
+    def pass_on(self, num_bytes: int) -> None:
+        """Shows and logs the available output, at most so much of it. Closes the pipe at its end."""
+        data = self.pipe.read(num_bytes)
         if data:
             self._write_log(data)
             self._show(self._splitter.feed(data))
         elif data is not None:
             self.pipe.close()
-        return bool(data)
 
     @property
     def tail(self) -> str:
@@ -221,6 +223,11 @@ class Process:
             self._log.close()
             self._log = None
             self._show_line(self.name, f"(its log {self.log_path} ends here: {error.strerror})")
+
+
+def _num_waiting(pipe: IO[bytes]) -> int:
+    """Returns how many bytes there are to be read."""
+    return int.from_bytes(fcntl.ioctl(pipe, termios.FIONREAD, bytes(4)), sys.byteorder)
 
 
 def describe_end(returncode: int) -> str:
@@ -322,11 +329,13 @@ class Supervisor:
 
         Raises Interrupted after SIGINT, SIGTERM or SIGHUP, or when output cannot be written any more.
         """
-        for key, _ in self._selector.select(timeout_s):
+        events = self._selector.select(timeout_s)
+        share_bytes = max(_LEAST_BYTES, _TURN_BYTES // max(1, len(events)))
+        for key, _ in events:
             if key.data is None:
                 self._read_signals()
             else:
-                key.data.pass_on()
+                key.data.pass_on(share_bytes)
                 if key.data.pipe.closed:
                     self._selector.unregister(key.fileobj)
         ended = [process for process in self.processes if process.is_running and process.has_exited()]

@@ -332,6 +332,58 @@ def test_whatever_processes_print_each_line_is_shown_once_with_its_name(events: 
         assert got == [f"[{name}] {line}" for line in lines]
 
 
+@given(st.lists(st.tuples(PRINTED, st.integers(1, 500)), max_size=20))
+def test_the_work_for_a_line_does_not_grow_with_what_was_printed_before(pieces: list[tuple[bytes, int]]) -> None:
+    num_calls, num_lines = 0, 0
+
+    def profile(frame: object, event: str, argument: object) -> None:
+        nonlocal num_calls
+        num_calls += event in ("call", "c_call")
+
+    with BoundedOutput(io.StringIO()) as stream:
+        shown, splitter = PrefixedOutput(stream), LineSplitter()
+        sys.setprofile(profile)
+        try:
+            for data, count in pieces:
+                for line in splitter.feed(data * count):
+                    shown.line("worker 0", line)
+                    num_lines += 1
+        finally:
+            sys.setprofile(None)
+    assert num_calls <= 40 * (num_lines + len(pieces) + 1)
+
+
+NEWLINES = "import os\nwhile True: os.write(1, b'\\n' * 4096)"
+
+
+def test_however_many_processes_print_newlines_a_turn_of_the_loop_shows_few(tmp_path: Path) -> None:
+    lines: list[str] = []
+    with Supervisor(log_directory=tmp_path, show_line=lambda name, line: lines.append(name)) as supervisor:
+        for index in range(8):
+            start(supervisor, NEWLINES, name=f"child {index}")
+        supervise(supervisor, until=lambda: len({*lines}) == 8)  # all print by now
+        for _ in range(10):
+            lines.clear()
+            supervisor.poll(timeout_s=1.0)
+            assert len(lines) <= 8192 and len({*lines}) == 8, "a little of each"
+
+
+def test_a_process_whose_grandchild_never_stops_printing_is_over_with_what_the_pipe_held(tmp_path: Path) -> None:
+    leave = f"import subprocess, sys; subprocess.Popen([sys.executable, '-c', {NEWLINES!r}], start_new_session=True)"
+    num_lines, num_before = 0, 0
+
+    def count(name: str, line: str) -> None:
+        nonlocal num_lines
+        num_lines += 1
+
+    with Supervisor(log_directory=tmp_path, show_line=count) as supervisor:
+        child = start(supervisor, leave)
+        while child.is_running:
+            num_before = num_lines
+            supervisor.poll(timeout_s=1.0)
+    assert num_lines - num_before <= 65_536 + 8192
+
+
 def test_colours_are_for_terminals_only() -> None:
     class Terminal(io.StringIO):
         def isatty(self) -> bool:

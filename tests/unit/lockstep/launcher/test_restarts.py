@@ -24,6 +24,11 @@ def test_the_first_restart_is_immediate_and_the_next_ones_come_after_growing_pau
     assert limit.num_in_a_row("ps 0") == 5
 
 
+def test_a_process_that_fails_thousands_of_times_is_restarted_every_8_s() -> None:
+    limit = RestartLimit(10**9)
+    assert {limit.pause_s("worker 0", lived_s=1.0) for _ in range(3000)} == {0.0, 0.5, 1.0, 2.0, 4.0, 8.0}
+
+
 def test_a_process_that_ran_for_long_has_its_restart_count_reset() -> None:
     limit = RestartLimit(1)
     for _ in range(10):
