@@ -344,7 +344,7 @@ class Recovery:
         if is_again or highest_epoch or self._members.chief_incarnation > 1:
             self._rise(max(self._members.epoch, highest_epoch) + 1, why="nothing was trained yet")
             self._refuse_participants()
-            self._data.restart(None)
+            self._data.resume(None)
         self._model.restart()
         self._settings.begin_anew(is_again=is_again)
         self._parts.attachments.restart(NO_STEP_ATTACHMENTS)
@@ -427,7 +427,7 @@ class Recovery:
         self._note_rollback(stage.search, checkpoint)
         self._branch = Branch(epoch=self._members.epoch, base=checkpoint.age_order)
         self._members.remember(checkpoint.pushes)
-        self._data.restart(checkpoint.data)
+        self._data.resume(checkpoint.data)
         self._parts.attachments.restart(checkpoint.attached)
         training = self._host.begin_training(Start(step=checkpoint.step, oldest_kept=checkpoint.step))
         self._checkpoints.restored(checkpoint, now)
@@ -653,7 +653,7 @@ class Recovery:
         if record is not None:
             self._members.stem_from(record.earlier)
         stage.pushes = newest_pushes(adoption.pushes for adoption in held)
-        self._data.restart(None)
+        self._data.resume(None)
         self._parts.attachments.restart(NO_STEP_ATTACHMENTS)
         if record is None or record.epoch == self._members.epoch:
             self._take_attachments(record, held)

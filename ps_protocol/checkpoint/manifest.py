@@ -10,7 +10,7 @@ from google.protobuf.json_format import MessageToDict, ParseDict, ParseError
 
 from ps_protocol.checkpoint.storage import MANIFEST, CheckpointStorage, check_name
 from ps_protocol.errors import DataLoss, InvalidSpec, PsError
-from ps_protocol.model.data import DataProgress
+from ps_protocol.model.data import DataMarks
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ModelSpec, PlacedSlice, Placement, check_placement
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, check_tag
@@ -150,7 +150,7 @@ def _decode(message: pb.CheckpointManifest) -> Checkpoint:
         placement=codec.decode_each(PlacedSlice, message.placement, field="placement"),
         files=codec.decode_each(CheckpointFile, message.files, field="files"),
         pushes=codec.decode_each(WorkerPushes, message.pushes, field="pushes"),
-        data=codec.decode(DataProgress, message.data) if message.HasField("data") else None,
+        data=codec.decode(DataMarks, message.data) if message.HasField("data") else None,
         attached=codec.decode(StepAttachments, message.attached),
     )
 

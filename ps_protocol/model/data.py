@@ -63,29 +63,30 @@ class DataSpec:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class DataMarks:
-    """A position in the data, in few bytes: passes before `epoch` are done, and in those of `passes` (by number) the ranges with a set bit.
+class DataPass:
+    """What is done of a pass: one bit a range, in the order of the data, the lowest bit of a byte first."""
 
-    One bit a range, in the order of the data, the lowest bit of a byte first.
+    epoch: int
+    done: bytes
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class DataMarks:
+    """How far a cluster is in its data, in few bytes: passes before `epoch` are done, and of those in `passes` what they say.
+
+    `position`: so many ranges of pass `epoch` are done without a gap, in the order in which they are handed out.
     """
 
     data: DataSpec
     epoch: int
-    passes: tuple[tuple[int, bytes], ...] = ()
+    position: int = 0
+    passes: tuple[DataPass, ...] = ()
 
     def __post_init__(self) -> None:
-        size = (self.data.num_ranges + 7) // 8
-        for number, done in self.passes:
-            if number < self.epoch or len(done) != size:
-                raise InvalidSpec(
-                    f"data {self.data.name!r}: pass {number} is marked in {len(done)} bytes, want pass {self.epoch} or later, {size}"
-                )
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class DataProgress:
-    """The position of a cluster in its data: the pass under way, and the ids of the ranges done of it and of later ones, ascending."""
-
-    data: DataSpec
-    epoch: int
-    done: tuple[int, ...]
+        num_bytes = (self.data.num_ranges + 7) // 8
+        for one in self.passes:
+            if one.epoch < self.epoch or len(one.done) != num_bytes:
+                words = f"pass {one.epoch} is marked in {len(one.done)} bytes, want pass {self.epoch} or later, {num_bytes}"
+                raise InvalidSpec(f"data {self.data.name!r}: {words}")
+        if not 0 <= self.position < self.data.num_ranges:
+            raise InvalidSpec(f"data {self.data.name!r}: position {self.position}, want 0 to {self.data.num_ranges - 1}")

@@ -4,7 +4,7 @@ import enum
 import re
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.model.data import DataMarks, DataProgress
+from ps_protocol.model.data import DataMarks
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
@@ -75,7 +75,7 @@ class Checkpoint:
     placement: Placement
     files: tuple[CheckpointFile, ...]
     pushes: tuple[WorkerPushes, ...] = ()
-    data: DataProgress | None = None
+    data: DataMarks | None = None
     attached: StepAttachments = NO_STEP_ATTACHMENTS
 
     @property

@@ -698,7 +698,7 @@ class LeaseRangesResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[LeaseResult, str]] = ..., ranges: _Optional[_Iterable[_Union[DataRange, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class ChiefRecord(_message.Message):
-    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "data_epoch", "passes", "earlier", "rejects_nonfinite", "attached")
+    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "earlier", "rejects_nonfinite", "attached")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -709,8 +709,6 @@ class ChiefRecord(_message.Message):
     STEP_FIELD_NUMBER: _ClassVar[int]
     CHOSEN_FIELD_NUMBER: _ClassVar[int]
     DATA_FIELD_NUMBER: _ClassVar[int]
-    DATA_EPOCH_FIELD_NUMBER: _ClassVar[int]
-    PASSES_FIELD_NUMBER: _ClassVar[int]
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
@@ -723,13 +721,11 @@ class ChiefRecord(_message.Message):
     epoch: int
     step: int
     chosen: _containers.RepeatedCompositeFieldContainer[ChosenPush]
-    data: DataSpec
-    data_epoch: int
-    passes: _containers.RepeatedCompositeFieldContainer[DataPass]
+    data: DataMarks
     earlier: _tensor_pb2.Fence
     rejects_nonfinite: bool
     attached: _tensor_pb2.StepAttachments
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataSpec, _Mapping]] = ..., data_epoch: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ...) -> None: ...
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataMarks, _Mapping]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ...) -> None: ...
 
 class ChosenPush(_message.Message):
     __slots__ = ("push_id", "ranges", "step", "weight", "attached")
@@ -744,6 +740,18 @@ class ChosenPush(_message.Message):
     weight: float
     attached: _tensor_pb2.Attachments
     def __init__(self, push_id: _Optional[_Union[_tensor_pb2.PushId, _Mapping]] = ..., ranges: _Optional[_Iterable[int]] = ..., step: _Optional[int] = ..., weight: _Optional[float] = ..., attached: _Optional[_Union[_tensor_pb2.Attachments, _Mapping]] = ...) -> None: ...
+
+class DataMarks(_message.Message):
+    __slots__ = ("data", "epoch", "position", "passes")
+    DATA_FIELD_NUMBER: _ClassVar[int]
+    EPOCH_FIELD_NUMBER: _ClassVar[int]
+    POSITION_FIELD_NUMBER: _ClassVar[int]
+    PASSES_FIELD_NUMBER: _ClassVar[int]
+    data: DataSpec
+    epoch: int
+    position: int
+    passes: _containers.RepeatedCompositeFieldContainer[DataPass]
+    def __init__(self, data: _Optional[_Union[DataSpec, _Mapping]] = ..., epoch: _Optional[int] = ..., position: _Optional[int] = ..., passes: _Optional[_Iterable[_Union[DataPass, _Mapping]]] = ...) -> None: ...
 
 class DataPass(_message.Message):
     __slots__ = ("epoch", "done")
@@ -780,20 +788,10 @@ class CheckpointManifest(_message.Message):
     placement: _containers.RepeatedCompositeFieldContainer[PlacedSlice]
     files: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.CheckpointFile]
     pushes: _containers.RepeatedCompositeFieldContainer[_parameter_service_pb2.WorkerPushes]
-    data: DataProgress
+    data: DataMarks
     saved_at: str
     attached: _tensor_pb2.StepAttachments
-    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataProgress, _Mapping]] = ..., saved_at: _Optional[str] = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ...) -> None: ...
-
-class DataProgress(_message.Message):
-    __slots__ = ("data", "epoch", "done")
-    DATA_FIELD_NUMBER: _ClassVar[int]
-    EPOCH_FIELD_NUMBER: _ClassVar[int]
-    DONE_FIELD_NUMBER: _ClassVar[int]
-    data: DataSpec
-    epoch: int
-    done: _containers.RepeatedScalarFieldContainer[int]
-    def __init__(self, data: _Optional[_Union[DataSpec, _Mapping]] = ..., epoch: _Optional[int] = ..., done: _Optional[_Iterable[int]] = ...) -> None: ...
+    def __init__(self, format: _Optional[str] = ..., format_version: _Optional[int] = ..., tag: _Optional[str] = ..., cluster: _Optional[str] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., num_shards: _Optional[int] = ..., record: _Optional[_Union[ChiefRecord, _Mapping]] = ..., placement: _Optional[_Iterable[_Union[PlacedSlice, _Mapping]]] = ..., files: _Optional[_Iterable[_Union[_parameter_service_pb2.CheckpointFile, _Mapping]]] = ..., pushes: _Optional[_Iterable[_Union[_parameter_service_pb2.WorkerPushes, _Mapping]]] = ..., data: _Optional[_Union[DataMarks, _Mapping]] = ..., saved_at: _Optional[str] = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ...) -> None: ...
 
 class FinishTrainingRequest(_message.Message):
     __slots__ = ("reason", "interrupts")

@@ -3,7 +3,7 @@
 
 from functools import lru_cache
 from ps_protocol.encodings.formats import FloatEncoding
-from ps_protocol.model.data import DataProgress, DataRange, DataSpec
+from ps_protocol.model.data import DataMarks, DataPass, DataRange, DataSpec
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
@@ -366,18 +366,33 @@ def read_DataRange(message: Any) -> DataRange:
     )
 
 
-def write_DataProgress(value: DataProgress, message: Any) -> None:
+def write_DataPass(value: DataPass, message: Any) -> None:
+    message.epoch = value.epoch
+    message.done = value.done
+
+
+def read_DataPass(message: Any) -> DataPass:
+    return DataPass(
+        epoch=message.epoch,
+        done=message.done,
+    )
+
+
+def write_DataMarks(value: DataMarks, message: Any) -> None:
     write_DataSpec(value.data, message.data)
     message.epoch = value.epoch
-    if one := value.done:
-        message.done.extend(one)
+    message.position = value.position
+    if one := value.passes:
+        for item in one:
+            write_DataPass(item, message.passes.add())
 
 
-def read_DataProgress(message: Any) -> DataProgress:
-    return DataProgress(
+def read_DataMarks(message: Any) -> DataMarks:
+    return DataMarks(
         data=read_DataSpec(message.data) if message.HasField("data") else fields.missing(message, "data"),
         epoch=message.epoch,
-        done=tuple(message.done),
+        position=message.position,
+        passes=fields.decode_each(message.passes, read_DataPass, field="passes") if message.passes else (),
     )
 
 
@@ -2025,7 +2040,8 @@ WRITE: dict[type, Any] = {
     PolicySpec: write_PolicySpec,
     DataSpec: write_DataSpec,
     DataRange: write_DataRange,
-    DataProgress: write_DataProgress,
+    DataPass: write_DataPass,
+    DataMarks: write_DataMarks,
     Era: write_Era,
     Fence: write_Fence,
     PushId: write_PushId,
@@ -2126,7 +2142,8 @@ READ: dict[type, Any] = {
     PolicySpec: read_PolicySpec,
     DataSpec: read_DataSpec,
     DataRange: read_DataRange,
-    DataProgress: read_DataProgress,
+    DataPass: read_DataPass,
+    DataMarks: read_DataMarks,
     Era: read_Era,
     Fence: read_Fence,
     PushId: read_PushId,
@@ -2227,7 +2244,8 @@ MESSAGE: dict[type, Any] = {
     PolicySpec: chief_service_pb2.PolicySpec,
     DataSpec: chief_service_pb2.DataSpec,
     DataRange: chief_service_pb2.DataRange,
-    DataProgress: chief_service_pb2.DataProgress,
+    DataPass: chief_service_pb2.DataPass,
+    DataMarks: chief_service_pb2.DataMarks,
     Era: tensor_pb2.Era,
     Fence: tensor_pb2.Fence,
     PushId: tensor_pb2.PushId,

@@ -7,7 +7,7 @@ from typing import Any
 
 from google.protobuf.message import Message
 
-from ps_protocol.model.data import DataProgress, DataRange, DataSpec
+from ps_protocol.model.data import DataMarks, DataPass, DataRange, DataSpec
 from ps_protocol.model.layout import VariableSlice
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter
@@ -82,7 +82,8 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=PolicySpec, message=chief_service_pb2.PolicySpec, label="policy"),
     Pair(value=DataSpec, message=chief_service_pb2.DataSpec),
     Pair(value=DataRange, message=chief_service_pb2.DataRange),
-    Pair(value=DataProgress, message=chief_service_pb2.DataProgress),
+    Pair(value=DataPass, message=chief_service_pb2.DataPass),
+    Pair(value=DataMarks, message=chief_service_pb2.DataMarks),
     # Parameter servers.
     Pair(value=fence.Era, message=tensor_pb2.Era),
     Pair(value=fence.Fence, message=tensor_pb2.Fence, reads={"era": special.read_era}, is_kept=True),

@@ -9,7 +9,7 @@ from typing import Any
 
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding
 from ps_protocol.errors import InvalidSpec, LayoutMismatch, LimitExceeded, MalformedMessage, PsError
-from ps_protocol.model.data import DataMarks, DataSpec
+from ps_protocol.model.data import DataMarks
 from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, check_optimizer_name
 from ps_protocol.model.policy import PolicySpec
@@ -223,10 +223,7 @@ def write_of_step(record: ChiefRecord, message: chief_service_pb2.ChiefRecord, w
     for one in record.chosen:
         write[ChosenPush](one, message.chosen.add())
     if (data := record.data) is not None:
-        write[DataSpec](data.data, message.data)
-        message.data_epoch = data.epoch
-        for number, done in data.passes:
-            message.passes.add(epoch=number, done=done)
+        write[DataMarks](data, message.data)
     if record.attached != NO_STEP_ATTACHMENTS:
         write[StepAttachments](record.attached, message.attached)
 
@@ -250,15 +247,10 @@ def read_record(message: chief_service_pb2.ChiefRecord, read: Read) -> ChiefReco
         epoch=message.epoch,
         step=message.step,
         chosen=decode_each(message.chosen, read[ChosenPush], field="chosen"),
-        data=_read_marks(message, read) if message.HasField("data") else None,
+        data=read[DataMarks](message.data) if message.HasField("data") else None,
         attached=read[StepAttachments](message.attached),
         earlier=read[Fence](message.earlier) if message.HasField("earlier") else NOBODY,
     )
-
-
-def _read_marks(message: chief_service_pb2.ChiefRecord, read: Read) -> DataMarks:
-    passes = tuple((one.epoch, one.done) for one in message.passes)
-    return DataMarks(data=read[DataSpec](message.data), epoch=message.data_epoch, passes=passes)
 
 
 # The messages of every step.

@@ -1,5 +1,6 @@
 """A simulated cluster: its processes, how they are started again, and their faults. Raises BrokenPromise; decides nothing else."""
 
+import base64
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -392,13 +393,17 @@ def shrunk(scenario: Scenario, *, breaks: Callable[[Scenario], bool]) -> Scenari
     return scenario
 
 
-def _done(progress: dict[str, Any] | None) -> set[int]:
+def _done(marks: dict[str, Any] | None) -> set[int]:
     """Returns the ranges of the training data that a manifest says are done."""
-    if progress is None:
+    if marks is None:
         return set()
-    data = progress["data"]
+    data = marks["data"]
     num_ranges = -(-int(data["num_samples"]) // int(data["range_size"]))
-    return {*range(int(progress.get("epoch", 0)) * num_ranges), *(int(identity) for identity in progress.get("done", ()))}
+    done = {*range(int(marks.get("epoch", 0)) * num_ranges)}
+    for one in marks.get("passes", ()):
+        first, bits = int(one.get("epoch", 0)) * num_ranges, base64.b64decode(one["done"])
+        done.update(first + index for index in range(num_ranges) if bits[index // 8] >> index % 8 & 1)
+    return done
 
 
 def _user_states(fields: dict[str, Any]) -> dict[int, str]:

@@ -143,8 +143,8 @@ def _leaves_ranges_with_the_lost(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forgets_the_data_that_is_done(patch: pytest.MonkeyPatch) -> None:
-    real = DataLeases.restart
-    patch.setattr(DataLeases, "restart", lambda self, progress: real(self, None))
+    real = DataLeases.resume
+    patch.setattr(DataLeases, "resume", lambda self, marks: real(self, None))
 
 
 def _forgets_the_state_of_programs(patch: pytest.MonkeyPatch) -> None:

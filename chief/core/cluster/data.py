@@ -3,10 +3,10 @@
 import hashlib
 import math
 from collections import deque
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
 from ps_protocol.errors import DataMismatch
-from ps_protocol.model.data import DataMarks, DataProgress, DataRange, DataSpec
+from ps_protocol.model.data import DataMarks, DataPass, DataRange, DataSpec
 from ps_protocol.roles.chief import DataStatus
 from ps_protocol.roles.contribution import PushId
 
@@ -53,14 +53,18 @@ class DataLeases:
     """The cluster's progress through its training data; empty until a worker names the data."""
 
     def __init__(self) -> None:
-        self.restart(None)
+        self.resume(None)
 
-    def restart(self, progress: DataProgress | None) -> None:
+    def resume(self, marks: DataMarks | None) -> None:
         """Only this is done; nothing is leased or counted."""
         self.spec: DataSpec | None = None
         # Workers without a range: they asked, and all remaining ranges are counted or leased to others.
         self.starved: set[int] = set()
         self._pass, self._position = 0, 0  # the next range to hand out, after those that came back
+        # Ranges in the order in which they are handed out: so many are done without a gap, and those after them, as far as that has come.
+        # Where another chief goes on it looks at the latter alone: there may be millions of the former.
+        self._num_done_first = 0
+        self._after_those: deque[int] = deque()
         self._returned: deque[int] = deque()
         self._leased: dict[int, _Holder] = {}
         # By worker, its incarnation and the ranges that an earlier chief has leased to it, by what the worker itself has said.
@@ -71,11 +75,12 @@ class DataLeases:
         self._num_done: dict[int, int] = {}
         self._first_pass = 0
         self._latest: dict[int, tuple[int, int, tuple[int, ...]]] = {}  # worker: incarnation, request, ranges
-        if progress is not None:
-            self.spec = progress.data
-            self._first_pass = self._pass = progress.epoch
-            for identity in progress.done:
-                self._mark_done(identity)
+        if marks is not None:
+            self.spec, self._first_pass, self._pass, self._position = marks.data, marks.epoch, marks.epoch, marks.position
+            self._num_done_first = marks.epoch * marks.data.num_ranges + marks.position
+            for one in marks.passes:
+                self._done[one.epoch] = bytearray(one.done)
+                self._num_done[one.epoch] = sum(byte.bit_count() for byte in one.done)
 
     @property
     def has_counted(self) -> bool:
@@ -241,30 +246,13 @@ class DataLeases:
             self._said[worker] = incarnation, set()
         return self._said[worker][1]
 
-    def progress(self) -> DataProgress | None:
-        """Returns the ranges that are done; None without training data."""
-        if self.spec is None:
-            return None
-        size = self.spec.num_ranges
-        done = tuple(number * size + index for number in sorted(self._done) for index in _set_bits(self._done[number]))
-        return DataProgress(data=self.spec, epoch=self._first_pass, done=done)
-
     def marks(self) -> DataMarks | None:
-        """Returns the same in few bytes, for a record."""
+        """Returns what is done, in few bytes; None without training data."""
         if self.spec is None:
             return None
-        passes = tuple((number, bytes(self._done[number])) for number in sorted(self._done))
-        return DataMarks(data=self.spec, epoch=self._first_pass, passes=passes)
-
-    def resume(self, marks: DataMarks | None) -> None:
-        """As `restart`, from a record."""
-        self.restart(None)
-        if marks is None:
-            return
-        self.spec, self._first_pass, self._pass = marks.data, marks.epoch, marks.epoch
-        for number, done in marks.passes:
-            self._done[number] = bytearray(done)
-            self._num_done[number] = sum(byte.bit_count() for byte in done)
+        position = max(0, self._num_done_first - self._first_pass * self.spec.num_ranges)
+        passes = tuple(DataPass(epoch=number, done=bytes(self._done[number])) for number in sorted(self._done))
+        return DataMarks(data=self.spec, epoch=self._first_pass, position=position, passes=passes)
 
     def status(self) -> DataStatus | None:
         """Returns the progress; None without training data."""
@@ -297,6 +285,7 @@ class DataLeases:
             number = nth_range(self._position, num_ranges=spec.num_ranges, epoch=self._pass, seed=spec.shuffle_seed)
             self._position += 1
             identity = self._pass * spec.num_ranges + number
+            self._after_those.append(identity)
             if not self._is_taken(identity):
                 return identity
         return None
@@ -305,9 +294,12 @@ class DataLeases:
         return identity in self._leased or self._is_over(identity)
 
     def _is_over(self, identity: int) -> bool:
+        return identity in self._in_counted or self._is_done(identity)
+
+    def _is_done(self, identity: int) -> bool:
         assert self.spec is not None
         number, index = divmod(identity, self.spec.num_ranges)
-        if number < self._first_pass or identity in self._in_counted:
+        if number < self._first_pass:
             return True
         bits = self._done.get(number)
         return bits is not None and bool(bits[index >> 3] >> (index & 7) & 1)
@@ -324,12 +316,9 @@ class DataLeases:
         while self._num_done.get(self._first_pass) == size:
             del self._num_done[self._first_pass], self._done[self._first_pass]
             self._first_pass += 1
-
-
-def _set_bits(bits: bytearray) -> Iterator[int]:
-    for position, byte in enumerate(bits):
-        if byte:
-            yield from (position * 8 + bit for bit in range(8) if byte >> bit & 1)
+        while self._after_those and self._is_done(self._after_those[0]):
+            self._after_those.popleft()
+            self._num_done_first += 1
 
 
 def _words(spec: DataSpec) -> str:

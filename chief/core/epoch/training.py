@@ -311,7 +311,7 @@ class Training:
             placement=self._model.placement,
             files=(),
             pushes=self.applied_pushes(extra=extra),
-            data=self._data.progress(),
+            data=self._data.marks(),
             attached=self._attachments.lasting,
         )
 

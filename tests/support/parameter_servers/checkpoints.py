@@ -13,7 +13,7 @@ import pytest
 from ps_protocol.checkpoint.manifest import ManifestEncoder
 from ps_protocol.checkpoint.storage import CheckpointStorage, FileWriter, LocalStorage, storage_failures
 from ps_protocol.checkpoint.tensor_file import SavedTensor, tensor_name, write_file
-from ps_protocol.model.data import DataProgress, DataSpec
+from ps_protocol.model.data import DataMarks, DataPass, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement, PlacementPolicy, place
@@ -71,7 +71,12 @@ def checkpoint_of(files: Sequence[CheckpointFile], *, step: int, epoch: int = 1,
         placement=place(MODEL, num_shards=len(files)),
         files=tuple(files),
         pushes=(WorkerPushes(worker=2, incarnation=1 << 20 | 1, applied=(AppliedPush(sequence=7, step=step),)),),
-        data=DataProgress(data=DataSpec(name="train", num_samples=10, range_size=3, shuffle_seed=1), epoch=1, done=(4, 6)),
+        data=DataMarks(
+            data=DataSpec(name="train", num_samples=10, range_size=3, shuffle_seed=1),
+            epoch=1,
+            position=1,
+            passes=(DataPass(epoch=1, done=b"\x05"),),
+        ),
         attached=StepAttachments(user_states=(UserState(worker=1, json='{"best":0.5,"\\u00e9":"\\n"}'),)),
     )
 

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage
-from ps_protocol.model.data import DataProgress, DataSpec
+from ps_protocol.model.data import DataMarks, DataPass, DataSpec
 from ps_protocol.roles import chief
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import PushCommit, RegisterRequest
@@ -39,7 +39,8 @@ VALUES: list[Any] = [
     ChiefRecord(model=None, policy=POLICIES[0]),
     DATA,
     dataclasses.replace(DATA, shuffle_seed=None),
-    DataProgress(data=DATA, epoch=1, done=(4, 6)),
+    DataPass(epoch=1, done=b"\x05"),
+    DataMarks(data=DATA, epoch=1, position=1, passes=(DataPass(epoch=1, done=b"\x05"), DataPass(epoch=2, done=b"\x00"))),
     chief.RegisterRequest(kind=chief.ParticipantKind.WORKER, index=2, host="h", pid=1, request_id=2, former=OF_A_LIFE),
     chief.Registration(
         participant=OF_A_LIFE,

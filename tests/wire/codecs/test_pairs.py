@@ -14,7 +14,7 @@ from google.protobuf.message import Message
 
 from ps_protocol import errors
 from ps_protocol.encodings.formats import FloatEncoding
-from ps_protocol.model.data import DataMarks, DataSpec
+from ps_protocol.model.data import DataMarks, DataPass, DataSpec
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicyName, PolicySpec
@@ -33,7 +33,7 @@ NUMBERS = itertools.count(3)
 DATA = DataSpec(name="train", num_samples=100, range_size=32, num_epochs=2, shuffle_seed=7)
 KNOWN: dict[Any, Any] = {
     DataSpec: DATA,
-    DataMarks: DataMarks(data=DATA, epoch=1, passes=((1, b"\x01"), (2, b"\x00"))),
+    DataMarks: DataMarks(data=DATA, epoch=1, position=1, passes=(DataPass(epoch=1, done=b"\x01"), DataPass(epoch=2, done=b"\x00"))),
     DataType: DataType.FLOAT64,
     FloatEncoding: FloatEncoding.FLOAT16,
     errors.PsError: errors.StorageFull("no room", facts={"free": "0"}),

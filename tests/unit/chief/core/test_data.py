@@ -8,6 +8,7 @@ import hypothesis.strategies as st
 import pytest
 from hypothesis import given, settings
 
+from chief.core.cluster import data as data_leases
 from chief.core.cluster.data import DataLeases, nth_range
 from chief.core.epoch.answers import _MAX_UNKEPT
 from chief.options import CheckpointConfig
@@ -33,6 +34,14 @@ def leased(driver: RecoveryDriver, worker: Worker, request_id: int, data: DataSp
 
 def ids(reply: LeaseReply) -> tuple[int, ...]:
     return tuple(part.id for part in reply.ranges)
+
+
+def done_of(marks: DataMarks | None) -> set[int]:
+    """The ranges that these say are done."""
+    assert marks is not None
+    size = marks.data.num_ranges
+    bits = {one.epoch * size + index: one.done[index // 8] >> index % 8 & 1 for one in marks.passes for index in range(size)}
+    return {*range(marks.epoch * size), *(identity for identity, is_done in bits.items() if is_done)}
 
 
 def contribute(worker: Worker, ranges: tuple[int, ...]) -> int:
@@ -182,9 +191,7 @@ def test_going_back_to_a_checkpoint_goes_back_in_the_data_too() -> None:
     (worker,) = driver.train(0)
     for request in range(3):
         assert worker.has_token(contribute(worker, ids(leased(driver, worker, request))))
-    progress = driver.storage["step-000000002"].data
-    assert progress is not None
-    assert (progress.epoch, progress.done) == (0, (0, 1))
+    assert done_of(driver.storage["step-000000002"].data) == {0, 1}
     leased(driver, worker, 3, max_ranges=2)
     driver.restart(0)
     driver.come_back(worker)
@@ -256,9 +263,9 @@ def test_each_range_is_done_once_under_any_events(moves: list[tuple[int, str]]) 
             leases.give_back(worker, 1, held[worker])
             held[worker] = []
         elif move == "save":
-            saved = leases.progress(), list(done)
+            saved = leases.marks(), list(done)
         elif move == "restore" and saved[0] is not None:
-            leases.restart(saved[0])  # type: ignore[arg-type]
+            leases.resume(saved[0])  # type: ignore[arg-type]
             done, counted, held = list(saved[1]), [], {w: [] for w in range(3)}
     for worker in range(3):
         leases.drop(worker, 1)
@@ -267,6 +274,29 @@ def test_each_range_is_done_once_under_any_events(moves: list[tuple[int, str]]) 
         done += ranges
     rest = leases.lease(0, 1, spec, max_ranges=99, request_id=1000)
     assert sorted([*done, *(part.id for part in rest)]) == list(range(14))
+
+
+@pytest.mark.parametrize("seed", [None, 3])
+def test_a_chief_that_goes_on_late_in_a_pass_looks_at_few_ranges(seed: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """There may be ten millions in a pass, and all calls wait meanwhile."""
+    spec = DataSpec(name="train", num_samples=2000, range_size=1, shuffle_seed=seed)
+    leases, order = DataLeases(), [nth_range(i, num_ranges=2000, epoch=0, seed=seed) for i in range(2000)]
+    for request in range(1900):
+        (one,) = leases.lease(0, 1, spec, max_ranges=1, request_id=request + 1)
+        if request != 1890:
+            leases.finish([one.id])
+    looked: list[int] = []
+
+    def look(position: int, **spec: Any) -> int:
+        looked.append(position)
+        return nth_range(position, **spec)
+
+    monkeypatch.setattr(data_leases, "nth_range", look)
+    successor = DataLeases()
+    successor.resume(leases.marks())
+    given = successor.lease(0, 2, spec, max_ranges=3, request_id=1)
+    assert [one.id for one in given] == [order[1890], order[1900], order[1901]]
+    assert looked == list(range(1890, 1902))
 
 
 # The way through the training data when a chief dies: what steps have applied is done, what workers have is theirs. No clock.
@@ -288,9 +318,7 @@ def leased_ids(driver: RecoveryDriver, worker: Worker, number: int = 1, *, data:
 
 
 def done(driver: RecoveryDriver) -> set[int]:
-    progress = driver.coordinator._parts.data.progress()
-    assert progress is not None
-    return {*range(progress.epoch * progress.data.num_ranges), *progress.done}
+    return done_of(driver.coordinator._parts.data.marks())
 
 
 def step(driver: RecoveryDriver, workers: list[Worker], *, request_id: int, data: DataSpec = DATA, number: int = 1) -> set[int]:
