@@ -13,7 +13,7 @@ from chief.core.cluster.parameter_servers import ShardRecord
 from chief.core.situation import Missing, Situation, missing
 from chief.core.wording import counted, lease_end, percent, seconds
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.roles.chief import ClusterState, Condition, Level, ParticipantKind
+from ps_protocol.roles.chief import ClusterState, Condition, End, Level, ParticipantKind
 
 # A younger step is at work, and waits for nobody.
 PATIENCE_S = 1.0
@@ -244,6 +244,15 @@ def _checkpoint_holds(scene: Scene) -> Said | None:
 # What needs a look.
 
 
+def _interrupted(scene: Scene) -> Said | None:
+    if scene.at.end is not End.INTERRUPTED:
+        return None
+    again = "Start the cluster again to train on"
+    if scene.at.parts.settings.config.checkpoints is not None:
+        again += " from its newest checkpoint"
+    return Said(f"Training was interrupted at step {scene.at.policy.step}", f"{_sentence(scene.at.reason)} {again}.{_who_stays(scene)}")
+
+
 def _connecting(scene: Scene) -> Said | None:
     absent = [record for record in scene.at.parts.servers if not record.is_adopted]
     if scene.at.state is not ClusterState.CONNECTING or not absent:
@@ -450,13 +459,17 @@ def _nothing_kept(scene: Scene) -> Said | None:
 
 
 def _finished(scene: Scene) -> Said | None:
-    if scene.at.state is not ClusterState.FINISHED:
+    if scene.at.end is not End.FINISHED:
         return None
+    return Said(f"Training is finished at step {scene.at.policy.step}", f"{_sentence(scene.at.reason)}{_who_stays(scene)}")
+
+
+def _who_stays(scene: Scene) -> str:
     live = [member for member in scene.at.parts.members.all() if member.is_live]
     waits = f" Waiting for {', '.join(member.name for member in live[:3])} to leave." if live else ""
     if scene.at.awaited_workers:
         waits += f" Waiting for {scene.at.awaited_workers} to come and read it."
-    return Said(f"Training is finished at step {scene.at.policy.step}", f"{_sentence(scene.at.reason)}{waits}")
+    return waits
 
 
 def _initialising(scene: Scene) -> Said | None:
@@ -563,6 +576,7 @@ ROWS: tuple[Row, ...] = (
     Row("program ended", Level.RED, _program_ended, is_standstill=True),
     Row("worker gone", Level.RED, _worker_gone, is_standstill=True),
     Row("nobody left", Level.RED, _nobody_left, is_standstill=True),
+    Row("interrupted", Level.AMBER, _interrupted),
     Row("connecting", Level.AMBER, _connecting, is_standstill=True),
     Row("recovering", Level.AMBER, _recovering, is_standstill=True),
     Row("wrong program", Level.AMBER, _wrong_program),

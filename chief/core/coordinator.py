@@ -273,6 +273,7 @@ class Coordinator:
     def _situation(self, asking: int | None = None) -> Situation:
         return Situation(
             state=self.state,
+            end=self.end,
             reason=self.reason,
             parts=self._parts,
             training=self._training,
@@ -533,7 +534,8 @@ class Coordinator:
         self._finish_timer.clear()
         self._checkpoints.finish(now, is_idle=self._training.is_idle)
         self._recovery.give_up()
-        self._out.note(f"training is finished at step {self.step}: {reason}", kind=ev.NoteKind.FINISHED)
+        how = "was interrupted" if self._end is End.INTERRUPTED else "is finished"
+        self._out.note(f"training {how} at step {self.step}: {reason}", kind=ev.NoteKind.FINISHED)
         self._finish_calls.answer_all(self.step)
         self._training.release()
         self._settings.refuse(TrainingFailed(f"training was finished ({reason}) before its settings were changed"))

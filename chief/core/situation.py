@@ -7,7 +7,7 @@ from chief.core.epoch.training import Parts, Training
 from chief.core.recovery import Recovery
 from chief.policies.base import Policy
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.chief import ClusterState, End
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -18,6 +18,7 @@ class Situation:
     """
 
     state: ClusterState
+    end: End
     reason: str
     parts: Parts
     training: Training

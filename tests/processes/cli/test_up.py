@@ -313,7 +313,7 @@ def test_a_worker_that_is_killed_and_missed_costs_no_step_where_there_are_checkp
         victim.kill()
         out, _ = process.communicate(timeout=50)
     assert process.returncode == 137, [*lines, out]
-    ended = re.search(r"training is finished at step (\d+): worker 1 failed first: killed by SIGKILL", out)
+    ended = re.search(r"training was interrupted at step (\d+): worker 1 failed first: killed by SIGKILL", out)
     saved = re.search(rf"\[lockstep\] saved: step-0*(\d+) in {place}; to continue from there, run the same command again", out)
     assert ended and saved and saved[1] == ended[1] != "0", out
     assert "ending all: 1 worker is left, a step needs 2" in out

@@ -426,6 +426,15 @@ def test_a_finished_training_is_green_and_names_who_has_not_left() -> None:
     assert one.advice == "Enough. Waiting for worker 0, worker 1 to leave."
 
 
+def test_a_training_that_was_interrupted_is_amber_and_not_called_finished() -> None:
+    driver, _ = trained(0, num_steps=2)
+    driver.send(ev.Asked(call=None, request=FinishTrainingRequest(reason="ended by SIGINT", interrupts=True)))
+    one = headline(driver)
+    assert (one.level, one.line) == (AMBER, "Training was interrupted at step 2")
+    assert one.advice == "Ended by SIGINT. Start the cluster again to train on. Waiting for worker 0 to leave."
+    assert len(said(driver)) == 1
+
+
 def test_a_worker_that_is_last_in_most_steps_is_named() -> None:
     driver, workers = trained(0, 1, num_steps=25, total_num_replicas=2)
     assert said(driver)[-1].line == "Training. Nothing is waited for", "nobody waits for the one that is last by a hair"
