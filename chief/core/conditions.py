@@ -388,9 +388,7 @@ def _disk(failure: str) -> str:
 def _checkpoint_advice(scene: Scene) -> str:
     status = scene.at.parts.checkpoints.status(scene.now)
     kept = f"The newest is of step {status.step}." if status is not None and status.tag else "There is no checkpoint yet."
-    # A socket of this machine has a name that nobody needs.
-    failure = re.sub(r" at unix:\S+: (checkpoint: )?", ": ", scene.at.parts.checkpoints.failure)
-    return f"{_sentence(failure)} {kept} The chief tries again by itself."
+    return f"{_sentence(scene.at.parts.checkpoints.failure)} {kept} The chief tries again by itself."
 
 
 def _in_vain(scene: Scene) -> Said | None:

@@ -1,5 +1,6 @@
 """Wording of numbers, durations and optimizers in messages, the same everywhere. Knows no state."""
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 
 from ps_protocol.errors import printable as printable
@@ -10,6 +11,7 @@ from ps_protocol.roles.contribution import PushId
 
 # A lease that runs longer is one that does not end, as those inside one process; its number would say nothing.
 _MAX_LEASE_S = 86_400.0
+_SOCKET = re.compile(r" at unix:\S+: (checkpoint: )?")
 
 
 def name_of(kind: ParticipantKind, index: int) -> str:
@@ -79,3 +81,8 @@ def optimizer_words(optimizer: OptimizerSpec) -> str:
         text = "; ".join(line.strip() for line in optimizer.formula.strip().splitlines() if line.strip())
         return f"custom ({', '.join([repr(text), learning_rate, *numbers])})"
     return f"{printable(optimizer.title[:_MAX_TITLE])} ({', '.join([learning_rate, *numbers])})"
+
+
+def without_socket(why: str) -> str:
+    """Returns why a server's checkpoint failed without the name of its socket on this machine, which nobody needs."""
+    return _SOCKET.sub(": ", why)

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from chief.core.messages import CheckpointCommitted, CommitCheckpoint, NoteKind, SaveFailed, SaveStep, StepCopied, StepSaved
 from chief.core.waiting import Blocked, Outbox, Timers, Waiting
-from chief.core.wording import printable, seconds
+from chief.core.wording import printable, seconds, without_socket
 from chief.options import CheckpointConfig
 from ps_protocol.errors import InternalError, LimitExceeded, PsError, StorageFull
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -301,7 +301,7 @@ class Checkpoints:
         save = self._save
         if save is None or event.tag != save.tag:
             return False
-        why = printable(event.why)
+        why = without_socket(printable(event.why))
         self._save, self._failure = None, why
         self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.NOT_SAVED, is_warning=True)
         error: PsError = StorageFull(why) if event.is_full else InternalError(f"checkpoint {save.tag}: {why}")

@@ -398,7 +398,8 @@ def test_a_checkpoint_that_fails_names_the_cause_and_the_server(why: str, words:
     (order,) = [order for order in driver.orders if isinstance(order, ev.SaveStep)]
     driver.send(ev.SaveFailed(tag=order.tag, why=why))
     assert headline(driver).line == f"Checkpoints fail: {words}"
-    assert "unix:" not in headline(driver).advice, "a socket has a name that nobody needs"
+    assert "unix:" not in str(driver.coordinator.status(driver.now)), "a socket has a name that nobody needs"
+    assert not any("unix:" in note.text for note in driver.notes)
 
 
 def test_a_missing_standby_is_amber() -> None:
