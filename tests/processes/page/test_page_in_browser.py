@@ -1,7 +1,6 @@
 """The page in a real browser, during a real `lockstep up`."""
 
 import contextlib
-import importlib.util
 import os
 import re
 import signal
@@ -11,14 +10,9 @@ from pathlib import Path
 import psutil
 import pytest
 
-from chief.page.cost import CostCount
-from chief.page.feed import additions, snapshot
-from chief.page.look import Look
-from chief.page.site import page_response
-from ps_protocol.http.messages import Route, json_response
-from ps_protocol.http.server import HttpServer
 from ps_protocol.roles.chief import ClusterState, Condition, Level
-from tests.support.chief.cluster_status import cluster_status, worker_status
+from tests.processes.page.headlines import SIGHTS, headlines, shown
+from tests.processes.page.showing import page_of, violations
 from tests.support.chief.running_chief import RunningChief, Worker, client_of, parameter_server
 from tests.support.processes.browser import MISSING, PROGRAM, Browser, opened
 from tests.support.processes.commands import read_until, up
@@ -199,49 +193,8 @@ def test_axe_core_finds_no_violation(scene: Scene, browser: Browser, is_dark: bo
     assert violations(browser) == []
 
 
-def violations(browser: Browser) -> list[str]:
-    """Returns what axe-core finds that keeps people from using the page."""
-    found = importlib.util.find_spec("axe_core_python")
-    if found is None or found.origin is None:
-        pytest.skip("axe-core-python is not installed; `make test` has it")
-    browser.evaluate("document.querySelectorAll('details').forEach(one => { one.open = true; })")
-    browser.evaluate(Path(found.origin).with_name("axe.min.js").read_text(encoding="utf-8") + ";0")
-    listed: list[str] = browser.evaluate(
-        "axe.run().then(found => found.violations.map(one => one.id + ': ' + one.nodes.map(node => node.html).join()))"
-    )
-    return listed
-
-
 START = f"LOCKSTEP_WORKER_INDEX=1 LOCKSTEP_CHIEF=unix:/{'a-long-path/' * 12}chief.sock PROGRAM"
 LATER = Condition(name="nothing kept", level=Level.AMBER, line="No checkpoints", advice="Give the chief a directory.")
-
-
-@contextlib.contextmanager
-def page_of(*conditions: Condition, address: str = "127.0.0.1:0") -> Iterator[str]:
-    """The URL of a page that shows a cluster of which this is to be said."""
-    status = cluster_status(worker_status(0), worker_status(1), conditions=conditions)
-    cost = CostCount().add(status, at=0.0)
-    look = Look(
-        number=1,
-        at=0.0,
-        wall=0.0,
-        status=status,
-        cost=cost,
-        is_held_up=False,
-        steps_per_s=None,
-        contributions_per_s={},
-        read_s={},
-        num_last={},
-    )
-    answer = json_response({"run": "1", **snapshot(look), **additions(speed=(), metrics={}, num_left_out=0, entries=())})
-    page = page_response()
-    routes = Route(path="/", answer=lambda _: page), Route(path="/api/cluster", answer=lambda _: answer)
-    server = HttpServer(routes, address=address, cluster="job", allow_insecure_network=True)
-    server.start()
-    try:
-        yield server.url
-    finally:
-        server.stop()
 
 
 @pytest.mark.parametrize("level", [*Level])
@@ -259,6 +212,22 @@ def test_a_headline_has_its_colour_and_fits_and_axe_core_finds_no_violation(
         assert LATER.line in browser.text("#others") and LATER.advice not in browser.text("#others")
         assert browser.evaluate("document.documentElement.scrollWidth") <= width
         assert violations(browser) == []
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+def test_every_amber_and_red_headline_fits_and_axe_core_finds_no_violation(browser: Browser, sight: str) -> None:
+    width, is_dark = SIGHTS[sight]
+    browser.resize(width, 800, is_dark=is_dark)
+    every = headlines()
+    for name in shown(browser, every):
+        first = every[name][0]
+        assert (
+            browser.text("#headline") == first.line
+            and browser.evaluate("document.getElementById('now').className") == first.level.name.lower()
+        )
+        assert all(command in browser.text("#first") for command in first.commands)
+        assert browser.evaluate("document.documentElement.scrollWidth") <= width, name
+        assert violations(browser, "#now") == [], name
 
 
 @pytest.mark.parametrize("address", ["127.0.0.1:0", "0.0.0.0:0"], ids=["this machine", "network"])

@@ -9,6 +9,7 @@ from chief.core import messages as ev
 from chief.core.conditions import ROWS
 from chief.options import CheckpointConfig
 from ps_protocol.errors import ModelMismatch
+from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, Condition, FinishTrainingRequest, Level, SaveCheckpointRequest
 from ps_protocol.roles.shard import ShardReport, first_bytes
@@ -18,19 +19,20 @@ from tests.support.chief.recovery_driver import RecoveryDriver
 GREEN, AMBER, RED = Level.GREEN, Level.AMBER, Level.RED
 CHIEF = "host-c:5000"
 START = f"LOCKSTEP_CHIEF={CHIEF} PROGRAM"
+AnyDriver = Driver | RecoveryDriver
 
 
-def said(driver: Driver | RecoveryDriver) -> tuple[Condition, ...]:
+def said(driver: AnyDriver) -> tuple[Condition, ...]:
     found = driver.coordinator.status(driver.now).conditions
     assert all(len(one.line.replace(" s ", "s ").replace(" %", "%").split()) <= 10 for one in found), found
     return found
 
 
-def headline(driver: Driver | RecoveryDriver) -> Condition:
+def headline(driver: AnyDriver) -> Condition:
     return said(driver)[0]
 
 
-def names(driver: Driver | RecoveryDriver) -> list[str]:
+def names(driver: AnyDriver) -> list[str]:
     return [one.name for one in said(driver)]
 
 
@@ -222,6 +224,34 @@ def test_training_whose_workers_are_all_gone_is_red_under_every_policy() -> None
     driver.pass_time(2.0)
     assert headline(driver).level is RED
     assert headline(driver).line == "Waiting 2 s for worker 0 (program failed)"
+
+
+def test_training_on_arrival_without_a_worker_is_red() -> None:
+    driver, (only,) = trained(0, policy=PolicySpec(name=PolicyName.ASYNC))
+    only.leave(failure="KeyError: 'x'")
+    driver.pass_time(2.0)
+    one = headline(driver)
+    assert (one.name, one.level, one.line) == ("nobody left", RED, "Waiting 2 s for a worker (none is live)")
+    assert one.commands == (START, "lockstep finish")
+
+
+def test_a_rollback_is_amber_until_its_steps_are_computed_again() -> None:
+    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=100))
+    (worker,) = driver.train(0)
+    for _ in range(3):
+        assert worker.has_token(worker.ask(commit=worker.next_commit()))
+    driver.is_manual = True
+    driver.restart(1)
+    assert (headline(driver).name, headline(driver).level) == ("recovering", AMBER)
+    assert headline(driver).line == "Recovering: servers are brought to one step"
+    assert headline(driver).advice.endswith("Workers continue by themselves.")
+    driver.is_manual = False
+    driver.work_off()
+    driver.come_back(worker)
+    assert (headline(driver).level, headline(driver).line) == (AMBER, "Computing 3 steps again after a rollback")
+    for _ in range(3):
+        assert worker.has_token(worker.ask(commit=worker.next_commit()))
+    assert "redoing" not in names(driver)
 
 
 def test_a_step_much_slower_than_others_is_amber() -> None:
