@@ -661,6 +661,7 @@ RESTORE = Option(
     metavar="latest|none|TAG",
     group=_KEPT_GROUP,
     needs_place=True,
+    is_usual=True,
 )
 MIN_REPLICAS: Option[int | None] = Option(
     name="min-replicas",

@@ -97,8 +97,8 @@ class Session:
         self._leave(failure_text(error))
         if error is None and self.end_reason == "interrupted":
             raise TrainingInterrupted(
-                f"training was interrupted at step {self.global_step}, before its end; start the cluster again to continue from its"
-                " newest checkpoint",
+                f"training was interrupted at step {self.global_step}, before its end; start the cluster again: with"
+                " --checkpoint-dir it continues from its newest checkpoint",
                 facts={"step": str(self.global_step)},
             )
 

@@ -35,10 +35,9 @@ _MAX_PIDS = 20
 
 def add_up_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `up`."""
-    parser.usage = "lockstep up --ps N --workers M [options] -- python train.py …"
     parser.epilog = (
         "Each worker finds the cluster by LOCKSTEP_CHIEF, LOCKSTEP_CLUSTER, LOCKSTEP_WORKER_INDEX and LOCKSTEP_NUM_WORKERS, which"
-        " worker_client.connect() reads. `python` is the Python that lockstep itself runs on."
+        " lockstep.connect() reads. `python` is the Python that lockstep itself runs on."
         " Exit code: 0 if training finished, else that of the first worker that failed; 1 if workers left too early for it to continue,"
         " or if there is no checkpoint although there was to be one."
     )
