@@ -249,6 +249,15 @@ def test_a_command_is_copied_by_the_keyboard_also_without_https(browser: Browser
         assert browser.text("#live") == "Copied"
 
 
+def test_a_page_that_has_heard_nothing_yet_has_no_colour(browser: Browser) -> None:
+    browser.call("Page.addScriptToEvaluateOnNewDocument", source="window.fetch = () => new Promise(() => {});")
+    with page_of(LATER) as url:
+        browser.open(url)
+        browser.await_text("Connecting to the chief …", selector="#headline")
+        assert browser.evaluate("document.getElementById('now').className") == ""
+        assert not browser.evaluate("getComputedStyle(document.getElementById('now')).getPropertyValue('--tone')")
+
+
 def test_a_chief_that_does_not_answer_is_the_headline(browser: Browser) -> None:
     with page_of(Condition(name="training", level=Level.GREEN, line="Training")) as url:
         browser.open(url)

@@ -7,6 +7,7 @@ import re
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stderr
 
@@ -43,10 +44,11 @@ def flood(num_lines: int) -> None:
 
 
 def test_flood_of_one_place_is_cut_and_counted() -> None:
+    begin = time.monotonic()
     with written() as stream:
         flood(10_000)
     lines = stream.getvalue().splitlines()
-    assert 50 <= len(lines) < 70, lines
+    assert 50 <= len(lines) < 70 + (time.monotonic() - begin), lines
     count = int(lines[-1].split("… ")[1].split()[0])
     assert count + len(lines) - 1 == 10_000
     assert re.search(r"WARNING tests.logs: … \d+ more like this in the last \d+ s: refused a call number=\d+$", lines[-1])
@@ -59,6 +61,7 @@ def test_log_lines_of_other_places_and_errors_are_not_dropped() -> None:
         except Exception:
             log.exception("failed")
 
+    begin = time.monotonic()
     with written() as stream:
         flood(1_000)
         log.warning("of another kind")
@@ -67,7 +70,7 @@ def test_log_lines_of_other_places_and_errors_are_not_dropped() -> None:
         fail(OSError("new"))
     text = stream.getvalue()
     assert "of another kind" in text and "OSError: new" in text
-    assert text.count("ValueError: known") <= 52
+    assert text.count("ValueError: known") <= 52 + (time.monotonic() - begin), "fifty at once, and one a second"
 
 
 def test_long_texts_use_the_budget_up_sooner() -> None:
