@@ -6,6 +6,7 @@ import functools
 import inspect
 import json
 import re
+import runpy
 import subprocess
 import sys
 import textwrap
@@ -84,6 +85,13 @@ def test_every_page_can_be_reached_from_the_index() -> None:
             to_follow += [path] if path.suffix == ".md" and path.exists() and path not in reached else []
     lost = [_name(page) for page in DOCS if page not in reached]
     assert not lost, lost
+
+
+def test_the_navigation_of_the_site_has_25_entries_at_most() -> None:
+    hooks = runpy.run_path(str(ROOT / "docs/site/hooks.py"))
+    home, *sections = hooks["navigation"]((ROOT / "docs/index.md").read_text(encoding="utf-8"))
+    assert len(sections) > 3
+    assert len(home) + sum(len(pages) for section in sections for pages in section.values()) <= 25
 
 
 def test_pictures_are_used() -> None:
