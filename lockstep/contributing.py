@@ -1,6 +1,6 @@
 """What framework adapters share: they join, contribute again after a rollback, and find likely mistakes. Knows sessions; no framework."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from ps_protocol.errors import ModelMismatch
@@ -15,10 +15,25 @@ OVERWRITTEN = (
 )
 
 
+def trains_no_more(session: Session, phase: int) -> RuntimeError | None:
+    """Returns the error of an optimizer that was made in this phase of training; None: the session is in that phase still."""
+    if session.phase == phase:
+        return None
+    return RuntimeError("another optimizer has been made on this session since, which began another phase of training: use that one")
+
+
+def left_out(session: Session, names: Collection[str]) -> dict[str, None]:
+    """Returns "no gradient" for each of the cluster's variables that is not among these: this phase of training does not train it."""
+    return {one.name: None for one in session.model().variables if not one.is_state and one.name not in names}
+
+
 def join(
     session: Session, given: Mapping[str, Any], *, optimizer: OptimizerSpec, options: Mapping[str, Any], call: str, named: str
 ) -> None:
-    """Creates or joins the model. A mismatch is said with `named` for the framework's optimizer, and `call` for where options go."""
+    """Creates or joins the model, or begins another phase of its training.
+
+    A mismatch is said with `named` for the framework's optimizer, and `call` for where options go.
+    """
     try:
         session.create_or_join(given, optimizer=optimizer, **options)
     except ModelMismatch as error:

@@ -35,10 +35,9 @@ class Recognized:
 
     def declared(self, values: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the leaves' values, by name and in order, as variables with their optimizers."""
-        groups = self._groups
         return {
-            name: value if not group else Variable(value, optimizer=optimizer.in_group(group) if rate is not None else optimizer)
-            for (name, value), optimizer, rate, group in zip(values.items(), self.optimizers, self.rates, groups, strict=True)
+            name: Variable(value, optimizer=optimizer.in_group(group)) if group else value
+            for (name, value), optimizer, group in zip(values.items(), self.optimizers, self._groups, strict=True)
         }
 
     def numbers(self, step: int) -> dict[str, Any]:

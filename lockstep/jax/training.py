@@ -9,7 +9,7 @@ import jax
 import numpy as np
 
 import worker_client
-from lockstep.contributing import join, until_counted
+from lockstep.contributing import join, left_out, until_counted
 from lockstep.errors import InvalidSpec, NotInitialized
 from lockstep.jax.proof import compare
 from lockstep.jax.recognition import Recognized, recognize
@@ -66,6 +66,7 @@ class _Model:
     def __init__(self, tree: Tree, params: Any, local: _LocalOptimizer | None, numbers: Callable[[int], dict[str, Any]] | None) -> None:
         self.tree, self.params, self.local = tree, params, local
         self._numbers = numbers
+        self.left_out: dict[str, None] = {}
         self.push: Push | None = None
 
     def numbers(self, step: int) -> dict[str, Any] | None:
@@ -77,7 +78,8 @@ class _Model:
         own = self.tree.named(self.params, what="params")
         if any(leaf.is_deleted() for leaf in own.values()):
             return False  # the program has donated them to JAX
-        return all(np.array_equal(value, np.asarray(own[name]), equal_nan=True) for name, value in session.read().items())
+        values = session.read()
+        return all(np.array_equal(values[name], np.asarray(leaf), equal_nan=True) for name, leaf in own.items())
 
     def read(self, session: Session, *, timeout_s: float | None = None) -> Any:
         # `read()` returns copies, whose memory JAX may use in place. `views()` change with the next step.
@@ -101,6 +103,9 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
 
     `options` are those of `Session.create_or_join`. Blocks while another worker creates the model. Raises InvalidSpec for a tree or an
     optimizer that cannot be used, ModelMismatch if the cluster has another model.
+
+    Called again, it begins another phase of training with these parameters, all or some of the model's: they have the cluster's values, and
+    the servers' state of the optimizer begins anew.
     """
     _check_session(session, "create_or_join()")
     tree, values = tree_of(params)
@@ -122,21 +127,23 @@ def create_or_join(session: Session, params: Any, optimizer: Any, **options: Any
     call = "lockstep.jax.create_or_join(session, params, optimizer"
     join(session, given, optimizer=own, options=options, call=call, named="of optax")
     model = _models[session] = _Model(tree, None, local, numbers)
+    model.left_out = left_out(session, values) if session.phase else {}
     return model.read(session)
 
 
 def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, timeout_s: float | None = None) -> Any:
     """Makes one contribution, waits until its step is applied, and returns the new parameters: a new tree of JAX arrays.
 
-    `gradients`: a tree like the parameters, as `jax.grad` returns it; None in place of an array means no gradient for it. `metrics`: name
-    to a number or a JAX scalar. `outcome(session)` returns its outcome. Waits until JAX has computed the gradients. Call it outside of jit.
-    Raises the errors of `Session.step`.
+    `gradients`: a tree like the parameters, as `jax.grad` returns it; None in place of an array or a branch means no gradient for it.
+    `metrics`: name to a number or a JAX scalar. `outcome(session)` returns its outcome. Waits until JAX has computed the gradients.
+    Call it outside of jit. Raises the errors of `Session.step`.
     """
     model = _model(session, "step()")
     refuse_trace("step()", gradients)
     contributed = gradients if model.local is None else model.local.negated_update(gradients, model.params)
     named = model.tree.named(contributed, what="gradients")
     arrays = {name: None if leaf is None else array_of(f"gradients: {name!r}", leaf) for name, leaf in named.items()}
+    arrays.update(model.left_out)
     num_rollbacks = session.num_rollbacks
     model.push = None
     try:

@@ -32,11 +32,15 @@ class Tree:
         return jax.tree_util.tree_unflatten(self.structure, leaves)
 
     def named(self, tree: Any, *, what: str) -> dict[str, Any]:
-        """Returns the leaves of a tree of this structure by name; a leaf may be None. Raises InvalidSpec for another structure."""
+        """Returns the leaves of such a tree by name; a leaf or a branch may be None. Raises InvalidSpec for another structure."""
         leaves, structure = jax.tree_util.tree_flatten(tree)
         if structure == self.structure:
             return dict(zip(self.names, leaves, strict=True))
         given = dict(_named_leaves(tree))
+        branches = tuple(f"{name}/" for name, leaf in given.items() if leaf is None and name not in self.names)
+        if branches:
+            given = {name: leaf for name, leaf in given.items() if f"{name}/" not in branches}
+            given |= {name: None for name in self.names if name.startswith(branches)}
         missing, unknown = [n for n in self.names if n not in given], [n for n in given if n not in self.names]
         if missing or unknown:
             words = [f"lacks {_list(missing)}"] * bool(missing) + [f"has {_list(unknown)}, unknown to the model"] * bool(unknown)

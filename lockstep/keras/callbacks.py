@@ -1,6 +1,6 @@
 """Callbacks of `fit()`: one ends it with the cluster's training, and one trains beside a compiled step. Knows sessions."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import keras
@@ -42,15 +42,18 @@ class AverageUpdates(keras.callbacks.Callback):  # type: ignore[misc]
     moments of the worker's own gradients, which are not in checkpoints. Other float variables, such as the statistics of batch
     normalization, become the mean over the workers. `options` are those of `Session.create_or_join`. Ends `fit()` when the cluster's
     training is finished.
+
+    For several `fit()`, of which some freeze layers, use one callback, and give it as `variables` all that any of them trains.
     """
 
-    def __init__(self, session: Session, **options: Any) -> None:
+    def __init__(self, session: Session, *, variables: Sequence[Any] | None = None, **options: Any) -> None:
         super().__init__()
         if not isinstance(session, Session):
             raise InvalidSpec(
                 f"AverageUpdates: got a {type(session).__name__}, want a session, which lockstep.connect() or lockstep.local() returns"
             )
         self._session, self._options = session, options
+        self._of_all_phases = variables
         self._trained: dict[str, Any] = {}
         self._averaged: dict[str, Any] = {}
         self._before: Mapping[str, Array] = {}
@@ -77,10 +80,12 @@ class AverageUpdates(keras.callbacks.Callback):  # type: ignore[misc]
             self.model.stop_training = True
 
     def _join(self) -> None:
-        trained = list(self.model.trainable_variables)
+        trained = list(self.model.trainable_variables if self._of_all_phases is None else self._of_all_phases)
         if not trained:
             raise InvalidSpec("AverageUpdates: the model has no trainable variables yet; call model.build() before fit()")
-        others = [one for one in self.model.non_trainable_variables if keras.backend.is_float_dtype(one.dtype)]
+        known = {id(variable) for variable in trained}
+        floats = [one for one in self.model.non_trainable_variables if keras.backend.is_float_dtype(one.dtype)]
+        others = [one for one in floats if id(one) not in known]
         names = names_of([*trained, *others])
         check_floats(names[: len(trained)], trained)
         given: dict[str, Any] = {name: value_of(variable) for name, variable in zip(names, trained, strict=False)}

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 
 import worker_client
-from lockstep.contributing import OVERWRITTEN, AddedGradients, join, until_counted
+from lockstep.contributing import OVERWRITTEN, AddedGradients, join, left_out, trains_no_more, until_counted
 from lockstep.errors import InvalidSpec
 from lockstep.keras import formulas
 from lockstep.keras.variables import are_equal, check_floats, gradient_of, names_of, numbers_of, value_of
@@ -24,8 +24,10 @@ NO_DECAY = "no decay"
 class _Training:
     """The session's side of the optimizer: the cluster's variables for those of the model, their optimizers, and contributions."""
 
-    def __init__(self, session: Session, optimizer: Any, options: Mapping[str, Any]) -> None:
+    def __init__(self, session: Session, optimizer: Any, variables: Sequence[Any] | None, options: Mapping[str, Any]) -> None:
         self.session, self.optimizer = session, optimizer
+        self._of_all_phases = variables
+        self._phase, self._left_out = 0, dict[str, None]()
         self._options = {**formulas.limits_of(optimizer), **options}
         self.variables: list[Any] = []
         self._names: dict[int, str] = {}
@@ -41,14 +43,19 @@ class _Training:
 
         Returns whether the values are unchanged.
         """
-        names = names_of(variables)
-        check_floats(names, variables)
-        values = {name: value_of(variable) for name, variable in zip(names, variables, strict=True)}
+        present = list(variables if self._of_all_phases is None else self._of_all_phases)
+        names = names_of(present)
+        check_floats(names, present)
+        known = {id(variable): name for variable, name in zip(present, names, strict=True)}
+        for variable in variables:
+            if id(variable) not in known:
+                raise InvalidSpec(f"variables: {variable.path!r} is trained and is not among them; give all that any phase trains")
+        values = {name: value_of(variable) for name, variable in zip(names, present, strict=True)}
         given: dict[str, Any] = {}
         # Keras has no public function that tells which variables have weight decay.
         decays = getattr(self.optimizer, "_use_weight_decay", lambda variable: True)
         specs = {is_decayed: self._spec(learning_rate, is_decayed) for is_decayed in (True, False)}
-        for name, variable in zip(names, variables, strict=True):
+        for name, variable in zip(names, present, strict=True):
             if variable.constraint is not None:
                 raise InvalidSpec(f"variable {name!r}: its constraint would not be kept; leave it out, or train with AverageUpdates")
             is_decayed = bool(decays(variable))
@@ -56,9 +63,12 @@ class _Training:
         self._rate, self._has_groups = learning_rate, any(isinstance(one, worker_client.Variable) for one in given.values())
         named = type(self.optimizer).__name__
         join(self.session, given, optimizer=specs[True], options=self._options, call="Optimizer(session, …", named=named)
-        self.variables, self._names = list(variables), {id(v): name for v, name in zip(variables, names, strict=True)}
-        self._smallest = min(variables, key=lambda variable: values[self._names[id(variable)]].size, default=None)
-        self.refresh()
+        self._phase = self.session.phase
+        self.variables, self._names = present, known
+        self.refresh()  # those that are frozen in this phase, too
+        self.variables, self._names = list(variables), {id(variable): known[id(variable)] for variable in variables}
+        self._left_out = left_out(self.session, self._names.values())
+        self._smallest = min(variables, key=lambda variable: values[known[id(variable)]].size, default=None)
         return are_equal(values, self._values)
 
     def refresh(self) -> None:
@@ -67,12 +77,14 @@ class _Training:
 
     def step(self, gradients: Sequence[Any], variables: Sequence[Any] | None, *, scale: float | None, learning_rate: float) -> None:
         """Contributes gradients, waits for the step, and writes the new values to the variables."""
+        if (error := trains_no_more(self.session, self._phase)) is not None:
+            raise error
         if self._added.are_in(next((one for one in gradients if one is not None), None)):
             self._warn_once(AddedGradients.FORGOTTEN.format("model.zero_grad()"))
         smallest = self._smallest
         if smallest is not None and not np.array_equal(value_of(smallest), self._values[self._names[id(smallest)]], equal_nan=True):
             self._warn_once(OVERWRITTEN.format("variables, as set_weights() and restore_best_weights do"))
-        named: dict[str, Array | None] = dict.fromkeys(self._names.values())
+        named: dict[str, Array | None] = {**self._left_out, **dict.fromkeys(self._names.values())}
         for variable, gradient in zip(self.variables if variables is None else variables, gradients, strict=True):
             name = self._names.get(id(variable))
             if name is None:
@@ -117,20 +129,23 @@ class Optimizer(keras.optimizers.Optimizer):  # type: ignore[misc]
     and if workers differ, a step uses that of the lowest worker index. `options` are those of `Session.create_or_join`. When the model is
     built, its variables get the cluster's values. Each batch is one contribution, and waits for the other workers.
 
+    A second optimizer on a session begins another phase of training, with the values as they are and new moments. `variables`: all that
+    any phase trains, such as `model.trainable_variables` before layers are frozen; None: those that the model trains now.
+
     The training step must run eagerly: `compile(run_eagerly=True)` with TensorFlow and JAX; torch does so by itself. When the cluster's
     training is finished, the variables keep the final values: `StopWhenFinished` ends `fit()` then. Raises InvalidSpec for options that
     servers cannot run, and the errors of `Session.step`. A saved model contains Keras' optimizer instead, without its state, which is on
     the servers; without this package, load the model with compile=False.
     """
 
-    def __init__(self, session: Session, optimizer: Any, **options: Any) -> None:
+    def __init__(self, session: Session, optimizer: Any, *, variables: Sequence[Any] | None = None, **options: Any) -> None:
         if not isinstance(session, Session):
             raise InvalidSpec(f"Optimizer: got a {type(session).__name__}, want a session, which lockstep.connect() returns")
         inner = keras.optimizers.get(optimizer)
         config = inner.get_config()
         formulas.optimizer_of(inner, learning_rate=0.0, decays=True)  # raises errors here, not only when the model is built
         super().__init__(learning_rate=_rate(config["learning_rate"]), loss_scale_factor=config.get("loss_scale_factor"))
-        self._training = _Training(session, inner, options)
+        self._training = _Training(session, inner, variables, options)
 
     def build(self, variables: Sequence[Any]) -> None:
         """Presents the model to the cluster, and gives the variables its values. Blocks while another worker creates the model."""

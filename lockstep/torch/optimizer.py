@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Self
 import torch
 
 import lockstep
-from lockstep.contributing import OVERWRITTEN, AddedGradients, join, until_counted
+from lockstep.contributing import OVERWRITTEN, AddedGradients, join, left_out, trains_no_more, until_counted
 from lockstep.torch import data
 from lockstep.torch.model import TABLES, Model
 from lockstep.torch.recognition import Recognized
@@ -33,6 +33,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
     All workers begin with the first worker's values. `buffers`: "mean" (float buffers become the mean over the workers, others are worker
     0's) or "local" (each worker keeps its own). `master_dtype`: the type that the servers compute in; None: each parameter's own type. The
     other arguments are those of `Session.create_or_join`.
+
+    A second optimizer on a session begins another phase of training: values stay, the servers' state of the optimizer begins anew.
     """
 
     def __init__(
@@ -77,6 +79,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
         self._session = session if isinstance(session, Session) else lockstep.connect(**(session or {}))
         declared, name = self._model.declarations(), type(optimizer).__name__ if self._torch is not None else "'custom'"
         join(self._session, declared, optimizer=self._model.specs[0], options=options, call="Optimizer(session, …", named=name)
+        self._phase = self._session.phase
+        self._left_out = left_out(self._session, declared) if self._phase else {}
         for name, table in self._model.tables.items():
             table.read_rows = _reader(self._session, name)
         self.refresh()
@@ -96,6 +100,8 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
             with torch.enable_grad():
                 loss = closure()
         session = self._session
+        if (error := trains_no_more(session, self._phase)) is not None:
+            raise error
         if session.is_finished:
             self._warn_once("training is finished: this step and later ones change nothing; end the loop when optimizer.is_finished")
             return loss
@@ -158,6 +164,7 @@ class Optimizer(torch.optim.Optimizer):  # type: ignore[misc]  # PyTorch may not
             staged: dict[str, Any] = session.gradient_buffers()
             model.stage(gradients, staged, scale=scale)
             staged.update(rows)
+            staged.update(self._left_out)
             return session.step(staged, updates=updates, metrics=metrics or None, hyperparameters=numbers)
 
         return give

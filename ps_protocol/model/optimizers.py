@@ -340,6 +340,8 @@ _CUSTOM_KIND = OptimizerKind(hyperparameters={}, slots=lambda spec: spec.slot_va
 MAX_SLOTS = 8
 # What the learning rate is called among the numbers that hold for one step.
 RATE = "learning_rate"
+# And what the number of a phase of training is called there. No formula can have this name.
+PHASE = "phase of training"
 _MAX_HYPERPARAMETERS = 32
 
 GRADIENT_OPTIMIZERS = tuple(name for name, kind in OPTIMIZERS.items() if not kind.is_update_rule)
@@ -417,7 +419,11 @@ def constant(value: float) -> Schedule:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class StepHyperparameter:
-    """A learning rate (`name` is RATE) or hyper-parameter that holds for one step, of the optimizer of `group` (empty: the model's)."""
+    """A learning rate (`name` is RATE) or hyper-parameter that holds for one step, of the optimizer of `group` (empty: the model's).
+
+    Or the phase of training that the step belongs to (`name` is PHASE, without a group): the first step of a higher one than before begins
+    with new slots and powers, and counts steps from there.
+    """
 
     group: str
     name: str

@@ -6,14 +6,14 @@ Knows no address and no value.
 import itertools
 import math
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ps_protocol.errors import InvalidSpec, LimitExceeded
+from ps_protocol.errors import InvalidSpec, LimitExceeded, ModelMismatch
 from ps_protocol.model.differences import differences
 from ps_protocol.model.layout import Layout, VariableSlice, check_disjoint
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.model.optimizers import OptimizerSpec, StepHyperparameter
+from ps_protocol.model.optimizers import PHASE, RATE, OptimizerSpec, StepHyperparameter
 from ps_protocol.model.shown import shown
 from ps_protocol.model.variables import MAX_VARIABLES, DataType, Partition, VariableSpec
 
@@ -245,9 +245,78 @@ class ModelSpec:
                 return None
         return changes
 
+    def phase(self, other: "ModelSpec") -> "PhaseNumbers":
+        """Returns what makes steps of this model a phase of training with the optimizers of `other`, which has some of its variables.
+
+        Raises ModelMismatch for variables, limits and formulas that this model does not have.
+        """
+        mine, groups = {variable.name: variable for variable in self.variables}, dict[str, dict[str, None]]()
+        numbers: dict[str, OptimizerSpec] = {}
+        if other.clip not in (NO_CLIP, self.clip) or other.averages not in (None, self.averages):
+            raise ModelMismatch("the limits on the gradient and the averages are those of the first optimizer in all phases; give the same")
+        for variable in other.variables:
+            known = mine.get(variable.name)
+            if known is None or (known.shape, known.data_type) != (variable.shape, variable.data_type):
+                raise ModelMismatch(
+                    f"variable {variable.name!r} of this optimizer is not in the cluster's model: give the first optimizer all variables"
+                    " that any phase trains; without a gradient a variable stays as it is"
+                )
+            before, new = known.optimizer or self.optimizer, variable.optimizer or other.optimizer
+            group = "" if known.optimizer is None else known.optimizer.group
+            if not before.differs_in_numbers(new.in_group(before.group)):
+                raise ModelMismatch(
+                    f"variable {variable.name!r}: a phase cannot have another formula ({new.title}) than the first optimizer"
+                    f" ({before.title}), only other numbers. Begin with this one, or train in another cluster from the values of this one"
+                )
+            if before.is_update_rule:
+                continue
+            if known.optimizer is not None and not group:
+                if before != new:
+                    raise ModelMismatch(
+                        f"variable {variable.name!r} has an optimizer of its own, in no group: no phase can give it numbers"
+                    )
+                continue
+            if numbers.setdefault(group, new).in_group("") != new.in_group(""):
+                raise ModelMismatch(
+                    f"variable {variable.name!r} has other numbers than others that had one optimizer in the first phase; give the first"
+                    " optimizer the groups of all phases"
+                )
+            groups.setdefault(new.group, {})[group] = None
+        return PhaseNumbers(numbers, {own: tuple(those) for own, those in groups.items()})
+
     def differences(self, other: "ModelSpec") -> list[str]:
         """Describes how `other` differs from this model, the cluster's, part by part; empty if it does not."""
         return list(differences(self, other, whose="the cluster's"))
+
+
+class PhaseNumbers:
+    """The numbers that steps of a phase of training have. Knows the groups of its optimizers, and those of the model."""
+
+    def __init__(self, optimizers: Mapping[str, OptimizerSpec], groups: Mapping[str, tuple[str, ...]]) -> None:
+        self._groups = groups
+        self._numbers: dict[tuple[str, str], float] = {}
+        # Of the last step: the number of its phase, what its contribution gave, and what came of both.
+        self._last: tuple[int, tuple[StepHyperparameter, ...], tuple[StepHyperparameter, ...]] = 0, (), ()
+        for group, optimizer in optimizers.items():
+            rate = optimizer.learning_rate
+            if rate.name != "constant":
+                raise ModelMismatch("a phase's learning rate is a number; give a changing one with each step")
+            changing = {name: number for name, number in optimizer.numbers.items() if name not in optimizer.fixed_hyperparameters}
+            for name, number in {RATE: rate.argument("value"), **changing}.items():
+                self._numbers[group, name] = number
+
+    def of_step(self, phase: int, given: tuple[StepHyperparameter, ...]) -> tuple[StepHyperparameter, ...]:
+        """Returns the numbers of a step of the phase with this number; `given`: those that its contribution has in their place."""
+        if self._last[:2] == (phase, given):
+            return self._last[2]
+        numbers = dict(self._numbers)
+        for one in given:
+            for group in self._groups.get(one.group, (one.group,)):
+                numbers[group, one.name] = one.value
+        numbers["", PHASE] = float(phase)
+        found = tuple(StepHyperparameter(group=group, name=name, value=value) for (group, name), value in numbers.items())
+        self._last = phase, given, found
+        return found
 
 
 class StepNumbers:
@@ -271,8 +340,16 @@ class StepNumbers:
             if (one.group, one.name) in seen:
                 raise InvalidSpec(f"hyperparameters: {one.name!r} of group {one.group!r} occurs twice; give it once")
             seen.add((one.group, one.name))
-            self._groups[one.group].check_for_step(one.name, one.value)
+            if one.name == PHASE and not one.group:
+                _check_phase(one.value)
+            else:
+                self._groups[one.group].check_for_step(one.name, one.value)
         self._found_good = given
+
+
+def _check_phase(number: float) -> None:
+    if not (1 <= number < 1 << 32 and number == int(number)):
+        raise InvalidSpec(f"hyperparameters: {PHASE} = {number!r}, want a whole number from 1")
 
 
 def _optimizers_by_owner(model: ModelSpec) -> dict[str, OptimizerSpec]:

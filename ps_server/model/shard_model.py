@@ -1,6 +1,7 @@
 """One shard's part of a model: memory, contributions, rules and step; how a step is applied. Knows no lock, epoch, clock or wire."""
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError, SlotNotFound, StepGone, StepMismatch, StepNotReady
@@ -77,6 +78,7 @@ class StepWork:
     sparse: SparseStep
     contributions: Sequence[Contribution]
     is_on_arrival: bool = False
+    begins_phase: bool = False
 
 
 class ShardModel:
@@ -168,6 +170,7 @@ class ShardModel:
         """
         for key, rule in zip(rule_keys(self.spec.layout), self._settings.rules, strict=True):
             rule.resume(hidden.powers.get(key, rule.powers))
+        self._settings.resume_phase(*hidden.phase)
         self._fused.resume_averages(hidden.average_product)
         self.inbox.metrics.resume(hidden.metrics)
         self.inbox.push_ids.resume(hidden.pushes)
@@ -186,6 +189,7 @@ class ShardModel:
         hidden = HiddenState(
             step=self.step if step is None else step,
             powers=dict(zip(rule_keys(self.spec.layout), (rule.powers for rule in self._settings.rules), strict=True)),
+            phase=(self._settings.phase, self._settings.phase_step),
             average_product=self._fused.average_product(self.step),
             num_nonfinite=self.num_nonfinite,
             metrics=tuple(self.inbox.metrics.cells()),
@@ -363,7 +367,8 @@ class ShardModel:
 
     def begin_apply(self, request: ApplyRequest) -> StepWork:
         """Returns the memory that `run_apply` reads and writes; from now on, readers of the overwritten copy and of slots find it gone."""
-        return self._work(request, begin_out=self._begin_out)
+        work = self._work(request, begin_out=self._begin_out)
+        return replace(work, begins_phase=True) if self._settings.begin_phase(request.step) else work
 
     def begin_arrival(self, contribution: Contribution) -> StepWork:
         """Returns the memory that `run_apply` reads and writes to apply one contribution, in place."""
@@ -381,6 +386,9 @@ class ShardModel:
 
     def run_apply(self, work: StepWork) -> int:
         """Makes the next step's variables; returns how many elements of the mean are not finite. Takes long; touches no bookkeeping."""
+        if work.begins_phase:
+            self._arena.renew_slots()
+            self._tables.renew_slots()
         num_nonfinite = work.fused.run(work.dense)
         self._arena.padding.clear(work.dense.out)
         self._half_done()

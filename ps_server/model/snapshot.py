@@ -30,10 +30,14 @@ Item = TypeVar("Item")
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class HiddenState:
-    """`powers` by the key of the optimizer (empty: the model's own); `average_product`: of the averages' decays of the steps gone by."""
+    """`powers` by the key of the optimizer (empty: the model's own); `average_product`: of the averages' decays of the steps gone by.
+
+    `phase`: the number of the phase of training, and its first step.
+    """
 
     step: int
     powers: Mapping[str, tuple[float, ...]] = field(default_factory=dict)
+    phase: tuple[int, int] = (0, 0)
     average_product: float = 1.0
     num_nonfinite: int = 0
     metrics: tuple[MetricCell, ...] = ()
@@ -46,6 +50,7 @@ def encode_hidden_state(state: HiddenState) -> dict[str, str]:
         "format": _FORMAT,
         "step": state.step,
         "powers": state.powers,
+        "phase": state.phase,
         "average_product": state.average_product,
         "num_nonfinite": state.num_nonfinite,
         "metrics": [[cell.name, cell.worker, *_numbers(cell)] for cell in state.metrics],
@@ -63,6 +68,7 @@ def decode_hidden_state(metadata: Mapping[str, str], *, where: str) -> HiddenSta
         return HiddenState(
             step=_natural(fields["step"]),
             powers={str(key): _each(powers, _finite) for key, powers in fields["powers"].items()},
+            phase=_phase(fields["phase"]),
             average_product=_finite(fields["average_product"]),
             num_nonfinite=_natural(fields["num_nonfinite"]),
             metrics=_each(fields["metrics"], _cell),
@@ -97,6 +103,11 @@ def _worker_pushes(fields: list[Any]) -> WorkerPushes:
 def _applied(fields: list[Any]) -> AppliedPush:
     sequence, step = fields
     return AppliedPush(sequence=_natural(sequence), step=_natural(step))
+
+
+def _phase(fields: object) -> tuple[int, int]:
+    number, first_step = _each(fields, _natural)
+    return number, first_step
 
 
 def _each(items: object, decode: Callable[[Any], Item]) -> tuple[Item, ...]:

@@ -85,12 +85,16 @@ class ShardArena:
 
         Takes as long as a copy. Elements of variables without the slot stay zero.
         """
+        self.renew_slots()
+        if self._averages is not None and self.average is not None:
+            self._averages.start(self.average, values)
+
+    def renew_slots(self) -> None:
+        """Gives every slot the value that it starts with."""
         for arena in self.layout.arenas:
             for name, initial in self._rules[arena.rule].slots.items():
                 # The padding too: a zero there would make adagrad divide zero by zero.
                 self.layout.arena(self.slots[name], arena).fill(initial)
-        if self._averages is not None and self.average is not None:
-            self._averages.start(self.average, values)
 
     def readable_slot(self, name: str) -> Array | None:
         """Returns the memory of a slot, or of the averages under their own name; None if there is none of that name."""

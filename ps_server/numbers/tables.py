@@ -215,6 +215,11 @@ class Table:
                 self.filled_bytes = stop * self.row_bytes
         self._progress = _Progress(step, None)
 
+    def renew_slots(self) -> None:
+        """Gives every slot the value that it starts with."""
+        for name, value in self._rule.slots.items():
+            self.slots[name].fill(value)
+
     def skip(self) -> None:
         """Goes to the next step without a change."""
         empty = _Journal(np.empty(0, np.int64), self.values[:0])
@@ -407,6 +412,11 @@ class TableGroup:
         """Completes the memory with the copied first values. Takes long."""
         for table in self._tables:
             table.fill_initial(step)
+
+    def renew_slots(self) -> None:
+        """Gives every slot the value that it starts with."""
+        for table in self._tables:
+            table.renew_slots()
 
     def sums_of_squares(self, step: SparseStep) -> list[float]:
         """Returns the sum of squares of each table's mean, after its elements were limited. No effect."""

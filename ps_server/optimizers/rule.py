@@ -12,7 +12,7 @@ import numpy as np
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizer_formulas import OptimizerFormula
-from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, RATE, OptimizerSpec, Schedule, StepHyperparameter
+from ps_protocol.model.optimizers import INITIAL_HYPERPARAMETERS, PHASE, RATE, OptimizerSpec, Schedule, StepHyperparameter
 from ps_protocol.model.programs import Numbers
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.fence import NOBODY
@@ -246,6 +246,11 @@ class UpdateRule:
         self._powers = tuple(self._formula.rounded(power) for power in powers)
         self._begun = None
 
+    def restart(self) -> None:
+        """Begins with the powers of a new optimizer; the caller gives the slots their first values."""
+        self._powers = self._formula.initial_powers()
+        self._begun = None
+
     def change(self, spec: OptimizerSpec) -> None:
         """Goes on with other numbers, from the next `begin`; powers and slots stay.
 
@@ -299,6 +304,9 @@ class RuleSettings:
         self._groups = ["" if own is None else own.group or None for own in spec.layout.rules]
         self._given: tuple[StepHyperparameter, ...] = ()
         self.current = ShardSettings(fence=NOBODY, version=0)
+        # The present phase of training, and its first step: rules count steps from there.
+        self.phase = self.phase_step = 0
+        self._given_phase = 0
 
     def is_news(self, settings: ShardSettings) -> bool:
         """Whether they are newer than those in force: of a later epoch or chief, or of the same one with a higher version."""
@@ -318,22 +326,40 @@ class RuleSettings:
             for rule, spec in zip(self.rules, before, strict=True):
                 rule.change(spec)
             raise
-        self.current, self._given = settings, ()
+        self.current, self._given, self._given_phase = settings, (), 0
 
     def begin(self, step: int, given: tuple[StepHyperparameter, ...] = ()) -> None:
         """Makes the rules' numbers for a step; `given`: hyper-parameters for it in place of the settings. Raises InvalidSpec."""
         if given != self._given:
             self._use(given)
         for rule in self.rules:
-            rule.begin(step)
+            rule.begin(step - self.phase_step)
+
+    def begin_phase(self, step: int) -> bool:
+        """Begins the phase of training that the step's numbers name, after `begin`; False: the step is of no later phase."""
+        if self._given_phase <= self.phase:
+            return False
+        self.resume_phase(self._given_phase, step)
+        for rule in self.rules:
+            rule.restart()
+            rule.begin(0)
+        return True
+
+    def resume_phase(self, phase: int, first_step: int) -> None:
+        """Continues in a phase of training that began with this step."""
+        self.phase, self.phase_step = phase, first_step
 
     def _use(self, given: tuple[StepHyperparameter, ...]) -> None:
         by_group: dict[str | None, dict[str, float]] = {}
+        phase = 0
         for one in given:
-            by_group.setdefault(one.group, {})[one.name] = one.value
+            if one.name == PHASE:
+                phase = int(one.value)
+            else:
+                by_group.setdefault(one.group, {})[one.name] = one.value
         for rule, group in zip(self.rules, self._groups, strict=True):
             rule.use(by_group.get(group, {}))
-        self._given = given
+        self._given, self._given_phase = given, phase
 
     def advance(self) -> None:
         """Ends a step for all rules, also for those without a gradient."""

@@ -18,10 +18,11 @@ def era_of(participant: Participant) -> Era:
 
 @dataclass(slots=True)
 class State:
-    """One shard's variables at one step, and their slot."""
+    """One shard's variables at one step, and their slot; and the phase of training, which begins with an empty slot."""
 
     value: Array
     momentum: Array
+    phase: int = 0
 
 
 @dataclass(slots=True)

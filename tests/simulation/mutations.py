@@ -101,6 +101,11 @@ def _forgets_the_slots(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(ShardModel, "begin_restore", lambda self: [tensor for tensor in real(self) if not tensor.part])
 
 
+def _forgets_the_phase_of_training(patch: pytest.MonkeyPatch) -> None:
+    real = ShardModel.publish_restored
+    patch.setattr(ShardModel, "publish_restored", lambda self, hidden, settings: real(self, replace(hidden, phase=(0, 0)), settings))
+
+
 def _adds_up_in_another_order(patch: pytest.MonkeyPatch) -> None:
     real = apply.mean_of
 
@@ -694,6 +699,7 @@ MUTATIONS: dict[str, Mutation] = {
     "a step is told before it is saved": Mutation("4", _tells_before_it_is_saved),
     "a rotten file is believed": Mutation("25", _believes_rotten_files, has("rot"), first_seed=1294),
     "a restored server has lost its slots": Mutation("5", _forgets_the_slots, has("kill")),
+    "a restored server begins the phase of training again": Mutation("5", _forgets_the_phase_of_training, has("kill")),
     "a mean leaves one contribution out": Mutation("5", _adds_up_in_another_order, first_seed=1068),
     "an applied step opens no other": Mutation("6", _leaves_callers_waiting, first_seed=1009),
     "what is accepted is told before anybody keeps it": Mutation(

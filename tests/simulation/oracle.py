@@ -44,6 +44,11 @@ def rate_of(worker: int, sequence: int) -> float | None:
     return None if number % 4 == 0 else LEARNING_RATE / 2 ** (number % 3)
 
 
+def phase_of(sequence: int) -> int:
+    """Returns the phase of training that a contribution with a learning rate names; it grows with the worker's contributions. 0: none."""
+    return sequence // 6
+
+
 def index_of(server: str) -> int:
     """Returns which shard a server of this name holds."""
     return int(server.split("-")[1])
@@ -168,8 +173,8 @@ class Oracle:
         self._note_without(epoch, step, server, request.without)
         weights = request.weights or (1.0,) * len(contributors)
         given = [one for one in zip(contributors, weights, strict=True) if one[0] not in request.without]
-        rate = self._rate_of(life, [push_id for push_id, _ in given])
-        state = self._next_state(epoch.states[server, step], life, server, given, rate=rate)
+        rate, phase = self._numbers_of(life, [push_id for push_id, _ in given])
+        state = self._next_state(epoch.states[server, step], life, server, given, rate=rate, phase=phase)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(
                 f"5: {server} step {step} of epoch {epoch.number}: has {self._values(arena)}, {contributors} make {state.value}"
@@ -187,7 +192,7 @@ class Oracle:
             raise BrokenPromise(f"1: {server} has applied {push_id} before, in epoch {epoch_number}")
         if (era, push_id) in self._refused:
             raise BrokenPromise(f"3: {push_id} was refused in epoch {epoch_number}, and {server} has applied it")
-        state = self._next_state(epoch.states[server, step], life, server, [(push_id, 1.0)], rate=LEARNING_RATE)
+        state = self._next_state(epoch.states[server, step], life, server, [(push_id, 1.0)], rate=LEARNING_RATE, phase=0)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(f"5: {server} with {push_id} of epoch {epoch_number}: has {self._values(arena)}, it makes {state.value}")
         made.add(push_id)
@@ -230,7 +235,7 @@ class Oracle:
             raise BrokenPromise(f"5: {server} restored to {request.tag} has {self._values(arena)}, it had {state.value}")
         self._without.discard(server)
         epoch.at[server] = epoch.since[server] = step
-        epoch.states[server, step] = State(state.value.copy(), state.momentum.copy())
+        epoch.states[server, step] = State(state.value.copy(), state.momentum.copy(), state.phase)
 
     # -- what the chief says, and what a worker concludes from it
 
@@ -499,7 +504,9 @@ class Oracle:
                 if epoch.used.get(identity) == step:
                     del epoch.used[identity]
 
-    def _next_state(self, state: State, life: int, server: str, contributions: Sequence[tuple[PushId, float]], *, rate: float) -> State:
+    def _next_state(
+        self, state: State, life: int, server: str, contributions: Sequence[tuple[PushId, float]], *, rate: float, phase: int
+    ) -> State:
         total = np.zeros_like(state.value)
         given = [one for one in sorted(contributions) if (life, one[0]) not in self._empty]
         if not given:
@@ -508,12 +515,15 @@ class Oracle:
             of = lie_of if self._lies.get((server, push_id)) else gradient_of
             total = total + of(push_id, shard=index_of(server), size=self._size) * np.float32(weight)
         mean = total / np.float32(len(given))
-        momentum = state.momentum * np.float32(MOMENTUM) + mean
-        return State(state.value - momentum * np.float32(rate), momentum)
+        before = np.zeros_like(mean) if phase > state.phase else state.momentum
+        momentum = before * np.float32(MOMENTUM) + mean
+        return State(state.value - momentum * np.float32(rate), momentum, max(phase, state.phase))
 
-    def _rate_of(self, life: int, contributors: Sequence[PushId]) -> float:
-        rates = (rate_of(one.worker, one.sequence) for one in sorted(contributors) if (life, one) not in self._empty)
-        return next((rate for rate in rates if rate is not None), LEARNING_RATE)
+    def _numbers_of(self, life: int, contributors: Sequence[PushId]) -> tuple[float, int]:
+        """Returns the learning rate and the phase of training of a step of these contributions."""
+        given = (one for one in sorted(contributors) if (life, one) not in self._empty)
+        found = ((rate, phase_of(one.sequence)) for one in given if (rate := rate_of(one.worker, one.sequence)) is not None)
+        return next(found, (LEARNING_RATE, 0))
 
     def _may_be_in(self, era: Era, push_id: PushId, step: int, *, by: str) -> bool:
         """Whether this step contradicts nothing that was said before: each chief says one, and a worker what a chief has said.

@@ -19,7 +19,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.layout import Layout
-from ps_protocol.model.optimizers import RATE, StepHyperparameter
+from ps_protocol.model.optimizers import PHASE, RATE, StepHyperparameter
 from ps_protocol.model.spec import ModelSpec, layouts
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import (
@@ -39,7 +39,7 @@ from ps_protocol.roles.history import Answered, History, contributed
 from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, ShardSpec
 from tests.simulation.arenas import arena_of
 from tests.simulation.epochs import era_of
-from tests.simulation.oracle import Oracle, gradient_of, index_of, lie_of, rate_of
+from tests.simulation.oracle import Oracle, gradient_of, index_of, lie_of, phase_of, rate_of
 from tests.simulation.tasks import Answer, Life, Sleep, Task
 from tests.simulation.worker_calls import WorkerCalls
 from tests.simulation.world import World
@@ -190,10 +190,12 @@ class WorkerNode:
 
     def _hyperparameters(self, worker: Worker) -> tuple[StepHyperparameter, ...]:
         """What the contribution that is made now has its step use."""
-        rate = rate_of(self._index, worker.state.num_pushes + 1)
+        sequence = worker.state.num_pushes + 1
+        rate, phase = rate_of(self._index, sequence), phase_of(sequence)
         if rate is None or worker.state.policy.applies_on_arrival:
             return ()
-        return (StepHyperparameter(group="", name=RATE, value=rate),)
+        phases = (StepHyperparameter(group="", name=PHASE, value=float(phase)),) if phase else ()
+        return (StepHyperparameter(group="", name=RATE, value=rate), *phases)
 
     def _heard(self, outcome: Outcome) -> None:
         """What the program is told must hold where it is now."""

@@ -15,7 +15,7 @@ from ps_protocol.model.data import DataRange, DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.shown import shown
-from ps_protocol.model.spec import AverageSpec, ClipSpec, StepNumbers
+from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PhaseNumbers, StepNumbers
 from ps_protocol.model.variables import Array
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.waiting import Wait
@@ -39,6 +39,9 @@ from worker_client.session.training import Contribution, Training
 if TYPE_CHECKING:
     from ps_protocol.metrics.exposition import Family
     from worker_client.session.exporting import WorkerMetrics
+
+
+log = logging.getLogger("lockstep.worker")
 
 
 class DataBatches:
@@ -85,6 +88,7 @@ class Session:
         self._worker, self._acts = self._calls.worker, self._calls.acts
         self._batches: dict[DataSpec, DataBatches] = {}
         self._numbers: StepNumbers | None = None
+        self._phase, self._phase_numbers = 0, PhaseNumbers({}, {})
         self._num_workers: tuple[PolicySpec, int] | None = None  # the policy at that time, and the number
         self._metrics = metrics
         if metrics is not None:
@@ -173,6 +177,17 @@ class Session:
         return self._at_work().user_state
 
     @property
+    def phase(self) -> int:
+        """The phase of training that this session gives gradients for: how often `create_or_join()` was called after the first time."""
+        return self._phase
+
+    def model(self) -> ModelSpec:
+        """Returns the agreed model: its variables with their options, its optimizer, placement, averages and limits. Makes no call."""
+        model = self._at_work().place.model
+        assert model is not None
+        return model
+
+    @property
     def leases_data(self) -> bool:
         """Whether this session leases ranges of the training data. Makes no call."""
         return bool(self._batches)
@@ -241,16 +256,21 @@ class Session:
         makes the cluster use these from its next step on.
 
         Blocks while another worker creates the model (without `create`, until one has), or while the open step takes nothing from this
-        worker; logs the reason after 2 s. `timeout_s` (None: no limit) bounds the wait. Call it once only. Raises ModelMismatch with the
-        differences, InvalidSpec, DeadlineExceeded.
+        worker; logs the reason after 2 s. `timeout_s` (None: no limit) bounds the wait. Raises ModelMismatch with the differences,
+        InvalidSpec, DeadlineExceeded.
+
+        Called again, it begins another phase of training, makes no call and returns False: from this session's next contribution on, steps
+        have the numbers of this optimizer, and new slots and powers. Variables keep their values. The optimizer has the formula of the
+        first one, and some or all of its variables; no other argument has an effect. All workers call it at the same step.
         """
         self._member.check_open()
-        if self._worker.has_model:
-            raise RuntimeError("this session has its model already; open another session for another model")
         clip = ClipSpec(value=clip_value or 0.0, norm=clip_norm or 0.0, global_norm=clip_global_norm or 0.0)
         where = placement_of(placement, split_bytes=split_bytes)
         declared = declare(initial_values, optimizer=optimizer, placement=where, averages=averages, clip=clip)
         how = changes.on_optimizer_change(on_optimizer_change)
+        if self._worker.has_model:
+            self._begin_phase(declared.model)
+            return False
         wait = Wait(f"{self._who} joins the model", timeout_s=timeout_s)
         try:
             has_created = self._calls.join(declared, create=create, timeout_s=wait.left_s())
@@ -336,7 +356,7 @@ class Session:
             if gradients is None:
                 raise no_gradients()
             content = Contribution(gradients, updates, metrics)
-            attached = self._attached(hyperparameters) if hyperparameters else NO_ATTACHMENTS
+            attached = self._attached(hyperparameters) if hyperparameters or self._phase else NO_ATTACHMENTS
             return run(worker.contribute(content, is_waited_for=False, attached=attached), self._acts)
         except PsError as error:
             raise at_boundary(error) from error.__cause__
@@ -368,7 +388,7 @@ class Session:
             if gradients is None:
                 raise no_gradients()
             content = Contribution(gradients, updates, metrics)
-            attached = self._attached(hyperparameters) if hyperparameters else NO_ATTACHMENTS
+            attached = self._attached(hyperparameters) if hyperparameters or self._phase else NO_ATTACHMENTS
             return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached), self._acts)
         except PsError as error:
             raise at_boundary(error) from error.__cause__
@@ -499,12 +519,19 @@ class Session:
         """Leaves the cluster. Blocks for at most 2 s. Idempotent."""
         self._leave("")
 
-    def _attached(self, hyperparameters: Hyperparameters) -> Attachments:
-        model = self._worker.place.model
-        assert model is not None
+    def _begin_phase(self, model: ModelSpec) -> None:
+        if self.policy.applies_on_arrival:
+            raise InvalidSpec("where contributions are applied on arrival, training has one phase: slots cannot begin anew; use locking")
+        self._phase_numbers = self.model().phase(model)
+        self._phase += 1
+        log.info("%s begins phase %d of training step=%d", self._who, self._phase, self.local_step)
+
+    def _attached(self, hyperparameters: Hyperparameters | None) -> Attachments:
         if self._numbers is None:
-            self._numbers = StepNumbers(model)
-        given = step_hyperparameters(hyperparameters)
+            self._numbers = StepNumbers(self.model())
+        given = step_hyperparameters(hyperparameters or {})
+        if self._phase:
+            given = self._phase_numbers.of_step(self._phase, given)
         # The same numbers as last time are not checked again.
         self._numbers.check(given, applies_on_arrival=self._worker.state.policy.applies_on_arrival)
         return Attachments(hyperparameters=given)

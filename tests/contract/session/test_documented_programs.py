@@ -98,6 +98,10 @@ BEFORE = {
     + """head = lockstep.Variable(np.zeros(2), optimizer=lockstep.momentum(0.1).in_group("head"))
 session.create_or_join({"w": np.zeros(3), "head": head}, optimizer=lockstep.sgd(0.1))
 gradients, rate = {"w": np.ones(3), "head": np.ones(2)}, 0.05""",
+    ("docs/reference/optimizers.md", 3): SESSION
+    + """body, head = np.zeros(3), np.zeros(2)
+def gradient_of_head(values): return np.ones(2)
+def gradients_of_all(values): return {name: np.ones_like(value) for name, value in values.items()}""",
     ("docs/reference/api.md", 1): SESSION,
     ("docs/reference/api.md", 2): MODEL,
     ("docs/reference/api.md", 3): SESSION

@@ -222,7 +222,6 @@ BAD: dict[str, tuple[Callable[[Any], Any], str]] = {
         lambda session: lj.step(session, _deleted()),
         "'w'.* cannot be read as an array: Array has been del",
     ),
-    "a second optimizer": (lambda session: lj.create_or_join(session, _params(), optax.sgd(0.1)), "this session has its model already"),
     "no session": (
         lambda session: lj.step("host:5000", ONES),  # type: ignore[arg-type]
         "got a str, want a session",

@@ -4,6 +4,7 @@ A process has one backend for ever, so `test_backends.py` starts this once for e
 """
 
 import copy
+import functools
 import json
 import logging
 import subprocess
@@ -234,13 +235,67 @@ def what_was_read_is_the_programs_own() -> None:
             np.testing.assert_array_equal(value, before[name])
 
 
-def a_second_optimizer_on_a_session_is_refused() -> None:
+def _fine_tune(model: Any, begin: Callable[[Any], Any], make: Callable[[float], Any], **options: Any) -> None:
+    """Trains the last layer, then all, then the first layer alone, with a new optimizer each time."""
+    for rate, (first, last) in {0.02: (False, True), 0.01: (True, True), 0.005: (True, False)}.items():
+        model.get_layer("first").trainable, model.get_layer("last").trainable = first, last
+        _fit(model, begin(make(rate)), **options)
+
+
+def freezing_and_thawing_is_what_new_optimizers_of_keras_do() -> None:
+    for make in (optimizers.Adam, optimizers.Nadam, lambda rate: optimizers.AdamW(rate, weight_decay=0.1)):
+        alone, ours = _model(), _model()
+        _fine_tune(alone, lambda optimizer: optimizer, make)
+        with lockstep.local() as session:
+            begin = functools.partial(lockstep.keras.Optimizer, session, variables=ours.trainable_variables)
+            _fine_tune(ours, begin, make, **EAGER)
+            assert (session.local_step, session.phase) == (27, 2)
+        _agree(ours, alone, atol=1e-5)
+
+
+def averaged_updates_freeze_and_thaw() -> None:
+    alone, ours = _model(), _model()
+    _fine_tune(alone, lambda optimizer: optimizer, optimizers.Adam)
     with lockstep.local() as session:
-        _fit(_model(), lockstep.keras.Optimizer(session, "sgd"), **EAGER)
-        with _refused("this session has its model already", RuntimeError):
-            _fit(_model(), lockstep.keras.Optimizer(session, "sgd"), **EAGER)
-        with _refused("this session has its model already", RuntimeError):
-            _fit(_model(), optimizers.SGD(0.1), callbacks=[lockstep.keras.AverageUpdates(session)])
+        callback = lockstep.keras.AverageUpdates(session, variables=ours.trainable_variables)
+        _fine_tune(ours, lambda optimizer: optimizer, optimizers.Adam, callbacks=[callback])
+        assert session.local_step == 27
+    _agree(ours, alone)
+
+
+def a_phase_that_cannot_be_is_refused_with_advice_that_works() -> None:
+    with lockstep.local() as session:
+        model = _model()
+        model.get_layer("first").trainable = False
+        _fit(model, lockstep.keras.Optimizer(session, "sgd"), **EAGER)
+        model.get_layer("first").trainable = True
+        with _refused("give the first optimizer all variables that any phase trains"):
+            _fit(model, lockstep.keras.Optimizer(session, "sgd"), **EAGER)
+    with lockstep.local() as session:
+        model = _model()
+        first = lockstep.keras.Optimizer(session, "sgd", variables=model.trainable_variables)
+        model.get_layer("first").trainable = False
+        _fit(model, first, **EAGER)
+        with _refused("another formula (Adam) than the first optimizer (SGD)"):
+            _fit(model, lockstep.keras.Optimizer(session, "adam"), **EAGER)
+        model.get_layer("first").trainable = True
+        _fit(model, lockstep.keras.Optimizer(session, "sgd"), **EAGER)
+        with _refused("another optimizer has been made on this session since", RuntimeError):
+            first.apply([keras.ops.ones(variable.shape) for variable in model.trainable_variables], model.trainable_variables)
+        with _refused("is trained and is not among them"):
+            lockstep.keras.Optimizer(session, "sgd", variables=model.trainable_variables[:1]).build(model.trainable_variables)
+
+
+def frozen_variables_are_those_of_the_cluster() -> None:
+    cluster = InProcessCluster(total_num_replicas=2, replicas_to_aggregate=1)
+    with lockstep.local(cluster) as first, lockstep.local(cluster) as second:
+        one, other = _model(), _model()
+        other.set_weights([value + 1 for value in other.get_weights()])
+        for model, session in ((one, first), (other, second)):
+            variables = model.trainable_variables
+            model.get_layer("first").trainable = False
+            lockstep.keras.Optimizer(session, "sgd", variables=variables).build(model.trainable_variables)
+        _agree(one, other, atol=0.0)
 
 
 def a_changed_model_on_one_worker_is_refused() -> None:
@@ -435,7 +490,10 @@ CLAIMS = (
     a_saved_model_loads_with_the_optimizer_of_keras,
     a_step_that_is_compiled_has_a_sentence,
     what_was_read_is_the_programs_own,
-    a_second_optimizer_on_a_session_is_refused,
+    freezing_and_thawing_is_what_new_optimizers_of_keras_do,
+    averaged_updates_freeze_and_thaw,
+    a_phase_that_cannot_be_is_refused_with_advice_that_works,
+    frozen_variables_are_those_of_the_cluster,
     a_changed_model_on_one_worker_is_refused,
     what_servers_cannot_do_is_refused,
     gradients_of_other_variables_are_refused,

@@ -115,7 +115,7 @@ def test_three_workers_with_a_third_of_each_batch_train_what_one_process_does(ba
 def test_programs_of_the_tutorial_run_as_they_are_printed(backend: str, tmp_path: Path) -> None:
     _installed(backend)
     page = (ROOT / "docs/tutorials/keras.md").read_text(encoding="utf-8")
-    alone, together = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
+    alone, together, in_phases = re.findall(r"^```python\n(.*?)^```", page, flags=re.DOTALL | re.MULTILINE)
     environment = {**os.environ, "KERAS_BACKEND": backend}
     ended = subprocess.run([sys.executable, "-c", alone], env=environment, capture_output=True, text=True, timeout=150, check=True)
     assert ended.stdout.startswith("loss 0.")
@@ -123,6 +123,10 @@ def test_programs_of_the_tutorial_run_as_they_are_printed(backend: str, tmp_path
         said, _ = process.communicate(timeout=300)
     assert process.returncode == 0, said
     assert said.count(" loss 0.") == 3, said
+    in_phases += "print('ended', session.local_step, session.phase)\n"
+    with up("--ps", "1", "--workers", "2", worker=in_phases, run_dir=tmp_path / "phases", KERAS_BACKEND=backend) as process:
+        said, _ = process.communicate(timeout=300)
+    assert process.returncode == 0 and said.count(" ended 40 1") == 2, said
 
 
 @functools.cache

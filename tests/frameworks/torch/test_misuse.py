@@ -93,13 +93,6 @@ def made(session: Any) -> tuple[Any, Any]:
     return model, lt.Optimizer(session, model, SGD(model.parameters(), 0.1))
 
 
-def test_a_second_optimizer_on_one_session_is_refused() -> None:
-    with lockstep.local() as session:
-        made(session)
-        with pytest.raises(RuntimeError, match="this session has its model already; open another session for another model"):
-            made(session)
-
-
 def test_an_optimizer_of_an_optimizer_a_wrong_session_and_a_wrong_option_are_refused() -> None:
     with lockstep.local() as session:
         model, optimizer = made(session)

@@ -270,8 +270,6 @@ def test_session_says_what_to_call_first_and_what_not_to_call_any_more() -> None
         with pytest.raises(NotInitialized, match=r"call create_or_join\(\) first"):
             call()
     session.create_or_join(initial(), optimizer=worker_client.sgd(0.1))
-    with pytest.raises(RuntimeError, match="has its model already"):
-        session.create_or_join(initial(), optimizer=worker_client.sgd(0.1))
     session.close()
     session.close()
     for call in [*calls, session.status, session.finish, lambda: session.push({})]:
