@@ -20,6 +20,9 @@ from collections.abc import Callable, Mapping
 from functools import wraps
 from typing import ParamSpec, TypeVar
 
+# Where programs find these errors, and what tracebacks call them by.
+PUBLIC_MODULE = "lockstep.errors"
+
 
 class PsError(Exception):
     """An error that a user can act on: a text that says what, which and what to do, and facts for programs.
@@ -30,8 +33,10 @@ class PsError(Exception):
 
     reason = "INTERNAL"
     status = "INTERNAL"
+    __module__ = PUBLIC_MODULE
 
     def __init_subclass__(cls, *, status: str = "") -> None:
+        cls.__module__ = PUBLIC_MODULE
         if status:
             cls.reason = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).upper()
             cls.status = status

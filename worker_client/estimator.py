@@ -16,7 +16,7 @@ from typing import Any, Self
 import numpy as np
 import numpy.typing as npt
 
-from ps_protocol.errors import InvalidSpec, ModelMismatch, ShuttingDown, Unavailable
+from ps_protocol.errors import InvalidSpec, ModelMismatch, PermissionDenied, ShuttingDown, Unauthenticated, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS, OptimizerSpec
 from ps_protocol.model.variables import Array
@@ -24,7 +24,7 @@ from ps_protocol.roles.chief import ClusterState
 from worker_client.model import optimizers
 from worker_client.model.declarations import Buffer
 from worker_client.neural_network import ACTIVATIONS, Network
-from worker_client.opening import LOCAL_CHIEF, TIMEOUT_S, connect, local
+from worker_client.opening import LOCAL_CHIEF, TIMEOUT_S, connect, local, observe
 from worker_client.session.session import Session
 from worker_client.sync_replicas.graph import Graph, get_or_create_global_step, get_variable
 from worker_client.sync_replicas.hooks import SessionRunHook
@@ -110,7 +110,7 @@ def train(
             raise ModelMismatch(
                 "the labels differ between workers, and are part of the model. Give all workers the same: fit(X, y, classes=…)."
                 f" {error.message}"
-            ) from error
+            ) from None
         with opened as session:
             for batch in examples.batches(seed=seed, worker=session.session.worker_index, passes=passes):
                 if session.should_stop():
@@ -443,24 +443,30 @@ def _train(
 
 # Addresses where a `fit` of this process has trained a cluster, which ends with its training; another may be there since.
 _trained_targets: set[str] = set()
+_ENDED_TIMEOUT_S = 1.0  # how long such a cluster has to answer
 _has_warned: list[str] = []  # that `fit` trains outside of the cluster that started this process
 
 
 def _connect_once(target: str, worker_index: int | None, *, timeout_s: float) -> Session:
-    """As `connect`. Raises ValueError for a second training of one cluster."""
-    error = ValueError(
-        f"fit: this process has trained the cluster at {target!r} already, and one fit() is one training of a cluster. For several "
-        "(cross_val_score, GridSearchCV, another fit) leave target out: each then trains in a cluster inside this process"
-    )
-    try:
-        session = connect(target, worker_index=worker_index, timeout_s=timeout_s)
-    except (Unavailable, ShuttingDown) as gone:
-        raise (error if target in _trained_targets else gone) from None
-    if target in _trained_targets and session.status().state is ClusterState.FINISHED:
-        session.close()
-        raise error
+    """As `connect`. Raises ValueError for a second training of one cluster, at once: it ends with its first one."""
+    if target in _trained_targets and _has_ended(target):
+        raise ValueError(
+            f"fit: this process has trained the cluster at {target!r} already, and one fit() is one training of a cluster. For several "
+            "(cross_val_score, GridSearchCV, another fit) leave target out: each then trains in a cluster inside this process"
+        )
     _trained_targets.discard(target)
-    return session
+    return connect(target, worker_index=worker_index, timeout_s=timeout_s)
+
+
+def _has_ended(target: str) -> bool:
+    """Whether the cluster that was trained is there no more, or is about to end; else another one has its address."""
+    try:
+        with observe(target, timeout_s=_ENDED_TIMEOUT_S) as observer:
+            return observer.status().state is ClusterState.FINISHED
+    except (Unavailable, ShuttingDown):
+        return True
+    except (Unauthenticated, PermissionDenied):
+        return False
 
 
 def _warn_of_private_cluster() -> None:

@@ -216,7 +216,7 @@ class Optimizer:
 
 
 def as_optimizer(opt: "Optimizer | OptimizerSpec", *, use_locking: bool = True, keeps_policy: bool = False) -> Optimizer:
-    """Returns an optimizer of this module: `opt` itself, or one made from what `worker_client.adam()` and the like return.
+    """Returns an optimizer of this module: `opt` itself, or one made from what `lockstep.adam()` and the like return.
 
     A new optimizer trains asynchronously, with `use_locking`; or, if `keeps_policy` is set, under the cluster's policy. Raises TypeError
     for another kind of `opt`.
@@ -296,7 +296,7 @@ class AdagradDAOptimizer(Optimizer):
 class AdamOptimizer(Optimizer):
     """Adam. Slots: "m", "v".
 
-    Each step changes whole tables, as in the original; `as_optimizer(worker_client.adam(lazy=True))` avoids that.
+    Each step changes whole tables, as in the original; `as_optimizer(lockstep.adam(lazy=True))` avoids that.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from worker_client.sync_replicas.optimizers import Optimizer, SlotVariable, as_o
 class SyncReplicasOptimizer:
     """Collects gradients of `replicas_to_aggregate` (R) contributions, averages them, and has `opt` apply the mean, as one step.
 
-    `opt`: an optimizer of this package, or what `worker_client.adam()` and the like return. `total_num_replicas` (T): the number of
+    `opt`: an optimizer of this package, or what `lockstep.adam()` and the like return. `total_num_replicas` (T): the number of
     workers, None means R. With T > R the first R contributions win; with T < R a worker contributes several a step. `variable_averages`, an
     `ExponentialMovingAverage`, follows `variables_to_average` (None: all trainable ones) within the step. `use_locking` is accepted and has
     no effect, as in the original: a synchronous step is atomic anyway. `name` is what `get_name()` returns. Contributions are averaged, not

@@ -39,7 +39,7 @@ def test_a_mistake_is_one_traceback_of_the_programs_line_and_at_most_two_of_ours
     assert done.stderr.count("Traceback (most recent call last):") == 1, done.stderr
     first, *ours = [line for line in lines if line.startswith("  File")]
     assert first.startswith(f'  File "{path}"') and len(ours) <= 2, done.stderr
-    assert lines[-1].startswith(f"ps_protocol.errors.{words}"), done.stderr
+    assert lines[-1].startswith(f"lockstep.errors.{words}"), done.stderr
 
 
 def test_an_import_changes_nothing_of_the_program(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ def test_what_is_said_at_a_failure_counts_the_workers_that_run_at_that_time(num_
 
 def test_a_worker_that_fails_later_by_itself_is_in_the_list_and_one_that_was_interrupted_is_not() -> None:
     first, later = Worker("worker 1"), Worker("worker 0")
-    interrupted = Worker("worker 2", end_text="exit code 1: ps_protocol.errors.TrainingInterrupted: training was interrupted at step 3")
+    interrupted = Worker("worker 2", end_text="exit code 1: lockstep.errors.TrainingInterrupted: training was interrupted at step 3")
     others = [Worker("worker 3", returncode=0), Worker("worker 4", returncode=None), Worker("worker 5", -9, "killed by SIGKILL")]
     found = later_failures([later, first, interrupted, *others], [first])
     assert [one.name for one in found] == ["worker 0", "worker 5"]
