@@ -61,7 +61,7 @@ test-lowest: $(DEV)  ## run all tests with the oldest supported dependencies, in
 
 test-frameworks: $(FRAMEWORKS)  ## run the tests with PyTorch, JAX, Keras, scikit-learn and dask, in .venv-frameworks; 3 to 9 GB
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/frameworks tests/contract/session/test_documented_programs.py \
-	  tests/contract/session/test_estimator.py -n 2 --dist worksteal $(ARGS)
+	  tests/contract/session/test_estimator.py tests/contract/session/test_estimator_cluster.py -n 2 --dist worksteal $(ARGS)
 
 coverage: $(DEV)  ## measure which lines and branches the tests reach, subprocesses included
 	@$(BIN)/coverage erase && $(BIN)/coverage run -m pytest -n 3 --dist worksteal $(ARGS); found=$$?; \

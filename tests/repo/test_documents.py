@@ -54,6 +54,15 @@ def _targets(page: Path) -> list[str]:
     return re.findall(r"\]\(([^)#\s]+)[^)]*\)", _text(page))
 
 
+def test_tests_that_a_page_names_are_there() -> None:
+    def missing(page: Path) -> Iterable[str]:
+        for path, name in re.findall(r"`(tests/[\w/]+\.py)::(\w+)`", _text(page)):
+            if not (ROOT / path).exists() or f"def {name}(" not in _text(ROOT / path):
+                yield f"{path}::{name}"
+
+    assert _on(PAGES, missing) == {}
+
+
 def test_links_of_the_readme_lead_to_existing_headings() -> None:
     """Of the page that the site does not have; `make check-docs` checks the others."""
     for target, anchor in re.findall(r"\]\(([^)#\s]*)#?([^)\s]*)\)", _text(ROOT / "README.md")):

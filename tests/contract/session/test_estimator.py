@@ -75,6 +75,19 @@ def test_the_classifier_works_in_a_pipeline_and_a_cross_validation() -> None:
     assert cross_val_score(pipeline, X, Y, cv=3).min() > 0.7
 
 
+def test_a_grid_search_over_a_pipeline_finds_what_its_clone_learns_as_well() -> None:
+    from sklearn.base import clone
+    from sklearn.model_selection import GridSearchCV
+    from sklearn.pipeline import make_pipeline
+    from sklearn.preprocessing import StandardScaler
+
+    pipeline = make_pipeline(StandardScaler(), sdk.DNNClassifier((8,), max_iter=20, random_state=0))
+    search = GridSearchCV(pipeline, {"dnnclassifier__learning_rate": [1e-6, 0.02]}, cv=2).fit(X, Y)
+    assert search.best_params_ == {"dnnclassifier__learning_rate": 0.02} and search.best_score_ > 0.7
+    best = search.best_estimator_
+    np.testing.assert_array_equal(clone(best).fit(X, Y).predict_proba(X), best.predict_proba(X))
+
+
 def test_classes_that_the_examples_lack_can_be_named() -> None:
     classifier = sdk.DNNClassifier((4,), max_iter=2, random_state=0).fit(X[:60], Y[:60], classes=["low", "middle", "high"])
     assert list(classifier.classes_) == ["high", "low", "middle"]

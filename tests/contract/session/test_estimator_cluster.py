@@ -127,6 +127,15 @@ def test_one_fit_is_one_training_of_a_cluster(stack: ExitStack, socket_dir: Path
         cross_val_score(classifier, X, Y, cv=2, error_score="raise")
 
 
+@pytest.mark.timeout(40)  # less than what a cluster has to answer at first
+def test_a_second_fit_where_the_cluster_has_ended_is_refused_at_once(socket_dir: Path) -> None:
+    with ExitStack() as until_it_ends:
+        cluster = GrpcTestCluster(Shape(), until_it_ends, directory=socket_dir)
+        classifier = sdk.DNNClassifier((4,), max_iter=1, random_state=3, target=cluster.chief_address).fit(X, Y)
+    with pytest.raises(ValueError, match=r"one fit\(\) is one training of a cluster"):
+        classifier.fit(X, Y)
+
+
 def test_a_cluster_that_was_started_again_at_its_address_is_trained_again(socket_dir: Path) -> None:
     for seed in (3, 4):
         with ExitStack() as one_cluster:

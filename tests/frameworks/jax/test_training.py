@@ -274,6 +274,31 @@ def test_a_changed_model_on_one_worker_is_refused() -> None:
             lj.create_or_join(second, {"w": jnp.ones((2, 3)), "b": jnp.ones(4)}, optax.sgd(1.0))
         with pytest.raises(lockstep.errors.ModelMismatch):
             lj.create_or_join(second, _params(), optax.adam(1.0))
+        with pytest.raises(lockstep.errors.ModelMismatch, match=r"'b'.*data_type is bfloat16"):
+            lj.create_or_join(second, {**_params(), "b": jnp.zeros(3, jnp.bfloat16)}, optax.sgd(1.0))
+
+
+def test_gradients_of_a_scan_over_microbatches_are_those_of_the_batch() -> None:
+    x, y = np.random.default_rng(1).normal(size=(2, 12, 2)).astype(np.float32)
+
+    def loss(params: Any, x: Any, y: Any) -> Any:
+        return jnp.mean((jnp.tanh(x @ params["w"] + params["b"])[:, :2] - y) ** 2)
+
+    @jax.jit
+    def of_microbatches(params: Any) -> Any:
+        def add(so_far: Any, batch: Any) -> Any:
+            return jax.tree.map(jnp.add, so_far, jax.grad(loss)(params, *batch)), None
+
+        zeros = jax.tree.map(jnp.zeros_like, params)
+        total, _ = jax.lax.scan(add, zeros, (x.reshape(3, 4, 2), y.reshape(3, 4, 2)))
+        return jax.tree.map(lambda leaf: leaf / 3, total)
+
+    with lockstep.local() as session, lockstep.local() as other:
+        ours, whole = (lj.create_or_join(one, _params(), optax.adam(0.1)) for one in (session, other))
+        for _ in range(3):
+            ours, whole = lj.step(session, of_microbatches(ours)), lj.step(other, jax.grad(loss)(whole, x, y))
+    for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(whole), strict=True):
+        np.testing.assert_allclose(one, two, atol=1e-5)
 
 
 def test_gradients_count_each_time_that_they_are_given_and_nothing_is_kept_of_them() -> None:

@@ -115,6 +115,36 @@ def callbacks_may_set_the_learning_rate() -> None:
     _agree(ours, alone)
 
 
+def _functional() -> Any:
+    """Two branches, of which one is added back, with normalization and dropout; three classes."""
+    keras.utils.set_random_seed(7)
+    given = keras.Input((5,))
+    hidden = keras.layers.Dense(8, activation="tanh")(given)
+    normal = keras.layers.Dropout(0.3, seed=1)(keras.layers.BatchNormalization()(hidden))
+    joined = keras.layers.Add()([hidden, keras.layers.Dense(8)(normal)])
+    return keras.Model(given, keras.layers.Dense(3, activation="softmax")(joined))
+
+
+def a_functional_model_trains_as_with_keras_alone() -> None:
+    labels = (np.abs(Y[:, 0]) * 2.9).astype(np.int32)
+    alone, ours = _functional(), _functional()
+    with lockstep.local() as session:
+        begun = lockstep.keras.Optimizer(session, optimizers.SGD(0.1, momentum=0.5))
+        histories = []
+        for model, optimizer in ((alone, optimizers.SGD(0.1, momentum=0.5)), (ours, begun)):
+            callbacks = [
+                keras.callbacks.ReduceLROnPlateau("loss", factor=0.5, patience=0, min_delta=10.0),
+                keras.callbacks.TerminateOnNaN(),
+            ]
+            model.compile(optimizer=optimizer, loss="sparse_categorical_crossentropy", metrics=["accuracy"], run_eagerly=True)
+            weights = {0: 1.0, 1: 2.0, 2: 0.5}
+            fitted = model.fit(X, labels, batch_size=32, epochs=4, shuffle=False, verbose=0, callbacks=callbacks, class_weight=weights)
+            histories.append(fitted.history)
+        np.testing.assert_allclose(histories[1]["loss"], histories[0]["loss"], rtol=1e-5)
+        assert histories[1]["learning_rate"] == histories[0]["learning_rate"] != [histories[0]["learning_rate"][0]] * 4
+    _agree(ours, alone, atol=1e-5)  # the statistics of the normalization, too
+
+
 def an_optimizer_may_be_given_by_name() -> None:
     with lockstep.local() as session:
         _fit(_model(), lockstep.keras.Optimizer(session, "rmsprop"), **EAGER)
@@ -481,6 +511,7 @@ def a_forked_child_has_a_sentence_and_the_parent_goes_on() -> None:
 CLAIMS = (
     servers_train_as_each_optimizer_does,
     callbacks_may_set_the_learning_rate,
+    a_functional_model_trains_as_with_keras_alone,
     an_optimizer_may_be_given_by_name,
     a_worker_begins_with_the_values_of_the_cluster,
     gradients_that_are_there_before_the_model_is_joined_are_left_out,
