@@ -284,7 +284,6 @@ def test_gradients_of_a_scan_over_microbatches_are_those_of_the_batch() -> None:
     def loss(params: Any, x: Any, y: Any) -> Any:
         return jnp.mean((jnp.tanh(x @ params["w"] + params["b"])[:, :2] - y) ** 2)
 
-    @jax.jit
     def of_microbatches(params: Any) -> Any:
         def add(so_far: Any, batch: Any) -> Any:
             return jax.tree.map(jnp.add, so_far, jax.grad(loss)(params, *batch)), None
@@ -293,10 +292,11 @@ def test_gradients_of_a_scan_over_microbatches_are_those_of_the_batch() -> None:
         total, _ = jax.lax.scan(add, zeros, (x.reshape(3, 4, 2), y.reshape(3, 4, 2)))
         return jax.tree.map(lambda leaf: leaf / 3, total)
 
+    compiled = jax.jit(of_microbatches)
     with lockstep.local() as session, lockstep.local() as other:
         ours, whole = (lj.create_or_join(one, _params(), optax.adam(0.1)) for one in (session, other))
         for _ in range(3):
-            ours, whole = lj.step(session, of_microbatches(ours)), lj.step(other, jax.grad(loss)(whole, x, y))
+            ours, whole = lj.step(session, compiled(ours)), lj.step(other, jax.grad(loss)(whole, x, y))
     for one, two in zip(jax.tree.leaves(ours), jax.tree.leaves(whole), strict=True):
         np.testing.assert_allclose(one, two, atol=1e-5)
 
