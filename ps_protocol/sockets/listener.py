@@ -24,13 +24,11 @@ _MAX_INVITED = 4_096
 # A connection says its nonce with its first bytes; until then it is a stranger's.
 _STRANGER_S = 2.0
 _MAX_STRANGERS = 256
-# Connections taken a second: strangers may come as fast as they like, and cost this process no more than that.
-_MAX_TAKEN_A_SECOND = 200
-# One that says anything else than a nonce counts for so many.
-_COST_OF_REFUSAL = 10
-# While an invited caller is awaited, which may stand behind strangers in the system's queue, so many, whatever they say. No stranger can
-# bring that about: only authorised calls invite.
-_MAX_TAKEN_FOR_INVITED = 2_000
+# Connections taken a second while an invited caller is awaited, which may stand behind strangers in the system's queue. At other times none
+# is taken: strangers wait there, and cost this process nothing. No stranger can end that: only authorised calls invite.
+_MAX_TAKEN_A_SECOND = 2_000
+# A pause once so many have been taken.
+_REST_S = 0.01
 # Both together may take a part of the descriptors that is small beside what gRPC takes and what checkpoints and shared memory need.
 _MOST_OF_DESCRIPTORS = 1 / 16
 _BACKLOG = 256
@@ -59,7 +57,6 @@ class DataListener:
         self._has_stopped = False
         self._thread: threading.Thread | None = None
         self._strangers: dict[int, _Stranger] = {}
-        self._num_refused = 0
         self._wake: socket.socket | None = None
 
     def start(self, address: Address, *, port: int = 0) -> None:
@@ -79,6 +76,7 @@ class DataListener:
         for one in listening:
             one.setblocking(False)
         self._wake, woken = socket.socketpair()
+        self._wake.setblocking(False)
         self._thread = threading.Thread(target=self._run, args=(listening, woken), name="data-listener", daemon=True)
         self._thread.start()
 
@@ -96,6 +94,9 @@ class DataListener:
             if len(self._invited) >= min(self._most, _MAX_INVITED):
                 raise LimitExceeded(f"{self._name}: {len(self._invited)} data sockets are waited for at once; try again later")
             self._invited[nonce] = now, None
+        with contextlib.suppress(OSError):  # it is awake already, or has just ended
+            if self._wake is not None:
+                self._wake.send(b"\0")
         return Invitation(nonce=nonce, port=address.port, path=address.path)
 
     def claim(self, nonce: bytes) -> DataSocket:
@@ -117,27 +118,22 @@ class DataListener:
 
     def _run(self, listening: list[socket.socket], woken: socket.socket) -> None:
         with woken, selectors.DefaultSelector() as selector:
-            for one in listening:
-                selector.register(one, selectors.EVENT_READ)
             selector.register(woken, selectors.EVENT_READ)
-            budget, looked_at, is_listening = float(_MAX_TAKEN_A_SECOND), time.monotonic(), True
+            budget, looked_at, is_listening = float(_MAX_TAKEN_A_SECOND), time.monotonic(), False
             while True:
                 ready = {key.fileobj for key, _ in selector.select(self._wait_s(is_listening))}
-                if woken in ready:
+                if woken in ready and not woken.recv(_MAX_INVITED):
                     break
-                now, num_refused, is_awaiting = time.monotonic(), self._num_refused, self._is_awaiting()
-                most, cost = (_MAX_TAKEN_FOR_INVITED, 1) if is_awaiting else (_MAX_TAKEN_A_SECOND, _COST_OF_REFUSAL)
-                budget, looked_at = min(budget + (now - looked_at) * most, most), now
+                now = time.monotonic()
+                budget, looked_at = min(budget + (now - looked_at) * _MAX_TAKEN_A_SECOND, _MAX_TAKEN_A_SECOND), now
                 for stranger in [one for one in self._strangers.values() if one.connection in ready]:
                     self._hear(stranger, selector)
                 for one in listening:
                     if one in ready:
                         # Those of one turn leave room for strangers of the turn before, whose nonce may still come.
-                        at_once = max(1, min(int(budget), self._max_strangers // 2)) if is_awaiting else 1
-                        budget -= self._take(one, selector, now=now, most=at_once)
-                budget -= (self._num_refused - num_refused) * (cost - 1)
+                        budget -= self._take(one, selector, now=now, most=max(1, min(int(budget), self._max_strangers // 2)))
                 self._expire(selector, now=now)
-                if is_listening != (budget >= 1):
+                if is_listening != (budget >= 1 and self._is_awaiting()):
                     is_listening = not is_listening
                     for one in listening:
                         if is_listening:
@@ -146,10 +142,11 @@ class DataListener:
                             selector.unregister(one)
         self._end(listening)
 
-    def _wait_s(self, is_listening: bool) -> float:
-        if not is_listening:
-            return 1.0 / _MAX_TAKEN_A_SECOND
-        return 1.0 if self._strangers or self._invited else _INVITED_S
+    def _wait_s(self, is_listening: bool) -> float | None:
+        """Returns the time after which something is to be done that no connection tells of."""
+        if not is_listening and self._is_awaiting():
+            return _REST_S
+        return 1.0 if self._strangers or self._invited else None
 
     @property
     def _max_strangers(self) -> int:
@@ -197,7 +194,6 @@ class DataListener:
                     stranger.connection.send(WELCOME)
                 self._invited[stranger.said] = time.monotonic(), stranger.connection
                 return
-        self._num_refused += 1
         stranger.connection.close()
 
     def _drop(self, stranger: _Stranger, selector: selectors.BaseSelector) -> None:
