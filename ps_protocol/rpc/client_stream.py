@@ -300,7 +300,7 @@ class LongLivedStream:
         self._method = method
         self._deadlines = deadlines
         self._stream: Stream | None = None
-        self._has_rested = self._is_cut = self._has_expired = self._is_closed = False
+        self._is_cut = self._has_expired = self._is_closed = False
         # What a use has asked for and not received, for the next use. None once the stream is broken off.
         self.asked: object = None
         # What carries the stream's payloads, if anything does; it ends with the stream.
@@ -327,15 +327,8 @@ class LongLivedStream:
         """See `Streams.use`."""
         number, is_done = self._deadlines.begin(self, timeout_s=timeout_s), False
         try:
-            try:
-                result = act(self)
-            except StreamEnded as end:
-                if not self._has_rested or end.code is not grpc.StatusCode.OK or self._is_cut:
-                    raise
-                # The server had too many idle streams, and ended this one in order after its last answer.
-                self.break_off()
-                result = act(self)
-            is_done = self._has_rested = True
+            result = act(self)
+            is_done = True
             return result
         except WRONG_ANSWERS as wrong:
             raise not_understood(self._connection.target, wrong) from None
@@ -353,7 +346,7 @@ class LongLivedStream:
     def break_off(self) -> None:
         """Ends the stream, for the one whose use it is; `stream` is another one then."""
         stream, self._stream = self._stream, None
-        self._has_rested, self.asked = False, None
+        self.asked = None
         self.let_go_of_socket()
         if stream is not None:
             stream.end()

@@ -28,7 +28,7 @@ Report = Callable[[pb.CommandResponse | PsError], None]
 
 @light_dataclass(slots=True, eq=False)
 class _Command:
-    """A command under way. Implements Expiring. `has_moved`: it was sent again, on another stream."""
+    """A command under way. Implements Expiring."""
 
     commands: "Commands"
     data: bytes
@@ -36,7 +36,6 @@ class _Command:
     awaited: str
     timeout_s: float
     deadline: int = 0
-    has_moved: bool = False
 
     def expire(self) -> None:
         """Its time is up."""
@@ -59,7 +58,7 @@ class Commands:
         self._stream: Stream | None = None  # where there is none, the thread sends what is under way once it has opened one
         self._under_way: dict[int, _Command] = {}
         self._expired: _Command | None = None
-        self._has_answered = self._is_cut = self._is_closed = False
+        self._is_cut = self._is_closed = False
         self._thread: threading.Thread | None = None
 
     def begin(self, report: Report, *, timeout_s: float, awaited: str, **command: Any) -> int:
@@ -143,7 +142,7 @@ class Commands:
         connection = self._connection
         stream = open_stream(connection.channel, connection.path(METHOD), metadata=connection.metadata())
         with self._lock:
-            self._stream, self._has_answered = stream, False
+            self._stream = stream
             for command in self._under_way.values():
                 stream.request(command.data)
         if self._is_cut:
@@ -151,7 +150,6 @@ class Commands:
         while True:
             answer = decode_message(pb.CommandResponse, stream.answer())
             with self._lock:
-                self._has_answered = True
                 answered = self._under_way.pop(answer.call, None)
             if answered is not None:  # it has not been given up
                 self._deadlines.end(answered.deadline)
@@ -162,13 +160,7 @@ class Commands:
         with self._lock:
             stream, self._stream = self._stream, None
             is_cut, self._is_cut, expired, self._expired = self._is_cut, False, self._expired, None
-            # The server had too many idle streams, and ended this one in order after its last answer: later commands are sent again.
-            was_resting = isinstance(end, StreamEnded) and end.code is grpc.StatusCode.OK and self._has_answered and not is_cut
-            failed = {number: one for number, one in self._under_way.items() if not was_resting or one.has_moved}
-            for number in failed:
-                del self._under_way[number]
-            for command in self._under_way.values():
-                command.has_moved = True
+            failed, self._under_way = self._under_way, {}
         if stream is not None:
             stream.end()
         for command in failed.values():

@@ -156,7 +156,7 @@ class ParameterService:
     def ShareMemory(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with (
             self._answering(context),
-            self._idle_streams.long_lived(context, name="ShareMemory") as stream,
+            self._idle_streams.sharing(context, name="ShareMemory") as stream,
         ):
             messages = (decode_message(pb.ShareMemoryRequest, message) for message in stream.incoming(requests))
             claim = self._claim(next(messages, None))

@@ -39,8 +39,7 @@ from ps_server.shard.shard import Shard
 
 # Ends streams in which nothing has moved for too long, since each holds a thread or memory.
 #
-# A long-lived stream rests between two of its calls, for as long as it likes; so only so many may rest. One more is ended when its call is
-# answered: its caller begins another for the next call.
+# A long-lived stream rests between two of its calls, for as long as it likes.
 #
 # A chief's stream takes no place from other streams, and they take none from it: however many workers there are, or streams that somebody
 # opens, the next command arrives. Of too many chiefs' streams the one that was used longest ago is ended.
@@ -49,10 +48,10 @@ from ps_server.shard.shard import Shard
 log = logging.getLogger("lockstep.server")
 
 IDLE_LIMIT_S = 30.0
-# Leaves threads for all other calls.
-MAX_LONG_LIVED = 3_072
-# At rest or under way, beyond any cluster: a caller that opens streams without end is refused.
-MAX_OPEN = 8_192
+# Each holds a thread: leaves some for all other calls.
+MAX_SHARING = 3_072
+# At rest or under way, beyond any cluster: a caller that opens streams without end is refused. Each takes about 24 KiB.
+MAX_OPEN = 20_000
 # Of chiefs, beside those: one for each chief, and a few that were lost and have not been seen to end.
 MAX_OF_CHIEFS = 16
 
@@ -102,14 +101,13 @@ class IdleStreams:
     A stream that is cut ends as CANCELLED: gRPC's threaded server cannot give another status to a call whose thread waits.
     """
 
-    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_long_lived: int = MAX_LONG_LIVED, max_open: int = MAX_OPEN) -> None:
+    def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_sharing: int = MAX_SHARING, max_open: int = MAX_OPEN) -> None:
         self._limit_s = limit_s
-        self._max_long_lived = max_long_lived
+        self._max_sharing = max_sharing
         self._max_open = max_open
-        self._takes_long_lived = True
+        self._is_ending = False
         self._streams: set[Stream] = set()
-        # The streams that may rest.
-        self._long_lived: set[Stream] = set()
+        self._num_sharing = 0
         # Those of chiefs, the one that was used last at the end.
         self._of_chiefs: dict[Stream, None] = {}
         self._lock = threading.Lock()
@@ -136,20 +134,26 @@ class IdleStreams:
         """Watches one stream for as long as the block lasts."""
         stream = Stream(context, name)
         with self._lock:
-            self._streams.add(stream)
+            self._add(stream)
         try:
             yield stream
         finally:
             self.end_of(stream)
 
     @contextlib.contextmanager
-    def long_lived(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
-        """Watches one stream that rests from its beginning on, for as long as the block lasts. Raises LimitExceeded if too many do."""
-        with self.watching(context, name=name) as stream:
-            if not self._lets_rest(stream):
-                raise LimitExceeded(f"{name}: {self._max_long_lived} long-lived streams at most; do without")
-            stream.is_resting = True
-            yield stream
+    def sharing(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
+        """Watches one stream that rests from its beginning on, in a thread, for as long as the block lasts. Raises LimitExceeded."""
+        with self._lock:
+            if self._num_sharing >= self._max_sharing or self._is_ending:
+                raise LimitExceeded(f"{name}: {self._max_sharing} workers at most share memory with one server; do without")
+            self._num_sharing += 1
+        try:
+            with self.watching(context, name=name) as stream:
+                stream.is_resting = True
+                yield stream
+        finally:
+            with self._lock:
+                self._num_sharing -= 1
 
     def begin(self, context: grpc.ServicerContext, *, name: str, is_of_chief: bool = False) -> Stream:
         """As `watching`, for a stream that no block serves: until `end_of`. Its peer is to send. Raises LimitExceeded but for a chief."""
@@ -161,49 +165,42 @@ class IdleStreams:
                 self._of_chiefs[stream] = None
             elif len(self._streams) - len(self._of_chiefs) >= self._max_open:
                 raise LimitExceeded(f"{name}: {self._max_open} streams are open at this server; end some of them")
-            self._streams.add(stream)
+            self._add(stream)
         if unused is not None:
             self.end_of(unused)
             unused.context.cancel()
         return stream
 
-    def rest(self, stream: Stream, peer: Peer) -> None:
-        """Lets a stream rest whose peer has its answer, or ends it if too many do."""
-        if stream not in self._long_lived and not self._lets_rest(stream):
-            peer.end()
-            return
+    def rest(self, stream: Stream) -> None:
+        """Lets a stream rest whose peer has its answer."""
+        if stream in self._of_chiefs:
+            with self._lock:
+                if stream in self._of_chiefs:
+                    self._of_chiefs[stream] = self._of_chiefs.pop(stream)
         stream.is_resting = True
         if stream.is_to_end:
             stream.context.cancel()
+
+    def _add(self, stream: Stream) -> None:
+        stream.is_to_end = self._is_ending
+        self._streams.add(stream)
 
     def end_of(self, stream: Stream) -> None:
         """Ends a stream that `begin` began."""
         with self._lock:
             self._streams.discard(stream)
-            self._long_lived.discard(stream)
             self._of_chiefs.pop(stream, None)
 
     def end_long_lived(self) -> None:
-        """Cancels the long-lived streams when they rest, and takes no more: for a server that is about to end."""
+        """Cancels each stream as soon as it rests: for a server that is about to end."""
         with self._lock:
-            self._takes_long_lived = False
-            long_lived = [*self._long_lived, *self._of_chiefs]
-        for stream in long_lived:
+            self._is_ending = True
+            streams = [*self._streams]
+        for stream in streams:
             # In this order: a stream that becomes idle meanwhile looks.
             stream.is_to_end = True
             if stream.is_resting:
                 stream.context.cancel()
-
-    def _lets_rest(self, stream: Stream) -> bool:
-        with self._lock:
-            if stream in self._of_chiefs:
-                self._of_chiefs[stream] = self._of_chiefs.pop(stream)
-                return self._takes_long_lived
-            if len(self._long_lived) >= self._max_long_lived or not self._takes_long_lived:
-                return False
-            if stream in self._streams:
-                self._long_lived.add(stream)
-            return True
 
     def _run(self) -> None:
         while not self._stopping.wait(self._limit_s / 4):
@@ -468,7 +465,7 @@ class _Contributions:
                 continue
             if answer is not None:
                 self._send_last(answer)
-            self._idle_streams.rest(self._stream, self._peer)
+            self._idle_streams.rest(self._stream)
 
     def _answer(self, message: bytes) -> Generator[_Wish, bytes | None, bytes | None]:
         """Takes in the contribution that begins with `message`, or drops a frame of one that has its answer."""
@@ -710,10 +707,10 @@ class VariablesStream:
     def _end_with(self, message: bytes) -> None:
         """Sends the last message of an answer, and asks for the next request by the same operation."""
         self._peer.answer(message)
-        self._idle_streams.rest(self._stream, self._peer)
+        self._idle_streams.rest(self._stream)
 
     def _done(self) -> None:
-        self._idle_streams.rest(self._stream, self._peer)
+        self._idle_streams.rest(self._stream)
         self._peer.resume()
 
 
@@ -797,7 +794,7 @@ class CommandStream:
             self._stream.begin_work()
             self._peer.pause()
             self._carry_out(message, self._peer.answer)
-            self._idle_streams.rest(self._stream, self._peer)
+            self._idle_streams.rest(self._stream)
         else:
             self._peer.pause()
             self._thread.do(partial(self._take_time, message))
@@ -823,7 +820,7 @@ class CommandStream:
         for answer in answers:
             if self._peer.wait_for_room():
                 self._peer.send(answer)
-        self._idle_streams.rest(self._stream, self._peer)
+        self._idle_streams.rest(self._stream)
 
     def _carry_out(self, data: bytes, answer: Callable[[bytes], object]) -> None:
         """Carries out a command and answers it before readers learn of the new step. Raises MalformedMessage."""

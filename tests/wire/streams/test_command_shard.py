@@ -188,7 +188,7 @@ def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
 
 
 def test_a_chief_gets_in_and_stays_however_many_streams_there_are() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_long_lived=0, max_open=0)
+    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_open=0)
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
     with serving(service_handler(SERVICE, *parts)) as address, contextlib.ExitStack() as stack:
         chief = Commands(stack.enter_context(DEFAULT_ACCESS.open_channel(address)))
@@ -230,13 +230,3 @@ def test_link_tells_a_stream_that_breaks_from_one_that_is_silent(behaviour: Any,
     handler = grpc.method_handlers_generic_handler(SERVICE, {"Command": grpc.stream_stream_rpc_method_handler(behaviour)})
     with serving(handler) as address, pytest.raises(error):
         linked(address, lambda link: link.apply_step(request, timeout_s=timeout_s))
-
-
-def test_link_gives_a_command_again_where_the_server_lets_no_stream_rest(trainer: Trainer, server: ParameterServer) -> None:
-    server._idle_streams._max_long_lived = 0
-    request = request_of(trainer, 0)
-
-    async def thrice(link: GrpcShardLink) -> list[bool]:
-        return [(await link.apply_step(request, timeout_s=10)).repeated_request for _ in range(3)]
-
-    assert linked(server.address, thrice) == [False, True, True]

@@ -167,18 +167,6 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
     idle_streams.stop()
 
 
-def test_without_room_for_streams_at_rest_each_call_has_one_of_its_own() -> None:
-    store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_long_lived=0)
-    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
-    with serving(service_handler(SERVICE, *parts)) as address, contextlib.closing(WholeGrpcShard(address)) as shard:
-        trainer = Trainer(shard)
-        trainer.create(1.0)
-        shard.expect_variables(epoch=3, step=1, layout_hash=MIXED.hash)
-        assert trainer.train(0).step == 1
-        assert trainer.read(1)[0] == 1
-        wait_until(lambda: idle_streams.num_streams == 1, what="the streams have ended but the chief's, which takes no place")
-
-
 def test_a_caller_that_opens_streams_without_end_is_refused() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_open=2)
     parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)

@@ -80,15 +80,6 @@ def test_a_step_that_a_server_refuses_is_not_applied_and_the_next_one_is() -> No
         assert [reported(caller, number) for number in range(2)] == [[False], [True]]
 
 
-def test_step_that_comes_as_the_server_ends_a_resting_stream_is_sent_again() -> None:
-    def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
-        yield answer(next(requests))
-        next(requests)
-
-    with caller_of(serve) as caller:
-        assert [reported(caller, number) for number in range(4)] == [[True]] * 4
-
-
 def test_stream_that_breaks_gives_up_its_steps_and_the_next_one_opens_another() -> None:
     def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         yield answer(next(requests))
