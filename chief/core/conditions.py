@@ -434,7 +434,7 @@ def _nonfinite(scene: Scene) -> Said | None:
     if not found or scene.at.state is not ClusterState.TRAINING:
         return None
     count = sum(record.report.num_nonfinite for record in found if record.report is not None)
-    advice = "Look at the loss and the learning rate. A chief with --reject-nonfinite refuses such gradients."
+    advice = "Look at the loss and the learning rate. A cluster started with lockstep up --reject-nonfinite refuses such gradients."
     return Said(f"The last gradient had {count} NaN or infinite numbers", advice)
 
 

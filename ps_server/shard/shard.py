@@ -473,7 +473,7 @@ class Shard:
         if count and not before:
             log.warning(
                 "%s: the gradient of step %d has %d elements that are not finite (NaN or infinity), and the variables take them over; the"
-                " status counts them. To refuse such gradients, with the variable and the worker named: --reject-nonfinite at the chief",
+                " status counts them. To refuse such gradients, with the variable and the worker named: lockstep up --reject-nonfinite",
                 self._name,
                 step,
                 count,
