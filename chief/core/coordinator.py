@@ -181,25 +181,40 @@ class Coordinator:
             ev.ShardSeen: self._see_shard,
             ev.ShardUnreachable: lambda event, now: self._servers.unreachable(event.shard, why=event.why, now=now),
             ev.ShardFailed: self._fail_shard,
-            ev.StepPrepared: lambda event, now: self._training.prepared(event, now),
-            ev.ShardsConfigured: lambda event, now: self._training.configured(event, now),
-            ev.ContributionsMissing: self._lack,
-            ev.StepApplied: self._applied,
             ev.ShardsFound: self._recovery.found,
             ev.RecordFound: self._recovery.record_found,
-            ev.RecordKept: self._kept,
-            ev.CheckpointFound: self._recovery.checkpoint_found,
-            ev.ShardsRestored: self._recovery.restored,
             ev.ShardRestoring: lambda event, now: self._servers.restoring(event.shard, event.num_bytes_read, event.num_bytes),
-            ev.RestoreFailed: self._recovery.restore_failed,
-            ev.StepCopied: lambda event, now: self._training.copied(event, now),
-            ev.StepSaved: lambda event, now: self._checkpoints.saved(event),
-            ev.CheckpointCommitted: self._committed,
-            ev.SaveFailed: self._save_failed,
             ev.ReplicasChanged: self._replicas_changed,
             ev.ContributionsDiffer: self._contributions_differ,
             ev.ReplicaReady: lambda event, now: self._training.replica_ready(event),
-            ev.ReplicasBack: lambda event, now: self._training.replicas_back(event, now),
+            ev.Done: lambda event, now: self._when_done[type(event.work)](event, now),
+            ev.Failed: lambda event, now: self._when_failed[type(event.work)](event, now),
+        }
+        # Whoever has given an instruction looks whether it is still this very one that it waits for.
+        self._when_done: dict[type, Callable[[ev.Done, float], None]] = {
+            ev.PrepareStep: self._prepared,
+            ev.ApplyStep: self._applied,
+            ev.ConfigureShards: lambda event, now: self._training.configured(event, now),
+            ev.KeepRecord: self._kept,
+            ev.FindCheckpoint: self._recovery.checkpoint_found,
+            ev.RestoreShards: self._recovery.restored,
+            ev.CopyStep: self._checkpoints.copied,
+            ev.WriteStep: self._checkpoints.written,
+            ev.CommitCheckpoint: self._committed,
+            ev.BringReplicasBack: lambda event, now: self._training.replicas_back(event, now),
+        }
+        self._when_failed: dict[type, Callable[[ev.Failed, float], None]] = {
+            ev.PrepareStep: self._refused,
+            ev.ApplyStep: self._refused,
+            ev.ConfigureShards: self._refused,
+            ev.AdoptShard: lambda event, now: self.fail(printable(event.error.message)),
+            ev.KeepRecord: self._kept,
+            ev.FindCheckpoint: self._recovery.search_failed,
+            ev.RestoreShards: self._recovery.restore_failed,
+            ev.CopyStep: self._save_failed,
+            ev.WriteStep: self._save_failed,
+            ev.CommitCheckpoint: self._save_failed,
+            ev.BringReplicasBack: lambda event, now: self._training.replicas_back(event, now),
         }
 
     def handle(self, event: ev.Event, now: float) -> Instructions:
@@ -615,16 +630,29 @@ class Coordinator:
 
     # -- shards
 
-    def _applied(self, event: ev.StepApplied, now: float) -> None:
-        if self._training.applied(event, now):
+    def _prepared(self, event: ev.Done, now: float) -> None:
+        if isinstance(event.result, ev.Lacking):
+            self._lack(event, event.result, now)
+        else:
+            self._training.prepared(event, now)
+
+    def _applied(self, event: ev.Done, now: float) -> None:
+        if event.result is not None:
+            self._lack(event, event.result, now)
+        elif self._training.applied(event, now):
             self._recovery.repeated(now)
 
-    def _lack(self, event: ev.ContributionsMissing, now: float) -> None:
+    def _refused(self, event: ev.Failed, now: float) -> None:
+        """A shard refuses what all are told to do: it is not what it should be."""
+        if self._training.awaits(event):
+            self.fail(printable(event.error.message))
+
+    def _lack(self, event: ev.Done, lacking: ev.Lacking, now: float) -> None:
         """Handles contributions that shards lack. Only their own worker can have committed them: it has forged them, or has a defect."""
         step = self._training.step
-        lacked = self._training.missing(event, now)
+        lacked = self._training.lack(event, lacking, now)
         for push_id in lacked:
-            shards = [self._servers[shard].name for shard, one in event.missing if one == push_id]
+            shards = [self._servers[shard].name for shard, one in lacking.missing if one == push_id]
             what = f"it committed contribution {push_id} to step {step}, which {listed(shards)} never received"
             error = ContributionMissing(
                 f"worker {push_id.worker}: {what}; push a contribution to every parameter server before it is committed",
@@ -648,10 +676,9 @@ class Coordinator:
             self._recovery.lost(event.shard, now, damage="" if is_other else event.damage)
 
     def _fail_shard(self, event: ev.ShardFailed, now: float) -> None:
-        if event.epoch in (None, self.epoch):  # or it belongs to work that was given up
-            self.fail(f"{self._servers[event.shard].name}: {printable(event.why)}")
+        self.fail(f"{self._servers[event.shard].name}: {printable(event.why)}")
 
-    def _kept(self, event: ev.RecordKept, now: float) -> None:
+    def _kept(self, event: ev.Done | ev.Failed, now: float) -> None:
         self._training.answers.kept(event)
         self._recovery.kept(now)
 
@@ -689,11 +716,11 @@ class Coordinator:
             raise TrainingFailed(f"training is finished ({self._finish_reason}), and its last step could not be saved: {why}")
         self._checkpoints.want(request.request_id, call, until=now + slice_s(request.max_wait_s))
 
-    def _committed(self, event: ev.CheckpointCommitted, now: float) -> None:
+    def _committed(self, event: ev.Done, now: float) -> None:
         self._checkpoints.committed(event, now)
         self._end_if_deserted()
 
-    def _save_failed(self, event: ev.SaveFailed, now: float) -> None:
+    def _save_failed(self, event: ev.Failed, now: float) -> None:
         self._training.save_failed(event, now)
         self._end_if_deserted()
 

@@ -24,9 +24,25 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments
 from ps_protocol.roles.fence import Fence
-from ps_protocol.roles.shard import Adoption, CheckpointFile, ShardReport, ShardSettings, ShardSpec, ShardStatus
+from ps_protocol.roles.shard import Adoption, ShardReport, ShardSettings, ShardSpec, ShardStatus
 
 # -- events
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """An instruction, this very one, has been carried out; `result` is what its docstring names, None if that names nothing."""
+
+    work: "Work"
+    result: Any = None
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """An instruction, this very one, could not be carried out, and repeating it is of no use."""
+
+    work: "Work"
+    error: PsError
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,90 +60,12 @@ class RecordFound:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class RecordKept:
-    """Shards keep the record of this version, or cannot, for this reason."""
-
-    epoch: int
-    version: int
-    failure: str = ""
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointFound:
-    """The newest whole checkpoint, with the SHA-256 of its manifest, or None; `skipped`: newer ones with their faults.
-
-    `highest_epoch`: of all that is there, whole or not; a cluster that begins anew must begin above it, or the old ones would be newer.
-    `failure`: why that is unknown: storage cannot be read now.
-    """
-
-    checkpoint: Checkpoint | None
-    manifest_sha256: str = ""
-    skipped: tuple[tuple[str, str], ...] = ()
-    highest_epoch: int = 0
-    failure: str = ""
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class ShardsRestored:
-    """All shards hold a checkpoint's values under this epoch, and obey this chief."""
-
-    epoch: int
-    tag: str
-    process_incarnations: tuple[int, ...]
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardRestoring:
     """The bytes of a checkpoint that a shard has read so far (`num_bytes` 0: it has only begun)."""
 
     shard: int
     num_bytes_read: int
     num_bytes: int
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreFailed:
-    """A shard could not be brought back; `is_damaged`: since the checkpoint is not whole, so that an older one may do.
-
-    `is_passing`: since storage cannot be read now, so that the same may do later.
-    """
-
-    epoch: int
-    tag: str
-    why: str
-    is_damaged: bool
-    is_passing: bool = False
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class StepCopied:
-    """All shards have copied the step that is to be saved: the next one may be applied."""
-
-    tag: str
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class StepSaved:
-    """All shards have written their files, by index."""
-
-    tag: str
-    files: tuple[CheckpointFile, ...]
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class CheckpointCommitted:
-    """The manifest is written: the checkpoint is whole."""
-
-    tag: str
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class SaveFailed:
-    """A checkpoint could not be saved; its files have been removed."""
-
-    tag: str
-    why: str
-    is_full: bool = False
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -154,14 +92,6 @@ class ReplicaReady:
     """An empty process is at the place of a lost replica of a shard: it can be brought back."""
 
     shard: int
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicasBack:
-    """BringReplicasBack is over in this epoch; `failures`: why replicas are not back, with the shard."""
-
-    epoch: int
-    failures: tuple[tuple[int, str], ...] = ()
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,62 +157,21 @@ class ShardUnreachable:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardFailed:
-    """A shard refused an instruction of this epoch (None: of any), and repeating it is of no use."""
+    """A shard answers that it is not what it should be, and asking again is of no use."""
 
     shard: int
     why: str
-    epoch: int | None = None
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class StepPrepared:
-    """All shards have reported the sums of squares of a step's mean, each by its slices, in this epoch (None: whichever it is now)."""
-
-    step: int
-    sums: tuple[tuple[float, ...], ...]
-    epoch: int | None = None
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class ShardsConfigured:
-    """All shards work by these settings, in this epoch (None: whichever it is now)."""
-
-    version: int
-    epoch: int | None = None
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class ContributionsMissing:
-    """Shards do not have contributions to the step that is under way, each with its shard; so that step is not done."""
-
-    missing: tuple[tuple[int, PushId], ...]
-    epoch: int | None = None
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class StepApplied:
-    """All shards have applied a step, in this epoch (None: whichever it is now)."""
-
-    step: int
-    epoch: int | None = None
 
 
 Event = (
-    ShardsFound
+    Done
+    | Failed
+    | ShardsFound
     | RecordFound
-    | RecordKept
-    | CheckpointFound
-    | ShardsRestored
     | ShardRestoring
-    | RestoreFailed
-    | StepCopied
-    | StepSaved
-    | CheckpointCommitted
-    | SaveFailed
     | ReplicasChanged
     | ContributionsDiffer
     | ReplicaReady
-    | ReplicasBack
     | Asked
     | AskedToEnd
     | CallCancelled
@@ -292,10 +181,6 @@ Event = (
     | ShardSeen
     | ShardUnreachable
     | ShardFailed
-    | StepPrepared
-    | ShardsConfigured
-    | ContributionsMissing
-    | StepApplied
 )
 
 
@@ -316,7 +201,7 @@ class AdoptShards:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class KeepRecord:
-    """Have shards keep this for the chief's successor, and report RecordKept; a later one takes its place.
+    """Have shards keep this for the chief's successor; a later one takes its place.
 
     `is_for_all` False: the first shard is enough.
     """
@@ -329,7 +214,7 @@ class KeepRecord:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class FindCheckpoint:
-    """Look for the newest whole checkpoint but for those `excluded` (or the one of this name `only`), and report CheckpointFound.
+    """Look for the newest whole checkpoint but for those `excluded` (or the one of this name `only`). Its result: a `Found`.
 
     `fence`: put all shards under the chief with it first, so that no earlier one makes a newer checkpoint whole meanwhile and tells of it.
     """
@@ -341,7 +226,7 @@ class FindCheckpoint:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class RestoreShards:
-    """Put all shards under this chief and epoch, give them a checkpoint's values, and report ShardsRestored or RestoreFailed.
+    """Put all shards under this chief and epoch, and give them a checkpoint's values. Its result: the incarnation of each process.
 
     Work at shards for an older epoch is to be given up without a report.
     """
@@ -354,8 +239,20 @@ class RestoreShards:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class SaveStep:
-    """Have all shards save the step: report StepCopied as soon as all have copied it, then StepSaved, or SaveFailed."""
+class CopyStep:
+    """Have all shards copy the values of a step, and write them. It is done once all have copied: the next step may be applied."""
+
+    fence: Fence
+    step: int
+    tag: str
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class WriteStep:
+    """Wait until all shards have written their copies of a step. Its result: their files, by index.
+
+    If this fails, or the copying, the files of the checkpoint are removed.
+    """
 
     fence: Fence
     step: int
@@ -364,7 +261,7 @@ class SaveStep:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CommitCheckpoint:
-    """Write the manifest, then remove all but the newest `keep` checkpoints; report CheckpointCommitted or SaveFailed.
+    """Write the manifest, which makes the checkpoint whole, or remove its files; then remove all but the newest `keep` checkpoints.
 
     `is_awaited`: a step is announced once it is whole. Then a shard must still obey this chief afterwards: one that comes later
     puts the shards under it and looks for checkpoints then, so that it finds this one.
@@ -377,8 +274,9 @@ class CommitCheckpoint:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class BringReplicasBack:
-    """Give the lost replicas of these shards the values of a checkpoint, which the others have now, and report ReplicasBack.
+    """Give the lost replicas of these shards the values of a checkpoint, which the others have now.
 
+    Its result: why replicas are not back, each with its shard.
     `specs` and `settings` are as in RestoreShards, `specs` one for each of `shards`. No step is applied meanwhile.
     """
 
@@ -407,7 +305,7 @@ class Refuse:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyStep:
-    """Have all shards apply a step, and report StepApplied when all have, or ContributionsMissing. `contributors` are sorted.
+    """Have all shards apply a step. `contributors` are sorted. Its result: None, or what is `Lacking`; then it is not applied everywhere.
 
     `weights` are parallel to them, or empty: all 1. `scales` has the factors of each shard's slices, or is empty: all 1. `ranges`
     and `attached`: see ApplyRequest. `without` has the contributors that each shard does not have, or is empty: all have all.
@@ -426,7 +324,7 @@ class ApplyStep:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class PrepareStep:
-    """Have all shards say how large the mean of a step is, and report StepPrepared when all have; or ContributionsMissing.
+    """Have all shards say how large the mean of a step is. Its result: the sums of squares of each shard's slices, or what is `Lacking`.
 
     `without`: see ApplyStep.
     """
@@ -440,7 +338,7 @@ class PrepareStep:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ConfigureShards:
-    """Have all shards work by these settings from now on, and report ShardsConfigured when all do."""
+    """Have all shards work by these settings from now on."""
 
     settings: ShardSettings
 
@@ -501,6 +399,41 @@ class Note:
     is_detail: bool = False
 
 
-ShardWork = PrepareStep | ApplyStep | ConfigureShards
-RecoveryInstruction = AdoptShards | KeepRecord | FindCheckpoint | RestoreShards | SaveStep | CommitCheckpoint | BringReplicasBack
-Instruction = Reply | Refuse | PrepareStep | ApplyStep | ConfigureShards | AdoptShard | EndProcesses | Note | RecoveryInstruction
+# -- what becomes of instructions
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Lacking:
+    """Shards do not have contributions to a step, each with its shard."""
+
+    missing: tuple[tuple[int, PushId], ...]
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Found:
+    """The newest whole checkpoint, with the SHA-256 of its manifest, or None; `skipped`: newer ones with their faults.
+
+    `highest_epoch`: of all that is there, whole or not; a cluster that begins anew must begin above it, or the old ones would be newer.
+    """
+
+    checkpoint: Checkpoint | None
+    manifest_sha256: str = ""
+    skipped: tuple[tuple[str, str], ...] = ()
+    highest_epoch: int = 0
+
+
+Work = (
+    PrepareStep
+    | ApplyStep
+    | ConfigureShards
+    | AdoptShards
+    | AdoptShard
+    | KeepRecord
+    | FindCheckpoint
+    | RestoreShards
+    | CopyStep
+    | WriteStep
+    | CommitCheckpoint
+    | BringReplicasBack
+)
+Instruction = Reply | Refuse | EndProcesses | Note | Work

@@ -9,31 +9,31 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
 from typing import Protocol
 
-from chief.core.cluster.checkpoints import HeldStep
+from chief.core.cluster.checkpoints import PASSING, HeldStep
 from chief.core.cluster.members import newest_pushes
 from chief.core.epoch.training import Parts, Start, Training
 from chief.core.host import Host
 from chief.core.messages import (
     AdoptShards,
-    CheckpointFound,
+    Done,
+    Failed,
     FindCheckpoint,
     NoteKind,
     RecordFound,
-    RestoreFailed,
     RestoreShards,
     ShardAdopted,
     ShardsFound,
-    ShardsRestored,
 )
 from chief.core.wording import listed, printable, seconds
 from chief.options import RESTORE_LATEST, RESTORE_NONE, CoordinationConfig
 from chief.policies.base import Counted, Policy
 from chief.policies.factory import new_policy
-from ps_protocol.errors import LeaseExpired, PsError
+from ps_protocol.errors import CheckpointNotFound, DataLoss, LeaseExpired, PsError
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, NO_STEP_ATTACHMENTS, PushId
+from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import Adoption, ApplyRequest, ShardStatus, WorkerPushes
 
 # Storage that cannot be read is tried again after the first of these, then less and less often.
@@ -161,18 +161,19 @@ class _Begun:
 
 @light_dataclass(slots=True, kw_only=True)
 class _Seeking:
-    """A checkpoint is looked for."""
+    """A checkpoint is looked for; `told`: how."""
 
     search: Search
+    told: FindCheckpoint
 
 
 @light_dataclass(slots=True, kw_only=True)
 class _Restoring:
-    """The stage in which shards go back to a checkpoint, and then keep its record, too."""
+    """The stage in which shards go back to a checkpoint, as they are `told`, and then keep its record, too."""
 
     search: Search
     checkpoint: Checkpoint
-    manifest_sha256: str
+    told: RestoreShards
     is_restored: bool = False
 
 
@@ -367,7 +368,7 @@ class Recovery:
             text = f"{why} while step {stage.checkpoint.step} was being brought back: once more"
             self._out.note(text, is_warning=True)
             self._servers.doubt()
-            self._restore(stage.search, stage.checkpoint, stage.manifest_sha256)
+            self._restore(stage.search, stage.checkpoint, stage.told.manifest_sha256)
         elif isinstance(stage, _Begun) or (self._model.model is not None and not self._model.is_created):
             self._empty[shard] = self._servers[shard].process_incarnation
             self._begin_again(f"{why} before the model was initialised", is_again=True)
@@ -381,18 +382,21 @@ class Recovery:
             is_start = isinstance(stage, _TakingOver)
             self._seek(Search(why=why, is_start=is_start, has_lost=True, has_looked=is_start))
 
-    def checkpoint_found(self, event: CheckpointFound, now: float) -> None:
+    def search_failed(self, event: Failed, now: float) -> None:
+        """Storage cannot be read now, so that it is unknown which checkpoints there are."""
+        stage = self._stage
+        if isinstance(stage, _Seeking) and event.work is stage.told and not self._host.is_over:
+            self._try_again_later(stage.search, event.error.message, now)
+
+    def checkpoint_found(self, event: Done, now: float) -> None:
         """Handles the result of a search: a whole checkpoint, or none."""
-        stage, config = self._stage, self._config.checkpoints
-        if not isinstance(stage, _Seeking) or self._host.is_over or config is None:
+        stage, config, found = self._stage, self._config.checkpoints, event.result
+        if not isinstance(stage, _Seeking) or event.work is not stage.told or self._host.is_over or config is None:
             return
-        search, checkpoint = stage.search, event.checkpoint
-        if event.failure:
-            self._try_again_later(search, event.failure, now)
-            return
+        search, checkpoint = stage.search, found.checkpoint
         search.num_failures = 0
-        search.highest_epoch = max(search.highest_epoch, event.highest_epoch)
-        for text in search.note_skipped(event.skipped):
+        search.highest_epoch = max(search.highest_epoch, found.highest_epoch)
+        for text in search.note_skipped(found.skipped):
             self._out.note(text, is_warning=True)
         if checkpoint is not None:
             search.highest_epoch = max(search.highest_epoch, checkpoint.fence.epoch)
@@ -409,20 +413,20 @@ class Recovery:
                 self._servers.begin_life()
                 error = LeaseExpired("not registered here: another chief was here before. Register again")
                 self._host.refuse_participants(error)
-            self._restore(search, checkpoint, event.manifest_sha256)
+            self._restore(search, checkpoint, found.manifest_sha256)
 
-    def restored(self, event: ShardsRestored, now: float) -> None:
+    def restored(self, event: Done, now: float) -> None:
         """All shards hold the checkpoint's values: training continues there."""
-        stage = self._restoring(event.epoch, event.tag)
+        stage = self._restoring(event)
         if stage is None:
             return
         checkpoint = stage.checkpoint
-        for index, incarnation in enumerate(event.process_incarnations):
+        for index, incarnation in enumerate(event.result):
             self._servers.adopted(index, process_incarnation=incarnation)
         if not self._servers.have_witness:
             why = f"all parameter servers were restarted while step {checkpoint.step} was being brought back: once more"
             self._out.note(why, is_warning=True)
-            self._restore(stage.search, checkpoint, stage.manifest_sha256)
+            self._restore(stage.search, checkpoint, stage.told.manifest_sha256)
             return
         self._note_rollback(stage.search, checkpoint)
         self._branch = Branch(epoch=self._members.epoch, base=checkpoint.age_order)
@@ -443,36 +447,39 @@ class Recovery:
             # Saved again, so that the number of the new epoch is on disk before another start could take it.
             self._complete(now)
 
-    def restore_failed(self, event: RestoreFailed, now: float) -> None:
-        """A checkpoint could not be brought back: an older one may do, if it is damaged."""
-        stage = self._restoring(event.epoch, event.tag)
+    def restore_failed(self, event: Failed, now: float) -> None:
+        """A checkpoint could not be brought back: an older one may do, if it is damaged; the same later, if storage cannot be read now."""
+        stage = self._restoring(event)
         if stage is None:
             return
-        why = printable(event.why)
+        tag, why = stage.checkpoint.tag, printable(event.error.message)
         self._servers.doubt()
-        if event.is_passing:
-            self._try_again_later(stage.search, f"checkpoint {event.tag} could not be brought back: {why}", now)
-        elif not event.is_damaged:
-            self._host.fail(f"{stage.search.why}; checkpoint {event.tag} could not be brought back: {why}")
+        if isinstance(event.error, PASSING):
+            self._try_again_later(stage.search, f"checkpoint {tag} could not be brought back: {why}", now)
+        elif isinstance(event.error, DataLoss | CheckpointNotFound):
+            self._out.note(f"checkpoint {tag} is damaged, an older one is tried: {why}", is_warning=True)
+            self._seek_another(stage.search, tag, why)
         else:
-            self._out.note(f"checkpoint {event.tag} is damaged, an older one is tried: {why}", is_warning=True)
-            self._seek_another(stage.search, event.tag, why)
+            self._host.fail(f"{stage.search.why}; checkpoint {tag} could not be brought back: {why}")
 
     def _seek(self, search: Search) -> None:
         config = self._config.checkpoints
         assert config is not None
         self.why, self._plan = search.why, "looking for the newest whole checkpoint"
         search.only = "" if search.has_lost or config.restore in (RESTORE_LATEST, RESTORE_NONE) else config.restore
-        self._stage = _Seeking(search=search)
         self._out.note(f"{search.why}; {self._plan}", kind=NoteKind.LOST if search.has_lost else NoteKind.OTHER, is_warning=search.has_lost)
         # An earlier chief may be alive: everything that it announces from now on must be in the reports of the shards.
-        fence = self._members.fence if search.is_start and not search.has_looked else None
-        self._out.add(FindCheckpoint(excluded=tuple(search.excluded), only=search.only, fence=fence))
+        self._find(search, fence=self._members.fence if search.is_start and not search.has_looked else None)
+
+    def _find(self, search: Search, *, fence: Fence | None = None) -> None:
+        told = FindCheckpoint(excluded=tuple(search.excluded), only=search.only, fence=fence)
+        self._stage = _Seeking(search=search, told=told)
+        self._out.add(told)
 
     def _seek_another(self, search: Search, tag: str, why: str) -> None:
         search.exclude(tag, why)
-        self._stage, self._plan = _Seeking(search=search), "looking for an older checkpoint"
-        self._out.add(FindCheckpoint(excluded=tuple(search.excluded), only=search.only))
+        self._plan = "looking for an older checkpoint"
+        self._find(search)
 
     def _try_again_later(self, search: Search, why: str, now: float) -> None:
         """Storage cannot be read for now; an operator may repair it."""
@@ -489,9 +496,9 @@ class Recovery:
         if self._host.is_over:
             return
         if isinstance(stage, _Seeking):
-            self._out.add(FindCheckpoint(excluded=tuple(stage.search.excluded), only=stage.search.only))
+            self._find(stage.search)
         elif isinstance(stage, _Restoring) and not stage.is_restored:
-            self._restore(stage.search, stage.checkpoint, stage.manifest_sha256)
+            self._restore(stage.search, stage.checkpoint, stage.told.manifest_sha256)
 
     def _continue_without_checkpoint(self, search: Search) -> None:
         config = self._config.checkpoints
@@ -520,24 +527,22 @@ class Recovery:
         self._refuse_participants()
         search.reached = max(search.reached, self._host.training.step)
         training = self._host.begin_training(Start(step=checkpoint.step))
-        self._stage = _Restoring(search=search, checkpoint=checkpoint, manifest_sha256=manifest_sha256)
         self.why, self._plan = search.why, f"then step {checkpoint.step} of checkpoint {checkpoint.tag}"
         self._out.note(f"bringing back step {checkpoint.step} of checkpoint {checkpoint.tag} under epoch {members.epoch}: {search.why}")
-        self._out.add(
-            RestoreShards(
-                fence=members.fence,
-                tag=checkpoint.tag,
-                manifest_sha256=manifest_sha256,
-                specs=training.shard_specs(checkpoint.step),
-                settings=training.shard_settings(self._settings.as_they_are()),
-            )
+        told = RestoreShards(
+            fence=members.fence,
+            tag=checkpoint.tag,
+            manifest_sha256=manifest_sha256,
+            specs=training.shard_specs(checkpoint.step),
+            settings=training.shard_settings(self._settings.as_they_are()),
         )
+        self._stage = _Restoring(search=search, checkpoint=checkpoint, told=told)
+        self._out.add(told)
 
-    def _restoring(self, epoch: int, tag: str) -> _Restoring | None:
+    def _restoring(self, event: Done | Failed) -> _Restoring | None:
         """Returns the present stage, if the event belongs to it."""
         stage = self._stage
-        is_it = isinstance(stage, _Restoring) and not stage.is_restored and (epoch, tag) == (self._members.epoch, stage.checkpoint.tag)
-        return stage if is_it and isinstance(stage, _Restoring) and not self._host.is_over else None
+        return stage if isinstance(stage, _Restoring) and event.work is stage.told and not self._host.is_over else None
 
     def _take_settings_of(self, record: ChiefRecord) -> None:
         """A chief that starts continues with the settings of a checkpoint; one that has trained continues with those that hold now."""
@@ -744,7 +749,7 @@ class Recovery:
             return
         self.why = self.why or "another chief was here before"
         self._plan = f"step {training.step} is saved before it is announced"
-        training.hold(HeldStep(step=training.step, contributors=(), then=self._secured))
+        self._checkpoints.hold(HeldStep(step=training.step, contributors=(), then=self._secured))
 
     def _secured(self, tag: str, now: float) -> None:
         if not self._host.is_over:
@@ -770,7 +775,6 @@ class Recovery:
     def _complete(self, now: float) -> None:
         training = self._host.training
         self._stage, self.why, self._plan = None, "", ""
-        training.shards_ready()
         self._model.make_ready()
         self._parts.ledger.roll_back(training.step, now=now)
         self._checkpoints.training_begins(now)

@@ -35,9 +35,6 @@ from ps_protocol.roles.shard import (
     WholeShard,
 )
 
-Work = ev.ShardWork | ev.AdoptShard | ev.RecoveryInstruction
-_WORK = (ev.PrepareStep, ev.ApplyStep, ev.ConfigureShards, ev.AdoptShard, *ev.RecoveryInstruction.__args__)
-
 Result = TypeVar("Result")
 
 
@@ -113,14 +110,14 @@ class _AtShards:
         self.interrupt: KeyboardInterrupt | None = None
         self._shards, self._authority, self._report, self._clock = shards, authority, report, clock
 
-    def carry_out(self, work: Work) -> None:
+    def carry_out(self, work: ev.Work) -> None:
         """Carries out an instruction, and reports its events."""
         if isinstance(work, ev.ApplyStep):
             self._apply(work)
         else:
             self._carry_out_at_all(work)
 
-    def _carry_out_at_all(self, work: Work) -> None:
+    def _carry_out_at_all(self, work: ev.Work) -> None:
         links = [_Link(shard, self, index=index) for index, shard in enumerate(self._shards)]
         calls = ShardCalls(links, report=self._report, pace=self)
         at_all = ShardWork(calls, authority=self._authority, store=None, on_superseded=self._failed)
@@ -155,7 +152,7 @@ class _AtShards:
         except PsError as error:
             self._failed(error.message)
         else:
-            self._report(ev.StepApplied(step=step.step, epoch=step.fence.epoch))
+            self._report(ev.Done(work=step))
 
     def now(self) -> float:
         """Returns the chief's time."""
@@ -181,7 +178,7 @@ class _AtShards:
         return work()
 
     def _failed(self, why: str) -> None:
-        self._report(ev.ShardFailed(shard=self.shard, why=why, epoch=self._authority.fence.epoch))
+        self._report(ev.ShardFailed(shard=self.shard, why=why))
 
 
 class InProcessChief(Chief):
@@ -207,7 +204,7 @@ class InProcessChief(Chief):
         self._changed = QuickCondition()
         self._calls = itertools.count(1)
         self._answers: dict[int, ev.Reply | ev.Refuse | None] = {}  # None: not answered yet
-        self._to_do: deque[Work] = deque()
+        self._to_do: deque[ev.Work] = deque()
         self._num_waiting = 0
         self._report(ev.ShardsFound(statuses=tuple(shard.status() for shard in self._shards)))
 
@@ -277,25 +274,26 @@ class InProcessChief(Chief):
             work = self._handle_locked(event)
         self._carry_out(work)
 
-    def _tick_locked(self) -> list[Work]:
+    def _tick_locked(self) -> list[ev.Work]:
         now, due = self._clock(), self._coordinator.next_deadline()
         return self._handle_locked(ev.TimerFired()) if due is not None and due <= now else []
 
-    def _handle_locked(self, event: ev.Event) -> list[Work]:
+    def _handle_locked(self, event: ev.Event) -> list[ev.Work]:
         """Gives an event to the coordinator and hands out its answers; returns the work to do without the lock.
 
         There is nothing to end when all have left: the shards are memory, and live as long as they are referenced.
         """
         work = []
         for instruction in self._coordinator.handle(event, self._clock()):
-            if isinstance(instruction, _WORK):
+            if isinstance(instruction, (ev.Reply, ev.Refuse)):
+                if instruction.call in self._answers:
+                    self._answers[instruction.call] = instruction
+            elif not isinstance(instruction, (ev.Note, ev.EndProcesses)):
                 work.append(instruction)
-            elif isinstance(instruction, (ev.Reply, ev.Refuse)) and instruction.call in self._answers:
-                self._answers[instruction.call] = instruction
         self._changed.notify_all()
         return work
 
-    def _carry_out(self, work: Sequence[Work]) -> None:
+    def _carry_out(self, work: Sequence[ev.Work]) -> None:
         """Carries out the instructions for the shards. The caller that waits does what follows from a step: the next contribution."""
         if not work:
             return
@@ -304,7 +302,7 @@ class InProcessChief(Chief):
             item = own.popleft()
             following = self._to_do if isinstance(item, ev.ApplyStep) else own
 
-            def report(event: ev.Event, following: deque[Work] = following) -> None:
+            def report(event: ev.Event, following: deque[ev.Work] = following) -> None:
                 with self._changed:
                     following.extend(self._handle_locked(event))
 

@@ -190,7 +190,7 @@ class Runner:
     def _report(self, event: ev.Event) -> None:
         with self._lock:
             instructions = self._coordinator.handle(event, self._clock())
-            if type(event) is ev.StepApplied:
+            if type(event) is ev.Done and type(event.work) is ev.ApplyStep:
                 self._carry_out_failing(instructions)
             else:
                 for instruction in instructions:

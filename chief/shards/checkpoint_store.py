@@ -1,13 +1,13 @@
 """The chief's work on the storage of checkpoints: finds the newest whole one, makes one whole, removes old ones. Decides nothing.
 
-Every method blocks on storage, and reports its result as an event.
+Every method blocks on storage.
 """
 
 import datetime
 import logging
 
-from chief.core.messages import CheckpointCommitted, CheckpointFound, CommitCheckpoint, FindCheckpoint, SaveFailed
-from chief.shards.requests import PASSING, save_failure
+from chief.core.cluster.checkpoints import PASSING
+from chief.core.messages import CommitCheckpoint, FindCheckpoint, Found
 from ps_protocol.checkpoint.catalog import KnownCheckpoints, find_checkpoint, highest_epoch, list_checkpoints, prune
 from ps_protocol.checkpoint.manifest import ManifestEncoder
 from ps_protocol.checkpoint.storage import CheckpointStorage
@@ -32,38 +32,37 @@ class CheckpointStore:
         """The place as people name it."""
         return self._storage.place
 
-    def find(self, wish: FindCheckpoint) -> CheckpointFound:
-        """Returns the newest whole checkpoint that is wanted; a place that cannot be read is reported as a failure."""
+    def find(self, wish: FindCheckpoint) -> Found:
+        """Returns the newest whole checkpoint that is wanted. Raises the errors of a place that cannot be read now."""
         top = 0
         try:
             top = highest_epoch(self._storage)
             found = find_checkpoint(self._storage, cluster=self._cluster, tag=wish.only or None, excluded=wish.excluded)
         except CheckpointNotFound as error:
             log.info("%s", error.message)
-            return CheckpointFound(checkpoint=None, skipped=self._unusable(wish, error), highest_epoch=top)
-        except PASSING as error:
-            return CheckpointFound(checkpoint=None, failure=error.message)
+            return Found(checkpoint=None, skipped=self._unusable(wish, error), highest_epoch=top)
+        except PASSING:
+            raise
         except PsError as error:
-            return CheckpointFound(checkpoint=None, skipped=((wish.only or self.place, error.message),), highest_epoch=top)
+            return Found(checkpoint=None, skipped=((wish.only or self.place, error.message),), highest_epoch=top)
         self._latest["read"] = found.checkpoint.tag
         skipped = tuple((one.tag, one.reason) for one in found.skipped)
-        return CheckpointFound(checkpoint=found.checkpoint, manifest_sha256=found.manifest_sha256, skipped=skipped, highest_epoch=top)
+        return Found(checkpoint=found.checkpoint, manifest_sha256=found.manifest_sha256, skipped=skipped, highest_epoch=top)
 
     def expect(self, tag: str) -> None:
         """Files of a checkpoint are about to be written."""
         self._latest["written"] = tag
 
-    def commit(self, work: CommitCheckpoint) -> CheckpointCommitted | SaveFailed:
-        """Makes a checkpoint whole, whose files stand."""
+    def commit(self, work: CommitCheckpoint) -> None:
+        """Makes a checkpoint whole, whose files stand; if that fails, removes them. Raises PsError."""
         checkpoint = work.checkpoint
         saved_at = datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds")
         try:
             self._storage.commit(checkpoint.tag, self._encoder.encode(checkpoint, saved_at=saved_at), files=checkpoint.files)
-        except PsError as error:
+        except PsError:
             self.abandon(checkpoint.tag)
-            return save_failure(checkpoint.tag, error)
+            raise
         self._latest["committed"] = checkpoint.tag
-        return CheckpointCommitted(tag=checkpoint.tag)
 
     def abandon(self, tag: str) -> None:
         """Removes the files of a checkpoint that could not be completed, if storage allows it."""

@@ -4,8 +4,8 @@ import logging
 from collections.abc import Sequence
 from dataclasses import field
 
-from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreFailed, RestoreShards, SaveFailed
-from ps_protocol.errors import CheckpointNotFound, DataLoss, PermissionDenied, PsError, StorageFailed, StorageFull
+from chief.core.messages import ApplyStep, PrepareStep, RecordFound, RestoreShards
+from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
@@ -13,9 +13,6 @@ from ps_protocol.roles.shard import Adoption, ApplyRequest, RestoreRequest, Shar
 from ps_protocol.wire.codec import unpack_record
 
 log = logging.getLogger("lockstep.chief")
-
-# Errors of storage that cannot be read for now, or until permissions change.
-PASSING = (StorageFailed, PermissionDenied)
 
 
 def step_requests(step: PrepareStep | ApplyStep, *, num_shards: int) -> tuple[ApplyRequest, ...]:
@@ -55,22 +52,6 @@ def are_of_one_time(before: Sequence[ShardStatus], statuses: Sequence[ShardStatu
 
 def _identity(status: ShardStatus) -> tuple[int, Fence, bool]:
     return status.process_incarnation, status.fence, status.step is None
-
-
-def save_failure(tag: str, error: PsError) -> SaveFailed:
-    """Returns the event that a checkpoint could not be saved."""
-    return SaveFailed(tag=tag, why=error.message, is_full=isinstance(error, StorageFull))
-
-
-def restore_failure(work: RestoreShards, error: PsError) -> RestoreFailed:
-    """Returns the event that a shard could not be brought back."""
-    return RestoreFailed(
-        epoch=work.fence.epoch,
-        tag=work.tag,
-        why=error.message,
-        is_damaged=isinstance(error, (DataLoss, CheckpointNotFound)),
-        is_passing=isinstance(error, PASSING),
-    )
 
 
 @light_dataclass(slots=True)

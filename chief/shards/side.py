@@ -32,7 +32,6 @@ log = logging.getLogger("lockstep.chief")
 _MAX_PAUSE_S = 0.5
 
 Result = TypeVar("Result")
-Wish = ev.ShardWork | ev.AdoptShard | ev.RecoveryInstruction
 
 
 async def gathered(calls: Sequence[Coroutine[Any, Any, Result]]) -> list[Result]:
@@ -100,7 +99,6 @@ class ShardSide:
         self.authority = Authority(session_key=session_key)
         self._calls = ShardCalls(links, report=report, pace=LoopPace(clock))
         self._work = ShardWork(self._calls, authority=self.authority, store=store, on_superseded=on_superseded, history=history)
-        self._has_history = history is not None
         self._replicas = ReplicaReturn(replicated(links), report=report, manifest_of=self._work.manifest_of, clock=clock)
         direct = [link for link in links if isinstance(link, DirectLink)]
         self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
@@ -112,13 +110,7 @@ class ShardSide:
         # Those that another epoch ends.
         self._of_epoch: set[asyncio.Task[None]] = set()
         self._keeping: asyncio.Task[None] | None = None
-        self._num_saving = 0
         self._is_watching = False
-
-    @property
-    def is_saving(self) -> bool:
-        """Whether a checkpoint is being saved."""
-        return self._num_saving > 0
 
     def begin(self, *, chief_address: str, is_takeover: bool, on_failure: Callable[[PsError], None]) -> None:
         """Starts watching the shards; calls `on_failure` if they cannot be taken."""
@@ -127,25 +119,23 @@ class ShardSide:
             link.attach(self._report)
         self._spawn(self._look_at_all(is_takeover, on_failure))
 
-    def carry_out(self, wish: Wish) -> None:
+    def carry_out(self, wish: ev.Work) -> None:
         """Begins an instruction. Never waits. Instructions must be given in the coordinator's order."""
         match wish:
             case ev.ApplyStep():
                 self._apply(wish)
-            case ev.PrepareStep() | ev.ConfigureShards() | ev.AdoptShard():
+            case ev.PrepareStep() | ev.ConfigureShards() | ev.AdoptShard() | ev.CopyStep() | ev.WriteStep():
                 self.in_loop(self._begin, self._work.carry_out, wish)
             case ev.AdoptShards() | ev.RestoreShards():
                 self._begin_epoch(wish)
             case ev.KeepRecord():
                 self.in_loop(self._keep, wish)
-            case ev.SaveStep():
-                self.in_loop(self._begin, self._save, wish)
             case ev.FindCheckpoint():
                 if wish.fence is not None:
                     self._work.obey(wish.fence)
-                self.in_loop(self._begin_lasting, self._work.carry_out, wish)
+                self.in_loop(self._begin_lasting, wish)
             case ev.CommitCheckpoint():
-                self.in_loop(self._begin_lasting, self._save, wish)
+                self.in_loop(self._begin_lasting, wish)
             case ev.BringReplicasBack():
                 self.in_loop(self._begin, self._replicas.bring_back, wish)
 
@@ -200,27 +190,17 @@ class ShardSide:
     def _apply(self, step: ev.ApplyStep) -> None:
         failpoint("chief.apply.before")
         if self._lanes is None:
-            self.in_loop(self._begin, self._insist_on, step)
+            self.in_loop(self._begin, self._work.carry_out, step)
         else:
             self.own_work.extend(self._lanes.apply(self._work.requests_of(step), partial(self._left_lanes, step)))
 
     def _left_lanes(self, step: ev.ApplyStep, is_applied: bool) -> None:
-        if is_applied:
-            self._calls.heard_all()
-            self._applied(step)
-        else:
-            self.in_loop(self._begin, partial(self._insist_on, is_again=True), step)
-
-    async def _insist_on(self, step: ev.ApplyStep, *, is_again: bool = False) -> None:
-        if await self._work.apply(step, is_again=is_again):
-            self._applied(step)
-
-    def _applied(self, step: ev.ApplyStep) -> None:
+        if not is_applied:
+            self.in_loop(self._begin, partial(self._work.carry_out, is_again=True), step)
+            return
         try:
-            failpoint("chief.apply.after")
-            if self._has_history:
-                self._work.note_applied(step)
-            self._report(ev.StepApplied(step=step.step, epoch=step.fence.epoch))
+            self._calls.heard_all()
+            self._work.applied(step)
         except Exception as error:
             self.in_loop(self._on_defect, error)
 
@@ -243,18 +223,6 @@ class ShardSide:
                 self._spawn(self._work.watch(index, is_paused=lambda: self._work.is_restoring))
             if self._replicas.links:
                 self._spawn(self._replicas.watch(is_paused=lambda: self._work.is_restoring))
-
-    async def _save(self, wish: ev.SaveStep | ev.CommitCheckpoint) -> None:
-        with self._saving():
-            await self._work.carry_out(wish)
-
-    @contextlib.contextmanager
-    def _saving(self) -> Iterator[None]:
-        self._num_saving += 1
-        try:
-            yield
-        finally:
-            self._num_saving -= 1
 
     def _keep(self, wish: ev.KeepRecord) -> None:
         if self._keeping is not None:
@@ -282,8 +250,8 @@ class ShardSide:
         task.add_done_callback(self._of_epoch.discard)
         return task
 
-    def _begin_lasting(self, work: Callable[[Any], Coroutine[Any, Any, None]], wish: Any) -> None:
-        self._spawn(work(wish))
+    def _begin_lasting(self, wish: ev.Work) -> None:
+        self._spawn(self._work.carry_out(wish))
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> "asyncio.Task[None]":
         task = self._loop.create_task(work)

@@ -696,16 +696,16 @@ class ReplicaReturn:
                         self._report(messages.ReplicaReady(shard=link.index))
 
     async def bring_back(self, work: messages.BringReplicasBack) -> None:
-        """Restores the lost replicas of some shards, at once, and reports ReplicasBack."""
+        """Restores the lost replicas of some shards, at once, and reports the end of that."""
         try:
             sha256 = await asyncio.to_thread(self._manifest_of, work.tag)
         except PsError as error:
-            self._report(messages.ReplicasBack(epoch=work.fence.epoch, failures=tuple((shard, error.message) for shard in work.shards)))
+            self._report(messages.Failed(work=work, error=error))
             return
         requests = [(self.links[spec.shard], self._request(work, spec.shard, sha256)) for spec in work.specs]
         whys = await asyncio.gather(*(self._bring_back(link, request) for link, request in requests))
         failures = tuple((shard, why) for shard, why in zip(work.shards, whys, strict=True) if why)
-        self._report(messages.ReplicasBack(epoch=work.fence.epoch, failures=failures))
+        self._report(messages.Done(work=work, result=failures))
 
     def _request(self, work: messages.BringReplicasBack, shard: int, sha256: str) -> RestoreRequest:
         spec = next(spec for spec in work.specs if spec.shard == shard)

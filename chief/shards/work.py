@@ -1,7 +1,7 @@
-"""Carries out the coordinator's instructions at all shards: one coroutine for each, which reports its events. Decides nothing.
+"""Carries out the coordinator's instructions at all shards: one coroutine for each, which reports its end. Decides nothing.
 
 The coroutines know links and a `Pace`, no event loop and no thread. `side` runs them on a loop, `serving.in_process` in the process of the
-shards, and the simulation in simulated time. Their reports about a step name the step's epoch.
+shards, and the simulation in simulated time.
 """
 
 import logging
@@ -16,13 +16,12 @@ from chief.shards.requests import (
     Authority,
     are_of_one_time,
     record_found,
-    restore_failure,
     restore_requests,
-    save_failure,
     step_requests,
 )
 from chief.shards.standby import distrust_unconfirmed
 from ps_protocol.errors import CheckpointNotFound, ContributionMissing, InternalError, PsError, Superseded, TrainingFailed
+from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import LIVING_CHIEF_S, Fence
 from ps_protocol.roles.history import Counted, History
@@ -80,54 +79,53 @@ class ShardWork:
         """Whether shards are being brought back."""
         return self._num_restoring > 0
 
-    async def carry_out(self, work: ev.Instruction) -> None:
-        """Carries out an instruction at shards, or with checkpoints, and reports its events."""
+    async def carry_out(self, work: ev.Work, *, is_again: bool = False) -> None:
+        """Carries out an instruction at shards, or with checkpoints, and reports its end. Raises PsError if shards cannot be adopted.
+
+        `is_again`: a step has been sent before, and failed.
+        """
         try:
-            await self._do(work)
+            await self._do(work, is_again=is_again)
         except Superseded as error:
             self._on_superseded(error.message)  # no participant may learn what the other chief does not know
         except PsError as error:
-            self._calls.report(await self._failure_of(work, error))
+            if isinstance(work, ev.AdoptShards):
+                raise
+            if isinstance(work, ev.CopyStep | ev.WriteStep) and (store := self._store) is not None:
+                await self._calls.pace.at_storage(lambda: store.abandon(work.tag))
+            self._calls.report(ev.Failed(work=work, error=error))
 
-    async def _do(self, work: ev.Instruction) -> None:
+    async def _do(self, work: ev.Work, *, is_again: bool) -> None:
+        result: object = None
         match work:
             case ev.ApplyStep():
-                if await self.apply(work):
-                    self.note_applied(work)
-                    self._calls.report(ev.StepApplied(step=work.step, epoch=work.fence.epoch))
+                return await self._apply(work, is_again=is_again)
             case ev.PrepareStep():
-                await self._prepare(work)
+                result = await self._prepare(work)
             case ev.ConfigureShards():
                 await self._configure(work)
             case ev.KeepRecord():
                 await self._keep_record(work)
             case ev.AdoptShard():
-                self._report_adoption(work.shard, *await self._adopt(work.shard))
+                return self._report_adoption(work.shard, *await self._adopt(work.shard))
             case ev.AdoptShards():
-                await self._adopt_all()
+                return await self._adopt_all()
             case ev.FindCheckpoint():
-                await self._find(work)
+                if work.fence is not None and not await self._fenced():
+                    return None
+                result = await self._find(work)
             case ev.RestoreShards():
-                await self._restore(work)
-            case ev.SaveStep():
-                await self._save(work)
+                result = await self._restore(work)
+            case ev.CopyStep():
+                await self._copy(work)
+            case ev.WriteStep():
+                result = await self._write(work)
             case ev.CommitCheckpoint():
-                await self._commit(work)
+                return await self._commit(work)
+        self._done(work, result)
 
-    async def _failure_of(self, work: ev.Instruction, error: PsError) -> ev.Event:
-        """Returns the event for an instruction that could not be carried out. Raises the error, if there is no such event."""
-        match work:
-            case ev.AdoptShard():
-                return ev.ShardFailed(shard=work.shard, why=error.message)
-            case ev.KeepRecord():  # the cause shows with the next step, too
-                return ev.RecordKept(epoch=work.fence.epoch, version=work.version, failure=error.message)
-            case ev.SaveStep():
-                if (store := self._store) is not None:
-                    await self._calls.pace.at_storage(lambda: store.abandon(work.tag))
-                return save_failure(work.tag, error)
-            case ev.RestoreShards():
-                return restore_failure(work, error)
-        raise error
+    def _done(self, work: ev.Work, result: object = None) -> None:
+        self._calls.report(ev.Done(work=work, result=result))
 
     def obey(self, fence: Fence) -> None:
         """Everything is commanded by this from now on."""
@@ -135,21 +133,17 @@ class ShardWork:
 
     # -- steps and settings
 
-    async def _prepare(self, step: ev.PrepareStep) -> None:
-        """Asks all shards, at once, how large the mean of a step is, and reports StepPrepared, ContributionsMissing or ShardFailed."""
-        links, epoch = self._calls.links, step.fence.epoch
+    async def _prepare(self, step: ev.PrepareStep) -> tuple[tuple[float, ...], ...] | ev.Lacking:
+        """Asks all shards, at once, how large the mean of a step is."""
+        links = self._calls.links
         requests = step_requests(step, num_shards=len(links))
         sums = await self._have_step(
             "to prepare", step, lambda index: links[index].prepare_step(requests[index], timeout_s=_APPLY_TIMEOUT_S)
         )
-        if sums is not None:
-            self._calls.report(ev.StepPrepared(step=step.step, sums=tuple(tuple(shard_sums) for shard_sums in sums), epoch=epoch))
+        return sums if isinstance(sums, ev.Lacking) else tuple(tuple(shard_sums) for shard_sums in sums)
 
-    async def apply(self, step: ev.ApplyStep, *, is_again: bool = False) -> bool:
-        """Has all shards apply a step, at once. Returns whether they have; if not, says why not. `is_again`: after a failure.
-
-        Why not is reported as ContributionsMissing or ShardFailed.
-        """
+    async def _apply(self, step: ev.ApplyStep, *, is_again: bool) -> None:
+        """Has all shards apply a step, at once, and reports the end of that."""
         requests, links = self.requests_of(step), self._calls.links
         replies = await self._have_step(
             "to apply",
@@ -157,12 +151,17 @@ class ShardWork:
             lambda index: links[index].apply_step(requests[index], timeout_s=_APPLY_TIMEOUT_S),
             is_again=is_again,
         )
-        return replies is not None
+        if isinstance(replies, ev.Lacking):
+            self._done(step, replies)
+        else:
+            self.applied(step)
 
-    def note_applied(self, step: ev.ApplyStep) -> None:
-        """Notes in the history, if there is one, that all shards have applied a step. Thread-safe."""
+    def applied(self, step: ev.ApplyStep) -> None:
+        """Reports that all shards have applied a step, and notes it in the history, if there is one. Thread-safe."""
+        failpoint("chief.apply.after")
         if self._history is not None:
             self._history.write(Counted(epoch=step.fence.epoch, step=step.step, contributors=tuple(step.contributors)))
+        self._calls.report(ev.Done(work=step))
 
     async def _have_step(
         self,
@@ -171,8 +170,8 @@ class ShardWork:
         call: Callable[[int], Coroutine[Any, Any, Result]],
         *,
         is_again: bool = False,
-    ) -> list[Result] | None:
-        """As `_at_all`; once all shards have answered, reports contributions that some of them lack as ContributionsMissing."""
+    ) -> list[Result] | ev.Lacking:
+        """As `_at_all`; returns the contributions that some shards lack, once all have answered."""
         missing: list[tuple[int, PushId]] = []
 
         async def attempt(index: int) -> Result | None:
@@ -185,12 +184,9 @@ class ShardWork:
                 missing.extend((index, push_id) for push_id in named)
                 return None
 
-        answers = await self._at_all(f"{what} step {step.step}", step.fence.epoch, attempt, is_again=is_again)
-        if answers is None:
-            return None
+        answers = await self._at_all(f"{what} step {step.step}", attempt, is_again=is_again)
         if missing:
-            self._calls.report(ev.ContributionsMissing(missing=tuple(sorted(missing)), epoch=step.fence.epoch))
-            return None
+            return ev.Lacking(missing=tuple(sorted(missing)))
         return [answer for answer in answers if answer is not None]
 
     def requests_of(self, step: ev.ApplyStep) -> tuple[ApplyRequest, ...]:
@@ -198,15 +194,11 @@ class ShardWork:
         return step_requests(step, num_shards=len(self._calls))
 
     async def _configure(self, change: ev.ConfigureShards) -> None:
-        """Tells all shards, at once, how to work from now on, and reports ShardsConfigured, or ShardFailed."""
+        """Tells all shards, at once, how to work from now on."""
         settings, links = change.settings, self._calls.links
-        replies = await self._at_all(
-            f"settings version {settings.version}",
-            settings.fence.epoch,
-            lambda index: links[index].configure(settings, timeout_s=_APPLY_TIMEOUT_S),
+        await self._at_all(
+            f"settings version {settings.version}", lambda index: links[index].configure(settings, timeout_s=_APPLY_TIMEOUT_S)
         )
-        if replies is not None:
-            self._calls.report(ev.ShardsConfigured(version=settings.version, epoch=settings.fence.epoch))
 
     # -- shards that are looked at, adopted and watched
 
@@ -254,13 +246,12 @@ class ShardWork:
         self._calls.report(ev.ShardAdopted(shard=index, process_incarnation=status.process_incarnation, adoption=adoption))
 
     async def _keep_record(self, work: ev.KeepRecord) -> None:
-        """Has shards keep a record, and reports RecordKept."""
+        """Has shards keep a record."""
         record = self._packer.pack(work.record)
         if work.is_for_all:
             await self._calls.at_all(lambda index: self._keep_at(index, work, record))
         else:
             await self._keep_at(0, work, record)
-        self._calls.report(ev.RecordKept(epoch=work.fence.epoch, version=work.version))
 
     async def watch(self, index: int, *, is_paused: Callable[[], bool]) -> None:
         """Checks several times a second whether a silent shard is still the same process. Does not end.
@@ -301,46 +292,41 @@ class ShardWork:
 
     # -- checkpoints
 
-    async def _find(self, wish: ev.FindCheckpoint) -> None:
-        """Looks for a checkpoint, and reports CheckpointFound."""
-        if wish.fence is not None and not await self._fenced():
-            return
-        if self._store is None:
-            self._calls.report(ev.CheckpointFound(checkpoint=None))
-            return
+    async def _find(self, wish: ev.FindCheckpoint) -> ev.Found:
+        """Looks for a checkpoint."""
         store = self._store
-        self._calls.report(await self._calls.pace.at_storage(lambda: store.find(wish)))
+        return ev.Found(checkpoint=None) if store is None else await self._calls.pace.at_storage(lambda: store.find(wish))
 
-    async def _save(self, work: ev.SaveStep) -> None:
-        """Has all shards save a step: reports StepCopied, then StepSaved; or SaveFailed."""
-        request = SaveRequest(fence=work.fence, step=work.step, tag=work.tag, num_shards=len(self._calls))
+    async def _copy(self, work: ev.CopyStep) -> None:
+        """Has all shards copy a step, and begin to write it."""
         if self._store is not None:
             self._store.expect(work.tag)
-        await self._calls.at_all(lambda index: self._copied(index, request))
-        self._calls.report(ev.StepCopied(tag=work.tag))
-        files = await self._calls.at_all(lambda index: self._saved(index, request))
-        self._calls.report(ev.StepSaved(tag=work.tag, files=tuple(files)))
+        await self._calls.at_all(lambda index: self._copied_at(index, self._save_request(work)))
+
+    async def _write(self, work: ev.WriteStep) -> tuple[CheckpointFile, ...]:
+        """Waits until all shards have written a step, and returns their files."""
+        return tuple(await self._calls.at_all(lambda index: self._written_at(index, self._save_request(work))))
+
+    def _save_request(self, work: ev.CopyStep | ev.WriteStep) -> SaveRequest:
+        return SaveRequest(fence=work.fence, step=work.step, tag=work.tag, num_shards=len(self._calls))
 
     async def _commit(self, work: ev.CommitCheckpoint) -> None:
-        """Makes a checkpoint whole, and reports CheckpointCommitted or SaveFailed; then removes checkpoints that are too old."""
+        """Makes a checkpoint whole, and reports that; then removes checkpoints that are too old."""
         store, pace = self._store, self._calls.pace
         assert store is not None
-        done = await pace.at_storage(lambda: store.commit(work))
-        if work.is_awaited and not isinstance(done, ev.SaveFailed) and not await self._still_rules(work.checkpoint.fence):
-            return
-        self._calls.report(done)
-        if not isinstance(done, ev.SaveFailed):
+        await pace.at_storage(lambda: store.commit(work))
+        if not work.is_awaited or await self._still_rules(work.checkpoint.fence):
+            self._done(work)
             await pace.at_storage(lambda: store.prune(work.keep))
 
-    async def _restore(self, work: ev.RestoreShards) -> None:
-        """Brings all shards back to a checkpoint, and reports ShardsRestored, or RestoreFailed."""
+    async def _restore(self, work: ev.RestoreShards) -> tuple[int, ...]:
+        """Brings all shards back to a checkpoint, and returns their process incarnations."""
         self._num_restoring += 1
         requests = restore_requests(work)
         try:
-            incarnations = await self._calls.at_all(lambda index: self._restored(index, requests[index]))
+            return tuple(await self._calls.at_all(lambda index: self._restored_at(index, requests[index])))
         finally:
             self._num_restoring -= 1
-        self._calls.report(ev.ShardsRestored(epoch=work.fence.epoch, tag=work.tag, process_incarnations=tuple(incarnations)))
 
     def manifest_of(self, tag: str) -> str:
         """Returns the SHA-256 of the manifest of a whole checkpoint; blocks on storage. Raises CheckpointNotFound."""
@@ -352,17 +338,11 @@ class ShardWork:
 
     # -- inside
 
-    async def _at_all(
-        self, what: str, epoch: int, call: Callable[[int], Coroutine[Any, Any, Result]], *, is_again: bool = False
-    ) -> list[Result] | None:
-        """Calls all shards at once, each until it answers; returns their answers, or None if one refuses, which it reports."""
-        answers = await self._calls.at_all(lambda index: self._at(index, what, epoch, call, is_again=is_again))
-        known = [answer[0] for answer in answers if answer is not None]
-        return known if len(known) == len(answers) else None
+    async def _at_all(self, what: str, call: Callable[[int], Coroutine[Any, Any, Result]], *, is_again: bool = False) -> list[Result]:
+        """Calls all shards at once, each until it answers. Raises PsError, with the shard's name, if one refuses."""
+        return await self._calls.at_all(lambda index: self._at(index, what, call, is_again=is_again))
 
-    async def _at(
-        self, index: int, what: str, epoch: int, call: Callable[[int], Coroutine[Any, Any, Result]], *, is_again: bool
-    ) -> tuple[Result] | None:
+    async def _at(self, index: int, what: str, call: Callable[[int], Coroutine[Any, Any, Result]], *, is_again: bool) -> Result:
         async def attempt() -> Result:
             nonlocal is_again
             if is_again:
@@ -371,19 +351,16 @@ class ShardWork:
             return await call(index)
 
         try:
-            return (await self._calls.insist(index, attempt),)
+            return await self._calls.insist(index, attempt)
         except PsError as error:
             log.error("parameter server refused ps=%d what=%s cause=%s", index, what, error.message)
-            if isinstance(error, Superseded):
-                self._on_superseded(f"{self._calls.name(index)}: {error.message}")
-                return None
-            try:
-                # If it is another process than before, or another chief's, that says more than its refusal.
-                await self._calls.insist(index, lambda: self._check(index))
-            except PsError as later:
-                log.warning("parameter server does not answer ps=%d cause=%s", index, later.message)
-            self._calls.report(ev.ShardFailed(shard=index, why=error.message, epoch=epoch))
-            return None
+            if not isinstance(error, Superseded):
+                try:
+                    # If it is another process than before, or another chief's, that says more than its refusal.
+                    await self._calls.insist(index, lambda: self._check(index))
+                except PsError as later:
+                    log.warning("parameter server does not answer ps=%d cause=%s", index, later.message)
+            raise self._named(index, error) from None
 
     async def _check(self, index: int) -> None:
         """Looks at one shard and reports its status; another chief's incarnation there ends this chief."""
@@ -473,13 +450,13 @@ class ShardWork:
         if own in self._found_lives and found and found != own and found not in self._found_lives:
             raise Superseded(f"ps {status.shard}: it was restarted, and another chief has begun anew there; end this chief")
 
-    async def _copied(self, index: int, request: SaveRequest) -> None:
+    async def _copied_at(self, index: int, request: SaveRequest) -> None:
         link = self._calls.links[index]
         progress = await self._calls.insist(index, lambda: link.save(request, max_wait_s=0.0, timeout_s=_COPY_TIMEOUT_S))
         if progress.state is SaveState.FAILED:
             raise self._named(index, progress.failure)
 
-    async def _saved(self, index: int, request: SaveRequest) -> CheckpointFile:
+    async def _written_at(self, index: int, request: SaveRequest) -> CheckpointFile:
         link = self._calls.links[index]
         while True:
             progress = await self._calls.insist(
@@ -490,7 +467,7 @@ class ShardWork:
             if progress.state is not SaveState.WRITING:
                 raise self._named(index, progress.failure)
 
-    async def _restored(self, index: int, request: RestoreRequest) -> int:
+    async def _restored_at(self, index: int, request: RestoreRequest) -> int:
         """Returns the process that holds the values; one that is restarted meanwhile is brought back from the beginning."""
         while True:
             adopted, _ = await self._adopt(index)

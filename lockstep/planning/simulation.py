@@ -310,6 +310,7 @@ class _Simulation:
         self._step_times: list[float] = []
         self._stalenesses: list[int] = []
         self._setup_reply: ev.Answer = None
+        self._step: ev.ApplyStep | None = None  # that is being applied
         self._sends = Transfers(self, alone_s=costs.send_s, then=self._compute)
         self._receives = Transfers(self, alone_s=costs.receive_s, then=self._received)
         config = CoordinationConfig(
@@ -397,14 +398,16 @@ class _Simulation:
                     self._setup_reply = value
                 case ev.Refuse(error=error):
                     raise error
-                case ev.ApplyStep(step=step):
-                    self.later(self._costs.apply_s, self._applied, step)
-                case ev.ConfigureShards(settings=settings):
-                    self._handle(ev.ShardsConfigured(version=settings.version))
+                case ev.ApplyStep():
+                    self._step = instruction
+                    self.later(self._costs.apply_s, self._applied, 0)
+                case ev.ConfigureShards():
+                    self._handle(ev.Done(work=instruction))
 
-    def _applied(self, step: int) -> None:
+    def _applied(self, _: int) -> None:
         self._step_times.append(self._now)
-        self._handle(ev.StepApplied(step=step))
+        assert self._step is not None
+        self._handle(ev.Done(work=self._step))
 
     # -- one contribution, from token to token
 

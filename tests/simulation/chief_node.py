@@ -288,8 +288,8 @@ class ChiefNode:
 
     def _note(self, event: messages.Event) -> None:
         """Counts what runs are to reach."""
-        if isinstance(event, messages.CheckpointCommitted | messages.SaveFailed):
-            self._told_whole = event.tag
+        if isinstance(event, messages.Done | messages.Failed) and isinstance(event.work, messages.CommitCheckpoint):
+            self._told_whole = event.work.checkpoint.tag
         elif isinstance(event, messages.ReplicasChanged):
             self._members[event.shard] = (event.address, event.standby) if event.standby else (event.address,)
             self._world.note(f"{self._life.name}: ps {event.shard} is held by {event.address}, {event.standby or event.missing}")

@@ -29,6 +29,7 @@ from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, FinishTrainingRequest, Participant, PushOutcome
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, PushId, StepAttachments
 from ps_protocol.roles.fence import Era
+from ps_protocol.roles.history import Counted
 from ps_protocol.roles.shard import PushReply, PushResult
 from ps_server.contributions.inbox import Inbox
 from ps_server.contributions.staging import StagingMemory
@@ -65,14 +66,14 @@ def _applies_repeated_steps(patch: pytest.MonkeyPatch) -> None:
 def _counts_a_step_before_all_have_it(patch: pytest.MonkeyPatch) -> None:
     whole = ShardWork._at_all
 
-    async def at_all(self: ShardWork, what: str, epoch: int, call: Callable[[int], Any], *, is_again: bool = False) -> Any:
+    async def at_all(self: ShardWork, what: str, call: Callable[[int], Any], *, is_again: bool = False) -> Any:
         pace = self._calls.pace
         if not what.startswith("to apply") or len(self._calls) < 2:
-            return await whole(self, what, epoch, call, is_again=is_again)
+            return await whole(self, what, call, is_again=is_again)
         assert isinstance(pace, SimulatedPace)
-        answer = await self._at(0, what, epoch, call, is_again=is_again)
-        pace.loop.create_task(self._at(1, what, epoch, call, is_again=is_again))
-        return None if answer is None else [answer[0]]
+        answer = await self._at(0, what, call, is_again=is_again)
+        pace.loop.create_task(self._at(1, what, call, is_again=is_again))
+        return [answer]
 
     patch.setattr(ShardWork, "_at_all", at_all)
 
@@ -118,7 +119,7 @@ def _adds_up_in_another_order(patch: pytest.MonkeyPatch) -> None:
 def _leaves_callers_waiting(patch: pytest.MonkeyPatch) -> None:
     """When a step is applied, nothing follows from it."""
     real = Training.applied
-    patch.setattr(Training, "applied", lambda self, event, now: False if event.step == 3 else real(self, event, now))
+    patch.setattr(Training, "applied", lambda self, event, now: False if event.work.step == 3 else real(self, event, now))
 
 
 def _tells_before_anybody_keeps_it(patch: pytest.MonkeyPatch) -> None:
@@ -494,8 +495,10 @@ def _stages_other_gradients(patch: pytest.MonkeyPatch) -> None:
 
 
 def _notes_too_few_contributors(patch: pytest.MonkeyPatch) -> None:
-    real = ShardWork.note_applied
-    patch.setattr(ShardWork, "note_applied", lambda self, step: real(self, replace(step, contributors=step.contributors[1:])))
+    def counted(*, contributors: tuple[PushId, ...], **fields: Any) -> Counted:
+        return Counted(contributors=contributors[1:], **fields)
+
+    patch.setattr("chief.shards.work.Counted", counted)
 
 
 def _applies_again_what_comes_again(patch: pytest.MonkeyPatch) -> None:
@@ -561,11 +564,11 @@ _SSP_SCALE = PolicySpec(name=PolicyName.SSP, staleness=3, max_staleness=0, too_s
 
 
 def _gives_up_where_a_contribution_is_missing(patch: pytest.MonkeyPatch) -> None:
-    def missing(self: Training, event: Any, now: float) -> tuple[PushId, ...]:
+    def lack(self: Training, event: Any, lacking: Any, now: float) -> tuple[PushId, ...]:
         self._host.fail("a contribution is missing")
         return ()
 
-    patch.setattr(Training, "missing", missing)
+    patch.setattr(Training, "lack", lack)
 
 
 def _takes_incarnations_from_nowhere(patch: pytest.MonkeyPatch) -> None:

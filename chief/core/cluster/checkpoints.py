@@ -9,17 +9,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Protocol
 
-from chief.core.messages import CheckpointCommitted, CommitCheckpoint, NoteKind, SaveFailed, SaveStep, StepCopied, StepSaved
+from chief.core.messages import CommitCheckpoint, CopyStep, Done, Failed, NoteKind, WriteStep
 from chief.core.waiting import Blocked, Outbox, Timers, Waiting
 from chief.core.wording import printable, seconds, without_socket
 from chief.options import CheckpointConfig
-from ps_protocol.errors import InternalError, LimitExceeded, PsError, StorageFull
+from ps_protocol.errors import InternalError, LimitExceeded, PermissionDenied, PsError, StorageFailed, StorageFull
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, Durability, tag_of
 from ps_protocol.roles.chief import CheckpointStatus, SavedCheckpoint
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Fence
 
+# Errors of storage that cannot be read for now, or until permissions change.
+PASSING = (StorageFailed, PermissionDenied)
 # A step that is held back is saved again after this time if that failed.
 RETRY_S = 1.0
 # The last checkpoint is given up after this time, and so much longer as the variables take at this rate: a storage may hang.
@@ -75,7 +77,7 @@ class _Save:
 
     draft: Checkpoint
     is_held: bool
-    is_copied: bool = False
+    told: CopyStep | WriteStep | CommitCheckpoint
 
     @property
     def tag(self) -> str:
@@ -196,11 +198,11 @@ class Checkpoints:
         if self._due_step is not None and step >= self._due_step:
             self._become_due()
 
-    def begin(self, now: float) -> bool:
-        """Begins a save that is due, if possible; the shards must have no other task. Returns whether they copy a step now."""
+    def begin(self, now: float) -> None:
+        """Begins a save that is due, if possible; the shards must have no other task."""
         saver = self._saver()
         if self._save is not None or not saver.is_ready or self._config is None:
-            return False
+            return
         self._is_due = False
         self._arm(now)
         if self.has_whole(saver.step):
@@ -209,9 +211,8 @@ class Checkpoints:
             if self._is_saving_last:
                 self._end_last()
                 self._end_if_deserted()
-            return False
-        self._begin()
-        return True
+        else:
+            self._begin()
 
     def hold(self, held: HeldStep) -> None:
         """Saves a step before it is announced, as soon as no other save is under way; nothing else may be under way at the shards."""
@@ -254,28 +255,27 @@ class Checkpoints:
 
     # -- its outcome
 
-    def copied(self, event: StepCopied) -> bool:
-        """All shards have copied the step; True if steps may continue."""
-        save = self._save
-        if save is None or event.tag != save.tag or save.is_copied:
-            return False
-        save.is_copied = True
-        if save.is_held or self._held is not None:
-            return False
-        self._saving = ""
-        return True
+    def copied(self, event: Done, now: float) -> None:
+        """All shards have copied the step: others may be applied while they write, unless it is held back."""
+        save = self._awaited(event)
+        if save is None:
+            return
+        self._tell(save, WriteStep(fence=save.draft.fence, step=save.draft.step, tag=save.tag))
+        if not save.is_held and self._held is None:
+            self._saving = ""
+            self._proceed(now)
 
-    def saved(self, event: StepSaved) -> None:
+    def written(self, event: Done, now: float) -> None:
         """All shards have written: the manifest makes it whole."""
-        save = self._save
-        if save is not None and event.tag == save.tag and self._config is not None:
-            checkpoint = replace(save.draft, files=event.files)
-            self._out.add(CommitCheckpoint(checkpoint=checkpoint, keep=self._config.keep, is_awaited=save.is_held))
+        save = self._awaited(event)
+        if save is not None and self._config is not None:
+            checkpoint = replace(save.draft, files=event.result)
+            self._tell(save, CommitCheckpoint(checkpoint=checkpoint, keep=self._config.keep, is_awaited=save.is_held))
 
-    def committed(self, event: CheckpointCommitted, now: float) -> None:
+    def committed(self, event: Done, now: float) -> None:
         """A checkpoint is whole: announces the step that was held back for it."""
-        save = self._save
-        if save is None or event.tag != save.tag:
+        save = self._awaited(event)
+        if save is None:
             return
         self._save, self._failure = None, ""
         self._num_attempts.clear()
@@ -296,15 +296,18 @@ class Checkpoints:
         if self._is_due:
             self._out.afterwards(self._proceed)
 
-    def failed(self, event: SaveFailed, now: float) -> bool:
-        """A checkpoint could not be saved, and what follows is said. Returns whether steps that waited for the copies may continue."""
-        save = self._save
-        if save is None or event.tag != save.tag:
+    def failed(self, event: Failed, now: float) -> bool:
+        """A checkpoint could not be saved, and what follows is said. Steps that waited for the copies continue.
+
+        Returns whether it was the one under way.
+        """
+        save = self._awaited(event)
+        if save is None:
             return False
-        why = without_socket(printable(event.why))
+        why = without_socket(printable(event.error.message))
         self._save, self._failure = None, why
         self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.NOT_SAVED, is_warning=True)
-        error: PsError = StorageFull(why) if event.is_full else InternalError(f"checkpoint {save.tag}: {why}")
+        error = StorageFull(why) if isinstance(event.error, StorageFull) else InternalError(f"checkpoint {save.tag}: {why}")
         for request in self._requests_of(save.tag):
             wish = self._wishes.pop(request)
             for blocked in self._calls:
@@ -313,16 +316,17 @@ class Checkpoints:
         if self._held is not None:
             self._timer.set(now + RETRY_S)
             self._explain_hold()
-            return False
-        if not save.is_copied:
+            return True
+        is_copying = isinstance(save.told, CopyStep)
+        if is_copying:
             self._saving = ""
         if self._is_saving_last:
             self._give_up_last()
         elif self._waits_for_next:
             self._is_due = True
-        if self._is_due:
+        if self._is_due or is_copying:
             self._out.afterwards(self._proceed)
-        return not save.is_copied
+        return True
 
     # -- requests for one
 
@@ -363,14 +367,23 @@ class Checkpoints:
         attempt = self._num_attempts[saver.fence.epoch, step] = self._num_attempts.get((saver.fence.epoch, step), 0) + 1
         tag = tag_of(step=step, epoch=saver.fence.epoch) + saver.tag_suffix + (f"-retry-{attempt - 1}" if attempt > 1 else "")
         draft = saver.draft(tag=tag, step=step, extra=() if held is None else held.contributors)
-        self._save = _Save(draft=draft, is_held=held is not None)
+        told = CopyStep(fence=saver.fence, step=step, tag=tag)
+        self._save = _Save(draft=draft, is_held=held is not None, told=told)
         for wish in self._wishes.values():
             wish.tag = wish.tag or tag
         if held is None:
             self._saving = f"the parameter servers are copying step {step} for checkpoint {tag}"
         else:
             self._explain_hold()
-        self._out.add(SaveStep(fence=saver.fence, step=step, tag=tag))
+        self._out.add(told)
+
+    def _tell(self, save: _Save, told: WriteStep | CommitCheckpoint) -> None:
+        save.told = told
+        self._out.add(told)
+
+    def _awaited(self, event: Done | Failed) -> _Save | None:
+        """Returns the checkpoint under way, if the event is what it waits for."""
+        return self._save if self._save is not None and self._save.told is event.work else None
 
     def _become_due(self) -> None:
         self._is_due = True

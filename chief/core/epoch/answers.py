@@ -10,7 +10,7 @@ from dataclasses import replace
 
 from chief.core.cluster.attachments import ContributedAttachments
 from chief.core.cluster.data import DataLeases
-from chief.core.messages import Answer, KeepRecord, RecordKept
+from chief.core.messages import Answer, Done, Failed, KeepRecord
 from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting
 from chief.policies.base import Policy
 from ps_protocol.errors import PsError, Unavailable
@@ -64,8 +64,7 @@ class _Held:
 class _Record:
     """A record on its way to the shards: the contributions that it names, and which ranges and attachments it has that no other has yet."""
 
-    version: int
-    is_for_all: bool
+    told: KeepRecord
     chosen: tuple[PushId, ...]
     num_unkept: int
     has_data: bool
@@ -212,7 +211,7 @@ class Answers:
         policy = self._policy()
         chosen = policy.counted()
         data = self._data.marks()
-        is_for_all = for_all or (self._on_its_way is not None and self._on_its_way.is_for_all)
+        is_for_all = for_all or (self._on_its_way is not None and self._on_its_way.told.is_for_all)
         record = replace(
             self._make_record(),
             epoch=self._fence.epoch,
@@ -230,23 +229,23 @@ class Answers:
             data=data,
             attached=self._attachments.lasting,
         )
+        told = KeepRecord(fence=self._fence, version=self._versions.next(), record=record, is_for_all=is_for_all)
         self._on_its_way = _Record(
-            version=self._versions.next(),
-            is_for_all=is_for_all,
+            told=told,
             chosen=tuple(one.push_id for one in chosen),
             num_unkept=len(self._unkept),
             has_data=data is not None,
             attached=self._attachments.unkept,
         )
-        self._out.add(KeepRecord(fence=self._fence, version=self._on_its_way.version, record=record, is_for_all=is_for_all))
+        self._out.add(told)
 
-    def kept(self, event: RecordKept) -> None:
-        """A record is kept: answers the calls that waited for it, and has the next one kept if a call waits for that."""
+    def kept(self, event: Done | Failed) -> None:
+        """A record is kept, or cannot be: answers the calls that waited for it, and has the next one kept if a call waits for that."""
         record = self._on_its_way
-        if record is None or (event.epoch, event.version) != (self._fence.epoch, record.version):
+        if record is None or event.work is not record.told:
             return
-        if event.failure:
-            words = f"the parameter servers do not keep what another chief would have to know: {event.failure}"
+        if isinstance(event, Failed):  # the cause shows with the next step, too
+            words = f"the parameter servers do not keep what another chief would have to know: {event.error.message}"
             self._out.note(words, is_warning=True)
         else:  # else the next steps carry it, until the next record is kept
             del self._unkept[: record.num_unkept]
@@ -254,7 +253,7 @@ class Answers:
             self._is_data_kept = self._is_data_kept or record.has_data
         self._on_its_way = None
         self._certain.update(record.chosen)
-        self._release_what_is_certain(version=record.version)
+        self._release_what_is_certain(version=record.told.version)
         self._keep_if_awaited()
 
     # -- inside

@@ -4,7 +4,6 @@ It is made from a `Start`, and dropped when the cluster goes back to a checkpoin
 shards have at most one task; when all have done it, the next one begins.
 """
 
-import enum
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -23,16 +22,12 @@ from chief.core.messages import (
     ApplyStep,
     BringReplicasBack,
     ConfigureShards,
-    ContributionsMissing,
+    Done,
+    Failed,
+    Lacking,
     NoteKind,
     PrepareStep,
     ReplicaReady,
-    ReplicasBack,
-    SaveFailed,
-    ShardsConfigured,
-    StepApplied,
-    StepCopied,
-    StepPrepared,
 )
 from chief.core.waiting import Blocked, Outbox, Timers, Waiting, slice_s
 from chief.core.wording import listed, printable
@@ -64,15 +59,6 @@ from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSettings, Shard
 # The number of applied contributions to look through: each worker's latest are among them.
 _MAX_PUSHES = 20_000
 _MAX_DISCARDS = 10_000
-
-
-class UnderWay(enum.Enum):
-    """The task of all shards: report the norms of a step's mean, apply a step, take new settings, or copy a step to save it."""
-
-    PREPARE = 1
-    APPLY = 2
-    CONFIGURE = 3
-    SAVE = 4
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -186,19 +172,17 @@ class Training:
         self._attachments = parts.attachments
         self._fence = parts.members.fence
         self._tag_suffix = start.tag_suffix
-        self._under_way: UnderWay | None = None
+        # The task of all shards, unless they copy a step to save it; and the step that it is about, if it is.
+        self._told: PrepareStep | ApplyStep | ConfigureShards | BringReplicasBack | None = None
         self._step: _Step | None = None
-        # The instruction to the shards to prepare or apply it.
-        self._told: PrepareStep | ApplyStep | None = None
         self._discards = Discards()
         # Shards may have dropped contributions to steps before this one, while their settings kept none of earlier steps.
         self._oldest_kept = start.oldest_kept
         # Workers whose latest contribution met a change of policy and counts for nothing: they may contribute to the open step.
         self._turned_away: set[int] = set()
         self._is_quorum_lowered = False
-        # Shards with a lost replica that is there again, to be brought back between two steps; and those where that is under way.
+        # Shards with a lost replica that is there again, to be brought back between two steps.
         self._replicas_due = set(start.replicas_due)
-        self._returning: frozenset[int] = frozenset()
         self._is_telling_again = False
         self._awaited = set(start.awaited)
         self._return_timer = parts.timers.timer(self._stop_waiting_for_data)
@@ -264,12 +248,12 @@ class Training:
     @property
     def is_idle(self) -> bool:
         """Whether nothing is under way at the shards."""
-        return self._under_way is None
+        return self._told is None and not self._checkpoints.saving
 
     @property
     def is_configuring(self) -> bool:
         """Whether new settings are on their way to the shards."""
-        return self._under_way is UnderWay.CONFIGURE
+        return isinstance(self._told, ConfigureShards)
 
     @property
     def is_quorum_lowered(self) -> bool:
@@ -279,8 +263,8 @@ class Training:
     @property
     def saving(self) -> str:
         """The reason why steps wait, as text; empty: they do not wait."""
-        if self._returning:
-            named = listed([self._servers[shard].name for shard in sorted(self._returning)])
+        if isinstance(self._told, BringReplicasBack):
+            named = listed([self._servers[shard].name for shard in self._told.shards])
             return f"{named}: a standby is being brought back to step {self.step + 1}"
         return self._checkpoints.saving
 
@@ -335,10 +319,6 @@ class Training:
     def answers(self) -> Answers:
         """The answers that are certain in this epoch, and the records that make them so."""
         return self._answers
-
-    def shards_ready(self) -> None:
-        """All shards hold the open step: announces it."""
-        self._under_way = None
 
     def refuse_tokens(self, error: PsError) -> None:
         """All calls that wait for a token get this error."""
@@ -667,9 +647,9 @@ class Training:
             return
         if self._settings.next_change is not None:
             self._begin_changes(now)
-        if self._checkpoints.is_due and self._under_way is None and self._checkpoints.begin(now):
-            self._under_way = UnderWay.SAVE
-        if self._under_way is None and self._model.is_ready and self._policy.is_complete:
+        if self._checkpoints.is_due and self.is_idle:
+            self._checkpoints.begin(now)
+        if self.is_idle and self._model.is_ready and self._policy.is_complete:
             policy = self._policy
             self._begin_step(_Step(step=policy.step, contributors=policy.contributors, weights=policy.weights), policy.last_worker, now)
 
@@ -679,26 +659,31 @@ class Training:
         self._ledger.roll_back(request.step, now=now)
         self._begin_step(step, request.contributors[-1].worker if request.contributors else 0, now)
 
-    def prepared(self, event: StepPrepared, now: float) -> None:
+    def awaits(self, event: Done | Failed) -> bool:
+        """Whether the event is about what all shards are at; if not, it is too late to matter."""
+        return event.work is self._told and not self._host.is_failed
+
+    def prepared(self, event: Done, now: float) -> None:
         """The size of the mean is known: it is applied, scaled down if it is too large."""
-        if self._under_way is not UnderWay.PREPARE or not self._is_of_step(event.step, event.epoch):
+        told = self._told
+        if not self.awaits(event) or not isinstance(told, PrepareStep):
             return
         layouts, model = self._model.layouts, self._model.model
-        for index, (sums, layout) in enumerate(zip(event.sums, layouts, strict=True)):
+        for index, (sums, layout) in enumerate(zip(event.result, layouts, strict=True)):
             num_slices = len(layout.slices) + len(layout.tables)
             if len(sums) != num_slices:
                 self._host.fail(f"{self._servers[index].name}: reported {len(sums)} sums of squares of {num_slices} slices")
                 return
         assert model is not None
-        self._apply(scales(model.clip, layouts=layouts, sums=event.sums))
+        self._apply(scales(model.clip, layouts=layouts, sums=event.result), without=told.without)
 
-    def applied(self, event: StepApplied, now: float) -> bool:
+    def applied(self, event: Done, now: float) -> bool:
         """All shards have applied the step: the next one is open. Returns whether it was one that an earlier chief had not completed."""
         step = self._step
-        if self._under_way is not UnderWay.APPLY or step is None or not self._is_of_step(event.step, event.epoch):
+        if not self.awaits(event) or step is None:
             return False
         if step.redo is not None:
-            self._under_way = self._step = None
+            self._told = self._step = None
             self._members.remember(self.applied_pushes(extra=step.contributors))
             self._ledger.close_step(now=now)
             self._policy = self._new_policy(step=step.step + 1, is_start=False)
@@ -713,17 +698,13 @@ class Training:
         self._attachments.applied(step.contributors)
         self._answers.applied(contributors, is_held=is_held)
         if is_held:
-            self.hold(HeldStep(step=self.step + 1, contributors=contributors, then=self._held_step_saved))
+            self._told = None
+            self._checkpoints.hold(HeldStep(step=self.step + 1, contributors=contributors, then=self._held_step_saved))
         else:
             self._advance(now)
         if self._data.spec is not None:
             self._answer_about_ranges(now)
         return False
-
-    def hold(self, held: HeldStep) -> None:
-        """Has a step saved before it is announced."""
-        self._under_way = UnderWay.SAVE
-        self._checkpoints.hold(held)
 
     def _begin_step(self, step: _Step, last_worker: int, now: float) -> None:
         model = self._model.model
@@ -732,18 +713,15 @@ class Training:
         if model is None or not model.clip.needs_norms:
             self._apply(())
             return
-        self._under_way = UnderWay.PREPARE
         self._have(PrepareStep(fence=self._fence, step=step.step, contributors=step.contributors, weights=step.weights))
 
-    def _have(self, told: PrepareStep | ApplyStep) -> None:
+    def _have(self, told: PrepareStep | ApplyStep | ConfigureShards | BringReplicasBack) -> None:
         self._told = told
         self._out.add(told)
 
-    def _apply(self, factors: tuple[tuple[float, ...], ...]) -> None:
-        step, prepared = self._step, self._told
+    def _apply(self, factors: tuple[tuple[float, ...], ...], *, without: tuple[tuple[PushId, ...], ...] = ()) -> None:
+        step = self._step
         assert step is not None
-        without = prepared.without if self._under_way is UnderWay.PREPARE and prepared is not None else ()
-        self._under_way = UnderWay.APPLY
         self._have(
             ApplyStep(
                 fence=self._fence,
@@ -758,17 +736,16 @@ class Training:
             )
         )
 
-    def missing(self, event: ContributionsMissing, now: float) -> tuple[PushId, ...]:
+    def lack(self, event: Done, lacking: Lacking, now: float) -> tuple[PushId, ...]:
         """Has the step applied without contributions that shards lack. Returns them; none if it is too late to matter.
 
         So it makes no difference which shards have applied the step already. A contribution that no shard has does not count.
         """
-        step, told = self._step, self._told
-        is_at_it = self._under_way in (UnderWay.PREPARE, UnderWay.APPLY) and self._is_current(event.epoch)
-        if step is None or told is None or not is_at_it:
+        step, told, missing = self._step, self._told, lacking.missing
+        if not self.awaits(event) or step is None or not isinstance(told, PrepareStep | ApplyStep):
             return ()
         known = [set(of_shard) for of_shard in told.without] or [set() for _ in range(len(self._servers))]
-        without = [of_shard | {push_id for index, push_id in event.missing if index == shard} for shard, of_shard in enumerate(known)]
+        without = [of_shard | {push_id for index, push_id in missing if index == shard} for shard, of_shard in enumerate(known)]
         if without == known or not set().union(*without) <= {*step.contributors}:
             self._host.fail(f"step {step.step}: parameter servers lack other contributions than those that it is made of")
             return ()
@@ -781,21 +758,15 @@ class Training:
         if sum(self._attachments.uncount(push_id) for push_id in nowhere) and isinstance(told, ApplyStep):
             told = replace(told, attached=self._attachments.of_step(step.contributors))
         self._have(told)
-        return tuple(sorted({push_id for _, push_id in event.missing}))
+        return tuple(sorted({push_id for _, push_id in missing}))
 
     def _take_discards(self) -> tuple[PushId, ...]:
         """Takes out the contributions that shards may drop with the step that begins now."""
         return self._discards.take(self._policy.counted()) if self._discards and not self._policy.has_common_steps else ()
 
-    def _is_of_step(self, step: int, epoch: int | None) -> bool:
-        return self._step is not None and step == self._step.step and self._is_current(epoch)
-
-    def _is_current(self, epoch: int | None) -> bool:
-        return epoch in (None, self._fence.epoch) and not self._host.is_failed
-
     def _advance(self, now: float) -> None:
         """Announces the step that all shards have applied: the next one is open."""
-        self._under_way = self._step = None
+        self._told = self._step = None
         self._ledger.close_step(now=now)
         granted = self._policy.advance()
         if self._is_quorum_lowered:
@@ -824,26 +795,17 @@ class Training:
 
     # -- checkpoints, and replicas that are restored between two steps
 
-    def copied(self, event: StepCopied, now: float) -> None:
-        """All shards have copied the step that is being saved: others may be applied."""
-        if self._checkpoints.copied(event) and self._under_way is UnderWay.SAVE:
-            self._under_way = None
-            self.proceed(now)
-
-    def save_failed(self, event: SaveFailed, now: float) -> None:
+    def save_failed(self, event: Failed, now: float) -> None:
         """A checkpoint could not be saved; training continues."""
-        continues = self._checkpoints.failed(event, now) and self._under_way is UnderWay.SAVE
-        if self._replicas_due and self._checkpoints.is_holding and not self._checkpoints.holds_steps:
+        is_of_now = self._checkpoints.failed(event, now)
+        if is_of_now and self._replicas_due and self._checkpoints.is_holding and not self._checkpoints.holds_steps:
             # The step need not be saved: training continues, and the replicas come back another time.
-            why = f"the step that it is to be brought back from could not be saved: {printable(event.why)}"
+            why = f"the step that it is to be brought back from could not be saved: {printable(event.error.message)}"
             for shard in self._replicas_due:
                 self._servers.miss_standby(shard, why=why)
             self._replicas_due.clear()
             self._checkpoints.let_go(now)
             self._advance(now)
-        if continues:
-            self._under_way = None
-            self.proceed(now)
 
     @property
     def _holds_for_replicas(self) -> bool:
@@ -856,13 +818,11 @@ class Training:
         if not self._holds_for_replicas:
             self._advance(now)
             return
-        self._under_way = UnderWay.SAVE
         shards = tuple(sorted(self._replicas_due))
-        self._returning = frozenset(shards)
         step = self.step + 1
         specs = self.shard_specs(step)
         settings = self.shard_settings(self._settings.as_they_are())
-        self._out.add(
+        self._have(
             BringReplicasBack(
                 fence=self._fence,
                 tag=tag,
@@ -892,15 +852,16 @@ class Training:
         """Notes that a shard has an active replica again."""
         self._replicas_due.discard(shard)
 
-    def replicas_back(self, event: ReplicasBack, now: float) -> None:
+    def replicas_back(self, event: Done | Failed, now: float) -> None:
         """Replicas have been brought back, or could not be: announces the step."""
-        if not self._returning or event.epoch != self._fence.epoch or self._host.is_failed:
+        told = self._told
+        if not self.awaits(event) or not isinstance(told, BringReplicasBack):
             return
-        for shard, why in event.failures:
+        failures = event.result if isinstance(event, Done) else [(shard, event.error.message) for shard in told.shards]
+        for shard, why in failures:
             self._servers.miss_standby(shard, why=f"it could not be brought back: {printable(why)}")
             self._out.note(f"the standby of {self._servers[shard].name} could not be brought back: {why}", is_warning=True)
-        self._replicas_due -= self._returning
-        self._returning = frozenset()
+        self._replicas_due.difference_update(told.shards)
         self._answers.keep()
         self._advance(now)
 
@@ -927,12 +888,11 @@ class Training:
         self._is_telling_again = True
         self._configure(self._settings.as_they_are())
 
-    def configured(self, event: ShardsConfigured, now: float) -> None:
+    def configured(self, event: Done, now: float) -> None:
         """Continues after all shards have the new settings."""
-        is_expected = self._under_way is UnderWay.CONFIGURE and event.version == self._settings.version
-        if not is_expected or not self._is_current(event.epoch):
-            return  # reported again, or too late to matter
-        self._under_way = None
+        if not self.awaits(event):
+            return
+        self._told = None
         if not self._model.is_ready:
             self._host.model_ready(now)
         else:
@@ -940,14 +900,13 @@ class Training:
         self.proceed(now)
 
     def _configure(self, wanted: ForShards) -> None:
-        self._under_way = UnderWay.CONFIGURE
-        self._out.add(ConfigureShards(settings=self.shard_settings(wanted)))
+        self._have(ConfigureShards(settings=self.shard_settings(wanted)))
 
     def _begin_changes(self, now: float) -> None:
         """Begins the next changes, as long as that is possible now; those that do not concern the shards hold at once."""
         while (change := self._settings.next_change) is not None:
             is_possible = not isinstance(change.asked, PolicySpec) or self._policy.gives_way(change.asked)
-            if not is_possible or self._under_way is not None:
+            if not is_possible or not self.is_idle:
                 return
             wanted = self._settings.prepare(change)
             self._settings.next_version()

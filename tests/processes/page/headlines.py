@@ -15,6 +15,7 @@ import pytest
 from chief.core.conditions import ROWS
 from ps_protocol.roles.chief import Condition, Level
 from tests.processes.page.showing import page_of
+from tests.support.chief.chief_driver import Driver
 from tests.support.processes.browser import MISSING, PROGRAM, Browser, opened
 from tests.unit.chief.core import test_conditions as situations
 
@@ -27,7 +28,7 @@ def headlines() -> dict[str, tuple[Condition, ...]]:
     found: dict[str, tuple[Condition, ...]] = {}
     said = situations.said
 
-    def noted(driver: situations.AnyDriver) -> tuple[Condition, ...]:
+    def noted(driver: Driver) -> tuple[Condition, ...]:
         conditions = said(driver)
         for one in conditions:
             if one.level is not Level.GREEN and (one.name not in found or conditions[0] is one):

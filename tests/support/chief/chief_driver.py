@@ -1,18 +1,21 @@
-"""Drives a Coordinator as the shell would, with a clock that is a number, and shards that answer at once or on request."""
+"""Drives a Coordinator as the shell would, with a clock that is a number, and shards that are values here, which outlive their chief."""
 
 import itertools
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from chief.core import messages as ev
 from chief.core.coordinator import Coordinator
 from chief.core.epoch.answers import LINGER_S
-from chief.core.messages import ShardsFound
-from chief.options import CoordinationConfig
-from ps_protocol.errors import PsError
+from chief.options import CheckpointConfig, CoordinationConfig
+from ps_protocol.errors import DataLoss, InternalError, PsError, StorageFailed, StorageFull
+from ps_protocol.model.data import DataSpec
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.model.spec import ModelSpec, PlacementPolicy
+from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
 from ps_protocol.model.variables import DataType, VariableSpec
+from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
     CommitPushRequest,
@@ -22,6 +25,7 @@ from ps_protocol.roles.chief import (
     DeregisterRequest,
     HeartbeatRequest,
     HyperparameterChange,
+    LeaseRangesRequest,
     ModelReply,
     ModelState,
     Participant,
@@ -37,7 +41,17 @@ from ps_protocol.roles.chief import (
     TokenResult,
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
-from ps_protocol.roles.shard import ShardReport, ShardSettings, ShardStatus
+from ps_protocol.roles.fence import Fence, joined_keys
+from ps_protocol.roles.shard import (
+    Adoption,
+    AppliedPush,
+    ApplyRequest,
+    CheckpointFile,
+    ShardReport,
+    ShardSettings,
+    ShardStatus,
+    WorkerPushes,
+)
 from tests.support.chief.eras import fence
 
 
@@ -52,73 +66,168 @@ MODEL = model_of(3)
 KEY = b"chief"
 
 
+@dataclass(slots=True)
+class FakeShard:
+    """What one parameter server has: which process, whose, and at what step; `applied` are the contributions of each step."""
+
+    process: int = 7
+    epoch: int = 0
+    chief: int = 0
+    step: int | None = None
+    applied: dict[int, tuple[PushId, ...]] = field(default_factory=dict)
+    last_apply: ApplyRequest | None = None
+    record: ChiefRecord | None = None
+    record_version: int = 0
+    settings_version: int = 0
+    life: int = 0
+    session_keys: tuple[bytes, ...] = ()
+    given_up: tuple[PushId, ...] = ()
+
+    def status(self, index: int) -> ShardStatus:
+        return ShardStatus(
+            shard=index,
+            report=ShardReport(),
+            process_incarnation=self.process,
+            fence=fence(self.epoch, self.chief, life=self.life),
+            step=self.step,
+            settings_version=self.settings_version,
+        )
+
+    def pushes(self) -> tuple[WorkerPushes, ...]:
+        by_worker: dict[tuple[int, int], list[AppliedPush]] = {}
+        for step, contributors in self.applied.items():
+            for push in contributors:
+                by_worker.setdefault((push.worker, push.incarnation), []).append(AppliedPush(sequence=push.sequence, step=step))
+        newest = {worker: max(i for w, i in by_worker if w == worker) for worker, _ in by_worker}
+        return tuple(WorkerPushes(worker=w, incarnation=i, applied=tuple(by_worker[w, i])) for w, i in newest.items())
+
+
 class Driver:
-    """Answers by call in `answers`; what the shards are to do waits in `to_apply`, `to_configure`, … unless `applies_at_once`."""
+    """Answers by call in `answers`. What the shards are to do together waits in `to_apply`, `to_configure`, … unless `applies_at_once`;
+    what else the chief wants waits in `orders` if the driver `is_manual`. The storage outlives chief and shards.
 
-    has_successors = False
+    `adopt` False: the test reports the adoptions.
+    """
 
-    def new_life(self) -> int:
-        """Lives have no names where no chief has a successor."""
-        return 0
+    lives = itertools.count(1)
+    chiefs = itertools.count(2)
 
-    def __init__(self, *, num_shards: int = 1, find: bool = True, adopt: bool = True, applies_at_once: bool = True, **config: Any) -> None:
+    def __init__(
+        self,
+        *,
+        num_shards: int = 1,
+        has_successors: bool = False,
+        storage: dict[str, Checkpoint] | None = None,
+        begin: bool = True,
+        adopt: bool = True,
+        applies_at_once: bool = True,
+        **config: Any,
+    ) -> None:
         self.now = 100.0
         self.config = CoordinationConfig(**config)
-        addresses = [f"host-p:{5000 + index}" for index in range(num_shards)]
-        self.coordinator = Coordinator(
-            config=self.config,
-            shard_addresses=addresses,
-            now=self.now,
-            has_successors=self.has_successors,
-            new_life=self.new_life,
-            session_key=KEY,
-        )
+        self.has_successors = has_successors
+        self.session_key = KEY
         self.applies_at_once = applies_at_once
+        self.is_manual = not adopt
+        self.storage: dict[str, Checkpoint] = {} if storage is None else storage
+        self.damaged: set[str] = set()
+        self.full = False
+        self.unreadable = ""  # why storage cannot be read
+        self.model: ModelSpec = MODEL
+        self.shards = [FakeShard() for _ in range(num_shards)]
         self.answers: dict[int, Any] = {}
+        self.orders: list[Any] = []
+        self.notes: list[ev.Note] = []
         self.to_apply: list[ev.ApplyStep] = []
         self.applied: list[ev.ApplyStep] = []
         self.to_prepare: list[ev.PrepareStep] = []
-        self.to_configure: list[ShardSettings] = []
+        self.to_configure: list[ev.ConfigureShards] = []
         self.configured: list[ShardSettings] = []
         self.sums: tuple[tuple[float, ...], ...] = ()
         self.adoptions: list[int] = []
         self.ended: list[ev.EndProcesses] = []
-        self.said: list[str] = []
         self._calls = itertools.count(1)
         self._requests = itertools.count(1)
-        if find:
-            empty = ShardStatus(shard=0, process_incarnation=7, fence=fence(0, 0, life=0), step=None, report=ShardReport())
-            self.send(ShardsFound(statuses=(empty,) * num_shards))
-        if adopt:
-            for index in range(num_shards):
-                self.send(ev.ShardAdopted(shard=index, process_incarnation=7))
+        self.coordinator = self._coordinator()
+        if begin:
+            self.begin()
+        if not adopt:
+            self.orders.clear()
+            self.is_manual = False
+
+    @classmethod
+    def outlived(cls, *, num_shards: int = 2, **config: Any) -> "Driver":
+        """Returns a driver whose chief may have successors, with two shards and a place for checkpoints unless others are named."""
+        config.setdefault("checkpoints", CheckpointConfig(restore="latest"))
+        return cls(num_shards=num_shards, has_successors=True, **config)
+
+    def _coordinator(self) -> Coordinator:
+        return Coordinator(
+            config=self.config,
+            shard_addresses=[f"host-p:{5000 + index}" for index in range(len(self.shards))],
+            now=self.now,
+            has_successors=self.has_successors,
+            # No two drivers have one. Where no chief has a successor, they have no names.
+            new_life=lambda: next(self.lives) if self.has_successors else 0,
+            session_key=self.session_key,
+        )
+
+    def begin(self) -> None:
+        self.send(ev.ShardsFound(statuses=tuple(shard.status(index) for index, shard in enumerate(self.shards))))
+
+    def new_chief(self, **config: Any) -> None:
+        """Another chief process takes the place of the old one, which never says anything again."""
+        self.config = replace(self.config, **config)
+        self.session_key = b"chief %d" % next(self.chiefs)
+        self.coordinator = self._coordinator()
+        self.orders.clear()
+        self._give_up_work()
+        self.begin()
+
+    def kill(self, shard: int) -> None:
+        """A shard's process is replaced by an empty one."""
+        self.shards[shard] = FakeShard(process=self.shards[shard].process + 100)
+
+    def restart(self, shard: int) -> None:
+        """As `kill`, and the chief sees it."""
+        self.kill(shard)
+        self.send(ev.ShardSeen(shard=shard, process_incarnation=self.shards[shard].process))
 
     @property
     def step(self) -> int:
         return self.coordinator.global_step
 
+    @property
+    def said(self) -> list[str]:
+        return [note.text for note in self.notes]
+
+    # -- events, and what follows from them
+
     def send(self, event: ev.Event) -> None:
         for instruction in self.coordinator.handle(event, self.now):
             match instruction:
-                case ev.Reply(call=call, value=value):
+                case ev.Reply(call=call, value=answer) | ev.Refuse(call=call, error=answer):
                     assert call not in self.answers, "a call was answered twice"
-                    self.answers[call] = value
-                case ev.Refuse(call=call, error=error):
-                    assert call not in self.answers, "a call was answered twice"
-                    self.answers[call] = error
+                    self.answers[call] = answer
                 case ev.ApplyStep():
                     self.to_apply.append(instruction)
                 case ev.PrepareStep():
                     self.to_prepare.append(instruction)
-                case ev.ConfigureShards(settings=settings):
-                    self.to_configure.append(settings)
+                case ev.ConfigureShards():
+                    self.to_configure.append(instruction)
                 case ev.AdoptShard(shard=shard):
                     self.adoptions.append(shard)
                 case ev.EndProcesses():
                     self.ended.append(instruction)
-                case ev.Note(text=text):
-                    self.said.append(text)
+                case ev.Note():
+                    self.notes.append(instruction)
+                case _:
+                    if isinstance(instruction, ev.AdoptShards | ev.RestoreShards):
+                        self._give_up_work(before=instruction.fence.epoch)
+                    self.orders.append(instruction)
         assert len(self.to_apply) + len(self.to_prepare) + len(self.to_configure) <= 1, "two things are under way at the shards"
+        if not self.is_manual:
+            self.work_off()
         if self.applies_at_once:
             self.work()
 
@@ -128,24 +237,161 @@ class Driver:
         self.send(ev.Asked(call=call, request=request))
         return call
 
+    def done(self, work: ev.Work, result: object = None) -> None:
+        self.send(ev.Done(work=work, result=result))
+
+    def fail(self, work: ev.Work, error: PsError) -> None:
+        self.send(ev.Failed(work=work, error=error))
+
+    def _give_up_work(self, *, before: int | None = None) -> None:
+        """Work for an earlier epoch is given up, as the shell does; None: all is."""
+        under_way: tuple[list[Any], ...] = self.to_apply, self.to_prepare, self.to_configure
+        for works in under_way:
+            works[:] = [work for work in works if before is not None and work.fence.epoch >= before]
+
+    # -- what all shards do
+
     def work(self) -> None:
         """Has the shards do what they were told, and what follows from that."""
         if self.to_configure:
             self.configure()
         if self.to_prepare:
-            self.send(ev.StepPrepared(step=self.to_prepare.pop(0).step, sums=self.sums))
+            self.prepare()
         if self.to_apply:
             self.apply()
 
     def configure(self) -> None:
         change = self.to_configure.pop(0)
-        self.configured.append(change)
-        self.send(ev.ShardsConfigured(version=change.version))
+        self.configured.append(change.settings)
+        self.done(change)
+
+    def prepare(self) -> None:
+        self.done(self.to_prepare.pop(0), self.sums)
 
     def apply(self) -> None:
+        self.apply_at(*range(len(self.shards)))
         step = self.to_apply.pop(0)
         self.applied.append(step)
-        self.send(ev.StepApplied(step=step.step))
+        self.done(step)
+
+    def apply_at(self, *shards: int) -> None:
+        """Has only these shards apply the step that is to be applied; the chief does not hear of it."""
+        order = self.to_apply[0]
+        for index in shards:
+            shard = self.shards[index]
+            if shard.step != order.step:
+                assert shard.last_apply is not None
+                assert (shard.step, shard.last_apply.contributors) == (order.step + 1, order.contributors), "not what was applied before"
+                continue
+            shard.applied[order.step] = order.contributors
+            shard.last_apply = ApplyRequest(
+                fence=replace(order.fence, chief_incarnation=shard.chief),
+                step=order.step,
+                contributors=order.contributors,
+                weights=order.weights,
+                discards=order.discards,
+                ranges=order.ranges,
+                attached=order.attached,
+            )
+            shard.step = order.step + 1
+
+    # -- what else the chief wants
+
+    def work_off(self) -> None:
+        """Does what is ordered, and what follows from that."""
+        while self.orders:
+            self.do(self.orders.pop(0))
+
+    def do(self, order: Any) -> None:
+        match order:
+            case ev.AdoptShards(fence=fence):
+                self._adopt(fence)
+            case ev.KeepRecord(version=version, record=record):
+                for shard in self.shards if order.is_for_all else self.shards[:1]:
+                    if version > shard.record_version:
+                        shard.record, shard.record_version = record, version
+                self.done(order)
+            case ev.FindCheckpoint():
+                self._find(order)
+            case ev.RestoreShards():
+                self._restore(order)
+            case ev.CopyStep() if any(shard.epoch != order.fence.epoch for shard in self.shards):
+                self.fail(order, InternalError("a process that has begun meanwhile refuses"))
+            case ev.CopyStep(step=step):
+                assert all(shard.step == step for shard in self.shards), "a step is saved that not all shards have"
+                self.done(order)
+            case ev.WriteStep() if self.full:
+                self.fail(order, StorageFull("no space left on device"))
+            case ev.WriteStep():
+                self.done(
+                    order, tuple(CheckpointFile(name=f"ps-{i}", shard=i, num_bytes=8, sha256="0" * 64) for i in range(len(self.shards)))
+                )
+            case ev.CommitCheckpoint(checkpoint=checkpoint, keep=keep):
+                self.storage[checkpoint.tag] = checkpoint
+                for old in sorted(self.storage.values(), key=lambda c: c.age_order)[:-keep]:
+                    del self.storage[old.tag]
+                self.done(order)
+
+    def _tell_keys(self) -> None:
+        """All shards get the keys of their life that any of them knows, and so does the chief."""
+        life = max(self.shards, key=lambda shard: shard.chief).life
+        keys = joined_keys((self.session_key,), tuple(key for shard in self.shards if shard.life == life for key in shard.session_keys))
+        for shard in self.shards:
+            shard.session_keys = keys
+        self.send(ev.SessionKeysFound(keys=keys))
+
+    def _adopt(self, fence: Fence) -> None:
+        hashes = [layout.hash for layout in layouts(place(self.model, num_shards=len(self.shards)), num_shards=len(self.shards))]
+        for shard in self.shards:
+            if fence.epoch > shard.epoch:
+                shard.last_apply = None
+            earlier = shard.session_keys if shard.life == fence.life else ()
+            shard.session_keys = joined_keys((self.session_key,), earlier)
+            shard.epoch, shard.chief, shard.life = fence.epoch, fence.chief_incarnation, fence.life
+        self._tell_keys()
+        kept = max(self.shards, key=lambda shard: shard.record_version)
+        for index, shard in enumerate(self.shards):
+            if index == len(self.shards) - 1 and kept.record is not None:
+                self.send(ev.RecordFound(record=kept.record))
+            adoption = Adoption(
+                step=shard.step,
+                layout_hash=hashes[index] if shard.step is not None else "",
+                record_version=shard.record_version,
+                last_apply=shard.last_apply,
+                pushes=shard.pushes(),
+                session_keys=shard.session_keys,
+                given_up=shard.given_up,
+            )
+            self.send(ev.ShardAdopted(shard=index, process_incarnation=shard.process, adoption=adoption))
+
+    def _find(self, order: ev.FindCheckpoint) -> None:
+        if self.unreadable:
+            self.fail(order, StorageFailed(self.unreadable))
+            return
+        there = sorted(self.storage.values(), key=lambda checkpoint: checkpoint.age_order)
+        found = [c for c in there if c.tag not in order.excluded and (not order.only or c.tag == order.only)]
+        highest_epoch = max((c.fence.epoch for c in there), default=0)
+        self.done(order, ev.Found(checkpoint=found[-1] if found else None, manifest_sha256="ab" * 32, highest_epoch=highest_epoch))
+
+    def _restore(self, order: ev.RestoreShards) -> None:
+        if self.unreadable:
+            self.fail(order, StorageFailed(self.unreadable))
+            return
+        if order.tag in self.damaged:
+            self.fail(order, DataLoss("ps-0 is not what was written"))
+            return
+        step = self.storage[order.tag].step
+        for shard in self.shards:
+            assert order.fence.epoch > shard.epoch, "restored under an epoch that the shard has had"
+            shard.epoch, shard.chief, shard.step, shard.last_apply = order.fence.epoch, order.fence.chief_incarnation, step, None
+            if shard.life != order.fence.life:
+                shard.session_keys = ()
+            shard.life = order.fence.life
+            shard.applied = {number: made_of for number, made_of in shard.applied.items() if number < step}
+        self._tell_keys()
+        self.done(order, tuple(shard.process for shard in self.shards))
+
+    # -- callers
 
     def set_policy(self, policy: PolicySpec, *, request_id: int | None = None, max_wait_s: float = 10.0) -> int:
         """Asks for another policy; returns the call."""
@@ -182,14 +428,42 @@ class Driver:
         return self.ask(RegisterModelRequest(participant=worker.participant, model=model, max_wait_s=max_wait_s, **fields))
 
     def train(self, *indices: int, model: ModelSpec = MODEL) -> "list[Worker]":
-        """Has workers join and the first of them initialise the model."""
+        """Has workers join, and the first of them initialise the model, which the shards hold then."""
+        self.model = model
         workers = [Worker(self, index) for index in indices]
-        call = self.ask_model(workers[0], model)
-        reply = self.answers[call]
+        self.initialise(workers[0])
+        return workers
+
+    def initialise(self, worker: "Worker") -> None:
+        """Has a worker initialise the model, which the shards hold then."""
+        reply = self.answers[self.ask_model(worker, self.model)]
         assert isinstance(reply, ModelReply)
         assert reply.state is ModelState.INITIALIZE
-        workers[0].complete(reply.attempt)
-        return workers
+        for shard in self.shards:
+            shard.step = 0
+        worker.complete(reply.attempt)
+
+    def come_back(self, worker: "Worker", **fields: Any) -> Registration:
+        """A worker registers again, as whom it was, and continues with what it is given."""
+        registration = self.register(worker.index, former=worker.participant, **fields)
+        worker.registration, worker.participant = registration, registration.participant
+        worker.local_step = registration.global_step
+        return registration
+
+    def lease(
+        self,
+        worker: "Worker",
+        data: DataSpec,
+        *,
+        max_ranges: int = 1,
+        request_id: int = 1,
+        max_wait_s: float = 0.0,
+        held: Iterable[int] = range(100),  # whatever it was given
+    ) -> int:
+        request = LeaseRangesRequest(
+            participant=worker.participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=max_wait_s, held=tuple(held)
+        )
+        return self.ask(request)
 
 
 class Worker:
@@ -205,6 +479,9 @@ class Worker:
         self.request_id = 0
 
     def complete(self, attempt: int) -> None:
+        """Says that the shards hold the first values; they do, if they did not."""
+        for shard in self.driver.shards:
+            shard.step = 0 if shard.step is None else shard.step
         self.driver.ask(CompleteInitializationRequest(participant=self.participant, attempt=attempt))
 
     def next_push(self) -> PushId:

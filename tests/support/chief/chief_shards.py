@@ -21,7 +21,8 @@ from tests.support.chief.eras import fence
 from tests.support.sessions import skipping_loop
 
 APPLY = messages.ApplyStep(fence=fence(1, 5), step=3, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
-SAVE = messages.SaveStep(fence=fence(1, 5), step=3, tag="step-000000003")
+COPY = messages.CopyStep(fence=fence(1, 5), step=3, tag="step-000000003")
+WRITE = messages.WriteStep(fence=COPY.fence, step=COPY.step, tag=COPY.tag)
 RECORD = ChiefRecord(model=None, policy=DEFAULT_POLICY, num_rollbacks=4)
 SGD = OptimizerSpec(name="sgd", learning_rate=constant(0.1))
 
@@ -70,6 +71,13 @@ class Scene:
     async def one_of(self, *kinds: type) -> Any:
         async with asyncio.timeout(10):
             while not (found := self.all_of(*kinds)):
+                await asyncio.sleep(0)
+        return found[0]
+
+    async def end_of(self, work: messages.Work) -> Any:
+        """Returns the event with which an instruction ends."""
+        async with asyncio.timeout(10):
+            while not (found := [event for event in self.all_of(messages.Done, messages.Failed) if event.work is work]):
                 await asyncio.sleep(0)
         return found[0]
 

@@ -185,7 +185,7 @@ def test_a_replica_that_lacks_a_contribution_is_dropped_and_the_other_one_contin
     assert pair.run(lambda link: link.apply_step(request(push), timeout_s=10)).step == 1
     assert pair.reports[-1].standby == ""
     assert "not staged" in pair.reports[-1].missing
-    assert not [report for report in pair.reports if isinstance(report, rev.ContributionsMissing)], "its worker may not have known better"
+    assert not [report for report in pair.reports if isinstance(report, rev.Done)], "its worker may not have known better"
     assert pair.status(PRIMARY).is_alone
 
 
@@ -620,7 +620,7 @@ def test_a_lost_replica_is_emptied_and_brought_back_from_what_the_other_one_save
         finally:
             watching.cancel()
         await back.bring_back(_order(pair))
-        (failure,) = told.get_nowait().failures
+        (failure,) = told.get_nowait().result
         assert failure[0] == 0, "there is no such checkpoint"
         assert link.address == pair.addresses[STANDBY]
         assert pair.status(STANDBY).is_alone

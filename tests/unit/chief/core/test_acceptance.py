@@ -5,22 +5,21 @@ from typing import Any
 import pytest
 
 from chief.core import messages
-from ps_protocol.errors import EpochMismatch, Unavailable
+from ps_protocol.errors import EpochMismatch, InvalidSpec, Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.roles.chief import CommitPushRequest, CommitResult, FinishTrainingRequest, PushOutcome, TokenReply, TokenResult
 from tests.support.chief.chief_driver import Driver, Worker
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 ACCEPTED, DUPLICATE = PushOutcome.ACCEPTED, PushOutcome.DUPLICATE
 
 
-def backed_up(**config: Any) -> tuple[RecoveryDriver, list[Worker]]:
+def backed_up(**config: Any) -> tuple[Driver, list[Worker]]:
     """Two of three contributions make a step."""
-    driver = RecoveryDriver(**{"total_num_replicas": 3, "replicas_to_aggregate": 2, "checkpoints": None} | config)
+    driver = Driver.outlived(**{"total_num_replicas": 3, "replicas_to_aggregate": 2, "checkpoints": None} | config)
     return driver, driver.train(*range(config.get("total_num_replicas", 3)))
 
 
-def records(driver: RecoveryDriver) -> list[messages.KeepRecord]:
+def records(driver: Driver) -> list[messages.KeepRecord]:
     return [order for order in driver.orders if isinstance(order, messages.KeepRecord)]
 
 
@@ -109,13 +108,13 @@ def test_a_record_that_fails_is_an_error_and_the_caller_asks_again() -> None:
     assert isinstance(driver.answers[call], Unavailable)
     (record,) = records(driver)
     driver.orders.clear()
-    driver.send(messages.RecordKept(epoch=record.fence.epoch, version=record.version, failure="record: too large"))
+    driver.fail(record, InvalidSpec("record: too large"))
     assert any("record: too large" in note.text and note.is_warning for note in driver.notes)
     assert workers[0].commit(0, push_id=workers[0].next_push(), staged=False).outcome is PushOutcome.STALE
 
 
 def test_a_rollback_refuses_commits_that_wait_for_their_record() -> None:
-    driver = RecoveryDriver(total_num_replicas=2)
+    driver = Driver.outlived(total_num_replicas=2)
     workers = driver.train(0, 1)
     driver.is_manual = True
     call = workers[0].send_commit()
@@ -133,7 +132,7 @@ def test_the_end_of_training_answers_every_commit_that_waits() -> None:
 
 @pytest.mark.parametrize("policy", [PolicySpec(name=PolicyName.ASYNC), PolicySpec(name=PolicyName.SSP, staleness=2)], ids=str)
 def test_contributions_that_are_steps_by_themselves_are_accepted_when_they_are_applied(policy: PolicySpec) -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None, policy=policy)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None, policy=policy)
     workers = driver.train(0, 1)
     driver.applies_at_once = False
     calls = [worker.send_commit() for worker in workers]
@@ -145,7 +144,7 @@ def test_contributions_that_are_steps_by_themselves_are_accepted_when_they_are_a
 
 
 def test_a_fifo_token_waits_for_the_record_of_the_contribution_that_it_reports() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None, policy=PolicySpec(tokens=TokenMode.FIFO))
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None, policy=PolicySpec(tokens=TokenMode.FIFO))
     workers = driver.train(0, 1)
     driver.is_manual = True
     commit = workers[0].next_commit()
@@ -161,7 +160,7 @@ def test_a_fifo_token_waits_for_the_record_of_the_contribution_that_it_reports()
 
 
 def test_extras_of_one_worker_are_taken_over_with_the_rest() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, replicas_to_aggregate=3, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=1, replicas_to_aggregate=3, checkpoints=None)
     (worker,) = driver.train(0)
     assert worker.push() is ACCEPTED
     assert worker.has_token(worker.ask())

@@ -10,31 +10,31 @@ from ps_protocol.errors import CheckpointStorageMissing, NotInitialized, Storage
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, PushOutcome, SaveCheckpointRequest, SavedCheckpoint
 from ps_protocol.roles.contribution import PushId
-from tests.support.chief.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Driver
 
 BY_STEP = CheckpointConfig(durability=Durability.STEP)
 ON_DEMAND = CheckpointConfig(durability=Durability.NONE)
 
 
-def save(driver: RecoveryDriver, request_id: int, max_wait_s: float = 10.0) -> int:
+def save(driver: Driver, request_id: int, max_wait_s: float = 10.0) -> int:
     call = driver.call()
     driver.send(messages.Asked(call=call, request=SaveCheckpointRequest(request_id=request_id, max_wait_s=max_wait_s)))
     return call
 
 
-def step(driver: RecoveryDriver, worker: Any) -> None:
+def step(driver: Driver, worker: Any) -> None:
     call = worker.ask(commit=worker.next_commit())
     assert worker.has_token(call)
 
 
 def test_the_first_values_are_saved_as_soon_as_the_model_is_initialised() -> None:
-    driver = RecoveryDriver()
+    driver = Driver.outlived()
     driver.train(0)
     assert list(driver.storage) == ["step-000000000"]
 
 
 def test_a_checkpoint_is_made_every_so_many_steps_or_seconds_and_the_newest_are_kept() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, lease_s=1e6, checkpoints=CheckpointConfig(every_steps=3, interval_s=60.0, keep=2))
+    driver = Driver.outlived(total_num_replicas=1, lease_s=1e6, checkpoints=CheckpointConfig(every_steps=3, interval_s=60.0, keep=2))
     (worker,) = driver.train(0)
     for _ in range(7):
         step(driver, worker)
@@ -48,22 +48,22 @@ def test_a_checkpoint_is_made_every_so_many_steps_or_seconds_and_the_newest_are_
 
 
 def test_steps_wait_while_a_checkpoint_is_copied_and_continue_while_it_is_written() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=ON_DEMAND)
     (worker,) = driver.train(0)
     driver.is_manual = True
     save(driver, 1)
-    (order,) = [order for order in driver.orders if isinstance(order, messages.SaveStep)]
+    (order,) = [order for order in driver.orders if isinstance(order, messages.CopyStep)]
     call = worker.ask(commit=worker.next_commit())
     assert call not in driver.answers
     assert "copying step 0 for checkpoint step-000000000" in driver.coordinator.explain(driver.now)
-    driver.send(messages.StepCopied(tag=order.tag))
+    driver.done(order)
     driver.work()
     assert worker.has_token(call)
     step(driver, worker)
 
 
 def test_a_manifest_has_the_contributions_applied_lately_by_worker() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=CheckpointConfig(every_steps=3))
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=CheckpointConfig(every_steps=3))
     workers = driver.train(0, 1)
     for _ in range(3):
         calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
@@ -77,13 +77,13 @@ def test_a_manifest_has_the_contributions_applied_lately_by_worker() -> None:
 
 
 def test_under_durability_step_no_step_is_reported_before_it_is_saved() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=BY_STEP)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=BY_STEP)
     (worker,) = driver.train(0)
     driver.is_manual = True
     call = worker.ask(commit=worker.next_commit())
-    (order,) = [order for order in driver.orders if isinstance(order, messages.SaveStep)]
+    (order,) = [order for order in driver.orders if isinstance(order, messages.CopyStep)]
     assert (order.step, driver.step) == (1, 0)
-    driver.send(messages.StepCopied(tag=order.tag))
+    driver.do(driver.orders.pop(0))
     assert call not in driver.answers
     assert driver.coordinator.explain(driver.now) == "step 0 is applied; it counts once it is saved"
     driver.is_manual = False
@@ -94,7 +94,7 @@ def test_under_durability_step_no_step_is_reported_before_it_is_saved() -> None:
 
 
 def test_under_durability_step_a_full_disk_holds_the_step_and_it_is_tried_again() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=BY_STEP)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=BY_STEP)
     (worker,) = driver.train(0)
     driver.full = True
     call = worker.ask(commit=worker.next_commit())
@@ -108,7 +108,7 @@ def test_under_durability_step_a_full_disk_holds_the_step_and_it_is_tried_again(
 
 
 def test_under_durability_step_a_lost_server_costs_no_reported_step() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=BY_STEP)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=BY_STEP)
     (worker,) = driver.train(0)
     for _ in range(4):
         step(driver, worker)
@@ -117,7 +117,7 @@ def test_under_durability_step_a_lost_server_costs_no_reported_step() -> None:
 
 
 def test_a_failed_checkpoint_is_reported_and_training_continues() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, lease_s=1e6)
+    driver = Driver.outlived(total_num_replicas=1, lease_s=1e6)
     (worker,) = driver.train(0)
     driver.full = True
     step(driver, worker)
@@ -136,7 +136,7 @@ def test_a_failed_checkpoint_is_reported_and_training_continues() -> None:
 
 
 def test_each_request_for_a_checkpoint_makes_one_checkpoint() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=ON_DEMAND)
     (worker,) = driver.train(0)
     step(driver, worker)
     first = save(driver, 5)
@@ -147,18 +147,18 @@ def test_each_request_for_a_checkpoint_makes_one_checkpoint() -> None:
 
 
 def test_a_request_for_a_checkpoint_joins_the_save_of_the_same_step() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=ON_DEMAND)
     driver.train(0)
     driver.is_manual = True
     calls = [save(driver, 1), save(driver, 2)]
-    assert len([order for order in driver.orders if isinstance(order, messages.SaveStep)]) == 1
+    assert len([order for order in driver.orders if isinstance(order, messages.CopyStep)]) == 1
     driver.is_manual = False
     driver.work_off()
     assert [driver.answers[call].tag for call in calls] == ["step-000000000"] * 2
 
 
 def test_a_request_for_a_checkpoint_that_times_out_says_what_it_waited_for_and_may_be_repeated() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=ON_DEMAND)
     driver.train(0)
     driver.is_manual = True
     call = save(driver, 1, max_wait_s=2.0)
@@ -173,8 +173,8 @@ def test_a_request_for_a_checkpoint_that_times_out_says_what_it_waited_for_and_m
 
 def test_a_checkpoint_that_cannot_be_made_is_refused_with_a_reason() -> None:
     with pytest.raises(CheckpointStorageMissing, match="--checkpoint-dir"):
-        save(RecoveryDriver(checkpoints=None), 1)
-    driver = RecoveryDriver(checkpoints=ON_DEMAND)
+        save(Driver.outlived(checkpoints=None), 1)
+    driver = Driver.outlived(checkpoints=ON_DEMAND)
     with pytest.raises(NotInitialized):
         save(driver, 1)
     driver.train(0)
@@ -184,7 +184,7 @@ def test_a_checkpoint_that_cannot_be_made_is_refused_with_a_reason() -> None:
 
 
 def test_the_last_step_is_saved_before_the_processes_end() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=ON_DEMAND)
     (worker,) = driver.train(0)
     step(driver, worker)
     driver.is_manual = True
@@ -199,15 +199,15 @@ def test_the_last_step_is_saved_before_the_processes_end() -> None:
 
 @pytest.mark.parametrize("is_full", [False, True])
 def test_a_step_that_is_held_after_a_failure_is_saved_when_training_is_finished(is_full: bool) -> None:
-    driver = RecoveryDriver(total_num_replicas=1, lease_s=1e6, checkpoints=BY_STEP)
+    driver = Driver.outlived(total_num_replicas=1, lease_s=1e6, checkpoints=BY_STEP)
     (worker,) = driver.train(0)
     driver.is_manual = True
     worker.ask(commit=worker.next_commit())
-    (order,) = (order for order in driver.orders if isinstance(order, messages.SaveStep))
+    (order,) = (order for order in driver.orders if isinstance(order, messages.CopyStep))
     driver.orders.clear()
     driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
     driver.pass_time(0.5)
-    driver.send(messages.SaveFailed(tag=order.tag, why="no space left on device"))
+    driver.fail(order, StorageFull("no space left on device"))
     driver.is_manual, driver.full = False, is_full
     driver.pass_time(0.5)
     assert driver.coordinator.state is ClusterState.FINISHED
@@ -220,7 +220,7 @@ def test_a_step_that_is_held_after_a_failure_is_saved_when_training_is_finished(
 
 @pytest.mark.parametrize("how", ["full", "silent"])
 def test_a_last_step_that_cannot_be_saved_does_not_keep_the_processes(how: str) -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=ON_DEMAND)
     (worker,) = driver.train(0)
     driver.full, driver.is_manual = how == "full", how == "silent"
     driver.send(messages.Asked(call=None, request=FinishTrainingRequest(reason="enough")))
@@ -232,16 +232,17 @@ def test_a_last_step_that_cannot_be_saved_does_not_keep_the_processes(how: str) 
 
 
 def test_a_checkpoint_in_progress_is_abandoned_when_a_server_is_lost() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
     (worker,) = driver.train(0)
     step(driver, worker)
     driver.is_manual = True
     step(driver, worker)
-    tag = next(order.tag for order in driver.orders if isinstance(order, messages.SaveStep))
+    while not any(isinstance(order, messages.WriteStep) for order in driver.orders):
+        driver.do(driver.orders.pop(0))
+    (order,) = (order for order in driver.orders if isinstance(order, messages.WriteStep))
     driver.orders.clear()
     driver.restart(0)
-    driver.send(messages.StepSaved(tag=tag, files=()))
-    driver.send(messages.CheckpointCommitted(tag=tag))
+    driver.done(order, ())
     assert not [order for order in driver.orders if isinstance(order, messages.CommitCheckpoint)]
     driver.is_manual = False
     driver.work_off()
@@ -249,7 +250,7 @@ def test_a_checkpoint_in_progress_is_abandoned_when_a_server_is_lost() -> None:
 
 
 def test_without_a_place_for_checkpoints_nothing_is_ever_saved() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=None)
     driver.is_manual = True
     driver.work_off()
     (worker,) = driver.train(0)

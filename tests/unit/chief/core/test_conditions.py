@@ -8,31 +8,29 @@ import pytest
 from chief.core import messages as ev
 from chief.core.conditions import ROWS
 from chief.options import CheckpointConfig
-from ps_protocol.errors import ModelMismatch
+from ps_protocol.errors import InternalError, ModelMismatch
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, Condition, FinishTrainingRequest, Level, SaveCheckpointRequest
 from ps_protocol.roles.shard import ShardReport, first_bytes
 from tests.support.chief.chief_driver import Driver, Worker, model_of
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 GREEN, AMBER, RED = Level.GREEN, Level.AMBER, Level.RED
 CHIEF = "host-c:5000"
 START = f"LOCKSTEP_CHIEF={CHIEF} PROGRAM"
-AnyDriver = Driver | RecoveryDriver
 
 
-def said(driver: AnyDriver) -> tuple[Condition, ...]:
+def said(driver: Driver) -> tuple[Condition, ...]:
     found = driver.coordinator.status(driver.now).conditions
     assert all(len(one.line.replace(" s ", "s ").replace(" %", "%").split()) <= 10 for one in found), found
     return found
 
 
-def headline(driver: AnyDriver) -> Condition:
+def headline(driver: Driver) -> Condition:
     return said(driver)[0]
 
 
-def names(driver: AnyDriver) -> list[str]:
+def names(driver: Driver) -> list[str]:
     return [one.name for one in said(driver)]
 
 
@@ -236,7 +234,7 @@ def test_training_on_arrival_without_a_worker_is_red() -> None:
 
 
 def test_a_rollback_is_amber_until_its_steps_are_computed_again() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=100))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=100))
     (worker,) = driver.train(0)
     for _ in range(3):
         assert worker.has_token(worker.ask(commit=worker.next_commit()))
@@ -357,7 +355,7 @@ def test_workers_that_joined_and_never_count_are_told_the_policy_and_no_restart(
 
 
 def test_checkpoints_that_fail_are_amber_with_the_reason_until_one_is_whole() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=1))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=1))
     (worker,) = driver.train(0)
     driver.full = True
     assert worker.has_token(worker.ask(commit=worker.next_commit()))
@@ -371,7 +369,7 @@ def test_checkpoints_that_fail_are_amber_with_the_reason_until_one_is_whole() ->
 
 
 def test_a_step_that_cannot_be_saved_under_durability_step_is_red() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.STEP))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.STEP))
     (worker,) = driver.train(0)
     driver.full = True
     worker.ask(commit=worker.next_commit())
@@ -421,12 +419,12 @@ def test_a_worker_that_lost_the_shared_memory_of_one_of_its_servers_is_amber() -
     ],
 )
 def test_a_checkpoint_that_fails_names_the_cause_and_the_server(why: str, words: str) -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
     driver.train(0)
     driver.is_manual = True
     driver.ask(SaveCheckpointRequest(request_id=9))
-    (order,) = [order for order in driver.orders if isinstance(order, ev.SaveStep)]
-    driver.send(ev.SaveFailed(tag=order.tag, why=why))
+    (order,) = [order for order in driver.orders if isinstance(order, ev.CopyStep)]
+    driver.fail(order, InternalError(why))
     assert headline(driver).line == f"Checkpoints fail: {words}"
     assert "unix:" not in str(driver.coordinator.status(driver.now)), "a socket has a name that nobody needs"
     assert not any("unix:" in note.text for note in driver.notes)

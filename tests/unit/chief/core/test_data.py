@@ -17,8 +17,7 @@ from ps_protocol.model.data import DataMarks, DataSpec
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import LeaseReply, LeaseResult, PushOutcome, TokenResult
 from ps_protocol.roles.contribution import PushId
-from tests.support.chief.chief_driver import Worker
-from tests.support.chief.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.examples import examples
 
 SIX = DataSpec(name="train", num_samples=60, range_size=10)
@@ -26,7 +25,7 @@ MOVES = ("lease", "count", "apply", "drop", "refuse", "save", "restore")
 GRANTED, WAIT, EXHAUSTED = LeaseResult.GRANTED, LeaseResult.WAIT, LeaseResult.EXHAUSTED
 
 
-def leased(driver: RecoveryDriver, worker: Worker, request_id: int, data: DataSpec = SIX, *, max_ranges: int = 1) -> LeaseReply:
+def leased(driver: Driver, worker: Worker, request_id: int, data: DataSpec = SIX, *, max_ranges: int = 1) -> LeaseReply:
     reply = driver.answers[driver.lease(worker, data, request_id=request_id, max_ranges=max_ranges)]
     assert isinstance(reply, LeaseReply)
     return reply
@@ -103,7 +102,7 @@ def test_a_late_message_that_a_worker_holds_a_range_of_a_contribution_that_no_se
 
 
 def test_ranges_go_round_until_the_last_pass_is_done() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     data = DataSpec(name="train", num_samples=25, range_size=10, num_epochs=2, shuffle_seed=1)
     seen: Counter[tuple[int, int, int]] = Counter()
@@ -116,7 +115,7 @@ def test_ranges_go_round_until_the_last_pass_is_done() -> None:
 
 
 def test_a_repeated_wish_gets_the_same_ranges() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     assert leased(driver, worker, 1, max_ranges=2) == leased(driver, worker, 1, max_ranges=2)
     assert ids(leased(driver, worker, 2)) == (2,)
@@ -134,7 +133,7 @@ def test_a_range_given_to_a_late_copy_of_a_request_goes_to_others_once_its_worke
 
 
 def test_other_data_than_the_clusters_is_refused() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     leased(driver, worker, 1)
     with pytest.raises(DataMismatch, match=r"you have 'train' \(70 samples in ranges of 10, 1 passes, in order\)"):
@@ -142,7 +141,7 @@ def test_other_data_than_the_clusters_is_refused() -> None:
 
 
 def test_the_ranges_of_a_lost_worker_go_to_a_waiting_worker() -> None:
-    driver = RecoveryDriver(replicas_to_aggregate=1)
+    driver = Driver.outlived(replicas_to_aggregate=1)
     dead, alive = driver.train(0, 1)
     held = leased(driver, dead, 1, max_ranges=6)
     waiting = driver.lease(alive, SIX, max_wait_s=10.0)
@@ -153,7 +152,7 @@ def test_the_ranges_of_a_lost_worker_go_to_a_waiting_worker() -> None:
 
 
 def test_the_ranges_of_a_dropped_contribution_are_leased_again() -> None:
-    driver = RecoveryDriver(replicas_to_aggregate=1, total_num_replicas=2)
+    driver = Driver.outlived(replicas_to_aggregate=1, total_num_replicas=2)
     first, second = driver.train(0, 1)
     mine, theirs = ids(leased(driver, first, 1)), ids(leased(driver, second, 1))
     assert first.has_token(contribute(first, mine))
@@ -163,7 +162,7 @@ def test_the_ranges_of_a_dropped_contribution_are_leased_again() -> None:
 
 
 def test_a_waiting_worker_learns_which_workers_hold_the_other_ranges() -> None:
-    driver = RecoveryDriver(replicas_to_aggregate=1)
+    driver = Driver.outlived(replicas_to_aggregate=1)
     first, second = driver.train(0, 1)
     leased(driver, first, 1, max_ranges=6)
     reply = leased(driver, second, 1)
@@ -171,7 +170,7 @@ def test_a_waiting_worker_learns_which_workers_hold_the_other_ranges() -> None:
 
 
 def test_the_last_steps_are_made_by_those_that_still_have_data() -> None:
-    driver = RecoveryDriver(total_num_replicas=2)
+    driver = Driver.outlived(total_num_replicas=2)
     first, second = driver.train(0, 1)
     leased(driver, second, 1, max_ranges=1)
     last = ids(leased(driver, first, 1, max_ranges=5))
@@ -187,7 +186,7 @@ def test_the_last_steps_are_made_by_those_that_still_have_data() -> None:
 
 
 def test_going_back_to_a_checkpoint_goes_back_in_the_data_too() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
     (worker,) = driver.train(0)
     for request in range(3):
         assert worker.has_token(contribute(worker, ids(leased(driver, worker, request))))
@@ -306,22 +305,22 @@ ACCEPTED, LATE = PushOutcome.ACCEPTED, PushOutcome.LATE
 DATA = DataSpec(name="train", num_samples=12, range_size=1)
 
 
-def started(**config: Any) -> tuple[RecoveryDriver, list[Worker]]:
-    driver = RecoveryDriver(**{"total_num_replicas": 2, "checkpoints": None} | config)
+def started(**config: Any) -> tuple[Driver, list[Worker]]:
+    driver = Driver.outlived(**{"total_num_replicas": 2, "checkpoints": None} | config)
     return driver, driver.train(0, 1)
 
 
-def leased_ids(driver: RecoveryDriver, worker: Worker, number: int = 1, *, data: DataSpec = DATA, request_id: int = 1) -> tuple[int, ...]:
+def leased_ids(driver: Driver, worker: Worker, number: int = 1, *, data: DataSpec = DATA, request_id: int = 1) -> tuple[int, ...]:
     reply = driver.answers[driver.lease(worker, data, max_ranges=number, request_id=request_id)]
     assert isinstance(reply, LeaseReply)
     return tuple(one.id for one in reply.ranges)
 
 
-def done(driver: RecoveryDriver) -> set[int]:
+def done(driver: Driver) -> set[int]:
     return done_of(driver.coordinator._parts.data.marks())
 
 
-def step(driver: RecoveryDriver, workers: list[Worker], *, request_id: int, data: DataSpec = DATA, number: int = 1) -> set[int]:
+def step(driver: Driver, workers: list[Worker], *, request_id: int, data: DataSpec = DATA, number: int = 1) -> set[int]:
     ranges = [leased_ids(driver, worker, number, data=data, request_id=request_id) for worker in workers]
     calls = [worker.ask(commit=worker.next_commit(ranges=mine)) for worker, mine in zip(workers, ranges, strict=True)]
     assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
@@ -421,7 +420,7 @@ def test_a_new_chief_names_the_worker_that_it_waits_for_and_stops_waiting_after_
     assert len(driver.answers[call].ranges) == 10
 
 
-def without_the_model(driver: RecoveryDriver, **fields: Any) -> None:
+def without_the_model(driver: Driver, **fields: Any) -> None:
     """The chief has died before its record named a model."""
     for shard in driver.shards:
         if shard.record is not None:
@@ -510,7 +509,7 @@ def test_shards_that_apply_on_arrival_announce_no_step_that_the_next_chief_does_
 
 
 def test_a_chief_that_died_while_shards_were_brought_back_leaves_that_to_its_successor() -> None:
-    driver = RecoveryDriver(total_num_replicas=2)
+    driver = Driver.outlived(total_num_replicas=2)
     workers = driver.train(0, 1)
     used = step(driver, workers, request_id=1)
     driver.is_manual = True

@@ -7,13 +7,13 @@ import pytest
 from chief.core import messages as ev
 from chief.options import CheckpointConfig
 from ps_protocol.errors import (
+    InvalidSpec,
     TrainingFailed,
     Unavailable,
 )
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, ParticipantKind, PushOutcome, TokenResult
 from tests.support.chief.chief_driver import Driver, Worker
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
 
@@ -160,13 +160,13 @@ def test_a_chief_that_is_asked_to_end_leaves_the_training_to_its_successor() -> 
 
 
 def test_a_chief_that_is_asked_to_end_before_there_is_a_model_ends_at_once() -> None:
-    driver = RecoveryDriver()
+    driver = Driver.outlived()
     driver.send(TERM)
     assert [end.has_successor for end in driver.ended] == [True]
 
 
-def at_work(**config: Any) -> RecoveryDriver:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE), **config)
+def at_work(**config: Any) -> Driver:
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE), **config)
     (worker,) = driver.train(0)
     worker.ask(commit=worker.next_commit())
     return driver
@@ -217,7 +217,7 @@ def test_a_training_that_is_over_ends_with_a_chief_that_is_asked_to_end_while_a_
 
 @pytest.mark.parametrize("leaves", [False, True])
 def test_workers_of_a_training_that_ends_during_the_save_before_the_end_get_time_to_hear_it(leaves: bool) -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
     (worker,) = driver.train(0)
     driver.is_manual = True
     driver.send(TERM)
@@ -280,7 +280,7 @@ def test_a_shard_that_refuses_a_step_fails_the_training_with_its_reason() -> Non
     driver = Driver(applies_at_once=False)
     (worker,) = driver.train(0)
     call = worker.ask(commit=worker.next_commit())
-    driver.send(ev.ShardFailed(shard=0, why="push 0/1/1 is not staged"))
+    driver.fail(driver.to_apply[0], InvalidSpec("ps 0 at host-p:5000: push 0/1/1 is not staged"))
     assert str(worker.error(call)) == "ps 0 at host-p:5000: push 0/1/1 is not staged"
 
 
@@ -288,8 +288,7 @@ def test_a_step_reported_twice_is_applied_once() -> None:
     driver = Driver(replicas_to_aggregate=1)
     (worker,) = driver.train(0)
     worker.push()
-    driver.send(ev.StepApplied(step=0))
-    driver.send(ev.StepApplied(step=1))
+    driver.done(driver.applied[0])
     assert driver.step == 1
 
 

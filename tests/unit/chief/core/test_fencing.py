@@ -8,22 +8,21 @@ from ps_protocol.errors import EpochMismatch, Superseded, Unavailable
 from ps_protocol.model.data import DataSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, LeaseReply, LeaseResult, ModelReply
-from tests.support.chief.chief_driver import Worker
+from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.chief.eras import fence
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 DATA = DataSpec(name="train", num_samples=12, range_size=2, num_epochs=1)
 
 
-def trained(num_steps: int, durability: Durability = Durability.STEP) -> tuple[RecoveryDriver, Worker]:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=durability, every_steps=1))
+def trained(num_steps: int, durability: Durability = Durability.STEP) -> tuple[Driver, Worker]:
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=durability, every_steps=1))
     (worker,) = driver.train(0)
     for _ in range(num_steps):
         assert worker.has_token(worker.ask(commit=worker.next_commit()))
     return driver, worker
 
 
-def searches(driver: RecoveryDriver) -> list[messages.FindCheckpoint]:
+def searches(driver: Driver) -> list[messages.FindCheckpoint]:
     return [order for order in driver.orders if isinstance(order, messages.FindCheckpoint)]
 
 
@@ -36,7 +35,7 @@ def test_a_chief_that_starts_takes_the_shards_before_it_looks_for_a_checkpoint()
 
 
 def test_a_chief_that_finds_only_empty_shards_also_takes_them_before_it_looks_for_a_checkpoint() -> None:
-    driver = RecoveryDriver(begin=False)
+    driver = Driver.outlived(begin=False)
     driver.is_manual = True
     driver.begin()
     (fence,) = (one.fence for one in searches(driver))
@@ -70,7 +69,7 @@ def test_shards_restored_by_a_chief_that_ended_before_it_configured_them_are_res
 
 
 def test_a_copy_of_a_registration_that_comes_late_leases_nothing_again() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, replicas_to_aggregate=1)
+    driver = Driver.outlived(total_num_replicas=2, replicas_to_aggregate=1)
     first, second = driver.train(0, 1)
     call = driver.lease(first, DATA, max_ranges=2)
     held = tuple(one.id for one in driver.answers[call].ranges)
@@ -86,7 +85,7 @@ def test_a_copy_of_a_registration_that_comes_late_leases_nothing_again() -> None
 
 
 def test_a_wish_for_data_of_a_worker_that_was_replaced_is_refused_and_gets_nothing() -> None:
-    driver = RecoveryDriver(total_num_replicas=2)
+    driver = Driver.outlived(total_num_replicas=2)
     first, second = driver.train(0, 1)
     held = driver.answers[driver.lease(first, DATA, max_ranges=6)].ranges
     waiting = driver.lease(second, DATA, max_wait_s=5.0)
@@ -99,7 +98,7 @@ def test_a_wish_for_data_of_a_worker_that_was_replaced_is_refused_and_gets_nothi
 
 
 def test_first_values_are_not_counted_on_while_a_server_does_not_answer_since_it_may_be_another_process() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     worker = Worker(driver, 0)
     reply = driver.answers[driver.ask_model(worker)]
     assert isinstance(reply, ModelReply)
@@ -115,7 +114,7 @@ def test_first_values_are_not_counted_on_while_a_server_does_not_answer_since_it
 
 
 def test_first_values_given_to_another_process_than_the_chief_has_come_to_nothing() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     worker = Worker(driver, 0)
     reply = driver.answers[driver.ask_model(worker)]
     assert isinstance(reply, ModelReply)

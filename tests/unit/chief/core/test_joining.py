@@ -26,7 +26,6 @@ from ps_protocol.roles.chief import (
 )
 from tests.support.chief.chief_driver import MODEL, Driver, Worker, model_of
 from tests.support.chief.eras import era
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 # How workers and observers come in, and how they agree on a model.
 
@@ -195,7 +194,7 @@ def test_while_shards_are_not_reached_workers_wait_with_that_explanation() -> No
 # Nobody is taken in before the chief knows which chiefs there were before it, since a number might be another's.
 
 
-def arrival(driver: RecoveryDriver, index: int) -> int:
+def arrival(driver: Driver, index: int) -> int:
     """Somebody wants to take part; returns the call."""
     call = driver.call()
     request = RegisterRequest(kind=ParticipantKind.WORKER, index=index, host="host-b", pid=4242, request_id=1000 + call)
@@ -204,11 +203,11 @@ def arrival(driver: RecoveryDriver, index: int) -> int:
 
 
 def test_no_worker_is_admitted_before_the_chief_knows_the_earlier_ones_and_none_gets_anothers_number() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None)
     workers = driver.train(0, 1)
     for worker in workers:
         worker.push()
-    fresh = RecoveryDriver(total_num_replicas=2, checkpoints=None, begin=False)
+    fresh = Driver.outlived(total_num_replicas=2, checkpoints=None, begin=False)
     fresh.shards = driver.shards
     call = arrival(fresh, 0)
     assert call not in fresh.answers, "it could not know which number is free"
@@ -219,7 +218,7 @@ def test_no_worker_is_admitted_before_the_chief_knows_the_earlier_ones_and_none_
 
 
 def test_a_worker_that_arrives_before_the_parameter_servers_are_found_learns_what_it_waits_for() -> None:
-    fresh = RecoveryDriver(total_num_replicas=2, checkpoints=None, begin=False)
+    fresh = Driver.outlived(total_num_replicas=2, checkpoints=None, begin=False)
     fresh.send(messages.ShardUnreachable(shard=1, why="connection refused"))
     call, gone = arrival(fresh, 0), arrival(fresh, 1)
     fresh.send(messages.CallCancelled(call=gone))
@@ -233,7 +232,7 @@ def test_a_worker_that_arrives_before_the_parameter_servers_are_found_learns_wha
 
 def test_no_participant_is_admitted_before_all_servers_know_the_chief() -> None:
     """Were it lost before that, the next one would have its number, and give the same ones."""
-    fresh = RecoveryDriver(num_shards=2, total_num_replicas=2, checkpoints=None, begin=False)
+    fresh = Driver.outlived(num_shards=2, total_num_replicas=2, checkpoints=None, begin=False)
     fresh.is_manual = True
     fresh.begin()
     call = arrival(fresh, 0)
@@ -244,11 +243,11 @@ def test_no_participant_is_admitted_before_all_servers_know_the_chief() -> None:
 
 
 def test_a_worker_that_arrives_before_a_checkpoint_is_found_is_numbered_above_all_in_the_checkpoint() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
     driver.send(messages.Asked(call=None, request=SaveCheckpointRequest(request_id=1, max_wait_s=0.0)))
-    again = RecoveryDriver(total_num_replicas=1, storage=driver.storage, begin=False)
+    again = Driver.outlived(total_num_replicas=1, storage=driver.storage, begin=False)
     again.is_manual = True
     again.begin()
     call = arrival(again, 0)
@@ -263,13 +262,13 @@ def test_a_worker_that_arrives_before_a_checkpoint_is_found_is_numbered_above_al
 
 def test_a_chief_that_takes_a_higher_number_later_refuses_workers_that_it_admitted_before() -> None:
     """The newest checkpoint is damaged, and the older one is of a chief with a higher number than this one has by then."""
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
     driver.send(messages.Asked(call=None, request=SaveCheckpointRequest(request_id=1, max_wait_s=0.0)))
     tags = sorted(driver.storage)
     driver.storage[tags[0]] = replace(driver.storage[tags[0]], fence=replace(driver.storage[tags[0]].fence, chief_incarnation=5))
-    again = RecoveryDriver(total_num_replicas=1, storage=driver.storage, begin=False)
+    again = Driver.outlived(total_num_replicas=1, storage=driver.storage, begin=False)
     again.damaged, again.is_manual = {tags[-1]}, True
     again.begin()
     again.do(again.orders.pop(0))
@@ -281,9 +280,9 @@ def test_a_chief_that_takes_a_higher_number_later_refuses_workers_that_it_admitt
 
 
 def test_a_chief_that_knows_nothing_yet_names_no_epoch_that_it_has_made_up() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=None)
     (worker,) = driver.train(0)
-    fresh = RecoveryDriver(total_num_replicas=1, checkpoints=None, begin=False)
+    fresh = Driver.outlived(total_num_replicas=1, checkpoints=None, begin=False)
     worker.driver = fresh
     worker.participant = replace(worker.participant, era=era(7, life=worker.participant.era.life))
     with pytest.raises(LeaseExpired, match="not registered here"):

@@ -12,17 +12,16 @@ from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, HeartbeatRequest, Participant, PushCommit, PushOutcome
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import session_secret
-from tests.support.chief.chief_driver import Worker
+from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.chief.eras import era
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 SAVED = {"checkpoints": CheckpointConfig(every_steps=2)}
 DATA = DataSpec(name="train", num_samples=12, range_size=1)
 UNSAVED: dict[str, Any] = {"checkpoints": None}
 
 
-def trained(num_steps: int = 3, **config: Any) -> tuple[RecoveryDriver, list[Worker]]:
-    driver = RecoveryDriver(total_num_replicas=2, **config)
+def trained(num_steps: int = 3, **config: Any) -> tuple[Driver, list[Worker]]:
+    driver = Driver.outlived(total_num_replicas=2, **config)
     workers = driver.train(0, 1)
     train(workers, num_steps)
     return driver, workers
@@ -34,14 +33,14 @@ def train(workers: list[Worker], num_steps: int) -> None:
         assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
 
 
-def lose_all(driver: RecoveryDriver) -> None:
+def lose_all(driver: Driver) -> None:
     """Chief and servers are gone, and others are started in their places; workers live."""
     for shard in range(len(driver.shards)):
         driver.kill(shard)
     driver.new_chief()
 
 
-def life_of(driver: RecoveryDriver) -> int:
+def life_of(driver: Driver) -> int:
     (life,) = {shard.life for shard in driver.shards}
     return life
 
@@ -117,7 +116,7 @@ def test_a_worker_that_comes_back_to_another_chief_keeps_its_training_data() -> 
 
 @pytest.mark.parametrize("what", ["model", "data"])
 def test_a_blocked_call_is_refused_once_another_worker_has_the_callers_place(what: str) -> None:
-    driver = RecoveryDriver(total_num_replicas=2, **UNSAVED)
+    driver = Driver.outlived(total_num_replicas=2, **UNSAVED)
     if what == "data":
         first, second = driver.train(0, 1)
         driver.lease(first, DATA, max_ranges=12)
@@ -186,10 +185,10 @@ def test_a_number_given_after_the_checkpoint_was_saved_belongs_to_no_participant
 
 def test_a_number_given_in_a_life_of_which_nothing_was_saved_means_nothing_once_another_life_is_restored() -> None:
     """All was lost while a chief was cut off, and a chief of its number has trained and saved: both have numbered a worker alike."""
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
     driver.new_chief()
     (worker,) = driver.train(0)
-    other = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
+    other = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(every_steps=2))
     other.new_chief()
     (saved,) = other.train(0)
     train([saved], 4)
@@ -217,7 +216,7 @@ def test_a_chief_that_finds_a_checkpoint_of_its_successor_begins_another_life_si
 def test_a_chief_that_repeats_a_restore_that_failed_begins_another_life_since_a_successor_may_have_used_the_next_epoch() -> None:
     """The successor took the servers over while the first restore was under way. Then all servers, and the successor, were lost."""
     before, _ = trained(5, **SAVED)
-    driver = RecoveryDriver(total_num_replicas=2, storage=before.storage, begin=False, checkpoints=CheckpointConfig(every_steps=2))
+    driver = Driver.outlived(total_num_replicas=2, storage=before.storage, begin=False, checkpoints=CheckpointConfig(every_steps=2))
     driver.is_manual = True
     driver.begin()
     driver.do(driver.orders.pop(0))
@@ -276,7 +275,7 @@ def test_all_servers_restarted_during_a_restore_are_brought_back_once_more_in_an
 @pytest.mark.parametrize("num_lost", [1, 2])
 def test_a_chief_that_has_saved_nothing_begins_another_life_if_all_servers_were_restarted_while_it_adopted_them(num_lost: int) -> None:
     """A successor may have trained at the former servers, in the next epoch of the life, and saved nothing either."""
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE), begin=False)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE), begin=False)
     driver.is_manual = True
     driver.begin()
     driver.do(driver.orders.pop(0))

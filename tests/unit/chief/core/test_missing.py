@@ -35,10 +35,11 @@ class Scene:
 
     def lack(self, *shards: int, push_id: PushId | None = None) -> None:
         """These shards do not have the forged contribution."""
-        self.driver.to_apply.clear()
-        self.driver.to_prepare.clear()
-        missing = tuple((shard, push_id or self.forged) for shard in shards)
-        self.driver.send(ev.ContributionsMissing(missing=missing, epoch=self.driver.coordinator.epoch))
+        driver = self.driver
+        works: list[ev.Work] = [*driver.applied, *driver.to_apply, *driver.to_prepare]
+        driver.to_apply.clear()
+        driver.to_prepare.clear()
+        driver.done(works[-1], ev.Lacking(missing=tuple((shard, push_id or self.forged) for shard in shards)))
 
 
 def test_a_shard_that_lacks_a_contribution_applies_the_step_without_it_and_the_others_with_it() -> None:
@@ -108,8 +109,8 @@ def test_a_step_with_a_limited_norm_is_prepared_again_without_the_missing_contri
     (prepared,) = scene.driver.to_prepare
     assert prepared.without == ((), (scene.forged,))
     sums = tuple((1.0,) * len(layout.slices) for layout in scene.driver.coordinator.training._model.layouts)
-    scene.driver.to_prepare.clear()
-    scene.driver.send(ev.StepPrepared(step=0, sums=sums))
+    scene.driver.sums = sums
+    scene.driver.prepare()
     (told,) = scene.driver.to_apply
     assert told.without == ((), (scene.forged,))
 
@@ -122,10 +123,10 @@ def test_a_missing_contribution_reported_for_an_applied_step_changes_nothing() -
     assert scene.forger.heartbeat() is False
 
 
-def test_a_missing_contribution_reported_in_another_epoch_changes_nothing() -> None:
+def test_a_missing_contribution_reported_of_another_instruction_changes_nothing() -> None:
     scene = Scene()
     scene.step()
-    scene.driver.send(ev.ContributionsMissing(missing=((0, scene.forged),), epoch=7))
+    scene.driver.done(dataclasses.replace(scene.driver.to_apply[0]), ev.Lacking(missing=((0, scene.forged),)))
     assert scene.forger.heartbeat() is False
 
 

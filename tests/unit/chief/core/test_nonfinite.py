@@ -7,11 +7,10 @@ import pytest
 from chief.config import parse_config
 from chief.core.messages import RestoreShards
 from tests.support.chief.chief_driver import Driver, Worker
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 
-def trained(**config: Any) -> tuple[RecoveryDriver, list[Worker]]:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None, **config)
+def trained(**config: Any) -> tuple[Driver, list[Worker]]:
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None, **config)
     workers = driver.train(0, 1)
     for worker in workers:
         worker.ask(commit=worker.next_commit())
@@ -46,7 +45,7 @@ def test_a_new_chief_that_treats_nonfinite_gradients_otherwise_tells_the_shards(
 
 
 def test_restored_shards_are_told_again_to_refuse_nonfinite_gradients() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, reject_nonfinite=True)
+    driver = Driver.outlived(total_num_replicas=1, reject_nonfinite=True)
     (worker,) = driver.train(0)
     worker.ask(commit=worker.next_commit())
     driver.is_manual = True

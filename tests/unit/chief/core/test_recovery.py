@@ -18,8 +18,7 @@ from ps_protocol.roles.chief import (
     SaveCheckpointRequest,
 )
 from ps_protocol.roles.shard import Adoption, AppliedPush, WorkerPushes
-from tests.support.chief.chief_driver import Worker, model_of
-from tests.support.chief.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Driver, Worker, model_of
 
 # Parameter servers that lose their variables: the cluster goes back to a checkpoint under a new epoch. No process, no file, no clock.
 
@@ -28,14 +27,14 @@ ACCEPTED = PushOutcome.ACCEPTED
 EVERY_2 = CheckpointConfig(every_steps=2)
 
 
-def steps(driver: RecoveryDriver, workers: list[Worker], number: int) -> None:
+def steps(driver: Driver, workers: list[Worker], number: int) -> None:
     for _ in range(number):
         calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
         assert all(worker.has_token(call) for worker, call in zip(workers, calls, strict=True))
 
 
 def test_a_restarted_server_takes_all_back_to_the_newest_checkpoint_under_a_new_epoch() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=EVERY_2)
     workers = driver.train(0, 1)
     steps(driver, workers, 5)
     driver.restart(1)
@@ -47,7 +46,7 @@ def test_a_restarted_server_takes_all_back_to_the_newest_checkpoint_under_a_new_
 
 
 def test_a_rollback_that_costs_no_step_is_reported_as_such() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=EVERY_2)
     workers = driver.train(0, 1)
     steps(driver, workers, 4)
     driver.restart(1)
@@ -55,7 +54,7 @@ def test_a_rollback_that_costs_no_step_is_reported_as_such() -> None:
 
 
 def test_workers_keep_their_places_and_the_steps_are_done_again() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=EVERY_2)
     workers = driver.train(0, 1)
     steps(driver, workers, 5)
     driver.restart(0)
@@ -74,7 +73,7 @@ def test_workers_keep_their_places_and_the_steps_are_done_again() -> None:
 
 
 def test_a_worker_that_waits_when_a_server_is_lost_learns_of_the_new_epoch() -> None:
-    driver = RecoveryDriver(total_num_replicas=2)
+    driver = Driver.outlived(total_num_replicas=2)
     first, _ = driver.train(0, 1)
     call = first.ask(commit=first.next_commit())
     driver.restart(0)
@@ -82,7 +81,7 @@ def test_a_worker_that_waits_when_a_server_is_lost_learns_of_the_new_epoch() -> 
 
 
 def test_a_call_that_waits_for_a_restoration_learns_its_progress() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     steps(driver, [worker], 2)
     driver.is_manual = True
@@ -99,7 +98,7 @@ def test_a_call_that_waits_for_a_restoration_learns_its_progress() -> None:
 
 
 def test_while_servers_are_restored_members_join_the_model_and_wait_with_an_explanation() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     steps(driver, [worker], 2)
     driver.is_manual = True
@@ -129,19 +128,18 @@ def test_while_servers_are_restored_members_join_the_model_and_wait_with_an_expl
 
 
 def test_reports_about_an_epoch_that_is_over_are_ignored() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, applies_at_once=False)
+    driver = Driver.outlived(total_num_replicas=1, applies_at_once=False)
     (worker,) = driver.train(0)
     worker.send_commit()
     step = driver.to_apply.pop()
     driver.restart(0)
-    driver.send(messages.StepApplied(step=step.step, epoch=step.fence.epoch))
-    driver.send(messages.ShardFailed(shard=0, why="epoch mismatch", epoch=step.fence.epoch))
-    driver.send(messages.StepPrepared(step=step.step, sums=(), epoch=step.fence.epoch))
+    driver.done(step)
+    driver.fail(step, EpochMismatch("ps 0: it is of another epoch"))
     assert (driver.step, driver.coordinator.state) == (0, ClusterState.TRAINING)
 
 
 def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_under_a_later_epoch() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     steps(driver, [worker], 1)
     driver.is_manual = True
@@ -150,7 +148,7 @@ def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_u
     late = driver.orders.pop()
     assert isinstance(late, messages.RestoreShards)
     driver.restart(1)
-    driver.send(messages.ShardsRestored(epoch=late.fence.epoch, tag=late.tag, process_incarnations=(107, 8)))
+    driver.done(late, (107, 7))
     assert driver.coordinator.state is ClusterState.RECOVERING, "what was reported is not true any more"
     driver.is_manual = False
     driver.work_off()
@@ -159,7 +157,7 @@ def test_a_server_restarted_while_it_is_brought_back_is_brought_back_once_more_u
 
 
 def test_a_server_restarted_before_its_record_is_kept_is_restored_once_more() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     steps(driver, [worker], 1)
     driver.is_manual = True
@@ -178,7 +176,7 @@ def test_a_server_restarted_before_its_record_is_kept_is_restored_once_more() ->
 
 
 def test_a_late_answer_of_a_process_that_has_ended_causes_no_rollback() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     driver.train(0)
     driver.restart(0)
     driver.send(messages.ShardSeen(shard=0, process_incarnation=7))
@@ -186,7 +184,7 @@ def test_a_late_answer_of_a_process_that_has_ended_causes_no_rollback() -> None:
 
 
 def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_restored() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     (worker,) = driver.train(0)
     steps(driver, [worker], 4)
     driver.damaged.add("step-000000004")
@@ -199,7 +197,7 @@ def test_a_damaged_checkpoint_is_reported_and_the_one_before_is_restored() -> No
 
 
 def test_without_a_whole_checkpoint_training_fails_with_a_reason() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
     (worker,) = driver.train(0)
     steps(driver, [worker], 3)
     driver.restart(1)
@@ -209,7 +207,7 @@ def test_without_a_whole_checkpoint_training_fails_with_a_reason() -> None:
 
 
 def test_checkpoints_of_abandoned_steps_are_not_restored() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     (worker,) = driver.train(0)
     steps(driver, [worker], 4)
     driver.damaged.add("step-000000004")
@@ -221,7 +219,7 @@ def test_checkpoints_of_abandoned_steps_are_not_restored() -> None:
 
 
 def test_a_worker_whose_lease_ended_comes_back_as_a_new_incarnation() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, lease_s=10.0)
+    driver = Driver.outlived(total_num_replicas=2, lease_s=10.0)
     sleeper, other = driver.train(0, 1)
     for _ in range(4):
         driver.pass_time(3.0)
@@ -232,7 +230,7 @@ def test_a_worker_whose_lease_ended_comes_back_as_a_new_incarnation() -> None:
 
 
 def test_a_worker_that_was_replaced_meanwhile_is_superseded() -> None:
-    driver = RecoveryDriver(total_num_replicas=2)
+    driver = Driver.outlived(total_num_replicas=2)
     old, _ = driver.train(0, 1)
     Worker(driver, 0, takeover=True, pid=913)
     with pytest.raises(Superseded):
@@ -240,14 +238,14 @@ def test_a_worker_that_was_replaced_meanwhile_is_superseded() -> None:
 
 
 def test_another_process_cannot_come_back_as_a_live_worker() -> None:
-    driver = RecoveryDriver(total_num_replicas=2)
+    driver = Driver.outlived(total_num_replicas=2)
     _, second = driver.train(0, 1)
     with pytest.raises(Exception, match="worker 1 is already running"):
         driver.register(1, former=second.participant, pid=4711)
 
 
 def test_a_server_restarted_while_the_model_is_initialised_makes_all_servers_start_over() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     worker = Worker(driver, 0)
     assert driver.answers[driver.ask_model(worker)].state is ModelState.INITIALIZE
     driver.restart(1)
@@ -257,7 +255,7 @@ def test_a_server_restarted_while_the_model_is_initialised_makes_all_servers_sta
 
 
 def test_a_cluster_that_starts_over_has_another_life_whatever_another_chief_did_in_the_last_one() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     worker = Worker(driver, 0)
     driver.ask_model(worker)
     before = driver.shards[0].life
@@ -270,7 +268,7 @@ def test_a_cluster_that_starts_over_has_another_life_whatever_another_chief_did_
 
 
 def test_data_leased_before_the_cluster_starts_over_is_leased_again() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     worker = Worker(driver, 0)
     driver.ask_model(worker)
     data = DataSpec(name="train", num_samples=20, range_size=10, num_epochs=1)
@@ -281,7 +279,7 @@ def test_data_leased_before_the_cluster_starts_over_is_leased_again() -> None:
 
 
 def test_an_initialiser_is_told_of_the_new_epoch_when_a_server_loses_the_first_values() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, policy=PolicySpec(name=PolicyName.ASYNC))
+    driver = Driver.outlived(total_num_replicas=1, policy=PolicySpec(name=PolicyName.ASYNC))
     worker = Worker(driver, 0)
     attempt = driver.answers[driver.ask_model(worker)].attempt
     driver.is_manual, driver.applies_at_once = True, False
@@ -296,7 +294,7 @@ def test_an_initialiser_is_told_of_the_new_epoch_when_a_server_loses_the_first_v
 
 
 def test_old_members_may_say_goodbye_in_their_old_epoch() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     driver.restart(0)
     worker.leave(failure="boom")
@@ -304,10 +302,10 @@ def test_old_members_may_say_goodbye_in_their_old_epoch() -> None:
 
 
 def test_a_cluster_that_starts_continues_with_the_newest_checkpoint_of_its_place() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     (worker,) = driver.train(0)
     steps(driver, [worker], 4)
-    later = RecoveryDriver(num_shards=3, storage=driver.storage, total_num_replicas=1)
+    later = Driver.outlived(num_shards=3, storage=driver.storage, total_num_replicas=1)
     assert (later.step, later.coordinator.epoch, later.coordinator.chief_incarnation) == (4, 2, 2)
     assert later.coordinator.status(later.now).num_rollbacks == 0
     newcomer = Worker(later, 0)
@@ -318,9 +316,9 @@ def test_a_cluster_that_starts_continues_with_the_newest_checkpoint_of_its_place
 
 
 def test_a_cluster_that_starts_with_a_finished_training_stays_until_each_worker_has_read_it() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, max_steps=4, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=2, max_steps=4, checkpoints=EVERY_2)
     steps(driver, driver.train(0, 1), 3)
-    later = RecoveryDriver(storage=driver.storage, total_num_replicas=2, max_steps=2)
+    later = Driver.outlived(storage=driver.storage, total_num_replicas=2, max_steps=2)
     assert (later.coordinator.state, later.step, later.ended) == (ClusterState.FINISHED, 2, [])
     assert "waiting for 2 workers to come" in later.coordinator.status(later.now).waiting_for
     for index in (0, 1):
@@ -333,9 +331,9 @@ def test_a_cluster_that_starts_with_a_finished_training_stays_until_each_worker_
 
 @pytest.mark.parametrize("is_asked", [False, True], ids=["nobody comes within a minute", "asked to finish"])
 def test_a_cluster_that_starts_with_a_finished_training_does_not_stay_for_ever(is_asked: bool) -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     steps(driver, driver.train(0), 2)
-    later = RecoveryDriver(storage=driver.storage, total_num_replicas=1, max_steps=2)
+    later = Driver.outlived(storage=driver.storage, total_num_replicas=1, max_steps=2)
     later.pass_time(59.0)
     assert later.ended == []
     if is_asked:
@@ -347,23 +345,23 @@ def test_a_cluster_that_starts_with_a_finished_training_does_not_stay_for_ever(i
 
 @pytest.mark.parametrize(("restore", "step", "epoch"), [("none", 0, 2), ("step-000000002", 2, 2), ("latest", 4, 2)])
 def test_the_restore_option_chooses_what_a_cluster_begins_with(restore: str, step: int, epoch: int) -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     steps(driver, driver.train(0), 4)
-    later = RecoveryDriver(storage=driver.storage, total_num_replicas=1, checkpoints=CheckpointConfig(restore=restore))
+    later = Driver.outlived(storage=driver.storage, total_num_replicas=1, checkpoints=CheckpointConfig(restore=restore))
     assert (later.step, later.coordinator.epoch) == (step, epoch)
 
 
 def test_a_named_checkpoint_that_is_not_there_is_not_replaced_by_a_fresh_start() -> None:
-    driver = RecoveryDriver(checkpoints=CheckpointConfig(restore="step-000000008"))
+    driver = Driver.outlived(checkpoints=CheckpointConfig(restore="step-000000008"))
     with pytest.raises(TrainingFailed, match="there is no whole checkpoint 'step-000000008' to begin with"):
         driver.register()
 
 
 def test_a_run_that_starts_over_does_not_roll_back_to_checkpoints_of_an_earlier_run() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     steps(driver, driver.train(0), 4)
     fresh = CheckpointConfig(restore="none", durability=Durability.NONE)
-    later = RecoveryDriver(storage=driver.storage, total_num_replicas=1, checkpoints=fresh)
+    later = Driver.outlived(storage=driver.storage, total_num_replicas=1, checkpoints=fresh)
     later.train(0)
     later.restart(0)
     with pytest.raises(TrainingFailed, match="no whole checkpoint to go back to"):
@@ -371,9 +369,9 @@ def test_a_run_that_starts_over_does_not_roll_back_to_checkpoints_of_an_earlier_
 
 
 def test_another_models_checkpoint_is_not_restored() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     driver.train(0)
-    other = RecoveryDriver(storage={}, total_num_replicas=1)
+    other = Driver.outlived(storage={}, total_num_replicas=1)
     other.train(0, model=model_of(5))
     driver.storage.clear()
     driver.storage.update(other.storage)
@@ -383,7 +381,7 @@ def test_another_models_checkpoint_is_not_restored() -> None:
 
 
 def test_a_request_to_finish_is_not_held_up_by_a_lost_server() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     driver.is_manual = True
     driver.restart(0)
@@ -399,8 +397,8 @@ def test_a_request_to_finish_is_not_held_up_by_a_lost_server() -> None:
 BROKEN = "cannot list /ckpt: Input/output error"
 
 
-def saved() -> RecoveryDriver:
-    driver = RecoveryDriver(total_num_replicas=1)
+def saved() -> Driver:
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     worker.push()
     driver.send(messages.Asked(call=None, request=SaveCheckpointRequest(request_id=1, max_wait_s=0.0)))
@@ -408,7 +406,7 @@ def saved() -> RecoveryDriver:
 
 
 def test_a_chief_that_starts_waits_for_storage_and_continues_from_its_newest_checkpoint() -> None:
-    again = RecoveryDriver(total_num_replicas=1, storage=saved().storage, begin=False)
+    again = Driver.outlived(total_num_replicas=1, storage=saved().storage, begin=False)
     again.unreadable = BROKEN
     again.begin()
     assert again.coordinator.state is ClusterState.RECOVERING
@@ -458,7 +456,7 @@ def test_a_training_that_is_finished_during_a_rollback_is_not_restored() -> None
 @pytest.mark.parametrize("has_checkpoints", [False, True])
 def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_meanwhile(has_checkpoints: bool) -> None:
     """Once it has taken such a parameter server, neither chief's workers may continue with what is there."""
-    driver = RecoveryDriver(checkpoints=CheckpointConfig(restore="latest") if has_checkpoints else None)
+    driver = Driver.outlived(checkpoints=CheckpointConfig(restore="latest") if has_checkpoints else None)
     driver.new_chief()  # so its epoch is a later one
     driver.is_manual = True
     driver.send(messages.ShardSeen(shard=1, process_incarnation=77))
@@ -469,7 +467,7 @@ def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_m
         assert driver.coordinator.state is ClusterState.RECOVERING
         assert any(isinstance(order, messages.FindCheckpoint) for order in driver.orders)
         # What the other one has saved is of an earlier epoch than this one's, and all the same to go back to.
-        other = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+        other = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
         steps(other, other.train(0), 3)
         driver.storage.update(other.storage)
         driver.model, driver.is_manual = other.model, False
@@ -484,9 +482,9 @@ def test_a_chief_that_was_cut_off_does_not_begin_with_what_another_has_trained_m
 @pytest.mark.parametrize("has_trained", [False, True])
 def test_a_chief_without_a_model_looks_for_checkpoints_when_a_server_was_restarted(has_trained: bool, is_second: bool) -> None:
     """Another chief may have trained there and saved, of which this one knows nothing: in a lower epoch, if that was in another life."""
-    other = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    other = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     steps(other, other.train(0), 5)
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     if is_second:
         driver.new_chief()
     epoch = driver.coordinator.epoch
@@ -505,12 +503,13 @@ def test_a_chief_without_a_model_looks_for_checkpoints_when_a_server_was_restart
 
 def test_a_chief_that_has_trained_nothing_continues_from_a_checkpoint_completed_since_its_first_look() -> None:
     """That checkpoint is of an earlier epoch than this chief's: all servers were lost, and the other one began again in epoch 1."""
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     driver.is_manual = True
     driver.new_chief()
-    assert isinstance(driver.orders.pop(), messages.FindCheckpoint)
+    search = driver.orders.pop()
+    assert isinstance(search, messages.FindCheckpoint)
     skipped = (("step-000000000", "incomplete: it has no manifest"),)
-    driver.send(messages.CheckpointFound(checkpoint=None, skipped=skipped, highest_epoch=1))
+    driver.done(search, messages.Found(checkpoint=None, skipped=skipped, highest_epoch=1))
     driver.is_manual = False
     driver.work_off()
     assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.WAITING_FOR_MODEL, 2)
@@ -522,7 +521,7 @@ def test_a_chief_that_has_trained_nothing_continues_from_a_checkpoint_completed_
 
 
 def test_a_chief_that_has_saved_nothing_continues_from_anothers_checkpoint_after_all_was_lost() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=CheckpointConfig(durability=Durability.NONE))
     driver.new_chief()
     driver.train(0)
     assert (driver.coordinator.epoch, driver.storage) == (2, {})
@@ -531,9 +530,9 @@ def test_a_chief_that_has_saved_nothing_continues_from_anothers_checkpoint_after
     assert (driver.coordinator.state, driver.step, driver.coordinator.epoch) == (ClusterState.TRAINING, 4, 3)
 
 
-def save_as_another_chief_in_epoch_1(driver: RecoveryDriver) -> None:
+def save_as_another_chief_in_epoch_1(driver: Driver) -> None:
     """Puts the checkpoints of another life, up to step 4, into the driver's storage."""
-    other = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    other = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     steps(other, other.train(0), 4)
     assert {checkpoint.fence.epoch for checkpoint in other.storage.values()} == {1}
     driver.storage.update(other.storage)
@@ -542,7 +541,7 @@ def save_as_another_chief_in_epoch_1(driver: RecoveryDriver) -> None:
 
 @pytest.mark.parametrize(("steps_before", "goes_back_to"), [(0, 0), (5, 4)])
 def test_servers_that_all_die_between_a_chiefs_look_and_its_takeover_are_brought_back(steps_before: int, goes_back_to: int) -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     workers = driver.train(0)
     steps(driver, workers, steps_before)
     driver.is_manual = True
@@ -556,7 +555,7 @@ def test_servers_that_all_die_between_a_chiefs_look_and_its_takeover_are_brought
 
 
 def test_a_training_whose_servers_all_die_before_a_takeover_is_never_silently_restarted_from_nothing() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     steps(driver, driver.train(0), 5)
     driver.is_manual = True
     driver.new_chief()

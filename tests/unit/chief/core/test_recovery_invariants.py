@@ -11,8 +11,7 @@ from ps_protocol.errors import PsError
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, PushOutcome
 from ps_protocol.roles.contribution import PushId
-from tests.support.chief.chief_driver import Worker
-from tests.support.chief.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.examples import machine_settings
 
 pick = st.integers(min_value=0, max_value=1 << 16)
@@ -28,7 +27,7 @@ class Recovery(RuleBasedStateMachine):
         durability = Durability.STEP if is_at_once else Durability.INTERVAL
         checkpoints = CheckpointConfig(durability=durability, interval_s=1000.0, every_steps=every, keep=2)
         self.is_at_once = is_at_once
-        self.driver = RecoveryDriver(total_num_replicas=num_workers, checkpoints=checkpoints, applies_at_once=False, lease_s=1000.0)
+        self.driver = Driver.outlived(total_num_replicas=num_workers, checkpoints=checkpoints, applies_at_once=False, lease_s=1000.0)
         self.workers = self.driver.train(*range(num_workers))
         # By worker: the number of its registration that is not answered.
         self.registering: dict[int, int] = {}

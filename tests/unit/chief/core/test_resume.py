@@ -13,14 +13,13 @@ from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import ClusterState, ModelState, PushOutcome, TokenResult
 from ps_protocol.roles.contribution import PushId
-from tests.support.chief.chief_driver import MODEL, Worker, model_of
-from tests.support.chief.recovery_driver import RecoveryDriver
+from tests.support.chief.chief_driver import MODEL, Driver, Worker, model_of
 
 ACCEPTED, DUPLICATE = PushOutcome.ACCEPTED, PushOutcome.DUPLICATE
 
 
-def trained(num_steps: int = 3, **config: Any) -> tuple[RecoveryDriver, list[Worker]]:
-    driver = RecoveryDriver(**{"total_num_replicas": 2, "checkpoints": None} | config)
+def trained(num_steps: int = 3, **config: Any) -> tuple[Driver, list[Worker]]:
+    driver = Driver.outlived(**{"total_num_replicas": 2, "checkpoints": None} | config)
     workers = driver.train(0, 1)
     for _ in range(num_steps):
         calls = [worker.ask(commit=worker.next_commit()) for worker in workers]
@@ -104,16 +103,16 @@ def test_a_step_that_no_shard_had_applied_is_completed_by_repeated_commits() -> 
 
 
 def test_a_repeated_step_with_a_limit_on_the_norm_is_measured_again() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=None)
     (worker,) = driver.train(0, model=dataclasses.replace(MODEL, clip=ClipSpec(global_norm=1.0)))
     driver.sums = ((4.0,), ())
     driver.applies_at_once = False
     worker.send_commit()
-    driver.send(ev.StepPrepared(step=driver.to_prepare.pop(0).step, sums=driver.sums))
+    driver.prepare()
     driver.apply_at(0)
     scales = driver.to_apply[0].scales
     driver.new_chief()
-    driver.send(ev.StepPrepared(step=driver.to_prepare.pop(0).step, sums=driver.sums, epoch=1))
+    driver.prepare()
     assert driver.to_apply[0].scales == scales
     driver.apply()
     assert driver.step == 1
@@ -203,7 +202,7 @@ def test_a_model_that_is_presented_before_a_checkpoint_is_found_is_the_trained_o
 
 
 def test_an_untrained_model_is_initialised_again_when_a_shard_lost_it_too() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=None)
     driver.shards[0].step, driver.shards[0].epoch, driver.shards[0].chief = 0, 1, 1
     driver.new_chief()
     assert (driver.coordinator.state, driver.coordinator.epoch) == (ClusterState.WAITING_FOR_MODEL, 2)

@@ -21,7 +21,6 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import session_secret
 from tests.support.chief.chief_driver import KEY, Driver, Worker
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 
 def stranger(participant: Participant) -> Participant:
@@ -78,7 +77,7 @@ def test_no_other_process_can_come_back_as_an_observer() -> None:
 
 
 def test_a_worker_keeps_its_secret_under_the_next_chief() -> None:
-    driver = RecoveryDriver()
+    driver = Driver.outlived()
     worker = driver.train(0)[0]
     worker.commit()
     driver.new_chief()
@@ -89,7 +88,7 @@ def test_a_worker_keeps_its_secret_under_the_next_chief() -> None:
 
 
 def test_no_other_process_comes_back_to_the_next_chief_as_a_worker_that_an_earlier_one_had_admitted() -> None:
-    driver = RecoveryDriver(total_num_replicas=2)
+    driver = Driver.outlived(total_num_replicas=2)
     first, second = driver.train(0, 1)
     first.commit()
     second.commit()
@@ -104,7 +103,7 @@ def test_no_other_process_comes_back_to_the_next_chief_as_a_worker_that_an_earli
 
 
 def test_a_worker_comes_back_though_every_server_that_knew_the_key_of_its_secret_is_lost() -> None:
-    driver = RecoveryDriver(checkpoints=CheckpointConfig(every_steps=1))
+    driver = Driver.outlived(checkpoints=CheckpointConfig(every_steps=1))
     worker = driver.train(0)[0]
     worker.commit()
     for shard in driver.shards:
@@ -117,7 +116,7 @@ def test_a_worker_comes_back_though_every_server_that_knew_the_key_of_its_secret
 
 
 def test_worker_keeps_its_place_under_several_chiefs_in_a_row() -> None:
-    driver = RecoveryDriver()
+    driver = Driver.outlived()
     worker = driver.train(0)[0]
     for _ in range(3):
         worker.commit()
@@ -134,7 +133,7 @@ def test_no_worker_commits_another_workers_push() -> None:
 
 
 def test_the_next_chief_admits_no_process_beside_the_worker_that_came_back() -> None:
-    driver = RecoveryDriver()
+    driver = Driver.outlived()
     worker = driver.train(0)[0]
     worker.commit()
     driver.new_chief()
@@ -144,7 +143,7 @@ def test_the_next_chief_admits_no_process_beside_the_worker_that_came_back() -> 
 
 
 def test_a_worker_whose_secret_no_parameter_server_knows_any_more_gets_another() -> None:
-    driver = RecoveryDriver()
+    driver = Driver.outlived()
     worker = driver.train(0)[0]
     lost = session_secret(b"lost", name="worker 0", incarnation=worker.participant.incarnation)
     driver.new_chief()
@@ -153,7 +152,7 @@ def test_a_worker_whose_secret_no_parameter_server_knows_any_more_gets_another()
 
 
 def test_an_incarnation_that_a_caller_names_does_not_raise_the_next_one() -> None:
-    driver = RecoveryDriver()
+    driver = Driver.outlived()
     named = Participant(era=driver.register(0).participant.era, kind=ParticipantKind.WORKER, index=1, incarnation=(1 << 20) - 1)
     assert driver.register(1, former=named, host="elsewhere").participant.incarnation == 1
 

@@ -22,7 +22,6 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.shard import ShardReport
 from tests.support.chief.chief_driver import MODEL, Driver, Worker
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 # Policy and optimizers change while the cluster lives: when that holds, what is told to shards, and that nothing counted is lost.
 
@@ -49,7 +48,7 @@ def test_before_there_is_a_model_a_policy_holds_at_once_and_shards_hear_of_it_wi
     initialise, wait = driver.ask_model(first), driver.ask_model(second)
     assert driver.answers[initialise].policy == ASYNC
     first.complete(1)
-    (change,) = driver.to_configure
+    change = driver.to_configure[0].settings
     assert (change.accepts_stale, change.applies_on_arrival) == (True, False)
     assert change.version >= 1
     assert (wait in driver.answers, driver.coordinator.state) == (False, ClusterState.WAITING_FOR_MODEL), "nobody pushes before"
@@ -72,7 +71,7 @@ def test_a_change_waits_for_the_step_that_is_being_applied() -> None:
     call = driver.set_policy(ASYNC)
     assert (call in driver.answers, driver.to_configure) == (False, [])
     driver.apply()
-    assert (driver.step, driver.to_configure[0].version, policy_of(driver)) == (1, 1, "sync")
+    assert (driver.step, driver.to_configure[0].settings.version, policy_of(driver)) == (1, 1, "sync")
     driver.configure()
     assert (driver.settings(call).version, driver.settings(call).step, policy_of(driver)) == (1, 1, "async")
 
@@ -133,7 +132,7 @@ def test_before_async_the_last_step_takes_no_more_and_who_comes_late_waits_for_t
     assert second.push() is LATE
     waiting = second.ask()
     driver.apply()
-    (change,) = driver.to_configure
+    change = driver.to_configure[0].settings
     assert (driver.step, change.accepts_stale) == (1, True)
     assert third.commit(1).outcome is LATE, "the new policy does not hold yet"
     driver.configure()
@@ -166,7 +165,7 @@ def test_queued_async_contributions_are_applied_before_sync_begins_and_new_ones_
     driver.apply()
     assert waiting not in driver.answers, "it continues under the new policy"
     driver.apply()
-    (change,) = driver.to_configure
+    change = driver.to_configure[0].settings
     assert (driver.step, change.accepts_stale) == (2, False)
     driver.configure()
     assert policy_of(driver) == "sync"
@@ -209,7 +208,7 @@ def test_a_policy_that_applies_on_arrival_may_be_set_before_there_is_a_model() -
 
 
 def test_a_change_that_has_become_impossible_while_it_waited_is_refused() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     driver.train(0)
     driver.is_manual = True
     driver.new_chief()

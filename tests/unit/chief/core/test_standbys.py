@@ -1,5 +1,6 @@
 """Shards with standbys: their addresses for participants, the return of a lost one, and the one that a new chief trusts."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -7,15 +8,14 @@ import pytest
 from chief.core import messages as rev
 from chief.options import CheckpointConfig
 from chief.shards.standby import Replica, judge
-from ps_protocol.errors import Unavailable
+from ps_protocol.errors import StorageFull, Unavailable
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import TokenResult
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import ShardReport, ShardStatus
-from tests.support.chief.chief_driver import Worker
+from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.chief.eras import fence
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 ON_DEMAND = CheckpointConfig(durability=Durability.NONE)
 
@@ -24,10 +24,10 @@ def changed(shard: int = 0, *, standby: str = "host-s:1", address: str = "host-p
     return rev.ReplicasChanged(shard=shard, address=address, standby=standby, missing=missing)
 
 
-def trained(**config: Any) -> tuple[RecoveryDriver, Any]:
+def trained(**config: Any) -> tuple[Driver, Any]:
     """A cluster of one worker whose shard 0 has lost its standby, which is there again."""
     config.setdefault("checkpoints", ON_DEMAND)
-    driver = RecoveryDriver(total_num_replicas=1, **config)
+    driver = Driver.outlived(total_num_replicas=1, **config)
     (worker,) = driver.train(0)
     driver.send(changed())
     driver.send(changed(standby="", missing="it was restarted"))
@@ -37,28 +37,28 @@ def trained(**config: Any) -> tuple[RecoveryDriver, Any]:
     return driver, worker
 
 
-def step(driver: RecoveryDriver, worker: Any) -> int:
+def step(driver: Driver, worker: Any) -> int:
     call: int = worker.ask(commit=worker.next_commit())
     return call
 
 
-def orders(driver: RecoveryDriver, kind: type) -> list[Any]:
+def orders(driver: Driver, kind: type) -> list[Any]:
     return [order for order in driver.orders if isinstance(order, kind)]
 
 
-def words(driver: RecoveryDriver) -> str:
+def words(driver: Driver) -> str:
     return driver.coordinator.status(driver.now).shards[0].standby_missing
 
 
 def test_the_status_of_a_cluster_without_standbys_does_not_mention_them() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     (worker,) = driver.train(0)
     assert (worker.registration.standby_addresses, worker.registration.shards_version) == ((), 0)
     assert driver.answers[step(driver, worker)].shards_version == 0
 
 
 def test_participants_get_the_shards_addresses_and_a_change_with_their_next_token() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     driver.send(changed(1))
     (worker,) = driver.train(0)
     first = worker.registration
@@ -73,7 +73,7 @@ def test_participants_get_the_shards_addresses_and_a_change_with_their_next_toke
 
 
 def test_workers_that_have_given_two_servers_different_gradients_are_named() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     pushes = tuple(PushId(worker=worker, incarnation=1, sequence=4) for worker in (0, 2))
     driver.send(rev.ContributionsDiffer(shard=1, step=7, contributions=pushes))
     (note,) = [note for note in driver.notes if "different gradients" in note.text]
@@ -84,7 +84,7 @@ def test_workers_that_have_given_two_servers_different_gradients_are_named() -> 
 
 
 def test_another_reason_for_a_missing_standby_is_no_new_version_and_a_new_chief_counts_from_a_higher_one() -> None:
-    driver = RecoveryDriver(total_num_replicas=1)
+    driver = Driver.outlived(total_num_replicas=1)
     driver.send(changed(standby="", missing="not reached yet"))
     (worker,) = driver.train(0)
     driver.send(changed(standby="", missing="it is there again"))
@@ -98,7 +98,7 @@ def test_another_reason_for_a_missing_standby_is_no_new_version_and_a_new_chief_
 def test_a_lost_replica_comes_back_between_two_steps_before_anybody_hears_of_the_second() -> None:
     driver, worker = trained()
     call = step(driver, worker)
-    (save,) = orders(driver, rev.SaveStep)
+    (save,) = orders(driver, rev.CopyStep)
     assert (save.step, worker.has_token(call)) == (1, False)
     while not orders(driver, rev.BringReplicasBack):
         driver.do(driver.orders.pop(0))
@@ -107,30 +107,30 @@ def test_a_lost_replica_comes_back_between_two_steps_before_anybody_hears_of_the
     assert "a standby is being brought back to step 1" in driver.coordinator.explain(driver.now)
     assert not worker.has_token(call)
     driver.send(changed(standby="host-s:1"))
-    driver.send(rev.ReplicasBack(epoch=order.fence.epoch))
+    driver.done(order, ())
     token = driver.answers[call]
     assert (token.result, token.step) == (TokenResult.TOKEN, 1)
     assert token.shards_version > worker.registration.shards_version
     assert not words(driver)
     driver.orders.clear()
     assert worker.has_token(step(driver, worker)), "the next step is as ever"
-    assert not orders(driver, rev.SaveStep)
+    assert not orders(driver, rev.CopyStep)
 
 
 @pytest.mark.parametrize("failure", ["the disk is full", ""])
 def test_a_replica_that_cannot_come_back_holds_nothing_up(failure: str) -> None:
     driver, worker = trained()
     call = step(driver, worker)
-    (save,) = orders(driver, rev.SaveStep)
+    (save,) = orders(driver, rev.CopyStep)
     if failure:
-        driver.send(rev.SaveFailed(tag=save.tag, why=failure))
+        driver.fail(save, StorageFull(failure))
     else:
         while not orders(driver, rev.BringReplicasBack):
             driver.do(driver.orders.pop(0))
         (order,) = orders(driver, rev.BringReplicasBack)
-        driver.send(rev.ReplicasBack(epoch=order.fence.epoch - 1))
-        assert not worker.has_token(call), "of another epoch"
-        driver.send(rev.ReplicasBack(epoch=order.fence.epoch, failures=((0, "it was restarted again"),)))
+        driver.done(replace(order), ())
+        assert not worker.has_token(call), "of another instruction"
+        driver.done(order, ((0, "it was restarted again"),))
     assert worker.has_token(call)
     assert (failure or "restarted again") in words(driver)
     assert worker.has_token(step(driver, worker))
@@ -144,7 +144,7 @@ def test_a_standby_that_cannot_return_between_two_steps_stays_out_and_that_is_re
     driver, worker = trained(**config)
     assert why in words(driver)
     assert worker.has_token(step(driver, worker))
-    assert not orders(driver, rev.SaveStep)
+    assert not orders(driver, rev.CopyStep)
 
 
 def test_a_rollback_takes_all_replicas_along_so_none_is_waited_for() -> None:
@@ -155,7 +155,7 @@ def test_a_rollback_takes_all_replicas_along_so_none_is_waited_for() -> None:
     driver.is_manual = True
     driver.orders.clear()
     assert worker.has_token(step(driver, worker))
-    assert not orders(driver, rev.SaveStep)
+    assert not orders(driver, rev.CopyStep)
 
 
 def test_a_replica_that_is_there_again_before_the_model_is_known_comes_back_after_the_next_step_as_promised() -> None:
@@ -179,7 +179,7 @@ def test_a_replica_that_is_there_again_before_the_model_is_known_comes_back_afte
 
 
 def test_a_replica_that_is_there_again_before_a_shard_is_restarted_comes_back_after_the_first_step_as_promised() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=ON_DEMAND)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=ON_DEMAND)
     driver.send(changed(standby="", missing="it was restarted"))
     driver.send(rev.ReplicaReady(shard=0))
     worker = Worker(driver, 0)

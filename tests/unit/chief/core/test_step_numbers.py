@@ -10,7 +10,6 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.roles.chief import PushOutcome
 from tests.support.chief.chief_driver import Driver, Worker
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 
 def rate(value: float, group: str = "") -> tuple[StepHyperparameter, ...]:
@@ -72,7 +71,7 @@ def test_numbers_that_no_step_can_use_are_refused_by_the_chief_too() -> None:
 
 
 def test_a_step_that_one_shard_has_applied_is_repeated_with_its_numbers() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=None)
     (worker,) = driver.train(0)
     driver.applies_at_once = False
     worker.send_commit(hyperparameters=rate(0.25))
@@ -82,7 +81,7 @@ def test_a_step_that_one_shard_has_applied_is_repeated_with_its_numbers() -> Non
 
 
 def test_a_new_chief_uses_the_hyper_parameters_of_a_contribution_that_was_accepted() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None)
     workers = driver.train(0, 1)
     driver.applies_at_once = False
     first = workers[0].next_push()
@@ -97,7 +96,7 @@ def test_a_new_chief_uses_the_hyper_parameters_of_a_contribution_that_was_accept
 
 
 def test_a_new_chief_uses_the_hyper_parameters_of_a_contribution_that_is_committed_again() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=None)
     (worker,) = driver.train(0)
     driver.applies_at_once = False
     push_id = worker.next_push()

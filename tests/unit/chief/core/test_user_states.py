@@ -9,7 +9,6 @@ from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ModelReply, ModelState, PushOutcome
 from ps_protocol.roles.contribution import MAX_USER_STATE_BYTES, MAX_USER_STATES_BYTES, UserState
 from tests.support.chief.chief_driver import Driver, Worker
-from tests.support.chief.recovery_driver import RecoveryDriver
 
 EVERY_2 = CheckpointConfig(every_steps=2)
 
@@ -28,13 +27,13 @@ def state_of(driver: Driver, worker: Worker) -> str:
     return reply.attached.user_state
 
 
-def saved(driver: RecoveryDriver, number: int) -> tuple[str, ...]:
+def saved(driver: Driver, number: int) -> tuple[str, ...]:
     (checkpoint,) = (one for one in driver.storage.values() if one.step == number)
     return tuple(one.json for one in checkpoint.attached.user_states)
 
 
 def test_each_checkpoint_has_the_states_of_its_own_step() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=CheckpointConfig(every_steps=1, keep=9))
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=CheckpointConfig(every_steps=1, keep=9))
     workers = driver.train(0, 1)
     for number in range(3):
         step(driver, workers, f"a{number}", f"b{number}" if number == 1 else "")
@@ -42,7 +41,7 @@ def test_each_checkpoint_has_the_states_of_its_own_step() -> None:
 
 
 def test_a_rollback_takes_the_states_back_with_the_step() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=EVERY_2)
     workers = driver.train(0, 1)
     for number in range(5):
         step(driver, workers, f"a{number}", f"b{number}")
@@ -57,11 +56,11 @@ def test_a_rollback_takes_the_states_back_with_the_step() -> None:
 
 
 def test_a_cluster_that_resumes_from_a_checkpoint_has_its_states() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2)
     (worker,) = driver.train(0)
     for number in range(3):
         step(driver, [worker], f"a{number}")
-    other = RecoveryDriver(total_num_replicas=1, checkpoints=EVERY_2, storage=driver.storage)
+    other = Driver.outlived(total_num_replicas=1, checkpoints=EVERY_2, storage=driver.storage)
     assert other.step == 2
     assert state_of(other, Worker(other, 0)) == "a1"
 
@@ -88,7 +87,7 @@ def test_a_contribution_that_does_not_count_leaves_the_state_as_it_was() -> None
 
 
 def test_of_several_contributions_to_one_step_the_last_one_s_state_holds() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, replicas_to_aggregate=2, checkpoints=EVERY_2)
+    driver = Driver.outlived(total_num_replicas=1, replicas_to_aggregate=2, checkpoints=EVERY_2)
     (worker,) = driver.train(0)
     for number in range(4):
         worker.ask(commit=worker.next_commit(user_state=f"a{number}"))
@@ -98,7 +97,7 @@ def test_of_several_contributions_to_one_step_the_last_one_s_state_holds() -> No
 
 @pytest.mark.parametrize("shards", [(0,), (1,), (0, 1)], ids=str)
 def test_a_new_chief_has_the_states_of_a_step_that_the_shards_have_applied(shards: tuple[int, ...]) -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None)
     workers = driver.train(0, 1)
     step(driver, workers, "a0", "b0")
     step(driver, workers, "", "b1")
@@ -116,7 +115,7 @@ def test_a_new_chief_has_the_states_of_a_step_that_the_shards_have_applied(shard
 
 
 def test_chiefs_that_take_over_one_after_the_other_lose_no_state() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None)
     workers = driver.train(0, 1)
     step(driver, workers, "a0", "b0")
     for _ in range(3):
@@ -128,7 +127,7 @@ def test_chiefs_that_take_over_one_after_the_other_lose_no_state() -> None:
 
 
 def test_a_new_chief_has_the_state_of_a_contribution_that_was_promised() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None)
     workers = driver.train(0, 1)
     driver.applies_at_once = False
     call = workers[0].send_commit(user_state="a0")
@@ -142,7 +141,7 @@ def test_a_new_chief_has_the_state_of_a_contribution_that_was_promised() -> None
 
 
 def test_a_state_travels_with_steps_until_a_record_has_it() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=None)
     (worker,) = driver.train(0)
     state = "a" * MAX_USER_STATE_BYTES
     step(driver, [worker], state)
@@ -158,7 +157,7 @@ def test_a_state_travels_with_steps_until_a_record_has_it() -> None:
 
 
 def test_without_user_states_steps_carry_none_and_no_record_is_kept() -> None:
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=None)
     (worker,) = driver.train(0)
     num_records = driver.shards[0].record_version
     for _ in range(3):
@@ -168,20 +167,21 @@ def test_without_user_states_steps_carry_none_and_no_record_is_kept() -> None:
 
 
 def test_a_contribution_that_no_shard_has_brings_no_state() -> None:
-    driver = RecoveryDriver(total_num_replicas=2, checkpoints=None)
+    driver = Driver.outlived(total_num_replicas=2, checkpoints=None)
     workers = driver.train(0, 1)
     driver.applies_at_once = False
     workers[0].ask(commit=workers[0].next_commit(user_state="a0"))
     forged = workers[1].next_commit(user_state="b0")
     workers[1].ask(commit=forged)
-    assert len(driver.to_apply.pop().attached.user_states) == 2
-    driver.send(ev.ContributionsMissing(missing=((0, forged.push_id), (1, forged.push_id))))
+    told = driver.to_apply.pop()
+    assert len(told.attached.user_states) == 2
+    driver.done(told, ev.Lacking(missing=((0, forged.push_id), (1, forged.push_id))))
     assert driver.to_apply[-1].attached.user_states == (UserState(worker=0, json="a0"),)
 
 
 def test_applied_on_arrival_the_answer_waits_until_another_chief_would_know_the_state() -> None:
     policy = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
-    driver = RecoveryDriver(total_num_replicas=1, checkpoints=None, policy=policy)
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=None, policy=policy)
     (worker,) = driver.train(0)
     driver.is_manual = True
     call = worker.send_commit(user_state="a0", is_applied=True)

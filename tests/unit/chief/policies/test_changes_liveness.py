@@ -8,7 +8,7 @@ from chief.core import messages as ev
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode
 from ps_protocol.roles.chief import ClusterState, PushCommit, SettingsReply, TokenReply, TokenResult
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import PushResult, ShardSettings
+from ps_protocol.roles.shard import PushResult
 from tests.support.chief.chief_driver import Driver, Worker
 from tests.support.examples import examples
 
@@ -37,9 +37,9 @@ class Shard:
         self.staged[push_id] = step
         return PushResult.STAGED
 
-    def carry_out(self, work: ShardSettings | ev.ApplyStep) -> None:
-        if isinstance(work, ShardSettings):
-            self.accepts_stale = work.accepts_stale
+    def carry_out(self, work: ev.ConfigureShards | ev.ApplyStep) -> None:
+        if isinstance(work, ev.ConfigureShards):
+            self.accepts_stale = work.settings.accepts_stale
         else:
             assert work.step == self.step
             for push_id in work.contributors:
@@ -56,17 +56,17 @@ class Scene(Driver):
     """Shards that are told one after the other, in any order, with anything in between."""
 
     def __init__(self, rng: random.Random, policy: PolicySpec) -> None:
-        self.rng, self.shards = rng, [Shard() for _ in range(NUM_SHARDS)]
+        self.rng, self.servers = rng, [Shard() for _ in range(NUM_SHARDS)]
         self.waiting_shards: list[Shard] = []
         super().__init__(num_shards=NUM_SHARDS, total_num_replicas=NUM_WORKERS, policy=policy, applies_at_once=False, lease_s=1e9)
 
     def tell_shard(self) -> bool:
         """Has one more shard do what is under way; False if nothing is."""
-        under_way: list[ShardSettings | ev.ApplyStep] = [*self.to_configure, *self.to_apply]
+        under_way: list[ev.ConfigureShards | ev.ApplyStep] = [*self.to_configure, *self.to_apply]
         if not under_way:
             return False
         if not self.waiting_shards:
-            self.waiting_shards = self.rng.sample(self.shards, NUM_SHARDS)
+            self.waiting_shards = self.rng.sample(self.servers, NUM_SHARDS)
         self.waiting_shards.pop().carry_out(under_way[0])
         if not self.waiting_shards:
             self.configure() if self.to_configure else self.apply()
@@ -89,7 +89,7 @@ class Participant:
             self.hear(scene.answers.get(self.call))
         elif len(self.results) < NUM_SHARDS:
             self.push_id = self.push_id or worker.next_push()
-            self.results.append(scene.shards[len(self.results)].push(self.push_id, worker.local_step))
+            self.results.append(scene.servers[len(self.results)].push(self.push_id, worker.local_step))
         else:
             found, push_id = set(self.results), self.push_id
             assert push_id is not None

@@ -12,7 +12,7 @@ from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.errors import DataLoss, EpochMismatch, PsError, StorageFull, Superseded, TrainingFailed, Unauthenticated, Unavailable
 from ps_protocol.roles.shard import Adoption, RestoreProgress
 from ps_protocol.wire.codec import RecordPacker
-from tests.support.chief.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play, restoring
+from tests.support.chief.chief_shards import APPLY, COPY, RECORD, WRITE, Scene, adopting, play, restoring
 from tests.support.chief.eras import fence
 
 
@@ -35,8 +35,7 @@ def test_a_wrong_certificate_in_place_of_a_shard_that_was_adopted_is_tried_again
         facts = {"failed": "connection"} if is_of_connection else {}
         scene.links[1].errors["apply_step"] = [Unauthenticated("its certificate is not of the authority", facts=facts)]
         scene.side.carry_out(APPLY)
-        ended = await scene.one_of(messages.StepApplied, messages.ShardFailed)
-        assert isinstance(ended, messages.StepApplied) == is_of_connection
+        assert isinstance(await scene.end_of(APPLY), messages.Done) == is_of_connection
 
     play(act)
 
@@ -94,11 +93,11 @@ def test_a_silent_or_replaced_chief_loses_its_shards(heard_ago_s: float, is_take
     play(act)
 
 
-def test_an_applied_step_is_reported_with_its_epoch() -> None:
+def test_a_step_is_reported_when_all_shards_have_applied_it() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
         scene.side.carry_out(APPLY)
-        assert await scene.one_of(messages.StepApplied) == messages.StepApplied(step=3, epoch=1)
+        assert await scene.end_of(APPLY) == messages.Done(work=APPLY)
         assert [link.applied[0].fence.chief_incarnation for link in scene.links] == [5, 5]
 
     play(act)
@@ -110,15 +109,13 @@ def test_another_epoch_gives_up_work_under_way_without_a_report() -> None:
         await scene.one_of(messages.ShardAdopted)
         scene.links[0].hangs |= {"apply_step", "save"}
         scene.side.carry_out(APPLY)
-        scene.side.carry_out(SAVE)
-        await scene.one_of(messages.StepCopied)
-        scene.events.clear()
-        scene.side.carry_out(restoring())
-        assert await scene.one_of(messages.ShardsRestored) == messages.ShardsRestored(epoch=2, tag=SAVE.tag, process_incarnations=(7, 7))
+        scene.side.carry_out(WRITE)
+        await scene.settle()
+        scene.side.carry_out(later := restoring())
+        assert (await scene.end_of(later)).result == (7, 7)
         scene.links[0].never.set()
         await scene.settle()
-        assert not scene.all_of(messages.StepApplied, messages.ShardFailed, messages.StepSaved, messages.SaveFailed)
-        assert not scene.side.is_saving
+        assert [event.work for event in scene.all_of(messages.Done, messages.Failed)] == [later]
         assert [link.epoch for link in scene.links] == [2, 2]
 
     play(act)
@@ -138,11 +135,10 @@ def test_a_step_is_copied_everywhere_before_it_is_saved_anywhere() -> None:
     async def act(scene: Scene) -> None:
         scene.side.carry_out(adopting())
         scene.links[1].errors["begin_save"] = [Unavailable("busy")]
-        scene.side.carry_out(SAVE)
-        saved = await scene.one_of(messages.StepSaved)
-        copied, _ = scene.all_of(messages.StepCopied, messages.StepSaved)
-        assert (copied.tag, saved.tag) == (SAVE.tag, SAVE.tag)
-        assert [file.shard for file in saved.files] == [0, 1]
+        scene.side.carry_out(COPY)
+        assert await scene.end_of(COPY) == messages.Done(work=COPY)
+        scene.side.carry_out(WRITE)
+        assert [file.shard for file in (await scene.end_of(WRITE)).result] == [0, 1]
         assert {request.num_shards for link in scene.links for request in link.saved} == {2}
 
     play(act)
@@ -151,14 +147,14 @@ def test_a_step_is_copied_everywhere_before_it_is_saved_anywhere() -> None:
 def test_a_save_that_fails_is_reported_and_leaves_nothing(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         storage = LocalStorage(tmp_path)
-        with storage.create(SAVE.tag, "ps-0", num_bytes=1) as file:
+        with storage.create(COPY.tag, "ps-0", num_bytes=1) as file:
             file.write(b"x")
         scene.side.carry_out(adopting())
         scene.links[1].errors["save"] = [StorageFull("need 1 GiB")]
-        scene.side.carry_out(SAVE)
-        failed = await scene.one_of(messages.SaveFailed)
-        assert (failed.tag, failed.is_full) == (SAVE.tag, True)
-        assert "need 1 GiB" in failed.why
+        scene.side.carry_out(WRITE)
+        error = (await scene.end_of(WRITE)).error
+        assert isinstance(error, StorageFull)
+        assert "need 1 GiB" in error.message
         assert storage.stored() == ()
 
     play(act, tmp_path)
@@ -167,8 +163,8 @@ def test_a_save_that_fails_is_reported_and_leaves_nothing(tmp_path: Path) -> Non
 def test_how_far_a_restoration_is_is_reported() -> None:
     async def act(scene: Scene) -> None:
         scene.links[1].far = [RestoreProgress(is_done=False, num_bytes_read=number, num_bytes=8) for number in (2, 6)]
-        scene.side.carry_out(restoring())
-        await scene.one_of(messages.ShardsRestored)
+        scene.side.carry_out(work := restoring())
+        await scene.end_of(work)
         reports = scene.all_of(messages.ShardRestoring)
         assert [(report.shard, report.num_bytes_read, report.num_bytes) for report in reports] == [(1, 2, 8), (1, 6, 8)]
 
@@ -179,37 +175,36 @@ def test_a_shard_that_restarts_while_it_is_brought_back_is_brought_back_again() 
     async def act(scene: Scene) -> None:
         link = scene.links[1]
         link.hangs.add("restore")
-        scene.side.carry_out(restoring())
+        scene.side.carry_out(work := restoring())
         await scene.settle()
         link.process_incarnation, link.epoch = 8, 0
         link.errors["restore"] = [EpochMismatch("no chief has adopted it since it started")]
         link.hangs.clear()
         link.never.set()
-        restored = await scene.one_of(messages.ShardsRestored, messages.RestoreFailed)
-        assert restored.process_incarnations == (7, 8)
+        assert (await scene.end_of(work)).result == (7, 8)
         assert link.epoch == 2
 
     play(act)
 
 
-@pytest.mark.parametrize(("error", "is_damaged"), [(DataLoss("ps-1: its SHA-256 differs"), True), (StorageFull("no memory"), False)])
-def test_a_shard_that_cannot_be_brought_back_says_why(error: PsError, is_damaged: bool) -> None:
+@pytest.mark.parametrize("error", [DataLoss("ps-1: its SHA-256 differs"), StorageFull("no memory")])
+def test_a_shard_that_cannot_be_brought_back_says_why(error: PsError) -> None:
     async def act(scene: Scene) -> None:
         scene.links[1].always["restore"] = error
-        scene.side.carry_out(restoring())
-        failed = await scene.one_of(messages.RestoreFailed)
-        assert (failed.epoch, failed.tag, failed.is_damaged) == (2, SAVE.tag, is_damaged)
-        assert failed.why == f"ps 1 at host-p:5001: {error.message}"
+        scene.side.carry_out(work := restoring())
+        failed = (await scene.end_of(work)).error
+        assert type(failed) is type(error)
+        assert failed.message == f"ps 1 at host-p:5001: {error.message}"
 
     play(act)
 
 
-@pytest.mark.parametrize("wish", [adopting(), restoring(), SAVE, APPLY], ids=lambda wish: type(wish).__name__)
+@pytest.mark.parametrize("wish", [adopting(), restoring(), COPY, APPLY], ids=lambda wish: type(wish).__name__)
 def test_a_superseded_chief_learns_it_and_reports_nothing(wish: Any) -> None:
     async def act(scene: Scene) -> None:
         scene.side.authority.fence = fence(1, 5)
         error = Superseded("chief incarnation 6 has adopted it, you are 5; end this chief")
-        method = {messages.ApplyStep: "apply_step", messages.SaveStep: "begin_save"}.get(type(wish), "adopt")
+        method = {messages.ApplyStep: "apply_step", messages.CopyStep: "begin_save"}.get(type(wish), "adopt")
         scene.links[1].always[method] = error
         scene.side.carry_out(wish)
         async with asyncio.timeout(10):
@@ -217,15 +212,7 @@ def test_a_superseded_chief_learns_it_and_reports_nothing(wish: Any) -> None:
                 await asyncio.sleep(0)
         await scene.settle()
         assert "chief incarnation 6" in scene.superseded[0]
-        assert not scene.all_of(
-            messages.ShardAdopted,
-            messages.StepApplied,
-            messages.ShardFailed,
-            messages.StepCopied,
-            messages.SaveFailed,
-            messages.ShardsRestored,
-            messages.RestoreFailed,
-        )
+        assert not scene.all_of(messages.ShardAdopted, messages.Done, messages.Failed, messages.ShardFailed)
 
     play(act)
 
@@ -314,20 +301,20 @@ def test_a_record_that_is_overtaken_is_given_up() -> None:
 
 def test_without_a_place_there_is_no_checkpoint() -> None:
     async def act(scene: Scene) -> None:
-        scene.side.carry_out(messages.FindCheckpoint())
-        assert await scene.one_of(messages.CheckpointFound) == messages.CheckpointFound(checkpoint=None)
+        scene.side.carry_out(search := messages.FindCheckpoint())
+        assert (await scene.end_of(search)).result == messages.Found(checkpoint=None)
 
     play(act)
 
 
 def test_an_unfinished_checkpoint_is_reported_as_skipped(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
-        with LocalStorage(tmp_path).create(SAVE.tag, "ps-0", num_bytes=1) as file:
+        with LocalStorage(tmp_path).create(COPY.tag, "ps-0", num_bytes=1) as file:
             file.write(b"x")
-        scene.side.carry_out(messages.FindCheckpoint())
-        found = await scene.one_of(messages.CheckpointFound)
+        scene.side.carry_out(search := messages.FindCheckpoint())
+        found = (await scene.end_of(search)).result
         assert found.checkpoint is None
-        assert [tag for tag, _ in found.skipped] == [SAVE.tag]
+        assert [tag for tag, _ in found.skipped] == [COPY.tag]
         assert found.skipped[0][1].startswith("incomplete")
 
     play(act, tmp_path)
@@ -335,7 +322,7 @@ def test_an_unfinished_checkpoint_is_reported_as_skipped(tmp_path: Path) -> None
 
 def test_an_empty_checkpoint_directory_reports_no_checkpoint_and_nothing_skipped(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
-        scene.side.carry_out(messages.FindCheckpoint())
-        assert await scene.one_of(messages.CheckpointFound) == messages.CheckpointFound(checkpoint=None)
+        scene.side.carry_out(search := messages.FindCheckpoint())
+        assert (await scene.end_of(search)).result == messages.Found(checkpoint=None)
 
     play(act, tmp_path)

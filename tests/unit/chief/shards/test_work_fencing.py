@@ -10,7 +10,7 @@ from chief.core import messages
 from chief.shards.checkpoint_store import CheckpointStore
 from ps_protocol.errors import Superseded, Unavailable
 from ps_protocol.roles.checkpoint import Checkpoint
-from tests.support.chief.chief_shards import APPLY, RECORD, SAVE, Scene, adopting, play
+from tests.support.chief.chief_shards import APPLY, COPY, RECORD, Scene, adopting, play
 from tests.support.chief.eras import LIFE, fence
 
 FENCE = fence(3, 5)
@@ -25,9 +25,9 @@ async def until(is_so: Callable[[], bool]) -> None:
 @pytest.fixture
 def commit(monkeypatch: pytest.MonkeyPatch) -> messages.CommitCheckpoint:
     """A checkpoint whose manifest is written without fail."""
-    monkeypatch.setattr(CheckpointStore, "commit", lambda self, work: messages.CheckpointCommitted(tag=work.checkpoint.tag))
+    monkeypatch.setattr(CheckpointStore, "commit", lambda self, work: None)
     checkpoint = Checkpoint(
-        tag=SAVE.tag, cluster="lockstep", fence=fence(1, 5), step=3, num_shards=2, record=RECORD, placement=(), files=()
+        tag=COPY.tag, cluster="lockstep", fence=fence(1, 5), step=3, num_shards=2, record=RECORD, placement=(), files=()
     )
     return messages.CommitCheckpoint(checkpoint=checkpoint, keep=3, is_awaited=True)
 
@@ -35,8 +35,8 @@ def commit(monkeypatch: pytest.MonkeyPatch) -> messages.CommitCheckpoint:
 def test_shards_are_taken_before_checkpoints_are_looked_for(tmp_path: Path) -> None:
     async def act(scene: Scene) -> None:
         scene.links[1].errors["adopt"] = [Unavailable("away")]
-        scene.side.carry_out(messages.FindCheckpoint(fence=FENCE))
-        await scene.one_of(messages.CheckpointFound)
+        scene.side.carry_out(search := messages.FindCheckpoint(fence=FENCE))
+        await scene.end_of(search)
         assert [(link.epoch, link.chief_incarnation) for link in scene.links] == [(3, 5), (3, 5)]
         assert not scene.all_of(messages.ShardAdopted), "what they hold is another question"
 
@@ -48,7 +48,7 @@ def test_a_chief_that_cannot_take_the_shards_reports_no_checkpoint(tmp_path: Pat
         scene.links[1].always["adopt"] = Superseded("chief 6 has it")
         scene.side.carry_out(messages.FindCheckpoint(fence=FENCE))
         await until(lambda: bool(scene.superseded))
-        assert (scene.superseded, scene.all_of(messages.CheckpointFound)) == (["chief 6 has it"], [])
+        assert (scene.superseded, scene.all_of(messages.Done, messages.Failed)) == (["chief 6 has it"], [])
 
     play(act, tmp_path)
 
@@ -58,7 +58,7 @@ def test_a_checkpoint_of_a_chief_that_is_still_in_charge_is_reported(tmp_path: P
         scene.side.carry_out(adopting())
         await scene.one_of(messages.ShardAdopted)
         scene.side.carry_out(commit)
-        assert await scene.one_of(messages.CheckpointCommitted, messages.SaveFailed) == messages.CheckpointCommitted(tag=SAVE.tag)
+        assert await scene.end_of(commit) == messages.Done(work=commit)
 
     play(act, tmp_path)
 
@@ -75,7 +75,7 @@ def test_a_checkpoint_completed_after_another_chief_took_over_is_not_reported(
         scene.side.carry_out(commit)
         await until(lambda: scene.links[0].num_looks > looks)
         await scene.settle()
-        assert not scene.all_of(messages.CheckpointCommitted, messages.SaveFailed)
+        assert not scene.all_of(messages.Done, messages.Failed)
         assert bool(scene.superseded) == (obeys > 5)
 
     play(act, tmp_path)
@@ -92,7 +92,7 @@ def test_a_checkpoint_is_reported_once_a_standby_has_replaced_the_process_that_e
         scene.side.carry_out(commit)
         await until(lambda: scene.links[0].num_looks > looks)
         scene.links[0].chief_incarnation = 5  # that of the standby
-        assert await scene.one_of(messages.CheckpointCommitted, messages.SaveFailed) == messages.CheckpointCommitted(tag=SAVE.tag)
+        assert await scene.end_of(commit) == messages.Done(work=commit)
 
     play(act, tmp_path)
 
@@ -104,7 +104,7 @@ def test_a_superseded_chief_does_not_report_a_record_that_no_shard_kept() -> Non
         scene.links[0].always["keep_record"] = Superseded("chief 6 has it")
         scene.side.carry_out(messages.KeepRecord(fence=fence(1), version=1, record=RECORD))
         await until(lambda: bool(scene.superseded))
-        assert not scene.all_of(messages.RecordKept)
+        assert not scene.all_of(messages.Done, messages.Failed)
 
     play(act)
 
@@ -116,7 +116,7 @@ def test_a_step_is_not_asked_again_of_another_process() -> None:
         scene.links[1].errors["apply_step"] = [Unavailable("connection reset")]
         scene.links[1].process_incarnation = 8
         scene.side.carry_out(APPLY)
-        await scene.one_of(messages.ShardFailed)
+        assert isinstance(await scene.end_of(APPLY), messages.Failed)
         assert [len(link.applied) for link in scene.links] == [1, 0]
         assert [(one.shard, one.process_incarnation) for one in scene.all_of(messages.ShardSeen)] == [(1, 8)]
 
