@@ -14,17 +14,13 @@ from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import ConstraintKind, DataType, InitializerKind, SparseMean, VariableSpec
 from ps_protocol.roles import chief, contribution, identity, shard
-from ps_protocol.roles.chief import CommitResult, GetModelRequest, Participant, WorkerTraffic
+from ps_protocol.roles.checkpoint import ChiefRecord
+from ps_protocol.roles.chief import CommitResult, GetModelRequest, WorkerTraffic
 from ps_protocol.roles.shard import ApplyRequest, ShardSpec
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.fields import MAX_DURATION_S, decode_duration, encode_duration
-from tests.wire.codecs.examples import ADAM, SPEC, STATISTIC, WORKER
-
-
-def test_participant_comes_back_as_it_was() -> None:
-    request = chief_service_pb2.HeartbeatRequest(participant=codec.encode(WORKER))
-    assert codec.decode_field(Participant, request, "participant") == WORKER
+from tests.wire.codecs.examples import ADAM, EXAMPLES, SPEC, STATISTIC
 
 
 @pytest.mark.parametrize(
@@ -111,6 +107,13 @@ def test_fields_that_an_older_client_omits_have_their_defaults() -> None:
     dense = tensor_pb2.VariableSpec(name="w", data_type=tensor_pb2.DATA_TYPE_FLOAT32)
     assert codec.decode(VariableSpec, dense).sparse_mean is SparseMean.PER_INDEX
     assert codec.decode(CommitResult, chief_service_pb2.CommitResult(outcome=1)).weight == 1.0  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("record", EXAMPLES[ChiefRecord])
+def test_packed_record_comes_back_as_it_was_and_in_the_same_bytes(record: ChiefRecord) -> None:
+    packed = codec.RecordPacker().pack(record)
+    assert codec.unpack_record(packed) == record
+    assert codec.RecordPacker().pack(dataclasses.replace(record)) == packed
 
 
 def test_a_shard_computes_the_senders_layout_however_tables_and_dense_variables_alternate() -> None:
