@@ -1,8 +1,7 @@
-"""A cluster of real servers in this process loses a parameter server or its chief, and keeps its promises."""
+"""A cluster of real servers in this process: steps that stop half-way, rollbacks, saves on demand, and a second chief."""
 
 import contextlib
 import re
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,9 @@ import pytest
 from chief.options import CheckpointConfig
 from ps_protocol.checkpoint.catalog import list_checkpoints
 from ps_protocol.checkpoint.storage import LocalStorage
-from ps_protocol.errors import EpochMismatch, LeaseExpired, PsError, TrainingFailed, Unavailable
+from ps_protocol.errors import EpochMismatch, PsError, TrainingFailed, Unavailable
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, ModelState, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, PushOutcome, TokenResult
 from ps_protocol.roles.shard import ApplyRequest
 from ps_protocol.rpc.chief import GrpcChief
 from ps_server.model.shard_model import ShardModel
@@ -110,67 +109,6 @@ def open_scene(tmp_path: Path) -> Iterator[Callable[..., Scene]]:
         yield lambda **options: Scene(tmp_path, stack, **options)
 
 
-def test_with_durability_step_a_killed_server_costs_no_step(open_scene: Callable[..., Scene]) -> None:
-    scene = open_scene()
-    scene.train(3)
-    before = scene.values()
-    scene.servers.restart(1)
-    wait_until(lambda: scene.status().epoch == 2, timeout_s=20, what="the cluster is brought back")
-    with pytest.raises(EpochMismatch):
-        scene.worker.wait(scene.worker.push(is_sent=False))
-    scene.come_back()
-    assert scene.worker.local_step == 3
-    assert scene.values() == before
-    scene.train(2)
-    assert scene.values() == pytest.approx([number - 0.2 for number in before])
-    status = scene.status()
-    assert (status.global_step, status.num_rollbacks) == (5, 1)
-    assert "ps 1" in status.last_rollback
-
-
-def test_a_worker_that_waits_for_a_token_learns_of_the_rollback(open_scene: Callable[..., Scene]) -> None:
-    scene = open_scene(replicas_to_aggregate=2, total_num_replicas=2)
-    outcome: list[TokenReply | PsError] = []
-
-    def wait() -> None:
-        try:
-            outcome.append(scene.worker.wait(scene.worker.push(), max_wait_s=20.0))
-        except PsError as error:
-            outcome.append(error)
-
-    waiting = threading.Thread(target=wait)
-    waiting.start()
-    wait_until(lambda: scene.status().participants[0].is_waiting, timeout_s=20, what="the worker waits")
-    scene.servers.restart(0)
-    waiting.join(20)
-    assert isinstance(outcome[0], EpochMismatch)
-
-
-def test_a_server_that_stays_away_is_explained_and_waited_for(open_scene: Callable[..., Scene]) -> None:
-    scene = open_scene()
-    scene.train(1)
-    scene.servers.kill(1)
-    wait_until(lambda: not scene.status().shards[1].is_reachable, timeout_s=5, what="the loss is noticed")
-    assert f"ps 1 at {scene.servers.addresses[1]}" in scene.status().waiting_for
-    scene.servers.restart(1)
-    wait_until(lambda: scene.status().state is ClusterState.TRAINING and scene.status().epoch == 2, timeout_s=20, what="it is back")
-
-
-def test_a_killed_chief_is_followed_by_one_that_continues_at_the_same_step(open_scene: Callable[..., Scene]) -> None:
-    scene = open_scene()
-    scene.train(3)
-    before = scene.values()
-    scene.chief.kill()
-    scene.chief, scene.client = scene.start_chief(address=scene.chief.address)
-    with pytest.raises(LeaseExpired, match="egister again"):
-        wait_until(lambda: scene._is_reachable() and scene.client.heartbeat(scene.worker.participant), timeout_s=20, what="it answers")
-    scene.come_back()
-    assert (scene.worker.local_step, scene.values()) == (3, before)
-    scene.train(1)
-    status = scene.status()
-    assert (status.epoch, status.global_step, status.chief_incarnation, status.num_rollbacks) == (1, 4, 2, 0)
-
-
 def test_a_step_that_a_killed_chief_left_half_applied_is_applied_once_everywhere(open_scene: Callable[..., Scene]) -> None:
     scene = open_scene(checkpoint_dir="", checkpoints=None)
     scene.train(2)
@@ -229,17 +167,6 @@ def test_a_chief_that_finds_a_server_half_way_through_a_step_goes_back_or_says_w
         assert re.search(r"ps 0 at \S+ has lost the variables, and there is no whole checkpoint to go back to", caplog.text)
 
 
-def test_a_superseded_chief_ends_and_leaves_the_servers_alone(open_scene: Callable[..., Scene]) -> None:
-    scene = open_scene()
-    scene.train(1)
-    old = scene.chief
-    scene.chief, scene.client = scene.start_chief(is_takeover=True)
-    assert old.ended() == 1
-    scene.come_back()
-    scene.train(1)
-    assert scene.status().global_step == 2
-
-
 def test_a_chief_does_not_take_servers_from_one_that_lives(open_scene: Callable[..., Scene], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("chief.shards.work._GIVE_UP_S", 0.5)
     scene = open_scene()
@@ -250,14 +177,6 @@ def test_a_chief_does_not_take_servers_from_one_that_lives(open_scene: Callable[
     scene.train(1)
 
 
-def test_a_chief_that_is_told_to_end_leaves_a_checkpoint_of_its_last_step(open_scene: Callable[..., Scene]) -> None:
-    scene = open_scene(checkpoints=CheckpointConfig(durability=Durability.NONE))
-    scene.train(3)
-    scene.chief.request_stop()
-    assert scene.chief.ended() == 0
-    assert scene.tags() == ["step-000000003"]
-
-
 def test_a_checkpoint_is_saved_on_demand(open_scene: Callable[..., Scene]) -> None:
     scene = open_scene(checkpoints=CheckpointConfig(durability=Durability.NONE))
     scene.train(2)
@@ -265,22 +184,6 @@ def test_a_checkpoint_is_saved_on_demand(open_scene: Callable[..., Scene]) -> No
     assert (saved.tag, saved.step) == ("step-000000002", 2)
     assert scene.client.save_checkpoint(request_id=5, max_wait_s=20.0) == saved
     assert scene.tags() == [saved.tag]
-
-
-@pytest.mark.parametrize("num_ps", [1, 3])
-def test_a_new_cluster_of_another_size_continues_where_the_last_one_ended(tmp_path: Path, num_ps: int) -> None:
-    with contextlib.ExitStack() as stack:
-        first = Scene(tmp_path, stack, num_ps=2)
-        first.train(3)
-        before = first.worker.read()
-        first.chief.kill()
-    with contextlib.ExitStack() as stack:
-        second = Scene(tmp_path, stack, num_ps=num_ps)
-        assert second.worker.join_model().state is ModelState.READY
-        assert second.worker.local_step == 3
-        assert second.worker.read() == before
-        second.train(1)
-        assert second.status().epoch == 2
 
 
 def test_contributions_of_a_rolled_back_worker_are_in_no_step(open_scene: Callable[..., Scene]) -> None:
