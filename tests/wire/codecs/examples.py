@@ -14,7 +14,7 @@ from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model import policy
 from ps_protocol.model.data import DataMarks, DataPass, DataSpec
 from ps_protocol.model.layout import Layout, VariableSlice
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule, StepHyperparameter, constant
+from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import (
@@ -88,7 +88,6 @@ POLICIES = (
 PLACEMENT = tuple(PlacedSlice(slice=piece, shard=index) for index, piece in enumerate(SLICES))
 SPEC = shard.ShardSpec(epoch=1, shard=2, layout=Layout(SLICES), optimizer=ADAM, initial_step=3, attempt=4, max_staged_per_worker=5)
 WORKER = chief.Participant(era=era(1), kind=chief.ParticipantKind.WORKER, index=2, incarnation=3)
-BETA1 = StepHyperparameter(group="g", name="beta1", value=0.5)
 COMMIT = chief.PushCommit(push_id=ID, step=4, staged=True)
 RESULT = chief.CommitResult(outcome=chief.PushOutcome.DUPLICATE, global_step=5, first_outcome=chief.PushOutcome.LATE)
 _OF_KIND: dict[ConstraintKind, Any] = {ConstraintKind.FORMULA: {"formula": "max(v, 0)"}, ConstraintKind.CLIP: {"low": -1.5, "high": 2.0}}
