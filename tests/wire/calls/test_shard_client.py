@@ -115,16 +115,6 @@ def test_bytes_travel_both_ways(nbytes: int) -> None:
     assert np.array_equal(back, content)
 
 
-def test_tensor_of_64_mib_travels_both_ways() -> None:
-    content = np.arange(8 * MIB, dtype=np.uint64).view(np.uint8)
-    with remembering(content.nbytes) as (shard, memory):
-        shard.push_gradients(HEADER, Segments([content]))
-        assert np.array_equal(memory.runs[0], content)
-        content[:] = 0
-        assert shard.read_variables(Segments([content]), epoch=0, step=4, layout_hash="abc") == 4
-    assert np.array_equal(content.view(np.uint64), np.arange(8 * MIB, dtype=np.uint64))
-
-
 def test_threads_may_share_one_shard() -> None:
     outcome: list[bool] = []
     with remembering(3 * MIB) as (shard, _):
