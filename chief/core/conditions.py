@@ -112,7 +112,7 @@ def named(kind: str, indices: Sequence[int], *, limit: int = 3) -> str:
     if len(texts) == 1:
         return f"{kind} {texts[0]}"
     if len(texts) > limit:
-        texts = [*texts[: limit - 1], f"{len(texts) - limit + 1} more"]
+        texts = [*texts[: limit - 1], f"{len(texts) - limit + 1} others"]
     plural = kind if kind == "ps" else f"{kind}s"
     return f"{plural} {', '.join(texts[:-1])} and {texts[-1]}"
 
@@ -147,7 +147,8 @@ def _server(scene: Scene, records: Sequence[ShardRecord], *, is_cut_off: bool) -
         return None
     one = len(records) == 1
     if is_cut_off:
-        advice = f"See whether {'its process is' if one else 'their processes are'} stopped, and whether the network there is cut."
+        which = "its process is" if one else "their processes are"
+        advice = f"See whether {which} stopped (kill -CONT lets {'it' if one else 'them'} go on), or the network there is cut."
     else:
         advice = f"Start {'it' if one else 'them'} again"
         if scene.at.parts.model.model is None:
@@ -155,7 +156,7 @@ def _server(scene: Scene, records: Sequence[ShardRecord], *, is_cut_off: bool) -
         elif scene.at.parts.settings.config.checkpoints is not None:
             advice += ", if nothing does that by itself: all go back to the newest checkpoint."
         else:
-            advice = "Its variables are lost, and there are no checkpoints: start the cluster again."
+            advice = "Its variables are lost, and there are no checkpoints: start the cluster again, with --checkpoint-dir DIR."
     since_s = scene.now - min(record.unreachable_since for record in records)
     return Said(scene.wait(_servers(records), _short(records[0].why), since_s=since_s), _with_places(advice, records))
 
@@ -219,7 +220,7 @@ def _wrong_program(scene: Scene) -> Said | None:
     found = [member for member in scene.at.parts.members.workers() if not member.is_live and _is_of_other_program(member)]
     if not found or scene.at.state in (ClusterState.FAILED, ClusterState.FINISHED):
         return None
-    verb, which, whose = ("runs", "it", "its") if len(found) == 1 else ("run", "them", "theirs")
+    verb, which, whose = ("runs", "it", "its model") if len(found) == 1 else ("run", "them", "theirs")
     # The worker's words may be cut at their end: of them only what differs is said here.
     difference = found[0].failure.removeprefix("ModelMismatch: ").partition(": ")[2].partition(". ")[0]
     said = _sentence(difference and f"worker {found[0].index}: {difference}")
@@ -334,10 +335,8 @@ def _held_up(scene: Scene) -> Said | None:
     slow = [member for member in _awaited(scene) if not member.is_silent(scene.now)]
     if not slow or scene.waited_s(slow) < _HELD_UP * usual_s:
         return None
-    return Said(
-        _waiting_for(scene, slow),
-        f"A step usually takes {_short_time(usual_s)}. See what {'it is' if len(slow) == 1 else 'they are'} busy with.",
-    )
+    busy = f"it is busy with ({slow[0].where})" if len(slow) == 1 else "they are busy with"
+    return Said(_waiting_for(scene, slow), f"A step usually takes {_short_time(usual_s)}. See what {busy}.")
 
 
 def _short_time(value_s: float) -> str:
@@ -346,7 +345,7 @@ def _short_time(value_s: float) -> str:
 
 def _waiting_for(scene: Scene, members: Sequence[Member]) -> str:
     longest_s = max(scene.silent_s(member) for member in members)
-    return scene.wait_for(members, f"heard {whole(longest_s)} ago")
+    return scene.wait_for(members, f"heard {whole(longest_s)} ago" if longest_s >= 0.5 else "heard just now")
 
 
 def _fewer_workers(scene: Scene) -> Said | None:
@@ -365,6 +364,10 @@ def _checkpoints_fail(scene: Scene) -> Said | None:
     if not checkpoints.failure or checkpoints.is_holding:
         return None
     return Said(f"Checkpoints fail: {_disk(checkpoints.failure)}", _checkpoint_advice(scene))
+
+
+def _is_full(failure: str) -> bool:
+    return any(words in failure.lower() for words in ("no space left", " free on ", "quota"))
 
 
 def _disk(failure: str) -> str:
@@ -388,7 +391,9 @@ def _disk(failure: str) -> str:
 def _checkpoint_advice(scene: Scene) -> str:
     status = scene.at.parts.checkpoints.status(scene.now)
     kept = f"The newest is of step {status.step}." if status is not None and status.tag else "There is no checkpoint yet."
-    return f"{_sentence(scene.at.parts.checkpoints.failure)} {kept} The chief tries again by itself."
+    failure = scene.at.parts.checkpoints.failure
+    do = "Make room there: the chief tries again by itself." if _is_full(failure) else "The chief tries again by itself."
+    return f"{_sentence(failure)} {kept} {do}"
 
 
 def _in_vain(scene: Scene) -> Said | None:

@@ -128,7 +128,7 @@ def test_several_silent_workers_are_one_line() -> None:
     driver.pass_time(6.0)
     first.push()
     one = headline(driver)
-    assert one.line == "Waiting 6 s for workers 1, 2 and 2 more (silent)"
+    assert one.line == "Waiting 6 s for workers 1, 2 and 2 others (silent)"
 
 
 def test_a_wait_for_a_worker_begins_when_it_joins() -> None:
@@ -174,7 +174,7 @@ def test_a_worker_with_another_model_is_named_with_the_difference() -> None:
     driver.pass_time(2.0)
     one = headline(driver)
     assert (one.level, one.line) == (AMBER, "Worker 1 runs another program: its model differs")
-    assert one.advice.startswith("Start it with the program that is trained, or restart the cluster to train its. ")
+    assert one.advice.startswith("Start it with the program that is trained, or restart the cluster to train its model. ")
 
 
 def test_what_to_do_about_another_model_is_whole_however_much_differs() -> None:
@@ -185,10 +185,10 @@ def test_what_to_do_about_another_model_is_whole_however_much_differs() -> None:
         failure=f"ModelMismatch: your model is not the one that this cluster trains: {differences}. If the cluster's is right, …"
     )
     advice = headline(driver).advice
-    assert "restart the cluster to train its. Worker 1: layer_0/weights: (4, 4), want (4, 8); " in advice and advice.endswith("…")
+    assert "restart the cluster to train its model. Worker 1: layer_0/weights: (4, 4), want (4, 8); " in advice and advice.endswith("…")
     stranger = Worker(driver, 1)
     stranger.leave(failure="ModelMismatch: your model is not the one that this cluster trains: w: (4,), want (3,). If the cluster's is ri…")
-    assert headline(driver).advice.endswith("restart the cluster to train its. Worker 1: w: (4,), want (3,)."), (
+    assert headline(driver).advice.endswith("restart the cluster to train its model. Worker 1: w: (4,), want (3,)."), (
         "no advice of which the end is missing"
     )
 
@@ -260,7 +260,7 @@ def test_a_step_much_slower_than_others_is_amber() -> None:
     driver.pass_time(2.0)
     second.heartbeat()
     assert names(driver)[0] == "held up"
-    assert headline(driver).line == "Waiting 3 s for worker 1 (heard 0 s ago)"
+    assert headline(driver).line == "Waiting 3 s for worker 1 (heard just now)"
 
 
 def test_a_server_that_is_gone_is_the_reason_and_no_worker_is_named() -> None:
@@ -270,7 +270,9 @@ def test_a_server_that_is_gone_is_the_reason_and_no_worker_is_named() -> None:
     driver.pass_time(4.0)
     one = headline(driver)
     assert (one.level, one.line) == (RED, "Waiting 4 s for ps 1 (connection refused)")
-    assert one.advice.startswith("Its variables are lost, and there are no checkpoints: start the cluster again.")
+    assert one.advice.startswith(
+        "Its variables are lost, and there are no checkpoints: start the cluster again, with --checkpoint-dir DIR."
+    )
     assert "worker" not in " ".join(f"{one.line} {one.advice}" for one in said(driver))
 
 
@@ -280,7 +282,7 @@ def test_a_server_that_is_cut_off_is_told_from_one_that_is_gone() -> None:
     driver.pass_time(4.0)
     one = headline(driver)
     assert (one.name, one.level, one.line) == ("server cut off", RED, "Waiting 4 s for ps 1 (no answer)")
-    assert "whether the network there is cut" in one.advice
+    assert "or the network there is cut" in one.advice
 
 
 def test_a_socket_of_this_machine_is_never_printed() -> None:
@@ -362,7 +364,7 @@ def test_checkpoints_that_fail_are_amber_with_the_reason_until_one_is_whole() ->
     assert {note.kind for note in driver.notes if "failed" in note.text} == {ev.NoteKind.NOT_SAVED}, "no event is a checkpoint"
     one = headline(driver)
     assert (one.level, one.line) == (AMBER, "Checkpoints fail: the disk is full")
-    assert one.advice == "No space left on device. The newest is of step 0. The chief tries again by itself."
+    assert one.advice == "No space left on device. The newest is of step 0. Make room there: the chief tries again by itself."
     driver.full = False
     assert worker.has_token(worker.ask(commit=worker.next_commit()))
     assert "checkpoints fail" not in names(driver)
