@@ -151,11 +151,12 @@ def slow_beside(cluster: Cluster, floods: Sequence[tuple[str, str, str]], *, tls
 
 @pytest.mark.shows("F36")
 def test_training_continues_beside_floods_of_the_port_for_data(start: Started) -> None:
-    """A connection that says no nonce is dropped, and costs nothing."""
+    """A connection that says no nonce is not even taken while nobody is invited: it waits in the system's queue, and costs nothing."""
     port = free_ports(3)
     cluster = start(replace(PLAN, transport="sockets", port=port, environment={"ps": {"LOCKSTEP_DATA_PORT": str(port + 2)}}))
     cluster.await_step(50)
-    slow = slow_beside(cluster, [("data sockets", f"127.0.0.1:{port + 2}", kind) for kind in ("garbage", "nothing", "silence")])
+    # "nothing" comes last: it leaves the queue full, so that the next flood would have no connection.
+    slow = slow_beside(cluster, [("data sockets", f"127.0.0.1:{port + 2}", kind) for kind in ("garbage", "silence", "nothing")])
     assert cluster.running(cluster.everybody) == cluster.everybody
     last = cluster.finish()
     assert cluster.rollbacks() == 0
