@@ -21,8 +21,17 @@ from ps_protocol.security.permissions import CallerRole
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_protocol.sockets.listener import DataListener
 from ps_server.accumulators.registry import AccumulatorRegistry
+from ps_server.boards import BoardRegistry
 from ps_server.config import ParameterServerConfig, default_apply_threads, machine_memory_bytes
-from ps_server.serving.calls import ACCUMULATOR_SERVICE, SERVICE, AccumulatorService, ParameterService, service_handler
+from ps_server.serving.calls import (
+    ACCUMULATOR_SERVICE,
+    BOARD_SERVICE,
+    SERVICE,
+    AccumulatorService,
+    BoardService,
+    ParameterService,
+    service_handler,
+)
 from ps_server.serving.local import new_process_incarnation
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
@@ -112,6 +121,7 @@ class ParameterServer:
             history=HistoryWriter(config.history, role=role, max_bytes=max_bytes) if config.history else None,
         )
         self._accumulators = AccumulatorRegistry(owner=self._name, budget=self._shard.budget)
+        self._boards = BoardRegistry(owner=self._name, budget=self._shard.budget, process_incarnation=process_incarnation)
         self._idle_streams = IdleStreams()
         self._data_sockets = DataListener(name=self._name)
         self._stream_service = StreamService(
@@ -151,7 +161,12 @@ class ParameterServer:
             self._stream_service,
         )
         accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
-        handlers = service_handler(SERVICE, *parts), service_handler(ACCUMULATOR_SERVICE, accumulators)
+        boards = BoardService(self._boards, idle_streams=self._idle_streams, server_name=self._name)
+        handlers = (
+            service_handler(SERVICE, *parts),
+            service_handler(ACCUMULATOR_SERVICE, accumulators),
+            service_handler(BOARD_SERVICE, boards),
+        )
         self._address = self._server.listen(identity, *handlers, epoch=lambda: self._shard.epoch, trial=self._trial)
         self._listen_for_data_sockets()
         self._idle_streams.start()
@@ -159,7 +174,7 @@ class ParameterServer:
         if self._http is not None:
             self._http.start()
             log.info("metrics url=%s", f"{self._http.url}metrics")
-        self._server.report_health("", SERVICE, ACCUMULATOR_SERVICE, is_serving=True)
+        self._server.report_health("", SERVICE, ACCUMULATOR_SERVICE, BOARD_SERVICE, is_serving=True)
         if self._config.announce is not None:
             announce(self._config.announce, address=self._address)
         log.info("%s ready address=%s cluster=%s", self._name, self._address, self._config.cluster)
@@ -188,6 +203,7 @@ class ParameterServer:
         self._server.report_health(SERVICE, is_serving=False)
         self._shard.begin_shutdown(reason)
         self._accumulators.begin_shutdown(reason)
+        self._boards.begin_shutdown(reason)
         if grace_s:
             self._shard.wait_for_save(SAVE_GRACE_S)
         # They would take up the whole grace.

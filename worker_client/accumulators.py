@@ -1,4 +1,4 @@
-"""Named gradient accumulators on a parameter server, for programs that use them by themselves. Knows the seam to them; no step."""
+"""Named gradient accumulators on a parameter server, for programs that use them by themselves, and access to boards. Knows no step."""
 
 import logging
 import operator
@@ -8,7 +8,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, Self, SupportsIndex, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, Self, SupportsIndex, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,8 +32,9 @@ from ps_protocol.roles.accumulators import (
     check_step,
     shard_of,
 )
-from ps_protocol.rpc import channel
+from ps_protocol.roles.board import Boards
 from ps_protocol.rpc.accumulators import GrpcAccumulators
+from ps_protocol.rpc.board import GrpcBoards
 from ps_protocol.security.permissions import CallerRole
 from worker_client.opening import access_of
 from worker_client.session.observer import Observer
@@ -43,7 +44,7 @@ if TYPE_CHECKING:
     from worker_client.model.declarations import IndexedSlices
 
 
-# How a program reaches the named accumulators: through its session, or by a parameter server's address.
+# How a program reaches the named accumulators, and boards: through its session, or by a parameter server's address.
 
 
 log = logging.getLogger("lockstep.worker")
@@ -51,14 +52,17 @@ log = logging.getLogger("lockstep.worker")
 TIMEOUT_S = 60.0
 
 
+Calls = TypeVar("Calls")
+
+
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class Access:
-    """The accumulators of one parameter server; `server` names it, and `timeout_s` is how long it is waited for.
+class Access(Generic[Calls]):
+    """The accumulators, or boards, of one parameter server; `server` names it, and `timeout_s` is how long it is waited for.
 
     `watching(what, expected seconds)` has the enclosed call spoken for while it hangs; `close` may be called more than once.
     """
 
-    accumulators: Accumulators
+    calls: Calls
     server: str
     timeout_s: float
     watching: Callable[[str, float], AbstractContextManager[None]]
@@ -66,10 +70,10 @@ class Access:
 
 
 # An access that is open already stays open when an accumulator on it is closed.
-Target = Session | Observer | str | Access
+Target = Session | Observer | str | Access[Accumulators]
 
 
-def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access:
+def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access[Accumulators]:
     """Returns access to the parameter server that accumulator `name` lies on; returns once it has answered.
 
     Of a session's several servers that is the same one for all programs. `timeout_s` None: the session's, else 60 s. Raises Unavailable,
@@ -79,30 +83,39 @@ def open_access(target: Target, name: str, *, timeout_s: float | None) -> Access
     if isinstance(target, Access):
         return replace(target, timeout_s=timeout_s or target.timeout_s, close=lambda: None)
     if isinstance(target, str):
-        return _remote(target, index=None, timeout_s=timeout_s or TIMEOUT_S, access=access_of(None, os.environ, role=CallerRole.WORKER))
+        client = GrpcAccumulators(target, access=access_of(None, os.environ, role=CallerRole.WORKER))
+        return _remote(client, target, timeout_s=timeout_s or TIMEOUT_S)
+    return _of_cluster(target, name, "accumulators", GrpcAccumulators, timeout_s=timeout_s)
+
+
+def open_boards(target: Session | Observer, name: str, *, timeout_s: float | None) -> Access[Boards]:
+    """Returns access to the parameter server that board `name` lies on, as `open_access`. Raises InvalidSpec where there is none."""
+    if not target.membership.registration.shard_addresses:
+        raise InvalidSpec("what workers send each other lies on parameter servers, and the cluster has none")
+    return _of_cluster(target, name, "boards", GrpcBoards, timeout_s=timeout_s)
+
+
+def _of_cluster(target: Session | Observer, name: str, kind: str, make: Callable[..., Calls], *, timeout_s: float | None) -> Access[Calls]:
     target.membership.check_open()
     way, addresses = target.membership.link.transport, target.membership.registration.shard_addresses
     index = shard_of(name, num_shards=len(addresses))
-    if way.is_in_process:
-        return _in_process(way.open_shard(index, addresses[index]), index, timeout_s=timeout_s or way.timeout_s)
-    return _remote(addresses[index], index=index, timeout_s=timeout_s or way.timeout_s, access=way.access)
-
-
-def _in_process(shard: object, index: int, *, timeout_s: float) -> Access:
-    accumulators = getattr(shard, "accumulators", None)
-    if accumulators is None:
-        raise Unimplemented(f"ps {index}, a {type(shard).__name__}, has no named accumulators")
+    if not way.is_in_process:
+        return _remote(make(addresses[index], index=index, access=way.access), addresses[index], timeout_s=timeout_s or way.timeout_s)
+    shard = way.open_shard(index, addresses[index])
+    calls = getattr(shard, kind, None)
+    if calls is None:
+        raise Unimplemented(f"ps {index}, a {type(shard).__name__}, has no {kind}")
     return Access(
-        accumulators=accumulators,
+        calls=calls,
         server=f"ps {index}",
-        timeout_s=timeout_s,
+        timeout_s=timeout_s or way.timeout_s,
         watching=lambda what, expected_s: nullcontext(),
         close=lambda: None,
     )
 
 
-def _remote(address: str, *, index: int | None, timeout_s: float, access: channel.Access) -> Access:
-    client, watch = GrpcAccumulators(address, index=index, access=access), SilenceWatch()
+def _remote(client: Any, address: str, *, timeout_s: float) -> Access[Any]:
+    watch = SilenceWatch()
 
     def close() -> None:
         watch.close()
@@ -117,10 +130,9 @@ def _remote(address: str, *, index: int | None, timeout_s: float, access: channe
         raise
     if reply.warning:
         log.warning("%s: %s", address, reply.warning)
-    server = f"ps {reply.identity.index} at {address}"
     return Access(
-        accumulators=client,
-        server=server,
+        calls=client,
+        server=f"ps {reply.identity.index} at {address}",
         timeout_s=timeout_s,
         watching=lambda text, expected_s: watch.expecting(text, expected_s=expected_s),
         close=close,
@@ -184,7 +196,7 @@ class _RemoteAccumulator:
 
     def __init__(self, target: Target, spec: AccumulatorSpec, *, timeout_s: float | None) -> None:
         self.spec = spec
-        self._access: Access = open_access(target, spec.name, timeout_s=timeout_s)
+        self._access: Access[Accumulators] = open_access(target, spec.name, timeout_s=timeout_s)
         self._caller = _Caller()
         try:
             self._ask("create it", lambda accumulators: accumulators.create(spec))
@@ -272,7 +284,7 @@ class _RemoteAccumulator:
         subject = f"accumulator {self.name!r} on {self._access.server}: {what}"
         with self._access.watching(subject, expected_s):
             timeout_s = self._access.timeout_s + expected_s
-            return waiting.call(lambda _: question(self._access.accumulators), what=subject, timeout_s=timeout_s)
+            return waiting.call(lambda _: question(self._access.calls), what=subject, timeout_s=timeout_s)
 
     def _elements(self, value: npt.ArrayLike, what: str) -> Array:
         """Returns the value as a contiguous array; numbers and lists of them take the accumulator's type, arrays must have it."""

@@ -46,6 +46,8 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     **_rows("ParameterService", _CHIEF | {CallerRole.ADMIN}, "ShutdownShard"),
     **_rows("AccumulatorService", _WORKER, "CreateAccumulator ApplyGradient TakeGradient SetAccumulatorStep DeleteAccumulator"),
     **_rows("AccumulatorService", _READERS, "GetAccumulator"),
+    **_rows("BoardService", _WORKER, "PostOnBoard"),
+    **_rows("BoardService", _READERS, "ReadBoard"),
     # Observers are participants, too: they have a lease, so that the processes stay until they have read.
     **_rows("ChiefService", _READERS, "RegisterWorker Heartbeat DeregisterWorker GetModel"),
     **_rows("ChiefService", _WORKER, "RegisterModel CompleteInitialization Converse LeaseRanges"),
@@ -62,6 +64,7 @@ _LONG_LIVED = frozenset(
     {f"/{_PACKAGE}.ParameterService/{method}" for method in ["Push", "Read", "ShareMemory", "Command"]}
     | {f"/{_PACKAGE}.ParameterService/{method}" for method in ["CreateVariables", "ReadRows"]}
     | {f"/{_PACKAGE}.AccumulatorService/{method}" for method in ["ApplyGradient", "TakeGradient"]}
+    | {f"/{_PACKAGE}.BoardService/{method}" for method in ["PostOnBoard", "ReadBoard"]}
     | {f"/{_PACKAGE}.ChiefService/Converse", f"/{HEALTH}/Watch"}
 )
 

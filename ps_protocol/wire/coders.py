@@ -11,6 +11,7 @@ from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, Partition, SparseMean, VariableSpec
 from ps_protocol.roles.accumulators import AccumulatorSpec, AccumulatorStatus, GradientHeader, GradientReply, Reduction, TakeRequest
+from ps_protocol.roles.board import BoardRequest, FoundHeader, Key, PostHeader
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
@@ -18,7 +19,7 @@ from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
 from ps_protocol.roles.identity import HandshakeReply, HandshakeRequest, Identity, ProtocolVersion, Role
 from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyReply, ApplyRequest, CheckpointFile, Metric, MetricCell, PushHeader, PushReply, PushResult, ReadRequest, ReplicaState, RestoreProgress, RestoreRequest, RowsRequest, SaveProgress, SaveRequest, SaveState, ShardReport, ShardSettings, ShardSpec, ShardStatus, SparsePart, WorkerPushes
-from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, history_pb2, parameter_service_pb2, tensor_pb2
+from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, history_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special
 from typing import Any
 
@@ -73,6 +74,7 @@ _Role_NUMBERS: dict[Any, Any] = {Role.PARAMETER_SERVER: 1, Role.CHIEF: 2}
 _Role_MEMBERS: dict[Any, Any] = {1: Role.PARAMETER_SERVER, 2: Role.CHIEF}
 _Reduction_NUMBERS: dict[Any, Any] = {Reduction.MEAN: 1, Reduction.SUM: 2}
 _Reduction_MEMBERS: dict[Any, Any] = {1: Reduction.MEAN, 2: Reduction.SUM}
+_PostHeader_keeps_from = fields.default_of(PostHeader, "keeps_from")
 
 
 def write_VariableSpec(value: VariableSpec, message: Any) -> None:
@@ -2024,6 +2026,80 @@ def read_AccumulatorStatus(message: Any) -> AccumulatorStatus:
     )
 
 
+def write_Key(value: Key, message: Any) -> None:
+    message.first = value.first
+    message.second = value.second
+    message.third = value.third
+    message.fourth = value.fourth
+
+
+def read_Key(message: Any) -> Key:
+    return Key(
+        first=message.first,
+        second=message.second,
+        third=message.third,
+        fourth=message.fourth,
+    )
+
+
+def write_PostHeader(value: PostHeader, message: Any) -> None:
+    message.board = value.board
+    message.author = value.author
+    message.incarnation = value.incarnation
+    write_Key(value.key, message.key)
+    if (one := value.keeps_from) is not _PostHeader_keeps_from and one != _PostHeader_keeps_from:
+        write_Key(one, message.keeps_from)
+    message.content_bytes = value.content_bytes
+
+
+def read_PostHeader(message: Any) -> PostHeader:
+    return PostHeader(
+        board=message.board,
+        author=message.author,
+        incarnation=message.incarnation,
+        key=read_Key(message.key) if message.HasField("key") else fields.missing(message, "key"),
+        keeps_from=read_Key(message.keeps_from) if message.HasField("keeps_from") else _PostHeader_keeps_from,
+        content_bytes=message.content_bytes,
+    )
+
+
+def write_BoardRequest(value: BoardRequest, message: Any) -> None:
+    message.board = value.board
+    message.author = value.author
+    if (one := value.since) is not None:
+        write_Key(one, message.since)
+    fields.write_max_wait(value.max_wait_s, message.max_wait)
+
+
+def read_BoardRequest(message: Any) -> BoardRequest:
+    return BoardRequest(
+        board=message.board,
+        author=message.author,
+        since=read_Key(message.since) if message.HasField("since") else None,
+        max_wait_s=fields.decode_max_wait(message.max_wait),
+    )
+
+
+def write_FoundHeader(value: FoundHeader, message: Any) -> None:
+    message.process_incarnation = value.process_incarnation
+    if (one := value.newest) is not None:
+        write_Key(one, message.newest)
+    if (one := value.key) is not None:
+        write_Key(one, message.key)
+    message.incarnation = value.incarnation
+    message.content_bytes = value.content_bytes
+
+
+def read_FoundHeader(message: Any) -> FoundHeader:
+    return FoundHeader(
+        process_incarnation=message.process_incarnation,
+        newest=read_Key(message.newest) if message.HasField("newest") else None,
+        key=read_Key(message.key) if message.HasField("key") else None,
+        incarnation=message.incarnation,
+        content_bytes=message.content_bytes,
+    )
+
+
 WRITE: dict[type, Any] = {
     VariableSpec: write_VariableSpec,
     Initializer: write_Initializer,
@@ -2125,6 +2201,10 @@ WRITE: dict[type, Any] = {
     GradientReply: write_GradientReply,
     TakeRequest: write_TakeRequest,
     AccumulatorStatus: write_AccumulatorStatus,
+    Key: write_Key,
+    PostHeader: write_PostHeader,
+    BoardRequest: write_BoardRequest,
+    FoundHeader: write_FoundHeader,
 }
 READ: dict[type, Any] = {
     VariableSpec: read_VariableSpec,
@@ -2227,6 +2307,10 @@ READ: dict[type, Any] = {
     GradientReply: read_GradientReply,
     TakeRequest: read_TakeRequest,
     AccumulatorStatus: read_AccumulatorStatus,
+    Key: read_Key,
+    PostHeader: read_PostHeader,
+    BoardRequest: read_BoardRequest,
+    FoundHeader: read_FoundHeader,
 }
 MESSAGE: dict[type, Any] = {
     VariableSpec: tensor_pb2.VariableSpec,
@@ -2329,4 +2413,8 @@ MESSAGE: dict[type, Any] = {
     GradientReply: accumulator_service_pb2.ApplyGradientResponse,
     TakeRequest: accumulator_service_pb2.TakeGradientRequest,
     AccumulatorStatus: accumulator_service_pb2.GetAccumulatorResponse,
+    Key: board_service_pb2.PostKey,
+    PostHeader: board_service_pb2.PostHeader,
+    BoardRequest: board_service_pb2.ReadBoardRequest,
+    FoundHeader: board_service_pb2.FoundHeader,
 }

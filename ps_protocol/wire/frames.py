@@ -8,7 +8,7 @@ from google.protobuf.message import Message
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.v1 import accumulator_service_pb2
+from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.codec import decode_message
 
@@ -21,6 +21,8 @@ StreamMessage = TypeVar(
     pb.ReadRowsResponse,
     accumulator_service_pb2.ApplyGradientRequest,
     accumulator_service_pb2.TakeGradientResponse,
+    board_service_pb2.PostOnBoardRequest,
+    board_service_pb2.ReadBoardResponse,
 )
 
 FRAME_BYTES = 1 << 20

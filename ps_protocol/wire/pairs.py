@@ -15,10 +15,18 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Constraint, Initializer, Partition, VariableSpec
-from ps_protocol.roles import accumulators, chief, fence, history, identity, shard
+from ps_protocol.roles import accumulators, board, chief, fence, history, identity, shard
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
-from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, history_pb2, parameter_service_pb2, tensor_pb2
+from ps_protocol.v1 import (
+    accumulator_service_pb2,
+    board_service_pb2,
+    chief_service_pb2,
+    handshake_service_pb2,
+    history_pb2,
+    parameter_service_pb2,
+    tensor_pb2,
+)
 from ps_protocol.wire import special
 from ps_protocol.wire.fields import default_of
 
@@ -225,4 +233,9 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=accumulators.GradientReply, message=accumulator_service_pb2.ApplyGradientResponse),
     Pair(value=accumulators.TakeRequest, message=accumulator_service_pb2.TakeGradientRequest),
     Pair(value=accumulators.AccumulatorStatus, message=accumulator_service_pb2.GetAccumulatorResponse),
+    # Boards.
+    Pair(value=board.Key, message=board_service_pb2.PostKey),
+    Pair(value=board.PostHeader, message=board_service_pb2.PostHeader),
+    Pair(value=board.BoardRequest, message=board_service_pb2.ReadBoardRequest),
+    Pair(value=board.FoundHeader, message=board_service_pb2.FoundHeader),
 )

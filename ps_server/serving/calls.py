@@ -15,6 +15,7 @@ import grpc
 from ps_protocol.errors import MalformedMessage, TruncatedStream, Unimplemented, printable
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, TakeRequest, content_of
+from ps_protocol.roles.board import BoardRequest, PostHeader
 from ps_protocol.roles.fence import KEY_BYTES, MAX_KEYS, Fence
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.roles.shard import (
@@ -29,6 +30,7 @@ from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory.segment import SharedSegment
 from ps_protocol.sockets.listener import NO_DATA_SOCKETS, DataListener
 from ps_protocol.v1 import accumulator_service_pb2 as accumulator_pb
+from ps_protocol.v1 import board_service_pb2 as board_pb
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.codec import decode_message
@@ -36,15 +38,20 @@ from ps_protocol.wire.fields import require
 from ps_protocol.wire.frames import Frame, StreamMessage, encode_stream, parse
 from ps_protocol.wire.special import encode_taken
 from ps_server.accumulators.registry import AccumulatorRegistry
+from ps_server.boards import BoardRegistry
 from ps_server.serving.streams import IdleStreams, index_blocks, row_messages
 from ps_server.shard.shard import Shard
 from ps_server.shard.sharing import Claim, Sharing
 
 _DESCRIPTORS = {
     descriptor.full_name: descriptor
-    for descriptor in (pb.DESCRIPTOR.services_by_name["ParameterService"], accumulator_pb.DESCRIPTOR.services_by_name["AccumulatorService"])
+    for descriptor in (
+        pb.DESCRIPTOR.services_by_name["ParameterService"],
+        accumulator_pb.DESCRIPTOR.services_by_name["AccumulatorService"],
+        board_pb.DESCRIPTOR.services_by_name["BoardService"],
+    )
 }
-SERVICE, ACCUMULATOR_SERVICE = _DESCRIPTORS
+SERVICE, ACCUMULATOR_SERVICE, BOARD_SERVICE = _DESCRIPTORS
 
 
 class ParameterService:
@@ -285,6 +292,30 @@ class AccumulatorService:
         return answering(context, server_name=self._name)
 
 
+class BoardService:
+    """Serves the boards. Thread-safe. `server_name` is for texts."""
+
+    def __init__(self, boards: BoardRegistry, *, idle_streams: IdleStreams, server_name: str) -> None:
+        self._boards, self._idle_streams, self._name = boards, idle_streams, server_name
+
+    def PostOnBoard(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
+        """Keeps a post."""
+        with answering(context, server_name=self._name), self._idle_streams.watching(context, name="PostOnBoard") as stream:
+            messages = stream.incoming(requests)
+            first, frame = _first(messages, board_pb.PostOnBoardRequest)
+            with self._boards.open_post(codec.decode(PostHeader, first.header)) as incoming:
+                _feed(incoming, frame, messages, board_pb.PostOnBoardRequest)
+                return board_pb.PostOnBoardResponse(process_incarnation=incoming.finish()).SerializeToString()
+
+    def ReadBoard(self, request: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
+        """Waits for a post and sends it."""
+        with answering(context, server_name=self._name), self._idle_streams.watching(context, name="ReadBoard") as stream:
+            found = self._boards.read(codec.decode(BoardRequest, decode_message(board_pb.ReadBoardRequest, request)))
+            first = board_pb.ReadBoardResponse(header=codec.encode(found.header))
+            content = Segments([] if found.post is None else [found.post.content])
+            yield from stream.outgoing(encode_stream(first, content))
+
+
 def service_handler(service: str, *parts: object) -> grpc.GenericRpcHandler:
     """Returns the handler of the RPCs of a service's descriptor, for `server.add_generic_rpc_handlers((handler,))`.
 
@@ -308,7 +339,7 @@ def service_handler(service: str, *parts: object) -> grpc.GenericRpcHandler:
 
 
 class Incoming(Protocol):
-    """The receiver of the frames of one stream: a push, a creation, a gradient of a named accumulator."""
+    """The receiver of the frames of one stream: a push, a creation, a gradient of a named accumulator, a post."""
 
     @property
     def is_answered(self) -> bool:

@@ -33,6 +33,7 @@ from ps_protocol.roles.shard import (
     ShardStatus,
 )
 from ps_server.accumulators.registry import AccumulatorRegistry
+from ps_server.boards import BoardRegistry
 from ps_server.shard.checkpoints import RunInBackground
 from ps_server.shard.handles import Reading
 from ps_server.shard.shard import Shard
@@ -42,7 +43,7 @@ _CHUNK_BYTES = 8 << 20
 
 
 class InProcessShard:
-    """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit. `accumulators`: the named ones that lie here.
+    """Implements Shard. Thread-safe. `memory_limit_bytes` None: no limit. `accumulators` and `boards`: those that lie here.
 
     `storage`: where checkpoints are; None: nowhere. `run_in_background`, `history`, `clock`: see Shard.
     """
@@ -67,6 +68,7 @@ class InProcessShard:
             clock=clock,
         )
         self.accumulators = AccumulatorRegistry(owner=f"ps {index}", budget=self._shard.budget)
+        self.boards = BoardRegistry(owner=f"ps {index}", budget=self._shard.budget, process_incarnation=self._shard.process_incarnation)
 
     def adopt(
         self,

@@ -21,12 +21,11 @@ def trainer(shard: WholeShard) -> Trainer:
 
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is said after 2 s is said after 0.2 s, and what is sent again after 3 s after 0.3 s."""
+    """What is said after 2 s is said after 0.2 s, and what is looked for every 3 s every 0.3 s."""
     for module, names in {
         "ps_protocol.process.waiting": ("FIRST_NOTICE_S", "_FIRST_SLICE_S", "_LATER_SLICE_S"),
-        "worker_client.strategy.links": ("AGAIN_S",),
-        "worker_client.strategy.workers": ("AGAIN_S", "FIRST_NOTICE_S"),
-        "worker_client.strategy.coordinator": ("AGAIN_S",),
+        "worker_client.strategy.workers": ("FIRST_NOTICE_S",),
+        "worker_client.strategy.coordinator": ("CLOSED_LOOK_S",),
     }.items():
         for name in names:
             monkeypatch.setattr(f"{module}.{name}", getattr(importlib.import_module(module), name) / 10)

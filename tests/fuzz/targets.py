@@ -11,7 +11,7 @@ from ps_protocol.checkpoint.manifest import ManifestEncoder, decode_manifest, ma
 from ps_protocol.checkpoint.tensor_file import SavedTensor, TensorFileReader, encode_header
 from ps_protocol.errors import DataLoss, MalformedMessage
 from ps_protocol.roles.shard import CheckpointFile
-from ps_protocol.v1 import accumulator_service_pb2, tensor_pb2
+from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import frames as framing
 from tests.support.parameter_servers.checkpoints import checkpoint_of
@@ -20,6 +20,7 @@ _STREAMS: tuple[Any, ...] = (
     *(pb.CreateVariablesRequest, pb.PushRequest, pb.ReadResponse, pb.ReadRowsRequest),
     *(pb.ReadRowsResponse,),
     *(accumulator_service_pb2.ApplyGradientRequest, accumulator_service_pb2.TakeGradientResponse),
+    *(board_service_pb2.PostOnBoardRequest, board_service_pb2.ReadBoardResponse),
 )
 
 

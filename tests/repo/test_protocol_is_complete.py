@@ -9,16 +9,16 @@ from google.protobuf.descriptor import MethodDescriptor
 from chief.shards import link
 from ps_protocol import errors
 from ps_protocol.errors import PsError
-from ps_protocol.rpc import accumulators, chief, commands, payloads, shard
+from ps_protocol.rpc import accumulators, board, chief, commands, payloads, shard
 from ps_protocol.rpc import client as handshake_client
 from ps_protocol.shared_memory import worker
-from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from ps_protocol.wire import chief_calls
 from tests.support.repository import ROOT
 
 METHODS: list[MethodDescriptor] = [
     method
-    for module in (handshake_service_pb2, parameter_service_pb2, accumulator_service_pb2, chief_service_pb2)
+    for module in (handshake_service_pb2, parameter_service_pb2, accumulator_service_pb2, board_service_pb2, chief_service_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
 ]
@@ -30,6 +30,7 @@ CLIENTS = {
     "HandshakeService": handshake_client,
     "ParameterService": shard,
     "AccumulatorService": accumulators,
+    "BoardService": board,
     "ChiefService": chief,
 }
 # Streams that stay, and what only a chief asks of a parameter server.

@@ -2,12 +2,12 @@
 
 `values`: per-replica and mirrored values. `reduction`: sums and means. `contexts`: the context of a thread. `replicas`: threads in turn.
 `variables`: aggregation and synchronisation. `group`: the replicas of a strategy; `workers`: those of several processes, `exchange` how
-these reduce values, `shared_variables` their variables. `messages`: arrays as vectors; `mailboxes` and `links` carry them. `strategy`: the
+these reduce values, `shared_variables` their variables. `board`: posts on a parameter server; `content`: what they carry. `strategy`: the
 strategy, its `extended`, and the replica's context. `optimizer`: updates by gradients of replicas. `coordinator`: closures that any worker
-runs, and `closures` their messages.
+runs.
 """
 
-from worker_client.strategy.closures import PerWorkerDataset
+from worker_client.strategy.content import PerWorkerDataset
 from worker_client.strategy.coordinator import ClusterCoordinator, RemoteValue, serve
 from worker_client.strategy.group import CollectiveHints
 from worker_client.strategy.optimizer import Optimizer

@@ -1,10 +1,10 @@
 """Closures that any worker runs: scheduled in one program, run by functions that the workers' programs have registered. Knows no replica.
 
-The coordinator's program has the queue. It hands each worker one closure at a time and waits for the outcome, over a link of mailboxes on
-the parameter servers. If a worker is lost, another one runs its closure.
+The coordinator's program has the queue. It posts one closure at a time for each worker, on a board of the two, and waits for the outcome at
+the same key. If a worker is lost, another one runs its closure.
 
-A coordinator first greets each worker, and uses those that answer. An outcome names the message that it answers, so that an outcome for an
-earlier coordinator is never taken for one of this coordinator. A worker that serves answers every coordinator with its name.
+A coordinator first greets each worker, and uses those that answer. Its keys come after those of every earlier coordinator, so that an
+outcome for one of these is never taken for one of its own. A worker that serves answers every coordinator with its name.
 """
 
 import logging
@@ -12,40 +12,50 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, Self
+from contextlib import closing
+from typing import Any, NamedTuple, Self, TypeVar
 
-import numpy as np
-
-from ps_protocol.errors import Cancelled, InvalidSpec, LimitExceeded, MalformedMessage, PsError
-from ps_protocol.model.variables import check_name
+from ps_protocol.errors import Cancelled, InvalidSpec, LimitExceeded, MalformedMessage, PsError, Superseded
+from ps_protocol.model.variables import Array, check_name
 from ps_protocol.process.waiting import Wait
+from ps_protocol.roles.board import Key, Post
 from ps_protocol.roles.chief import ParticipantKind
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session
-from worker_client.strategy.closures import (
-    Call,
-    Outcome,
-    PerWorkerDataset,
-    PerWorkerIterator,
-    pack_call,
-    pack_outcome,
-    unpack_call,
-    unpack_outcome,
-)
-from worker_client.strategy.links import AGAIN_S, Link, new_sender
-from worker_client.strategy.mailboxes import Mailboxes
-from worker_client.strategy.messages import Message, Serial
+from worker_client.strategy.board import Board
+from worker_client.strategy.content import PerWorkerDataset, PerWorkerIterator, pack, unpack
 from worker_client.strategy.values import arguments, map_nested
 
 log = logging.getLogger("lockstep.worker")
 
-# How long one look for a message blocks, and how often the workers are looked at.
+# How long one look for a post blocks, and how often the workers are looked at.
 _SLICE_S = 0.5
-# A server that does not answer is given up for so long.
-_SERVER_S = 5.0
 _CLOSING_S = 5.0
+# How often a worker without a closure looks whether the coordinator was closed without having seen it.
+CLOSED_LOOK_S = 3.0
+# The authors on the board of a coordinator and a worker.
+_COORDINATOR, _WORKER = 0, 1
 
 _Worker = tuple[int, int]  # index and incarnation
+
+
+class _Call(NamedTuple):
+    """What a coordinator posts for an incarnation of a worker: a closure; without a function, a greeting, or that there are no more."""
+
+    function: str = ""
+    args: tuple[Any, ...] = ()
+    kwargs: Mapping[str, Any] = {}
+    is_last: bool = False
+
+
+class _Outcome(NamedTuple):
+    """What a worker posts: the result of a call; or, if it failed, the text of the error."""
+
+    value: Any = None
+    error: str = ""
+
+
+Message = TypeVar("Message", _Call, _Outcome)
 
 
 class RemoteValue:
@@ -87,18 +97,14 @@ class RemoteValue:
 
 
 class _Job:
-    def __init__(self, number: int, call: Call) -> None:
+    def __init__(self, number: int, call: _Call) -> None:
         self.what = f"closure {number}, {call.function!r}"
-        self.message = pack_call(call)
+        self.call = call
         self.value = RemoteValue(self.what)
 
 
 class _Gone(Exception):
     """The worker is no more, or is another process now."""
-
-
-class _GivenUp(Exception):
-    """The coordinator is being closed."""
 
 
 class _Queue:
@@ -116,7 +122,7 @@ class _Queue:
         self._live: frozenset[_Worker] = frozenset()
         self._is_closing = False
 
-    def add(self, call: Call, key: str | None) -> RemoteValue:
+    def add(self, call: _Call, key: str | None) -> RemoteValue:
         """Takes a closure in; one whose key was seen is the same as then."""
         with self._changed:
             if self._is_closing:
@@ -157,7 +163,7 @@ class _Queue:
                     self._jobs.appendleft(found[0])
             self._changed.notify_all()
 
-    def finish(self, worker: _Worker, outcome: Outcome) -> None:
+    def finish(self, worker: _Worker, outcome: _Outcome) -> None:
         """Handles an outcome. The first failure cancels closures that have not begun."""
         with self._changed:
             job, _ = self._running.pop(worker)
@@ -249,13 +255,13 @@ class ClusterCoordinator:
                 f"target: got a {type(target).__name__}, want the session of lockstep.connect(), or lockstep.observe()'s observer"
             )
         self._target, self._name = target, name
-        self._sender = new_sender()
         self._own: int | None = target.worker_index if isinstance(target, Session) else None
         self._queue = _Queue()
         self._num_datasets = 0
-        self._mail = Mailboxes(target, timeout_s=_SERVER_S)
         self._lanes: dict[_Worker, threading.Thread] = {}
         self._is_closing, self._is_closed = threading.Event(), False
+        # Where it says that it is closed, at the key that all of its keys begin with.
+        self._board, self._key = Board(target, _closings(name)), Key()
         self._monitor = threading.Thread(target=self._watch, name=f"coordinator {name}", daemon=True)
         self._monitor.start()
 
@@ -277,7 +283,9 @@ class ClusterCoordinator:
         self._queue.raise_failure()
         function = _name_of(fn, "schedule()")
         given = map_nested(lambda one: one.fetch() if isinstance(one, RemoteValue) else one, arguments("schedule()", args, kwargs))
-        return self._queue.add(Call(function=function, args=given[0], kwargs=given[1]), key)
+        call = _Call(function, tuple(given[0]), dict(given[1]))
+        _packed(call, what=f"closure {function!r}")
+        return self._queue.add(call, key)
 
     def create_per_worker_dataset(self, dataset_fn: str | Callable[..., Any]) -> PerWorkerDataset:
         """Returns a dataset of each worker's own, made there by the function that it has registered under this name.
@@ -315,28 +323,30 @@ class ClusterCoordinator:
             lane.join(max(0.0, end - time.monotonic()))
         if not self._is_closed:
             self._is_closed = True
+            # For workers whose place the chief had given up, and which have taken it again since it was asked last.
             try:
-                # For workers whose place the chief had given up, and which have taken it again since it was asked last.
-                self._mail.mark(_closings(self._name))
-                self._mail.mark(_closing(self._name, self._sender.run))
+                self._board.post(_COORDINATOR, Post(key=self._key, incarnation=0, content=pack(None)), keeps_from=self._key)
             except PsError as error:
                 log.warning("coordinator: workers that have just joined may not learn that it is closed: %s", error)
-        self._mail.close()
+        self._board.close()
 
     def _watch(self) -> None:
         """Looks which workers there are, and opens a lane to each."""
+        found = self._board.read(_COORDINATOR, None, 0.0)
+        # The time, too: a server that was started anew says nothing of earlier coordinators, and one that was killed has said nothing.
+        self._key = Key(max(time.time_ns(), found.newest.first + 1 if found is not None and found.newest is not None else 0))
         is_last = False
         while not is_last:
             # Once more at the end, so that workers that have just joined get it.
             is_last = self._is_closing.is_set()
             try:
-                found = self._target.status().participants
+                participants = self._target.status().participants
             except (PsError, RuntimeError) as error:
                 # While the chief is away, the workers are taken to be there.
                 log.debug("coordinator: the chief did not answer which workers there are: %s", error)
                 self._is_closing.wait(_SLICE_S)
                 continue
-            workers = [one for one in found if one.kind is ParticipantKind.WORKER and one.state == "live" and one.index != self._own]
+            workers = [one for one in participants if one.kind is ParticipantKind.WORKER and one.state == "live" and one.index != self._own]
             live = frozenset((one.index, one.incarnation) for one in workers)
             self._queue.see(live)
             for worker in sorted(live - self._lanes.keys()):
@@ -347,53 +357,61 @@ class ClusterCoordinator:
 
     def _serve(self, worker: _Worker) -> None:
         """Hands a worker one closure after the other."""
-        link = Link(self._mail, outgoing=_closures(self._name, worker), incoming=_outcomes(self._name, worker))
+        lane = _Lane(Board(self._target, _lane(self._name, worker)), worker, self._queue, key=self._key._replace(second=worker[1]))
         try:
-            if not self._is_served(worker, link):
-                return
-            while (job := self._queue.take(worker)) is not None:
+            is_served = self._is_served(lane)
+            while is_served and (job := self._queue.take(worker)) is not None:
                 try:
-                    outcome = unpack_outcome(self._answered(worker, link, self._sender.message(job.message)))
-                except (InvalidSpec, LimitExceeded) as error:
-                    outcome = Outcome(error=f"it cannot be sent: {type(error).__name__}: {error.message}")
+                    outcome = lane.answered(job.call)
+                except LimitExceeded as error:
+                    outcome = _Outcome(error=f"it cannot be sent: {type(error).__name__}: {error.message}")
                 except MalformedMessage as error:
-                    outcome = Outcome(error=f"what it returned: {error.message}")
+                    outcome = _Outcome(error=f"what it returned: {error.message}")
+                assert outcome is not None
                 self._queue.finish(worker, outcome)
-            link.send(self._sender.message(pack_call(Call(function="", kwargs={}))))
+            lane.post(_Call(is_last=True))
         except _Gone:
             self._queue.put_back(worker)
-            link.discard()
         except PsError as error:
             log.warning("coordinator: worker %d is given up: %s", worker[0], error)
             self._queue.put_back(worker)
+        finally:
+            lane.board.close()
 
-    def _is_served(self, worker: _Worker, link: Link) -> bool:
+    def _is_served(self, lane: "_Lane") -> bool:
         """Waits until the worker serves; False: the coordinator was closed before. Raises _Gone."""
         while not self._is_closing.is_set():
             try:
-                self._answered(worker, link, self._sender.message(()), until=self._is_closing)
-                return True
-            except _GivenUp:
-                link.discard()
-            except LimitExceeded as error:
-                log.debug("coordinator: worker %d: %s", worker[0], error)
+                return lane.answered(_Call(), until=self._is_closing) is not None
+            except (LimitExceeded, MalformedMessage) as error:
+                log.debug("coordinator: worker %d is greeted again: %r", lane.worker[0], error)
         return False
 
-    def _answered(self, worker: _Worker, link: Link, message: Message, *, until: threading.Event | None = None) -> Sequence[Any]:
-        """Sends a message and returns its answer.
 
-        Raises _Gone if the worker is no more, InvalidSpec and LimitExceeded if the message cannot be sent, and _GivenUp at `until`.
-        """
-        link.send(message)
+class _Lane:
+    """The way to one worker: what is posted for it, and what it answers."""
+
+    def __init__(self, board: Board, worker: _Worker, queue: _Queue, *, key: Key) -> None:
+        self.board, self.worker, self._queue, self._key = board, worker, queue, key
+
+    def post(self, call: _Call) -> None:
+        """Posts for the worker, in place of what was posted before. Raises LimitExceeded."""
+        self._key = self._key.next
+        self.board.post(_COORDINATOR, Post(key=self._key, incarnation=0, content=_packed(call)), keeps_from=self._key)
+
+    def answered(self, call: _Call, *, until: threading.Event | None = None) -> _Outcome | None:
+        """Posts and returns the answer; None at `until`. Raises LimitExceeded if it cannot be posted, MalformedMessage, _Gone."""
+        self.post(call)
         while True:
-            answer = link.receive(_SLICE_S)
-            if answer is not None and _answered_by(answer) == message.serial:
-                link.settle()
-                return answer.values[1:]
-            if not self._queue.is_live(worker):
+            found = self.board.read(_WORKER, self._key, _SLICE_S)
+            if found is not None and found.post is not None:
+                if found.post.key != self._key:
+                    raise Superseded("another coordinator of this name has it")
+                return _unpacked(_Outcome, found.post.content)
+            if not self._queue.is_live(self.worker):
                 raise _Gone
             if until is not None and until.is_set():
-                raise _GivenUp
+                return None
 
 
 def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name: str = "main") -> int:
@@ -410,16 +428,14 @@ def serve(session: Session, functions: Mapping[str, Callable[..., Any]], *, name
     for function in functions.values():
         if not callable(function):
             raise InvalidSpec(f"serve(): got a {type(function).__name__}, want functions by name")
-    mail = Mailboxes(session, timeout_s=_SERVER_S)
-    num_run, num_closings = 0, mail.num_marks(_closings(name))
-    try:
-        is_over, here = False, _Here(functions)
+    num_run, is_over, here = 0, False, _Here(functions)
+    with closing(Board(session, _closings(name))) as closings:
+        closed_before = _newest(closings)
         while not is_over:
-            num_more, is_over = _Serving(session, mail, here, name=name, num_closings=num_closings).run()
+            with closing(_Serving(session, here, name=name, closings=closings, closed_before=closed_before)) as serving:
+                num_more, is_over = serving.run()
             num_run += num_more
-        return num_run
-    finally:
-        mail.close()
+    return num_run
 
 
 class _Here:
@@ -429,18 +445,18 @@ class _Here:
         self._functions = functions
         self._iterators: dict[PerWorkerIterator, Iterator[Any]] = {}
 
-    def answer(self, call: Call) -> list[Any]:
-        """Runs a closure and returns its outcome as a message."""
+    def answer(self, call: _Call) -> Array:
+        """Runs a closure and returns its outcome as the content of a post."""
         try:
             function = self._function(call.function)
             args, kwargs = map_nested(self._own, (call.args, dict(call.kwargs)))
-            return pack_outcome(Outcome(value=function(*args, **kwargs)))
+            return _packed(_Outcome(function(*args, **kwargs)), what="what the closure returned")
         except _NoFunction as error:
-            return pack_outcome(Outcome(error=str(error)))
+            return _packed(_Outcome(error=str(error)))
         except (Exception, SystemExit) as error:
             # SystemExit, too: if the worker ended, its closure would go to the next worker and end that one, too.
             log.warning("closure %r failed", call.function, exc_info=True)
-            return pack_outcome(Outcome(error=f"{type(error).__name__}: {error}"))
+            return _packed(_Outcome(error=f"{type(error).__name__}: {error}"))
 
     def _function(self, name: str) -> Callable[..., Any]:
         if name not in self._functions:
@@ -460,90 +476,87 @@ class _NoFunction(Exception):
 
 
 class _Serving:
-    """Serves as one incarnation of a worker: answers each message of a coordinator once."""
+    """Serves as one incarnation of a worker: answers each post of a coordinator once."""
 
-    def __init__(self, session: Session, mail: Mailboxes, here: _Here, *, name: str, num_closings: int) -> None:
-        self._session, self._mail, self._here, self._name, self._num_closings = session, mail, here, name, num_closings
+    def __init__(self, session: Session, here: _Here, *, name: str, closings: Board, closed_before: Key) -> None:
+        self._session, self._here, self._closings = session, here, closings
+        # A coordinator is closed whose number is greater, or no smaller than that of the latest call.
+        self._is_closed_from = closed_before.next
         self._worker = _identity(session)
-        self._sender = new_sender()
-        self._link = Link(mail, outgoing=_outcomes(name, self._worker), incoming=_closures(name, self._worker))
-        # The latest message that was answered.
-        self._latest: Serial | None = None
+        self._board = Board(session, _lane(name, self._worker))
+        # The key of the latest post that was answered.
+        self._answered = Key()
 
     def run(self) -> tuple[int, bool]:
         """Returns how many closures have run, and whether that is all: else the worker has another incarnation now."""
-        num_run, looked_at_s = 0, time.monotonic()
+        num_run, before, looked_at_s = 0, self._read(None), time.monotonic()
         while _identity(self._session) == self._worker:
-            message = self._received()
+            post = self._read(self._answered.next)
             if self._session.is_finished:
                 return num_run, True
-            if message is not None and not self._is_copy(message.serial):
-                try:
-                    call = self._begun(message)
-                except MalformedMessage as error:
-                    self._answer(pack_outcome(Outcome(error=error.message)))
-                    continue
-                if call is not None and not call.function:
-                    return num_run, True
-                num_run += call is not None
-                self._answer(pack_outcome(Outcome()) if call is None else self._here.answer(call))
-            elif time.monotonic() >= looked_at_s + AGAIN_S:
-                looked_at_s = time.monotonic()
-                if self._is_closed():
-                    return num_run, True
+            if post is None:
+                if time.monotonic() >= looked_at_s + CLOSED_LOOK_S:
+                    looked_at_s = time.monotonic()
+                    if _newest(self._closings) >= self._is_closed_from:
+                        return num_run, True
+                continue
+            self._answered = post.key
+            try:
+                call = _unpacked(_Call, post.content)
+            except MalformedMessage as error:
+                self._answer(_packed(_Outcome(error=error.message)))
+                continue
+            if call.is_last and (before is None or post.key > before.key):
+                return num_run, True
+            if post.key.second == self._worker[1] and not call.is_last:
+                # One that it has left before may say late that it is closed.
+                self._is_closed_from = Key(post.key.first)
+                num_run += bool(call.function)
+                self._answer(self._here.answer(call) if call.function else _packed(_Outcome()))
         return num_run, False
 
-    def _received(self) -> Message | None:
+    def close(self) -> None:
+        """Closes the connection."""
+        self._board.close()
+
+    def _read(self, since: Key | None) -> Post | None:
         try:
-            return self._link.receive(_SLICE_S)
+            found = self._board.read(_COORDINATOR, since, _SLICE_S if since is not None else 0.0)
         except LimitExceeded as error:
             # An earlier outcome, whose server has been restarted meanwhile.
             self._answer(_unsent(error))
             return None
+        return None if found is None else found.post
 
-    def _begun(self, message: Message) -> Call | None:
-        """Takes in a coordinator's message: a closure, or a greeting."""
-        # A message of another coordinator does not say that the one before has got its outcome.
-        if self._latest is not None and self._latest.run == message.serial.run:
-            self._link.settle()
-        self._latest = message.serial
-        return unpack_call(message.values) if message.values else None
-
-    def _is_copy(self, serial: Serial) -> bool:
-        return self._latest is not None and serial.run == self._latest.run and serial.number <= self._latest.number
-
-    def _is_closed(self) -> bool:
-        """Whether the coordinator is closed; before its first message, whether more with its name are closed than at the start."""
+    def _answer(self, outcome: Array) -> None:
+        """Posts the outcome of the latest call, or the reason why it cannot be posted."""
+        key, incarnation = self._answered, self._worker[1]
         try:
-            # A worker that has just left one coordinator may learn late that it is closed, and must not leave the next one for that.
-            if self._latest is not None:
-                return self._mail.num_marks(_closing(self._name, self._latest.run)) > 0
-            return self._mail.num_marks(_closings(self._name)) > self._num_closings
-        except PsError as error:
-            log.debug("closures: %s", error)
-            return False
-
-    def _answer(self, outcome: list[Any]) -> None:
-        """Sends the outcome of the latest message, or the reason why it cannot be sent."""
-        assert self._latest is not None
-        head = np.array([self._latest.run, self._latest.number], np.int64)
-        try:
-            self._link.send(self._sender.message([head, *outcome]))
+            self._board.post(_WORKER, Post(key=key, incarnation=incarnation, content=outcome), keeps_from=key)
         except LimitExceeded as error:
-            self._link.send(self._sender.message([head, *_unsent(error)]))
+            self._board.post(_WORKER, Post(key=key, incarnation=incarnation, content=_unsent(error)), keeps_from=key)
 
 
-def _unsent(error: LimitExceeded) -> list[Any]:
-    return pack_outcome(Outcome(error=f"what the closure returned cannot be sent: {type(error).__name__}: {error.message}"))
+def _newest(closings: Board) -> Key:
+    found = closings.read(_COORDINATOR, None, 0.0)
+    return Key() if found is None or found.newest is None else found.newest
 
 
-def _answered_by(message: Message) -> Serial | None:
-    """Returns the serial of the message that this one answers; None if it cannot be read."""
-    try:
-        run, number = (int(one) for one in message.values[0])
-    except (IndexError, TypeError, ValueError, OverflowError):
-        return None
-    return Serial(run, number)
+def _unsent(error: LimitExceeded) -> Array:
+    return _packed(_Outcome(error=f"what the closure returned cannot be sent: {type(error).__name__}: {error.message}"))
+
+
+def _packed(message: _Call | _Outcome, *, what: str = "") -> Array:
+    return pack(tuple(message), what=what)
+
+
+def _unpacked(kind: type[Message], content: Array) -> Message:
+    """Returns a call, or an outcome. Raises MalformedMessage."""
+    fields = unpack(content)
+    kinds = [object if default is None else type(default) for default in kind()]
+    if not isinstance(fields, tuple) or len(fields) != len(kinds) or not all(map(isinstance, fields, kinds)):
+        raise MalformedMessage("a closure's post cannot be read")
+    return kind(*fields)
 
 
 def _name_of(fn: object, what: str) -> str:
@@ -553,22 +566,14 @@ def _name_of(fn: object, what: str) -> str:
     return function
 
 
-def _closings(name: str) -> str:
-    return f"coordinator/{name}/closings"
-
-
-def _closing(name: str, run: int) -> str:
-    return f"coordinator/{name}/run {run}/closing"
-
-
 def _identity(session: Session) -> _Worker:
     participant = session.membership.participant
     return participant.index, participant.incarnation
 
 
-def _closures(name: str, worker: _Worker) -> str:
-    return f"coordinator/{name}/closures for worker {worker[0]} incarnation {worker[1]}"
+def _closings(name: str) -> str:
+    return f"coordinator/{name}"
 
 
-def _outcomes(name: str, worker: _Worker) -> str:
-    return f"coordinator/{name}/outcomes of worker {worker[0]} incarnation {worker[1]}"
+def _lane(name: str, worker: _Worker) -> str:
+    return f"coordinator/{name}/worker {worker[0]}"

@@ -11,7 +11,7 @@ from ps_protocol.roles.chief import PushOutcome
 from worker_client.model.declarations import Buffer, Placement
 from worker_client.model.optimizers import sgd
 from worker_client.session.session import Session
-from worker_client.strategy.exchange import NO_STEP, Place, exchange_number
+from worker_client.strategy.exchange import Moment
 from worker_client.strategy.group import Cell
 from worker_client.strategy.reduction import frozen
 
@@ -40,13 +40,8 @@ class SharedVariables:
         self._is_stale = False
         # Of the present block.
         self._pending: dict[str, Array] = {}
-        self._is_in_call = False
+        self._is_in_block = False
         self._has_written = False
-        # Counters that number exchanges: outermost blocks with exchanges and reductions outside of any, and exchanges in the present one.
-        # A block that fails in this worker alone counts, too: the other workers' part of it must not be taken for a part of the next block.
-        self._num_begun = self._num_exchanges = 0
-        # Where in the step the next reduction is: blocks with reductions that have ended, and reductions since then or in the present one.
-        self._num_ended = self._num_reduced = 0
 
     def declare(self, name: str, value: Array, *, beside: str | None) -> Cell:
         """Returns the cell of a new variable: on the device `beside`, else on the one with the fewest bytes so far."""
@@ -61,30 +56,16 @@ class SharedVariables:
         self._declared[name] = (value, shard)
         return _SharedCell(self._devices[shard], read=lambda: self.read(name), write=lambda new: self.write(name, new))
 
-    def place(self, part: int) -> Place:
-        """Returns where in the program the next reduction's part is; the step only where all workers make each step together."""
-        step, is_in_call = self._step, self._is_in_call
-        if step != NO_STEP:
-            return Place(step=step, call=2 * self._num_ended + is_in_call, reduction=self._num_reduced, part=part)
-        # A program that was started again does not count the calls that the others have made.
-        return Place(step=NO_STEP, call=int(is_in_call), reduction=self._num_reduced if is_in_call else 0, part=part)
-
     @property
-    def is_in_call(self) -> bool:
-        """Whether a block of `together()` has begun and not ended."""
-        return self._is_in_call
+    def moment(self) -> Moment:
+        """The epoch and the step of the variables, where all workers make each step together, and not before there are variables."""
+        is_common = self._declared and self._values is not None and not self._session.policy.reads_latest
+        return Moment(self._session.epoch, self._session.local_step) if is_common else Moment()
 
-    def numbers(self, count: int) -> range:
-        """Returns the numbers of the next exchanges, which a program that does the same gives them, too."""
-        if not self._is_in_call:
-            self._begin_call()
-        first = exchange_number(self._num_begun, self._num_exchanges + 1)
-        self._num_exchanges += count
-        return range(first, first + count)
-
-    def has_reduced(self) -> None:
-        """Counts a reduction that has succeeded."""
-        self._num_reduced += 1
+    def follow(self) -> None:
+        """Reads the variables again if the cluster has gone back to a checkpoint since."""
+        if self._values is not None and self._session.membership.participant.era.epoch != self._session.epoch:
+            self._refresh()
 
     def begin(self) -> None:
         """Creates the model or joins it, if there is anything in it."""
@@ -114,35 +95,22 @@ class SharedVariables:
     @contextmanager
     def together(self) -> Iterator[None]:
         """Sends the writes of the block when it ends; if it fails, drops them. Of nested blocks, the outermost counts."""
-        if self._is_in_call:
+        if self._is_in_block:
             yield
             return
-        self._is_in_call = True
-        self._begin_call()
-        num_before, step_before, self._num_reduced = self._num_reduced, self._step, 0
+        self._is_in_block = True
         try:
             yield
         except BaseException:
-            self._num_reduced = num_before  # the call may be made again, as in a program that is started again
             if self._pending:
                 self._pending = {}
                 self._undo()
             raise
         else:
-            if not self._num_exchanges:
-                self._num_begun -= 1  # the others' has none either, also where what it has written cannot be sent from here
             if self._pending:
                 self._send()
-            if NO_STEP < step_before < self._step:
-                self._num_ended = self._num_reduced = 0
-            else:
-                self._num_ended += bool(self._num_reduced)
-                self._num_reduced = 0 if self._num_reduced else num_before
         finally:
-            self._is_in_call = False
-
-    def _begin_call(self) -> None:
-        self._num_begun, self._num_exchanges = self._num_begun + 1, 0
+            self._is_in_block = False
 
     def _check_steps(self) -> None:
         """Raises InvalidSpec where a step may be made without worker 0, which writes, or needs two contributions of it."""
@@ -158,12 +126,6 @@ class SharedVariables:
                 f"and a step of this cluster has {status.replicas_to_aggregate}; start it without --backup-workers "
                 "and --replicas-to-aggregate"
             )
-
-    @property
-    def _step(self) -> int:
-        """The step of the variables, where all workers make each step together; NO_STEP elsewhere, and before there are variables."""
-        is_common = self._declared and self._values is not None and not self._session.policy.reads_latest
-        return self._session.local_step if is_common else NO_STEP
 
     def _send(self) -> None:
         written, self._pending = self._pending, {}

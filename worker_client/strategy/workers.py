@@ -1,39 +1,37 @@
-"""A strategy's replicas in several worker processes: reductions over mailboxes, variables on parameter servers. Knows the session."""
+"""A strategy's replicas in several worker processes: reductions over boards, variables on parameter servers. Knows the session."""
 
 import logging
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, PsError
+from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import FIRST_NOTICE_S, Wait
+from ps_protocol.roles.board import Found, Post
+from worker_client.core.requests import run
 from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
-from worker_client.strategy.exchange import FIRST, Action, Contributing, Gathering, Place, Send, exchange_text, replicas_of
+from worker_client.strategy.board import Board
+from worker_client.strategy.exchange import FIRST, NO_STEP, Exchanges, Get, Keep, Place, Put, Waited, WaitFor
 from worker_client.strategy.group import Cell, CollectiveHints, Combination
-from worker_client.strategy.links import AGAIN_S, Link, new_sender
-from worker_client.strategy.mailboxes import Mailboxes
-from worker_client.strategy.messages import Message
 from worker_client.strategy.reduction import frozen
 from worker_client.strategy.shared_variables import SharedVariables
 
 log = logging.getLogger("lockstep.worker")
 
 TIMEOUT_S = 60.0
-# Worker 0 waits for all workers and names the missing ones; the other workers wait this much longer for that.
+# Worker 0 waits for all workers and names the missing ones; the other workers wait this much longer for that. It tries for so long to post
+# results before its call returns: its program may end then.
 _GRACE_S = 5.0
-# At the deadline, worker 0 still takes messages that have arrived from each.
+# How often a program that waits for its step looks whether a server has lost what was posted, after the first 2 s.
 _LOOK_S = 0.5
-# A worker that took part in earlier exchanges is not asked for its results of the present one before this time.
-_LONG_S = 15.0
-# A parameter server that does not answer is given up for so long.
-_SERVER_S = 5.0
+_PAUSE_S = 0.2
 
 
 class WorkerGroup:
@@ -51,9 +49,15 @@ class WorkerGroup:
             raise InvalidSpec("a strategy needs a cluster for a certain number of workers; start the chief with --workers")
         addresses = session.membership.registration.shard_addresses
         self._parameter_devices = tuple(f"ps:{index}" + (f" at {address}" if address else "") for index, address in enumerate(addresses))
-        self._exchanges = _exchanges(session, replicas_per_worker, name=name)
-        is_first = self._index == FIRST
-        self._variables = SharedVariables(session, self._parameter_devices, writes=is_first, stepping=self._exchanges.answering)
+        self._boards = _Boards(session, name=name)
+        self._variables = SharedVariables(session, self._parameter_devices, writes=self._index == FIRST, stepping=self._boards.tended)
+        self._exchanges = Exchanges(
+            worker=self._index,
+            incarnation=session.membership.participant.incarnation,
+            num_workers=self._num_workers,
+            per_worker=replicas_per_worker,
+            is_restarted=session.membership.may_have_predecessor,
+        )
 
     @property
     def replicas(self) -> range:
@@ -86,47 +90,73 @@ class WorkerGroup:
     @contextmanager
     def writing(self) -> Iterator[None]:
         """Makes one step of the cluster of all writes in the block. Blocks may be nested: the outermost counts."""
-        with self._variables.together():
+        places = self._exchanges.places
+        if places.is_in_call:
             yield
-        if not self._variables.is_in_call:
-            self._exchanges.end_call()
+            return
+        places.begin_call(self._variables.moment)
+        try:
+            with self._variables.together():
+                yield
+        except BaseException:
+            self._end_call(has_failed=True)
+            raise
+        self._end_call(has_failed=False)
 
     def combine(self, what: str, combinations: Sequence[Combination], *, hints: CollectiveHints) -> list[Any]:
         """Has all workers' contributions combined by worker 0. Raises DeadlineExceeded with the replicas that are missing."""
-        wait_s = TIMEOUT_S if hints.timeout_seconds is None else hints.timeout_seconds
+        timeout_s = TIMEOUT_S if hints.timeout_seconds is None else hints.timeout_seconds
         results: list[Any] = []
-        packs = list(_packs(combinations, hints.bytes_per_pack))
-        numbers = self._variables.numbers(len(packs))
-        for part, (pack, number) in enumerate(zip(packs, numbers, strict=True), start=1):
+        for pack in _packs(combinations, hints.bytes_per_pack):
             sent = pack if hints.wire_dtype is None else [_narrowed(one, hints.wire_dtype) for one in pack]
-            place = self._variables.place(part)
-            found = self._exchanges.combined(f"{what} ({exchange_text(number)})", sent, place=place, number=number, timeout_s=wait_s)
+            place = run(self._exchanges.begin(self._variables.moment), self._boards.acts)
+            whole = f"{what} ({place})"
+            acts = self._boards.waiting(whole, timeout_s + (_GRACE_S if self._index != FIRST else 0.0), self._variables)
+            found = run(self._exchanges.combined(whole, sent, place, timeout_s=timeout_s), acts)
             results += found if sent is pack else [_as_given(value, one) for value, one in zip(found, pack, strict=True)]
-        self._variables.has_reduced()
         return results
 
     def close(self) -> None:
         """Lets go of the connection that values meet over. Idempotent."""
-        self._exchanges.close()
+        self._boards.close()
+
+    def _end_call(self, *, has_failed: bool) -> None:
+        try:
+            run(self._exchanges.end_call(self._variables.moment, has_failed=has_failed), self._boards.acts)
+        except PsError as error:
+            log.debug("the other workers do not hear that this one has left its call: %s", error)
 
 
-class _Exchanges:
-    """Carries out exchanges: this worker's part in them, and its links to the other workers."""
+class _Boards:
+    """Carries out the requests of exchanges. There is a board for exchanges with a step, and one for those without."""
 
-    def __init__(self, side: Gathering | Contributing, links: dict[int, Link], mailboxes: Mailboxes, *, per_worker: int) -> None:
-        self._side, self._links, self._mailboxes, self._per_worker = side, links, mailboxes, per_worker
+    def __init__(self, session: Session, *, name: str) -> None:
+        self._session = session
+        self._boards = {True: Board(session, f"strategy/{name}"), False: Board(session, f"strategy/{name}/without steps")}
+        self.acts: dict[type, Callable[[Any], Any]] = {Put: self._put, Get: self._get, Keep: self._keep}
 
-    def combined(self, what: str, combinations: Sequence[Combination], *, place: Place, number: int, timeout_s: float) -> list[Any]:
-        """Returns the combined contributions of all workers. Raises the exchange's error."""
-        if isinstance(self._side, Gathering):
-            return self._gathered(self._side, what, combinations, place=place, number=number, timeout_s=timeout_s)
-        return self._contributed(self._side, what, combinations, place=place, number=number, timeout_s=timeout_s + _GRACE_S)
+    def waiting(self, what: str, timeout_s: float, variables: SharedVariables) -> dict[type, Callable[[Any], Any]]:
+        """Returns the acts for an exchange: `what` it is, and for how long posts are waited for."""
+        wait, deadline_s = Wait(what, None), time.monotonic() + timeout_s
+
+        def act(request: WaitFor) -> Waited:
+            # Also when time is up, what is there counts.
+            left_s = max(deadline_s - time.monotonic(), 0.0)
+            found = self._of(request.place).read(request.author, request.place.key, min(left_s, wait.slice_s()))
+            if found is None or found.post is None:
+                wait.explain(request.why)
+            elif found.post.key.first != request.place.key.first:
+                time.sleep(_PAUSE_S)  # this program has not heard of the author's epoch yet
+            variables.follow()
+            return Waited(found or Found(process_incarnation=0), not left_s, variables.moment)
+
+        return {**self.acts, WaitFor: act}
 
     @contextmanager
-    def answering(self) -> Iterator[None]:
-        """Answers other workers while this one waits in the block: a restarted program asks for earlier results."""
+    def tended(self) -> Iterator[None]:
+        """Posts again what a server loses while this program waits in the block: others may need it for their part of the step."""
         over = threading.Event()
-        thread = threading.Thread(target=self._answer, args=(over,), name="strategy answers", daemon=True)
+        thread = threading.Thread(target=self._tend, args=(over,), name="strategy boards", daemon=True)
         thread.start()
         try:
             yield
@@ -134,105 +164,36 @@ class _Exchanges:
             over.set()
             thread.join()
 
-    def end_call(self) -> None:
-        """Takes note that a call of the program is over."""
-        self._side.end_call()
-
     def close(self) -> None:
-        """Lets go of the connection. Idempotent."""
-        self._mailboxes.close()
+        """Lets go of the connections. Idempotent."""
+        for board in self._boards.values():
+            board.close()
 
-    def _gathered(
-        self, side: Gathering, what: str, combinations: Sequence[Combination], *, place: Place, number: int, timeout_s: float
-    ) -> list[Any]:
-        wait, begin_s = Wait(what, None), time.monotonic()
-        try:
-            self._do(side.begin(what, place, combinations, exchange=number, timeout_s=timeout_s))
-            while (worker := side.waits_for) is not None:
-                # Also when time is up, messages that have arrived from each count.
-                left_s = max(begin_s + timeout_s - time.monotonic(), 0.0)
-                message = self._links[worker].receive(min(left_s, wait.slice_s()) or _LOOK_S)
-                if message is not None:
-                    self._do(_taken(side, worker, message))
-                elif not left_s:
-                    self._do(side.miss(worker))
-                else:
-                    wait.explain(f"nothing has come of {replicas_of(worker, self._per_worker)} of worker {worker}; is its process there?")
-                    if time.monotonic() >= begin_s + (AGAIN_S if side.is_new_to(worker) else _LONG_S):
-                        self._do(side.ask(worker))
-            self._deliver()
-        except (InvalidSpec, LimitExceeded) as error:
-            self._do(side.fail(error))
-            self._deliver()
-        return side.results()
+    def _put(self, request: Put) -> None:
+        incarnation = self._session.membership.participant.incarnation
+        post = Post(key=request.place.key, incarnation=incarnation, content=request.content)
+        timeout_s = _GRACE_S if request.is_last else 0.0
+        self._of(request.place).post(request.author, post, keeps_from=request.keeps_from, timeout_s=timeout_s)
 
-    def _contributed(
-        self, side: Contributing, what: str, combinations: Sequence[Combination], *, place: Place, number: int, timeout_s: float
-    ) -> list[Any]:
-        first = f"worker 0 with {replicas_of(FIRST, self._per_worker)}"
-        wait, deadline_s = Wait(what, None), time.monotonic() + timeout_s
-        try:
-            self._do(side.begin(place, combinations, exchange=number))
-        except (InvalidSpec, LimitExceeded) as error:
-            self._do(side.refuse(error, exchange=number))
-        while not side.is_over:
-            if (left_s := deadline_s - time.monotonic()) <= 0:
-                side.give_up(DeadlineExceeded(f"{what}: {first} has not answered within {timeout_s:g} s; is its process there?"))
-            elif (message := self._links[FIRST].receive(min(left_s, wait.slice_s()))) is not None:
-                self._do(_taken(side, FIRST, message))
-            else:
-                wait.explain(f"no answer of {first}, which gathers what all contribute; it says who is missing")
-        return side.results()
-
-    def _do(self, actions: Sequence[Action]) -> None:
-        for action in actions:
-            link = self._links[action.worker]
-            if isinstance(action, Send):
-                link.send(action.message)
-            else:
-                link.settle()
-
-    def _deliver(self) -> None:
-        """Tries again to send what could not be sent, as long as the others may wait for it: this program may end now."""
+    def _get(self, request: Get) -> Found:
         end_s = time.monotonic() + _GRACE_S
-        for link in self._links.values():
-            link.deliver(end_s - time.monotonic())
+        while True:
+            found = self._of(request.place).read(request.author, request.since, 0.0)
+            if found is not None or time.monotonic() >= end_s:
+                return found or Found(process_incarnation=0)
 
-    def _answer(self, over: threading.Event) -> None:
-        """Takes messages in until the block is over. A step that takes no longer than usual costs nothing but the thread."""
-        if over.wait(FIRST_NOTICE_S):
-            return
-        while not over.wait(_LOOK_S):
-            for worker, link in self._links.items():
-                try:
-                    while not over.is_set() and (message := link.receive(0.0)) is not None:
-                        self._do(_taken(self._side, worker, message))
-                except PsError as error:
-                    log.warning("worker %d was not answered: %s", worker, error)
+    def _keep(self, request: Keep) -> None:
+        self._of(request.place).keep(FIRST, request.post, keeps_from=request.keeps_from)
 
+    def _of(self, place: Place) -> Board:
+        return self._boards[place.at.step != NO_STEP]
 
-def _taken(side: Gathering | Contributing, worker: int, message: Message) -> list[Action]:
-    try:
-        return side.receive(worker, message)
-    except MalformedMessage as error:
-        log.warning("a message of worker %d is ignored: %s", worker, error)
-        return []
-
-
-def _exchanges(session: Session, per_worker: int, *, name: str) -> _Exchanges:
-    mailboxes, sender = Mailboxes(session, timeout_s=_SERVER_S), new_sender()
-    index, num_workers = session.worker_index, session.num_workers
-
-    def link(other: int) -> Link:
-        # Also if programs differ in their number of replicas: they exchange messages, and get an error that says so.
-        return Link(mailboxes, outgoing=f"strategy/{name}/worker {index} to {other}", incoming=f"strategy/{name}/worker {other} to {index}")
-
-    is_restarted = session.membership.may_have_predecessor
-    if index != FIRST:
-        side = Contributing(sender, is_restarted=is_restarted)
-        return _Exchanges(side, {FIRST: link(FIRST)}, mailboxes, per_worker=per_worker)
-    gathering = Gathering(sender, num_workers=num_workers, per_worker=per_worker, is_restarted=is_restarted)
-    return _Exchanges(gathering, {worker: link(worker) for worker in range(1, num_workers)}, mailboxes, per_worker=per_worker)
+    def _tend(self, over: threading.Event) -> None:
+        # A step that takes no longer than usual costs nothing but the thread.
+        wait_s = FIRST_NOTICE_S
+        while not over.wait(wait_s):
+            self._boards[True].read(FIRST, None, 0.0)
+            wait_s = _LOOK_S
 
 
 def _packs(combinations: Sequence[Combination], max_bytes: int) -> Iterator[Sequence[Combination]]:

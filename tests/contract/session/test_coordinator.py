@@ -7,17 +7,20 @@ from collections import namedtuple
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitExceeded, ShuttingDown, Unavailable
+from ps_protocol.model.variables import Array
+from ps_protocol.roles.board import BoardRequest, Found, Key, PostHeader
+from ps_server.boards import BoardRegistry
 from tests.support.sessions.clusters import AnyCluster, Shape, Start, start_over
 from worker_client import IndexedSlices, sgd
-from worker_client.strategy import ClusterCoordinator, RemoteValue, coordinator, serve
-from worker_client.strategy.mailboxes import Mailboxes
-from worker_client.strategy.messages import Message
+from worker_client.strategy import ClusterCoordinator, RemoteValue, content, coordinator, serve
+from worker_client.strategy.board import Board
 
 start = start_over(["in process"])
 
@@ -104,7 +107,6 @@ CANNOT_TRAVEL: list[tuple[Any, str]] = [
     (np.uint32(3), "an array of uint32"),
     (np.zeros(2, np.complex64), "an array of complex64"),
     (np.array(["text"]), "an array of <U4"),
-    (np.array([1 << 60]), r"an array of int64 beyond 2\^53"),
     (IndexedSlices(np.array([1]), np.zeros((1, 2), np.int8)), "an array of int8"),
 ]
 
@@ -122,39 +124,46 @@ def test_arrays_that_cannot_travel_are_refused_where_they_are_scheduled_and_as_r
         assert coordinator.schedule("square", (3,)).fetch(30) == 9
 
 
-@pytest.mark.parametrize("packs", ["pack_call", "pack_outcome"])
+def test_integers_of_64_bits_travel_whole(cluster: AnyCluster) -> None:
+    largest = np.array([(1 << 63) - 1, -(1 << 63)])
+    with serving(cluster), ClusterCoordinator(cluster.observer()) as coordinator:
+        ((found,), _) = coordinator.schedule("same", (largest,)).fetch(30)
+    assert found.tolist() == largest.tolist()
+
+
+@pytest.mark.parametrize("is_call", [True, False])
 def test_a_malformed_message_fails_its_closure_and_the_next_closure_runs(
-    cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch, packs: str
+    cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch, is_call: bool
 ) -> None:
     """The worker ended with KeyError, or join() waited for ever."""
-    pack: Callable[[Any], list[Any]] = getattr(coordinator, packs)
+    pack = content.pack
 
-    def pack_wrongly(what: Any) -> list[Any]:
-        is_wrong = 49 in (getattr(what, "value", None), *getattr(what, "args", ()))
-        return [np.frombuffer(b'{"dict": {"function": 1}}', np.uint8)] if is_wrong else pack(what)
+    def pack_wrongly(message: Any, **how: Any) -> Any:
+        is_wrong = message is not None and ((49,) if is_call else 49) in message
+        return pack({"function": 1} if is_wrong else message, **how)
 
-    monkeypatch.setattr(coordinator, packs, pack_wrongly)
+    monkeypatch.setattr(coordinator, "pack", pack_wrongly)
     with serving(cluster), ClusterCoordinator(cluster.observer()) as scheduling:
-        scheduling.schedule("square", (49 if packs == "pack_call" else 7,))
-        with pytest.raises(RuntimeError, match=r"failed on worker .: .*a closure's message cannot be read"):
+        scheduling.schedule("square", (49 if is_call else 7,))
+        with pytest.raises(RuntimeError, match=r"failed on worker .: .*a closure's post cannot be read"):
             scheduling.join(30)
         scheduling.join(30)
         assert [scheduling.schedule("square", (number,)).fetch(30) for number in range(6)] == [number**2 for number in range(6)]
 
 
 def test_a_closure_over_a_servers_limits_fails_and_the_next_closure_runs(cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
-    send, num_refused = Mailboxes.send, itertools.count()
+    post, num_refused = BoardRegistry.post, itertools.count()
 
-    def send_small(mailboxes: Mailboxes, name: str, message: Message, **how: Any) -> None:
-        if any(np.size(value) == 1000 for value in message.values):
+    def post_small(boards: BoardRegistry, header: PostHeader, content: Array) -> int:
+        if header.content_bytes > 8000:
             next(num_refused)
             raise LimitExceeded("ps 0: has no room for this")
-        if any(np.size(value) == 900 for value in message.values) and next(num_refused) < 2:
+        if header.content_bytes > 7000 and next(num_refused) < 2:
             raise LimitExceeded("ps 0: has no room at the moment")
-        send(mailboxes, name, message, **how)
+        return post(boards, header, content)
 
-    monkeypatch.setattr(Mailboxes, "send", send_small)
-    monkeypatch.setattr("worker_client.strategy.links.LIMIT_S", 0.3)
+    monkeypatch.setattr(BoardRegistry, "post", post_small)
+    monkeypatch.setattr("worker_client.strategy.board.LIMIT_S", 0.3)
     with serving(cluster, {**FUNCTIONS, "zeros": np.zeros}), ClusterCoordinator(cluster.observer()) as coordinator:
         # Others may fill a server for a moment.
         assert coordinator.schedule("same", (np.zeros(900),)).fetch(30)[0][0].size == 900
@@ -186,8 +195,8 @@ def test_serving_ends_when_training_is_finished_and_the_servers_are_gone_during_
             coordinator.schedule("slow")
             assert is_running.wait(30)
             session.finish()
-            monkeypatch.setattr(Mailboxes, "send", send)
-            monkeypatch.setattr(Mailboxes, "receive", send)
+            monkeypatch.setattr(BoardRegistry, "post", send)
+            monkeypatch.setattr(BoardRegistry, "read", send)
         finally:
             may_go_on.set()
         assert ends.result(30) == 1
@@ -343,13 +352,14 @@ def test_a_target_that_is_no_session_and_functions_that_are_no_mapping_of_callab
 def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(
     impatient: None, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, serves, receive = start(Shape(num_ps=2, total_num_replicas=1)), threading.Event(), Mailboxes.receive
+    cluster, serves, read = start(Shape(num_ps=2, total_num_replicas=1)), threading.Event(), Board.read
 
-    def receive_and_tell(mailboxes: Mailboxes, name: str, timeout_s: float) -> Message:
-        serves.set()
-        return receive(mailboxes, name, timeout_s)
+    def read_and_tell(board: Board, author: int, since: Key | None, wait_s: float) -> Found | None:
+        if since is not None:
+            serves.set()
+        return read(board, author, since, wait_s)
 
-    monkeypatch.setattr(Mailboxes, "receive", receive_and_tell)
+    monkeypatch.setattr(Board, "read", read_and_tell)
     with serving(cluster, num_workers=1) as counts:
         observer, asked = cluster.observer(), threading.Event()
         assert serves.wait(30)
@@ -376,9 +386,8 @@ def test_a_coordinator_ignores_outcomes_for_an_earlier_one_and_a_worker_serves_o
         rounds = pool.submit(work)
         with ClusterCoordinator(cluster.observer()) as coordinator:
             value = coordinator.schedule("slow")
-            # The closure is sent again before it is answered.
             with pytest.raises(DeadlineExceeded):
-                coordinator.join(1)
+                coordinator.join(0.1)
             may_go_on.set()
             assert value.fetch(30) == "of slow"
         for number in (2, 3):
@@ -399,37 +408,27 @@ def test_rule_81_a_coordinator_that_was_killed_and_is_started_again_has_its_clos
     killed.close()
 
 
-def test_a_closure_that_was_sent_again_does_not_stay_on_the_servers(impatient: None, start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
-    cluster, may_go_on, left, sent = start(Shape(total_num_replicas=1)), threading.Event(), set[str](), list[Message]()
-    send, receive, discard, sent_again = Mailboxes.send, Mailboxes.receive, Mailboxes.discard, threading.Event()
+@pytest.mark.parametrize("author", [0, 1])
+def test_a_closure_or_an_outcome_that_a_server_has_lost_is_posted_again_and_runs_once(
+    start: Start, monkeypatch: pytest.MonkeyPatch, author: int
+) -> None:
+    cluster, read, lost, count = start(Shape(total_num_replicas=1)), BoardRegistry.read, list[Key](), itertools.count()
 
-    def note_sent(mailboxes: Mailboxes, name: str, message: Message, **how: Any) -> None:
-        left.add(name)  # before it can be received
-        send(mailboxes, name, message, **how)
-        if "closures for" in name and message.values:
-            if message in sent:
-                sent_again.set()
-            sent.append(message)
+    def read_after_a_loss(boards: BoardRegistry, request: BoardRequest) -> Found:
+        # What was posted is lost with the server, another process of which answers from now on.
+        found = read(boards, request)
+        if not lost and request.author == author and found.post is not None and b"number" in found.post.content.tobytes():
+            lost.append(found.post.key)
+            boards._posts.clear()
+            boards._process_incarnation += 1
+            return read(boards, replace(request, max_wait_s=0.0))
+        return found
 
-    def note_received(mailboxes: Mailboxes, name: str, timeout_s: float) -> Message:
-        message = receive(mailboxes, name, timeout_s)
-        left.discard(name)
-        return message
-
-    def note_discarded(mailboxes: Mailboxes, name: str) -> None:
-        discard(mailboxes, name)
-        left.discard(name)
-
-    monkeypatch.setattr(Mailboxes, "send", note_sent)
-    monkeypatch.setattr(Mailboxes, "receive", note_received)
-    monkeypatch.setattr(Mailboxes, "discard", note_discarded)
-    with serving(cluster, {"slow": lambda: may_go_on.wait(30)}, num_workers=1):
+    monkeypatch.setattr(BoardRegistry, "read", read_after_a_loss)
+    with serving(cluster, {"number": lambda: ("number", next(count))}, num_workers=1):
         with ClusterCoordinator(cluster.observer()) as coordinator:
-            value = coordinator.schedule("slow")
-            assert sent_again.wait(30)
-            may_go_on.set()
-            assert value.fetch(30)
-    assert not {name for name in left if "closures for" in name}
+            assert [coordinator.schedule("number").fetch(30)[1] for _ in range(3)] == [0, 1, 2]
+    assert len(lost) == 1
 
 
 def test_a_closure_that_ends_the_program_is_an_error_and_its_worker_serves_on(cluster: AnyCluster) -> None:

@@ -8,11 +8,14 @@ import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
-from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from tests.support.processes.processes import announced, start_role
 
 SERVICES = {
-    "ps": (parameter_service_pb2.DESCRIPTOR, accumulator_service_pb2.DESCRIPTOR, handshake_service_pb2.DESCRIPTOR),
+    "ps": (
+        *(parameter_service_pb2.DESCRIPTOR, accumulator_service_pb2.DESCRIPTOR, board_service_pb2.DESCRIPTOR),
+        handshake_service_pb2.DESCRIPTOR,
+    ),
     "chief": (chief_service_pb2.DESCRIPTOR, handshake_service_pb2.DESCRIPTOR),
 }
 METHODS = [

@@ -12,7 +12,7 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
-from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.running_chief import Worker, client_of, cluster
 from tests.support.parameter_servers.raw_shard import outcome
@@ -53,7 +53,7 @@ DEFECTS = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN, grpc.StatusCode.UN
 ENDING = ("ShutdownShard", "FinishTraining")
 METHODS = [
     (service.full_name, method)
-    for module in (accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2)
+    for module in (accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2)
     for service in module.DESCRIPTOR.services_by_name.values()
     for method in service.methods
     if method.name not in ENDING

@@ -20,9 +20,9 @@ from ps_protocol.security.tokens import (
     tokens_beside,
     write_secret,
 )
-from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
+from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 
-MODULES = (accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2)
+MODULES = (accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2)
 PREFIX = "/ps_protocol.v1."
 
 

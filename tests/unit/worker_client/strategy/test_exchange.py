@@ -1,4 +1,4 @@
-"""Exchanges of reductions, without a session: messages are lost, late and repeated, and programs are started again."""
+"""Exchanges of reductions, without a session: posts are lost with the server, workers give up, and programs are started again."""
 
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -9,72 +9,129 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, ShapeMismatch, Unavailable
-from worker_client.strategy.exchange import FIRST, NO_STEP, Action, Contributing, Gathering, Place, Send, Settled, exchange_number
+from ps_protocol.roles.board import FIRST_KEY, Found, Key, Post, Posts
+from worker_client.strategy.content import pack
+from worker_client.strategy.exchange import FIRST, NO_STEP, Exchanges, Get, Keep, Moment, Place, Places, Put, Waited, WaitFor
 from worker_client.strategy.group import Combination
-from worker_client.strategy.links import new_sender
-from worker_client.strategy.messages import Message
 from worker_client.strategy.reduction import ReduceOp
 
 NUM_WORKERS, NUM_STEPS, NUM_REDUCTIONS = 3, 3, 2
 
 
-def _place(step: int = 0, *, call: int = 1, reduction: int = 0, part: int = 1) -> Place:
-    return Place(step=step, call=call, reduction=reduction, part=part)
-
-
-def _sum(replica: int, value: Any) -> list[Combination]:
-    return [Combination(op=ReduceOp.SUM, contributions={replica: np.asarray(value)})]
-
-
-def _gathering(num_workers: int = 2, *, is_restarted: bool = True) -> Gathering:
-    return Gathering(new_sender(), num_workers=num_workers, per_worker=1, is_restarted=is_restarted)
-
-
-def _contributing(*, is_restarted: bool = True) -> Contributing:
-    return Contributing(new_sender(), is_restarted=is_restarted)
-
-
-def _message(actions: Sequence[Action], worker: int = FIRST) -> Message:
-    (message,) = [one.message for one in actions if isinstance(one, Send) and one.worker == worker]
-    return message
-
-
-class _Link:
-    """One direction between two workers: a message that is not settled goes again, in place of what lies there."""
+class _Server:
+    """A board, for programs that each have what they have posted, or read, posted again to a server that has lost it."""
 
     def __init__(self) -> None:
-        self.latest: Message | None = None
-        self.lies: Message | None = None
+        self.posts: dict[tuple[bool, int], Posts] = {}
+        self.process_incarnation = 1
+
+    def lose(self) -> None:
+        self.posts.clear()
+        self.process_incarnation += 1
+
+    def add(self, board: bool, author: int, post: Post, keeps_from: Key) -> None:
+        self.posts.setdefault((board, author), Posts()).add(post, keeps_from=keeps_from)
+
+    def find(self, board: bool, author: int, since: Key | None) -> Found:
+        posts = self.posts.get((board, author), Posts())
+        return Found(process_incarnation=self.process_incarnation, newest=posts.newest, post=posts.first(since))
 
 
-class _Network:
-    """The links of all pairs; what a program has sent last is forgotten with it, what lies there is not."""
+class _Worker:
+    """One program of a worker: runs its part, which waits at each request for a post that is not there."""
 
-    def __init__(self) -> None:
-        self.links = {(one, other): _Link() for one in range(NUM_WORKERS) for other in range(NUM_WORKERS) if FIRST in (one, other)}
+    def __init__(self, server: _Server, worker: int, *, incarnation: int = 1, num_workers: int = 2, is_restarted: bool = False) -> None:
+        self.server, self.worker, self.incarnation = server, worker, incarnation
+        self.exchanges = Exchanges(worker=worker, incarnation=incarnation, num_workers=num_workers, per_worker=1, is_restarted=is_restarted)
+        self.kept = _Server()
+        self.at, self.is_late = Moment(1, 0), False
+        # Posts for which the server has no room.
+        self.num_refused = 0
+        self.outcome: Any = None
 
-    def carry_out(self, worker: int, actions: Sequence[Action]) -> None:
-        for action in actions:
-            link = self.links[worker, action.worker]
-            if isinstance(action, Settled):
-                link.latest = None
-            else:
-                link.latest = link.lies = action.message
+    def tend(self) -> None:
+        """Posts again what the server has lost."""
+        if self.kept.process_incarnation != self.server.process_incarnation:
+            self.kept.process_incarnation = self.server.process_incarnation
+            for (board, author), posts in self.kept.posts.items():
+                for post in posts:
+                    self.server.add(board, author, post, FIRST_KEY)
 
-    def send_again(self, worker: int) -> None:
-        for (sender, _), link in self.links.items():
-            if sender == worker and link.latest is not None:
-                link.lies = link.latest
+    def running(self, part: Generator[Any, Any, Any]) -> Generator[None, None, Any]:
+        """Carries out the part's requests, and yields wherever it waits."""
+        answer: Any = None
+        try:
+            while True:
+                request = part.send(answer)
+                self.tend()
+                board = request.place.at.step != NO_STEP
+                match request:
+                    case Put():
+                        if self.num_refused:
+                            self.num_refused -= 1
+                            request = part.throw(LimitExceeded("ps 0: has no room for this"))
+                            board = request.place.at.step != NO_STEP
+                            assert isinstance(request, Put)
+                        post = Post(key=request.place.key, incarnation=self.incarnation, content=request.content)
+                        for place in (self.server, self.kept):
+                            place.add(board, request.author, post, request.keeps_from)
+                        answer = None
+                    case Keep():
+                        self.kept.add(board, FIRST, request.post, request.keeps_from)
+                        answer = None
+                    case Get():
+                        answer = self.server.find(board, request.author, request.since)
+                    case WaitFor():
+                        found = self.server.find(board, request.author, request.place.key)
+                        if found.post is None:
+                            yield
+                            self.tend()
+                            found = self.server.find(board, request.author, request.place.key)
+                        answer = Waited(found, self.is_late, self.at)
+        except StopIteration as end:
+            return end.value
 
-    def forget(self, worker: int) -> None:
-        for (sender, _), link in self.links.items():
-            if sender == worker:
-                link.latest = None
+    def reduced(self, value: Any, *, op: ReduceOp = ReduceOp.SUM, variable: str = "") -> Generator[None, None, Any]:
+        """Reduces one value of this worker's replica over all."""
+        place = yield from self.running(self.exchanges.begin(self.at))
+        contributions = {self.worker: value} if not isinstance(value, dict) else value
+        combinations = [Combination(op=op, contributions=contributions, variable=variable)]
+        (result,) = yield from self.running(self.exchanges.combined("sum", combinations, place, timeout_s=60.0))
+        return result
 
-    def take(self, worker: int, sender: int) -> Message | None:
-        link = self.links[sender, worker]
-        message, link.lies = link.lies, None
-        return message
+    def begin_call(self) -> None:
+        self.exchanges.places.begin_call(self.at)
+
+    def end_call(self, *, has_failed: bool = False) -> None:
+        for _ in self.running(self.exchanges.end_call(self.at, has_failed=has_failed)):
+            raise AssertionError("the end of a call waits for nobody")
+
+
+def _together(*parts: Generator[None, None, Any]) -> list[Any]:
+    """Runs the parts by turns until each has ended; returns their results, or errors."""
+    results: dict[int, Any] = {}
+    for _ in range(100):
+        for index, part in enumerate(parts):
+            if index not in results:
+                try:
+                    next(part)
+                except StopIteration as end:
+                    results[index] = end.value
+                except Exception as error:
+                    results[index] = error
+        if len(results) == len(parts):
+            return [results[index] for index in range(len(parts))]
+    raise AssertionError(f"still waiting; over: {results}")
+
+
+def _two() -> tuple[_Worker, _Worker]:
+    server = _Server()
+    return _Worker(server, 0), _Worker(server, 1)
+
+
+def _texts(results: Sequence[Any], kind: type[Exception]) -> list[str]:
+    assert [type(one) for one in results] == [kind] * len(results), results
+    return [str(one) for one in results]
 
 
 class _Cluster:
@@ -97,282 +154,279 @@ class _Cluster:
             self.step += 1
 
 
-def _program(worker: int, network: _Network, cluster: _Cluster, *, is_async: bool, is_restarted: bool) -> Generator[None, None, None]:
+def _program(worker: _Worker, cluster: _Cluster, *, is_async: bool) -> Generator[None, None, None]:
     """Makes the cluster's steps, each of some reductions and a write, from where it is; yields wherever it waits."""
-    is_first = worker == FIRST
-    side = _gathering(NUM_WORKERS, is_restarted=is_restarted) if is_first else _contributing(is_restarted=is_restarted)
-    others = range(1, NUM_WORKERS) if worker == FIRST else [FIRST]
-    exchange = 0
-
-    def listen() -> None:
-        for other in others:
-            if (message := network.take(worker, other)) is not None:
-                network.carry_out(worker, side.receive(other, message))
-
     while (step := cluster.step) < NUM_STEPS:
+        worker.at = Moment() if is_async else Moment(1, step)
+        worker.begin_call()
         written = 0.0
         for reduction in range(NUM_REDUCTIONS):
-            exchange += 1
-            place = _place(NO_STEP if is_async else step, reduction=reduction)
-            value = _sum(worker, float(10**worker * (1 + step * NUM_REDUCTIONS + reduction)))
-            if isinstance(side, Gathering):
-                network.carry_out(worker, side.begin("sum", place, value, exchange=exchange, timeout_s=60.0))
-                while (missing := side.waits_for) is not None:
-                    yield
-                    listen()
-                    if side.waits_for == missing:
-                        network.carry_out(worker, side.ask(missing))
-            else:
-                network.carry_out(worker, side.begin(place, value, exchange=exchange))
-                while not side.is_over:
-                    yield
-                    listen()
-            (result,) = side.results()
+            result = yield from worker.reduced(float(10**worker.worker * (1 + step * NUM_REDUCTIONS + reduction)))
             written += float(result)
             cluster.seen.setdefault((step, reduction), set()).add(float(result))
             yield
-        cluster.contribute(worker, step, written)
+        cluster.contribute(worker.worker, step, written)
         while cluster.step == step:
             yield
-            listen()
+            worker.tend()
+        worker.end_call()
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.booleans(), st.lists(st.tuples(st.sampled_from(["run", "run", "run", "end", "lose", "again"]), st.integers(0, 2)), max_size=120))
+@given(st.booleans(), st.lists(st.tuples(st.sampled_from(["run", "run", "run", "end", "lose"]), st.integers(0, 2)), max_size=120))
 def test_all_programs_get_the_sums_and_each_write_is_made_once_whatever_is_lost_or_restarted(
     is_async: bool, events: list[tuple[str, int]]
 ) -> None:
-    network, cluster = _Network(), _Cluster()
-    programs = [_program(worker, network, cluster, is_async=is_async, is_restarted=False) for worker in range(NUM_WORKERS)]
+    server, cluster, incarnations = _Server(), _Cluster(), [1] * NUM_WORKERS
 
-    def run(worker: int) -> None:
-        next(programs[worker], None)
+    def program(worker: int) -> Generator[None, None, None]:
+        is_restarted = incarnations[worker] > 1
+        own = _Worker(server, worker, incarnation=incarnations[worker], num_workers=NUM_WORKERS, is_restarted=is_restarted)
+        return _program(own, cluster, is_async=is_async)
 
+    programs = [program(worker) for worker in range(NUM_WORKERS)]
     for event, worker in events:
         match event:
             case "run":
-                run(worker)
+                next(programs[worker], None)
             case "end" if not is_async:  # where a program that is started again begins is known by the step
                 programs[worker].close()
-                network.forget(worker)
-                programs[worker] = _program(worker, network, cluster, is_async=is_async, is_restarted=True)
+                incarnations[worker] += 1
+                programs[worker] = program(worker)
             case "lose":
-                for (sender, _), link in network.links.items():
-                    link.lies = link.lies if sender != worker else None
-            case "again":
-                network.send_again(worker)
+                server.lose()
     # Nothing more is lost: then all comes to its end.
     for _ in range(400):
         for worker in range(NUM_WORKERS):
-            run(worker)
-            network.send_again(worker)
+            next(programs[worker], None)
     sums = {(step, reduction): 111.0 * (1 + step * NUM_REDUCTIONS + reduction) for step in range(NUM_STEPS) for reduction in range(2)}
     assert cluster.step == NUM_STEPS
     assert cluster.seen == {key: {value} for key, value in sums.items()}
     assert cluster.written == [sums[step, 0] + sums[step, 1] for step in range(NUM_STEPS)]
 
 
-def test_a_restarted_gatherer_asks_for_missing_contributions_and_joins_the_current_exchange() -> None:
-    first, other = _gathering(), _contributing()
-    for reduction in range(2):
-        first.begin("sum", _place(reduction=reduction), _sum(0, 1.0), exchange=reduction + 1, timeout_s=60.0)
-        answer = _message(first.receive(1, _message(other.begin(_place(reduction=reduction), _sum(1, 2.0), exchange=reduction + 1))), 1)
-        assert other.receive(0, answer) == [Settled(0)]
-    contribution = _message(other.begin(_place(reduction=2), _sum(1, 2.0), exchange=3))
-    again = _gathering()
-    assert again.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0) == []
-    # It sees that the other is ahead; what the other has is asked for, the second time at once.
-    actions = again.receive(1, contribution)
-    for reduction in range(2):
-        assert again.receive(1, _message(other.receive(0, _message(actions, 1)))) == []
-        assert [float(one) for one in again.results()] == [3.0]
-        actions = again.begin("sum", _place(reduction=reduction + 1), _sum(0, 1.0), exchange=reduction + 2, timeout_s=60.0)
-    assert again.waits_for is None
-    assert other.receive(0, _message(actions, 1)) == [Settled(0)]
-    assert again.results() == other.results() == [3.0]
-
-
-def test_results_for_a_question_that_is_over_are_not_taken() -> None:
-    first, other = _gathering(), _contributing()
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
-    other.receive(0, _message(first.receive(1, _message(other.begin(_place(), _sum(1, 2.0), exchange=1))), 1))
-    again = _gathering()
-    again.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
-    kept = _message(other.receive(0, _message(again.ask(1), 1)))
-    assert again.ask(1) == []  # once
-    again.miss(1)
-    with pytest.raises(DeadlineExceeded, match=r"sum: missing after 60 s: replica 1 of worker 1; is its process there"):
-        again.results()
-    again.begin("sum", _place(), _sum(0, 5.0), exchange=2, timeout_s=60.0)
-    assert again.receive(1, kept) == [] and again.waits_for == 1
-    # Nor what was reduced before this worker has begun the same anew.
-    contribution = _message(other.begin(_place(), _sum(1, 7.0), exchange=2))
-    assert other.receive(0, _message(again.ask(1), 1)) == []
-    again.receive(1, contribution)
-    assert again.results() == [12.0]
+def test_a_restarted_gatherer_takes_the_results_that_are_there_and_joins_the_current_exchange() -> None:
+    first, other = _two()
+    for worker in (first, other):
+        worker.begin_call()
+    assert _together(*(worker.reduced(10.0**worker.worker) for worker in (first, other))) == [11.0, 11.0]
+    waiting = other.reduced(20.0)
+    next(waiting)
+    again = _Worker(first.server, 0, incarnation=2, is_restarted=True)
+    again.begin_call()
+    # What it contributes to the exchange that is over does not count.
+    assert _together(again.reduced(5.0)) == [11.0]
+    assert _together(again.reduced(2.0), waiting) == [22.0, 22.0]
 
 
 def test_programs_at_different_places_are_refused_and_can_repeat_the_call() -> None:
-    first, other = _gathering(), _contributing()
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
-    ahead = _message(other.begin(_place(reduction=1), _sum(1, 2.0), exchange=1))
-    unknown = _message(other.receive(0, _message(first.receive(1, ahead), 1)))
-    answer = _message(first.receive(1, unknown), 1)
-    other.receive(0, answer)
-    words = "worker 1 is at call 1 of the step, reduction 2, part 1, worker 0 at call 1 of the step, reduction 1, part 1; all workers must"
-    for side in (first, other):
-        with pytest.raises(ValueError, match=words):
-            side.results()
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=2, timeout_s=60.0)
-    first.receive(1, _message(other.begin(_place(), _sum(1, 2.0), exchange=2)))
-    assert first.results() == [3.0]
+    first, other = _two()
+    assert _together(first.reduced(1.0), other.reduced(2.0)) == [3.0, 3.0]
+    waiting = other.reduced(2.0)  # outside of a call
+    next(waiting)
+    first.begin_call()
+    results = _together(first.reduced(1.0), waiting)
+    assert "worker 1 is at its call 1, exchange 2, worker 0 at its call 1, exchange 1; all workers must" in str(results[0])
+    assert [type(one) for one in results] == [ValueError, DeadlineExceeded]
+    first.end_call(has_failed=True)
+    assert _together(first.reduced(1.0), other.reduced(2.0)) == [3.0, 3.0]
 
 
 def test_an_exchange_that_one_side_gave_up_fails_on_the_other_and_the_next_ones_are_paired() -> None:
-    first, other = _gathering(), _contributing()
-
-    def exchanged(number: int) -> None:
-        first.begin("sum", _place(), _sum(0, number), exchange=number, timeout_s=60.0)
-        answer = first.receive(1, _message(other.begin(_place(), _sum(1, 10 * number), exchange=number)))
-        other.receive(0, _message(answer, 1))
-        assert first.results() == other.results() == [11 * number]
-
-    exchanged(1)
-    late = _message(other.begin(_place(), _sum(1, 20), exchange=2))
-    other.give_up(DeadlineExceeded("no answer"))
-    first.begin("sum", _place(), _sum(0, 2), exchange=2, timeout_s=60.0)
-    other_next = _message(other.begin(_place(), _sum(1, 30), exchange=3))
-    first.receive(1, other_next)
-    with pytest.raises(DeadlineExceeded, match="worker 1 has given up this exchange, and waits for a later one"):
-        first.results()
-    answer = first.begin("sum", _place(), _sum(0, 3), exchange=3, timeout_s=60.0)
-    # The copy of what was given up is answered as that, and the answer is not taken for the one that is waited for.
-    assert other.receive(0, _message(first.receive(1, late), 1)) == []
-    other.receive(0, _message(answer, 1))
-    assert first.results() == other.results() == [33]
-    exchanged(4)
+    first, other = _two()
+    assert _together(first.reduced(1), other.reduced(10)) == [11, 11]
+    given_up = other.reduced(20)
+    next(given_up)
+    other.is_late = True
+    assert "worker 0 with replica 0 has not answered within 60 s" in _texts(_together(given_up), DeadlineExceeded)[0]
+    other.is_late = False
+    waiting = other.reduced(30)
+    next(waiting)
+    (text,) = _texts(_together(first.reduced(2)), DeadlineExceeded)
+    assert "worker 1 has given up this exchange, and is at its call 1, exchange 3" in text
+    assert _together(first.reduced(3), waiting) == [33, 33]
+    assert _together(first.reduced(4), other.reduced(40)) == [44, 44]
 
 
-def test_a_first_exchange_that_has_failed_in_one_program_alone_is_never_paired_with_the_second() -> None:
-    first, other = _gathering(is_restarted=False), _contributing(is_restarted=False)
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=exchange_number(1, 1), timeout_s=60.0)
-    first.receive(1, _message(other.begin(_place(), _sum(1, 20.0), exchange=exchange_number(2, 1))))
-    with pytest.raises(DeadlineExceeded, match="worker 1 has given up this exchange"):
-        first.results()
-    answer = first.begin("sum", _place(), _sum(0, 2.0), exchange=exchange_number(2, 1), timeout_s=60.0)
-    other.receive(0, _message(answer, 1))
-    assert first.results() == other.results() == [22.0]
+@pytest.mark.parametrize("failing", [0, 1])
+@pytest.mark.parametrize("at", [Moment(1, 0), Moment()])
+def test_a_call_that_has_failed_in_one_program_alone_is_never_paired_with_the_next(at: Moment, failing: int) -> None:
+    workers = _two()
+    for worker in workers:
+        worker.at = at
+        worker.begin_call()
+    waits = workers[1 - failing].reduced(1.0)
+    next(waits)
+    workers[failing].end_call(has_failed=True)
+    next(waits)  # it may still be started again, and make the call
+    workers[failing].begin_call()
+    after = workers[failing].reduced(10.0)
+    next(after)
+    (text,) = _texts(_together(waits), DeadlineExceeded)
+    assert f"worker {failing} has given up" in text
+    workers[1 - failing].end_call(has_failed=True)
+    workers[1 - failing].begin_call()
+    assert _together(after, workers[1 - failing].reduced(20.0)) == [30.0, 30.0]
 
 
-def test_a_program_that_is_started_again_after_a_call_without_a_step_has_part_in_the_next_and_gets_nothing_of_the_former() -> None:
-    first, other, again = _gathering(), _contributing(), _contributing()
+def test_a_call_that_has_failed_without_an_exchange_is_caught_up_with() -> None:
+    first, other = _two()
+    for worker in (first, other):
+        worker.begin_call()
+    other.end_call(has_failed=True)  # it leaves out the reduction that follows
+    first.end_call()
+    waiting = first.reduced(1.0)
+    next(waiting)
+    other.begin_call()
+    after = other.reduced(10.0)
+    next(after)
+    _texts(_together(waiting), DeadlineExceeded)
+    first.begin_call()
+    assert _together(first.reduced(20.0), after) == [30.0, 30.0]
 
-    def exchanged(side: Contributing, value: float, *, number: int, own: int) -> None:
-        early = first.receive(1, _message(side.begin(_place(NO_STEP), _sum(1, value), exchange=own)))
-        assert early == []
-        actions = first.begin("sum", _place(NO_STEP), _sum(0, 1.0), exchange=number, timeout_s=60.0)
-        side.receive(0, _message(actions, 1))
-        assert first.results() == side.results() == [1.0 + value]
-        first.end_call()
-        side.end_call()
 
-    exchanged(other, 10.0, number=1, own=1)
-    exchanged(again, 20.0, number=2, own=1)
+def test_a_program_that_is_started_again_passes_over_calls_that_have_failed() -> None:
+    first, other = _two()
+    for worker in (first, other):
+        worker.begin_call()
+    _texts(_together(first.reduced(np.zeros(2)), other.reduced(np.zeros(3))), ShapeMismatch)
+    for worker in (first, other):
+        worker.end_call(has_failed=True)
+        worker.begin_call()
+    waiting = first.reduced(1.0)
+    next(waiting)
+    again = _Worker(first.server, 1, incarnation=2, is_restarted=True)
+    again.begin_call()
+    assert _together(waiting, again.reduced(2.0)) == [3.0, 3.0]
 
 
-def test_the_count_of_exchanges_restarts_in_each_call_after_a_program_has_joined_in_the_middle_of_one() -> None:
-    first, other = _gathering(), _contributing()
-    for own, theirs in [((7, 3), (1, 1)), ((7, 4), (1, 2)), ((8, 1), (2, 1)), ((8, 2), (2, 2)), ((10, 1), (4, 1))]:
-        first.begin("sum", _place(), _sum(0, 1.0), exchange=exchange_number(*own), timeout_s=60.0)
-        first.receive(1, _message(other.begin(_place(), _sum(1, 2.0), exchange=exchange_number(*theirs))))
-        assert first.results() == [3.0]
+def test_a_program_that_is_started_again_where_there_are_no_steps_has_part_in_the_next_call_and_gets_nothing_of_the_former() -> None:
+    first, other = _two()
+    again = _Worker(first.server, 1, incarnation=2, is_restarted=True)
+    for worker, value in ((other, 10.0), (again, 20.0)):
+        for one in (first, worker):
+            one.at = Moment()
+            one.begin_call()
+        assert _together(first.reduced(1.0), worker.reduced(value)) == [1.0 + value] * 2
+        for one in (first, worker):
+            one.end_call()
+
+
+def test_a_second_strategy_of_the_same_process_goes_on_after_the_first() -> None:
+    first, other = _two()
+    assert _together(first.reduced(1.0), other.reduced(2.0)) == [3.0, 3.0]
+    again = [_Worker(first.server, worker) for worker in range(2)]
+    assert _together(*(worker.reduced(10.0) for worker in again)) == [20.0, 20.0]
+
+
+def test_what_was_reduced_in_another_epoch_is_never_taken() -> None:
+    first, other = _two()
+    assert _together(first.reduced(1.0), other.reduced(2.0)) == [3.0, 3.0]
+    again = [_Worker(first.server, worker, incarnation=2, is_restarted=True) for worker in range(2)]
+    for worker in again:
+        worker.at = Moment(2, 0)
+    assert _together(*(worker.reduced(10.0) for worker in again)) == [20.0, 20.0]
+
+
+def test_an_exchange_goes_on_where_the_cluster_goes_back_to_the_same_step_and_fails_where_to_another() -> None:
+    first, other = _two()
+    waiting = first.reduced(1.0)
+    next(waiting)
+    first.at = other.at = Moment(2, 0)
+    assert _together(waiting, other.reduced(2.0)) == [3.0, 3.0]
+    waiting = first.reduced(1.0)
+    next(waiting)
+    first.at = Moment(3, -1 + 5)
+    (text,) = _texts(_together(waiting), Unavailable)
+    assert "the cluster went back from step 0 to step 4" in text
 
 
 def test_a_worker_whose_variables_are_older_has_no_part_in_a_reduction() -> None:
-    first, other = _gathering(), _contributing()
-    first.begin("sum", _place(3), _sum(0, 1.0), exchange=1, timeout_s=60.0)
-    other.receive(0, _message(first.receive(1, _message(other.begin(_place(2), _sum(1, 1.0), exchange=1))), 1))
-    with pytest.raises(Unavailable, match="worker 1 is at step 2, worker 0 at 3: they would reduce values of different steps"):
-        other.results()
-    assert first.waits_for == 1
-    # The older one may be worker 0: the other says again what it has said, to the program that comes after that.
-    ahead = _message(other.begin(_place(4), _sum(1, 1.0), exchange=2))
-    assert first.receive(1, ahead) == []
-    with pytest.raises(Unavailable, match="worker 0 is at step 3, worker 1 at 4"):
-        first.results()
+    first, other = _two()
+    first.at, other.at = Moment(1, 3), Moment(1, 2)
+    texts = _texts(_together(other.reduced(1.0), first.reduced(1.0)), Unavailable)
+    assert all("worker 1 is at step 2, worker 0 at 3: they would reduce values of different steps" in text for text in texts)
+    # The older one may be worker 0: the other waits for the program that comes after that.
+    other.at = Moment(1, 4)
+    waiting = other.reduced(1.0)
+    next(waiting)
+    (text,) = _texts(_together(first.reduced(1.0)), Unavailable)
+    assert "worker 0 is at step 3, worker 1 at 4" in text
+    first.at = Moment(1, 4)
+    assert _together(first.reduced(1.0), waiting) == [2.0, 2.0]
 
 
-def test_a_value_that_cannot_be_sent_or_combined_fails_in_all_programs() -> None:
-    first, other = _gathering(), _contributing()
+def test_a_value_that_cannot_be_posted_or_combined_fails_in_all_programs() -> None:
+    first, other = _two()
 
-    def fails(actions: Sequence[Action], expected: type[Exception], words: str) -> None:
-        other.receive(0, _message(actions, 1))
-        for side in (first, other):
-            with pytest.raises(expected, match=words):
-                side.results()
+    def fails(one: Any, another: Any, expected: type[Exception], words: str) -> None:
+        assert all(words in text for text in _texts(_together(first.reduced(one), other.reduced(another)), expected))
 
-    first.begin("sum", _place(), _sum(0, np.zeros(2)), exchange=1, timeout_s=60.0)
-    fails(first.receive(1, _message(other.begin(_place(), _sum(1, np.zeros(3)), exchange=1))), ShapeMismatch, "replica 1 contributes")
-    first.begin("sum", _place(), _sum(0, np.int16(1)), exchange=2, timeout_s=60.0)
-    fails(first.receive(1, _message(other.begin(_place(), _sum(1, 1.0), exchange=2))), InvalidSpec, "int16 cannot travel")
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=3, timeout_s=60.0)
-    fails(first.receive(1, _message(other.begin(_place(), _sum(1, np.int16(1)), exchange=3))), InvalidSpec, "int16 cannot travel")
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=4, timeout_s=60.0)
-    other.begin(_place(), _sum(1, 1.0), exchange=4)
-    fails(first.receive(1, _message(other.refuse(LimitExceeded("too large"), exchange=4))), LimitExceeded, "too large")
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=5, timeout_s=60.0)
-    first.receive(1, _message(other.begin(_place(), _sum(1, 1.0), exchange=5)))
-    fails(first.fail(LimitExceeded("the results are too large")), LimitExceeded, "the results are too large")
-    two = _message(_contributing().begin(_place(), [*_sum(1, 1.0), *_sum(1, 1.0)], exchange=6))
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=6, timeout_s=60.0)
-    first.receive(1, two)
-    with pytest.raises(ValueError, match="worker 1 reduces SUM, SUM where worker 0 reduces SUM"):
-        first.results()
+    fails(np.zeros(2), np.zeros(3), ShapeMismatch, "replica 1 contributes")
+    fails(np.int16(1), 1.0, InvalidSpec, "int16 cannot travel")
+    fails(1.0, np.int16(1), InvalidSpec, "int16 cannot travel")
+    for worker in (first, other):
+        worker.num_refused = 1
+        fails(1.0, 1.0, LimitExceeded, "has no room")
+        assert not worker.num_refused
+    assert _together(first.reduced(1.0), other.reduced(2.0)) == [3.0, 3.0]
 
 
-def test_workers_with_different_numbers_of_replicas_are_refused() -> None:
-    first, other = _gathering(), _contributing()
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
-    combination = Combination(op=ReduceOp.SUM, contributions={1: np.zeros(1), 2: np.zeros(1)})
-    first.receive(1, _message(other.begin(_place(), [combination], exchange=1)))
-    with pytest.raises(ValueError, match="worker 1 has other replicas than 1, as worker 0 has"):
-        first.results()
+def test_workers_that_reduce_different_values_are_refused_with_both() -> None:
+    first, other = _two()
+    results = _together(first.reduced(1.0, variable="a"), other.reduced(1.0, op=ReduceOp.MEAN, variable="b"))
+    assert all('worker 1 reduces MEAN for "b" where worker 0 reduces SUM for "a"; all' in text for text in _texts(results, ValueError))
+    results = _together(first.reduced(1.0), other.reduced({1: np.zeros(1), 2: np.zeros(1)}))
+    assert all("worker 1 has other replicas than 1, as worker 0 has" in text for text in _texts(results, ValueError))
+    # A program that was started again with other calls does not take what its former one has reduced.
+    assert _together(first.reduced(1.0), other.reduced(1.0)) == [2.0, 2.0]
+    again = _Worker(first.server, 1, incarnation=2, is_restarted=True)
+    (text,) = _texts(_together(again.reduced(1.0, op=ReduceOp.MEAN)), ValueError)
+    assert "worker 0 reduces SUM where worker 1 reduces MEAN" in text
 
 
-def test_results_of_a_steps_earlier_calls_are_kept_up_to_64_mib() -> None:
-    for nbytes, is_kept in ((1 << 20, True), (65 << 20, False)):
-        first = _gathering(1)
-        value = np.zeros(nbytes, np.uint8)
-        first.begin("sum", _place(call=1), _sum(0, value), exchange=1, timeout_s=60.0)
-        first.begin("sum", _place(call=3), _sum(0, value[:1]), exchange=2, timeout_s=60.0)
-        asks = _contributing().begin(_place(call=1), _sum(1, value), exchange=1)
-        answer = _message(first.receive(1, _message(asks)), 1)
-        assert (len(answer.values[1].tobytes()) == nbytes) is is_kept
+def test_missing_workers_are_named_by_all_at_the_deadline() -> None:
+    server = _Server()
+    first, other = _Worker(server, 0, num_workers=3), _Worker(server, 1, num_workers=3)
+    first.is_late = True
+    texts = _texts(_together(other.reduced(1.0), first.reduced(1.0)), DeadlineExceeded)
+    assert texts == ["sum: missing after 60 s: replica 2 of worker 2; is its process there?"] * 2
 
 
-def test_a_message_that_cannot_be_read_is_an_error_and_changes_nothing() -> None:
-    first, other = _gathering(), _contributing()
-    first.begin("sum", _place(), _sum(0, 1.0), exchange=1, timeout_s=60.0)
-    contribution = _message(other.begin(_place(), _sum(1, 1.0), exchange=1))
-    for values in ([], [np.zeros(3)], [np.full(9, np.nan)], [None]):
-        for receive in (first.receive, other.receive):
-            with pytest.raises(MalformedMessage, match="cannot be read"):
-                receive(1, new_sender().message(values))
-    head = contribution.values[0]
-    for body in ([], [np.zeros(4)], [np.array([[7, 0]])], [np.array([[np.nan, 0]])], [None]):
-        with pytest.raises(MalformedMessage, match="cannot be read: what it contributes"):
-            first.receive(1, new_sender().message([head, *body]))
-    first.receive(1, contribution)
-    assert first.results() == [2.0]
+@pytest.mark.parametrize(
+    "message",
+    [
+        None,
+        3,
+        {},
+        {"ops": 1, "values": []},
+        {"ops": [["SUM"]], "values": []},
+        {"ops": [], "values": None},
+        {"error": "Exit", "words": "", "call": 0},
+    ],
+)
+def test_a_post_that_cannot_be_read_is_an_error_for_all(message: Any) -> None:
+    first, other = _two()
+    assert _together(first.reduced(1.0), other.reduced(2.0)) == [3.0, 3.0]
+    place = Place(Moment(1, 0), 0, 2)
+    first.server.add(True, 1, Post(key=place.key, incarnation=1, content=pack(message)), FIRST_KEY)
+    texts = _texts(_together(first.reduced(1.0), other.reduced(1.0)), MalformedMessage)
+    assert all("cannot be read" in text for text in texts)
+    assert _together(first.reduced(1.0), other.reduced(1.0)) == [2.0, 2.0]
 
 
-def test_an_error_that_cannot_be_read_is_ignored_and_the_answer_is_still_taken() -> None:
-    first, other = _gathering(), _contributing()
-    first.begin("sum", _place(), _sum(0, np.zeros(2)), exchange=1, timeout_s=60.0)
-    refused = _message(first.receive(1, _message(other.begin(_place(), _sum(1, np.zeros(3)), exchange=1))), 1)
-    for body in ([], [np.int64(99), np.zeros(1)], [np.int64(0), np.array([255])], [np.int64(0), None]):
-        with pytest.raises(MalformedMessage, match="or its error"):
-            other.receive(0, new_sender().message([refused.values[0], *body]))
-    other.receive(0, refused)
-    with pytest.raises(ShapeMismatch):
-        other.results()
+def test_calls_without_an_exchange_do_not_count_and_failed_ones_do() -> None:
+    places, at = Places(), Moment(1, 7)
+    assert str(places.next(at)) == "call 1, exchange 1"
+    places.begin_call(at)
+    places.end_call(has_failed=False)
+    assert (places.next(at).call, places.present.exchange) == (0, 2)
+    places.begin_call(at)
+    places.end_call(has_failed=True)
+    assert (places.next(at).call, places.present.exchange) == (2, 1)
+    places.begin_call(at)
+    assert places.next(at).call == 3
+    # Counts begin anew in each step; where there are no steps, all calls count.
+    assert (places.next(Moment(1, 8)).call, places.present.exchange) == (1, 1)
+    places.end_call(has_failed=False)
+    assert places.next(Moment()).call == 4
