@@ -6,14 +6,17 @@ All that shows a cluster reads it: the page, `lockstep status`, `why` and `top`,
 import re
 import shlex
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
 from chief.core.cluster.members import Member, MemberState
 from chief.core.cluster.parameter_servers import ShardRecord
-from chief.core.situation import Missing, Situation, missing
+from chief.core.lacking import Missing, missing
 from chief.core.wording import counted, lease_end, percent, seconds
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterState, Condition, End, Level, ParticipantKind
+
+if TYPE_CHECKING:
+    from chief.core.state import Cluster
 
 # A younger step is at work, and waits for nobody.
 PATIENCE_S = 1.0
@@ -40,16 +43,16 @@ class Said(NamedTuple):
 
 @light_dataclass(frozen=True, slots=True)
 class Scene:
-    """A situation at a moment, and the workers that its step lacks; None: it lacks none, or has no use for more."""
+    """A cluster at a moment, and the workers that its step lacks; None: it lacks none, or has no use for more."""
 
-    at: Situation
+    at: "Cluster"
     now: float
     missing: Missing | None
 
     @property
     def age_s(self) -> float:
         """How long the open step has been open."""
-        return self.at.parts.ledger.step_age_s(self.now)
+        return self.at.ledger.step_age_s(self.now)
 
     def waited_s(self, members: Sequence[Member]) -> float:
         """How long the step has waited for workers: since it opened, or since they joined or gave their latest contribution to it."""
@@ -62,7 +65,7 @@ class Scene:
     @property
     def unreachable(self) -> list[ShardRecord]:
         """The servers that do not answer."""
-        return [record for record in self.at.parts.servers if not record.is_reachable]
+        return [record for record in self.at.servers if not record.is_reachable]
 
     def wait(self, who: str, why: str = "", *, since_s: float | None = None) -> str:
         """For example "Waiting 6 s for worker 2 (silent)"."""
@@ -79,10 +82,10 @@ class Scene:
         return (f"{named}LOCKSTEP_CHIEF={shlex.quote(self.at.address)} PROGRAM",) if self.at.address else ()
 
 
-def conditions(situation: Situation, *, now: float) -> tuple[Condition, ...]:
+def conditions(cluster: "Cluster", *, now: float) -> tuple[Condition, ...]:
     """Returns all conditions that hold, the most urgent first; there is always one."""
-    is_open = situation.state is ClusterState.TRAINING and situation.policy.has_common_steps and not situation.policy.is_complete
-    scene = Scene(situation, now, missing(situation) if is_open else None)
+    is_open = cluster.state is ClusterState.TRAINING and cluster.policy.has_common_steps and not cluster.policy.is_complete
+    scene = Scene(cluster, now, missing(cluster) if is_open else None)
     found = [
         Condition(
             name=row.name,
@@ -127,7 +130,7 @@ def _names(members: Sequence[Member]) -> str:
 def _failed(scene: Scene) -> Said | None:
     if scene.at.state is not ClusterState.FAILED:
         return None
-    return Said(f"Training has failed at step {scene.at.policy.step}", _sentence(scene.at.reason))
+    return Said(f"Training has failed at step {scene.at.policy.step}", _sentence(scene.at.ending.reason))
 
 
 def _is_gone(record: ShardRecord) -> bool:
@@ -151,9 +154,9 @@ def _server(scene: Scene, records: Sequence[ShardRecord], *, is_cut_off: bool) -
         advice = f"See whether {which} stopped (kill -CONT lets {'it' if one else 'them'} go on), or the network there is cut."
     else:
         advice = f"Start {'it' if one else 'them'} again"
-        if scene.at.parts.model.model is None:
+        if scene.at.model.model is None:
             advice += "."
-        elif scene.at.parts.settings.config.checkpoints is not None:
+        elif scene.at.settings.config.checkpoints is not None:
             advice += ", if nothing does that by itself: all go back to the newest checkpoint."
         else:
             advice = "Its variables are lost, and there are no checkpoints: start the cluster again, with --checkpoint-dir DIR."
@@ -181,7 +184,7 @@ def _gone(scene: Scene, *, why: str, has_cause: Callable[[Member], bool], advice
     gone = [member for member in scene.missing.gone if has_cause(member)] if scene.missing is not None else []
     if not gone:
         return None
-    index = gone[0].index if scene.at.parts.settings.config.num_workers is not None else None
+    index = gone[0].index if scene.at.settings.config.num_workers is not None else None
     failure = f"It said: {_sentence(gone[0].failure)} " if gone[0].failure else ""
     return Said(scene.wait_for(gone, why), f"{failure}{advice}", scene.start_command(index))
 
@@ -217,7 +220,7 @@ def _worker_gone(scene: Scene) -> Said | None:
 
 
 def _wrong_program(scene: Scene) -> Said | None:
-    found = [member for member in scene.at.parts.members.workers() if not member.is_live and _is_of_other_program(member)]
+    found = [member for member in scene.at.members.workers() if not member.is_live and _is_of_other_program(member)]
     if not found or scene.at.state in (ClusterState.FAILED, ClusterState.FINISHED):
         return None
     verb, which, whose = ("runs", "it", "its model") if len(found) == 1 else ("run", "them", "theirs")
@@ -229,14 +232,15 @@ def _wrong_program(scene: Scene) -> Said | None:
 
 
 def _nobody_left(scene: Scene) -> Said | None:
-    parts = scene.at.parts
-    if scene.at.state is not ClusterState.TRAINING or scene.at.live or not parts.members.num_known_workers or scene.missing is not None:
+    members = scene.at.members
+    is_waiting = scene.at.state is ClusterState.TRAINING and scene.missing is None
+    if not is_waiting or members.live_workers or not members.num_known_workers:
         return None
     return Said(scene.wait("a worker", "none is live"), "Start one, or end the training.", (*scene.start_command(), "lockstep finish"))
 
 
 def _checkpoint_holds(scene: Scene) -> Said | None:
-    checkpoints = scene.at.parts.checkpoints
+    checkpoints = scene.at.checkpoints
     if not checkpoints.failure or not checkpoints.is_holding:
         return None
     return Said(scene.wait("a checkpoint", _disk(checkpoints.failure)), _checkpoint_advice(scene))
@@ -246,16 +250,18 @@ def _checkpoint_holds(scene: Scene) -> Said | None:
 
 
 def _interrupted(scene: Scene) -> Said | None:
-    if scene.at.end is not End.INTERRUPTED:
+    if scene.at.ending.end is not End.INTERRUPTED:
         return None
     again = "Start the cluster again to train on"
-    if scene.at.parts.settings.config.checkpoints is not None:
+    if scene.at.settings.config.checkpoints is not None:
         again += " from its newest checkpoint"
-    return Said(f"Training was interrupted at step {scene.at.policy.step}", f"{_sentence(scene.at.reason)} {again}.{_who_stays(scene)}")
+    return Said(
+        f"Training was interrupted at step {scene.at.policy.step}", f"{_sentence(scene.at.ending.reason)} {again}.{_who_stays(scene)}"
+    )
 
 
 def _connecting(scene: Scene) -> Said | None:
-    absent = [record for record in scene.at.parts.servers if not record.is_adopted]
+    absent = [record for record in scene.at.servers if not record.is_adopted]
     if scene.at.state is not ClusterState.CONNECTING or not absent:
         return None
     since_s = scene.now - min((record.unreachable_since for record in absent if not record.is_reachable), default=scene.now)
@@ -266,21 +272,21 @@ def _connecting(scene: Scene) -> Said | None:
 def _recovering(scene: Scene) -> Said | None:
     if scene.at.state is not ClusterState.RECOVERING:
         return None
-    recovery, restoring = scene.at.recovery, scene.at.parts.servers.restoring_progress
+    recovery, restoring = scene.at.recovery, scene.at.servers.restoring_progress
     far = f" ({percent(*restoring)})" if restoring is not None else ""
     advice = f"{_sentence(recovery.why)} {_sentence(recovery.plan)} Workers continue by themselves."
     return Said(f"Recovering: servers are brought to one step{far}", advice)
 
 
 def _no_worker(scene: Scene) -> Said | None:
-    if scene.at.state is not ClusterState.WAITING_FOR_MODEL or scene.at.live:
+    if scene.at.state is not ClusterState.WAITING_FOR_MODEL or scene.at.members.live_workers:
         return None
-    which = "a worker" if scene.at.parts.members.num_known_workers else "the first worker"
+    which = "a worker" if scene.at.members.num_known_workers else "the first worker"
     return Said(scene.wait(which), "Start one.", scene.start_command())
 
 
 def _no_model(scene: Scene) -> Said | None:
-    registry, live = scene.at.parts.model, scene.at.live
+    registry, live = scene.at.model, scene.at.members.live_workers
     if scene.at.state is not ClusterState.WAITING_FOR_MODEL or not live or registry.initializer is not None:
         return None
     advice = "One of them must give the model its first values: create_or_join()."
@@ -294,17 +300,17 @@ def _worker_silent(scene: Scene) -> Said | None:
 
 def _awaited(scene: Scene) -> Sequence[Member]:
     """The live workers that the cluster waits for, whatever its policy."""
-    if scene.age_s < PATIENCE_S or scene.at.parts.servers.unreachable_since is not None:
+    if scene.age_s < PATIENCE_S or scene.at.servers.unreachable_since is not None:
         return []
     if scene.missing is not None:
         return [one for one in scene.missing.owing if scene.waited_s([one]) >= PATIENCE_S]
-    parts, policy = scene.at.parts, scene.at.policy
-    if scene.at.state is ClusterState.WAITING_FOR_MODEL and parts.model.initializer is not None:
-        member = parts.members.find(ParticipantKind.WORKER, parts.model.initializer[0])
+    at, policy, live = scene.at, scene.at.policy, scene.at.members.live_workers
+    if at.state is ClusterState.WAITING_FOR_MODEL and at.model.initializer is not None:
+        member = at.members.find(ParticipantKind.WORKER, at.model.initializer[0])
         return [member] if member is not None and member.is_live else []
-    if scene.at.state is ClusterState.TRAINING and not policy.has_common_steps:
-        slowest = set(policy.slowest())
-        return [one for one in scene.at.live if one.index in slowest and one.index not in scene.at.waiting] or scene.at.live
+    if at.state is ClusterState.TRAINING and not policy.has_common_steps:
+        slowest = set(policy.slowest()) - at.training.waiting_workers
+        return [one for one in live if one.index in slowest] or live
     return []
 
 
@@ -313,7 +319,7 @@ def _worker_idle(scene: Scene) -> Said | None:
         return None
     idle, step = scene.missing.idle, scene.at.policy.step
     verb = "waits" if len(idle) == 1 else "wait"
-    if scene.at.policy.advice_to_all_waiting and len(idle) == len(scene.at.live):
+    if scene.at.policy.advice_to_all_waiting and len(idle) == len(scene.at.members.live_workers):
         return Said("All workers wait for a token", _sentence(scene.at.policy.advice_to_all_waiting))
     advice = f"Step {step} needs their contributions first: the program must push before it asks for the next token."
     return Said(f"{_names(idle).capitalize()} {verb} for a token without pushing", advice)
@@ -329,7 +335,7 @@ def _worker_absent(scene: Scene) -> Said | None:
 
 
 def _held_up(scene: Scene) -> Said | None:
-    usual_s = scene.at.parts.ledger.usual_s
+    usual_s = scene.at.ledger.usual_s
     if usual_s is None or scene.age_s < max(PATIENCE_S, _HELD_UP * usual_s):
         return None
     slow = [member for member in _awaited(scene) if not member.is_silent(scene.now)]
@@ -351,8 +357,8 @@ def _waiting_for(scene: Scene, members: Sequence[Member]) -> str:
 def _fewer_workers(scene: Scene) -> Said | None:
     if scene.at.state is not ClusterState.TRAINING or not scene.at.training.is_quorum_lowered:
         return None
-    gone = [member for member in scene.at.parts.members.workers() if not member.is_live]
-    policy, config = scene.at.policy, scene.at.parts.settings.config
+    gone = [member for member in scene.at.members.workers() if not member.is_live]
+    policy, config = scene.at.policy, scene.at.settings.config
     if not gone:
         return None
     advice = f"A step takes {policy.num_required} instead of {config.num_required} contributions, until others join."
@@ -360,7 +366,7 @@ def _fewer_workers(scene: Scene) -> Said | None:
 
 
 def _checkpoints_fail(scene: Scene) -> Said | None:
-    checkpoints = scene.at.parts.checkpoints
+    checkpoints = scene.at.checkpoints
     if not checkpoints.failure or checkpoints.is_holding:
         return None
     return Said(f"Checkpoints fail: {_disk(checkpoints.failure)}", _checkpoint_advice(scene))
@@ -389,9 +395,9 @@ def _disk(failure: str) -> str:
 
 
 def _checkpoint_advice(scene: Scene) -> str:
-    status = scene.at.parts.checkpoints.status(scene.now)
+    status = scene.at.checkpoints.status(scene.now)
     kept = f"The newest is of step {status.step}." if status is not None and status.tag else "There is no checkpoint yet."
-    failure = scene.at.parts.checkpoints.failure
+    failure = scene.at.checkpoints.failure
     do = "Make room there: the chief tries again by itself." if _is_full(failure) else "The chief tries again by itself."
     return f"{_sentence(failure)} {kept} {do}"
 
@@ -399,7 +405,7 @@ def _checkpoint_advice(scene: Scene) -> str:
 def _in_vain(scene: Scene) -> Said | None:
     if scene.at.state is not ClusterState.TRAINING or not scene.at.policy.has_common_steps:
         return None
-    policy, live = scene.at.policy, scene.at.live
+    policy, live = scene.at.policy, scene.at.members.live_workers
     found = [
         one for one in live if one.num_in_vain >= _IN_VAIN and scene.now - one.counted_at >= _IN_VAIN_S and not one.is_silent(scene.now)
     ]
@@ -413,7 +419,7 @@ def _in_vain(scene: Scene) -> Said | None:
 
 
 def _unshared(scene: Scene) -> Said | None:
-    lost = [member for member in scene.at.live if member.has_lost_sharing]
+    lost = [member for member in scene.at.members.live_workers if member.has_lost_sharing]
     # Memory that was shared with a server that is gone comes back with it.
     if not lost or scene.at.state is not ClusterState.TRAINING or scene.unreachable:
         return None
@@ -425,7 +431,7 @@ def _unshared(scene: Scene) -> Said | None:
 
 
 def _standby_missing(scene: Scene) -> Said | None:
-    without = [record for record in scene.at.parts.servers if record.standby_missing]
+    without = [record for record in scene.at.servers if record.standby_missing]
     if not without or scene.at.state is ClusterState.CONNECTING:
         return None
     return Said(
@@ -435,7 +441,7 @@ def _standby_missing(scene: Scene) -> Said | None:
 
 
 def _nonfinite(scene: Scene) -> Said | None:
-    found = [record for record in scene.at.parts.servers if record.report is not None and record.report.num_nonfinite]
+    found = [record for record in scene.at.servers if record.report is not None and record.report.num_nonfinite]
     if not found or scene.at.state is not ClusterState.TRAINING:
         return None
     count = sum(record.report.num_nonfinite for record in found if record.report is not None)
@@ -451,9 +457,9 @@ def _redoing(scene: Scene) -> Said | None:
 
 
 def _nothing_kept(scene: Scene) -> Said | None:
-    if scene.at.state is not ClusterState.TRAINING or scene.at.parts.settings.config.checkpoints is not None:
+    if scene.at.state is not ClusterState.TRAINING or scene.at.settings.config.checkpoints is not None:
         return None
-    if all(record.standby for record in scene.at.parts.servers):
+    if all(record.standby for record in scene.at.servers):
         return None
     return Said("No checkpoints: a lost server ends this training", "Start the cluster with --checkpoint-dir DIR, or with standbys.")
 
@@ -462,21 +468,21 @@ def _nothing_kept(scene: Scene) -> Said | None:
 
 
 def _finished(scene: Scene) -> Said | None:
-    if scene.at.end is not End.FINISHED:
+    if scene.at.ending.end is not End.FINISHED:
         return None
-    return Said(f"Training is finished at step {scene.at.policy.step}", f"{_sentence(scene.at.reason)}{_who_stays(scene)}")
+    return Said(f"Training is finished at step {scene.at.policy.step}", f"{_sentence(scene.at.ending.reason)}{_who_stays(scene)}")
 
 
 def _who_stays(scene: Scene) -> str:
-    live = [member for member in scene.at.parts.members.all() if member.is_live]
+    live = [member for member in scene.at.members.all() if member.is_live]
     waits = f" Waiting for {', '.join(member.name for member in live[:3])} to leave." if live else ""
-    if scene.at.awaited_workers:
-        waits += f" Waiting for {scene.at.awaited_workers} to come and read it."
+    if scene.at.ending.awaited_workers:
+        waits += f" Waiting for {scene.at.ending.awaited_workers} to come and read it."
     return waits
 
 
 def _initialising(scene: Scene) -> Said | None:
-    registry, servers = scene.at.parts.model, scene.at.parts.servers
+    registry, servers = scene.at.model, scene.at.servers
     if scene.at.state is not ClusterState.WAITING_FOR_MODEL or registry.initializer is None:
         return None
     progress = servers.creation_progress(registry.layouts)
@@ -499,7 +505,7 @@ def _waiting(scene: Scene) -> Said | None:
 
 
 def _slow_worker(scene: Scene) -> Said | None:
-    live = scene.at.live
+    live = scene.at.members.live_workers
     if _training(scene) is None or not scene.at.policy.has_common_steps or len(live) < 2:
         return None
     for member in live:
@@ -509,7 +515,7 @@ def _slow_worker(scene: Scene) -> Said | None:
             return Said(
                 f"Training; worker {member.index} is too slow for most steps", f"{percent(dropped, all_of_it)} of its work is dropped."
             )
-    entries = scene.at.parts.ledger.entries(_MOST_STEPS)
+    entries = scene.at.ledger.entries(_MOST_STEPS)
     if len(entries) < _LEAST_STEPS:
         return None
     last = [entry.last_worker for entry in entries]
@@ -525,7 +531,7 @@ def _slow_worker(scene: Scene) -> Said | None:
 
 def _applying(scene: Scene) -> Said | None:
     at = scene.at
-    if at.state is not ClusterState.TRAINING or scene.age_s < PATIENCE_S or at.parts.servers.unreachable_since is not None:
+    if at.state is not ClusterState.TRAINING or scene.age_s < PATIENCE_S or at.servers.unreachable_since is not None:
         return None
     if at.training.is_configuring:
         return Said(scene.wait("the servers' new settings"))
@@ -535,7 +541,7 @@ def _applying(scene: Scene) -> Said | None:
 def _training(scene: Scene) -> Said | None:
     """Holds where no step is waited for, or each contribution is one."""
     at = scene.at
-    if at.state is not ClusterState.TRAINING or not at.live or at.parts.servers.unreachable_since is not None:
+    if at.state is not ClusterState.TRAINING or not at.members.live_workers or at.servers.unreachable_since is not None:
         return None
     is_at_work = scene.age_s < PATIENCE_S or not at.policy.has_common_steps
     return Said("Training. Nothing is waited for") if is_at_work else None
@@ -544,7 +550,7 @@ def _training(scene: Scene) -> Said | None:
 def _remedy(scene: Scene, lost: Sequence[Member]) -> tuple[str, tuple[str, ...]]:
     """Returns what to do about silent workers: their processes may be stopped, or may have ended."""
     one = lost[0] if len(lost) == 1 else None
-    index = one.index if one is not None and scene.at.parts.settings.config.num_workers is not None else None
+    index = one.index if one is not None and scene.at.settings.config.num_workers is not None else None
     start = scene.start_command(index)
     if one is None:
         return "See whether their processes are stopped (kill -CONT lets them go on), or start others in their place.", start

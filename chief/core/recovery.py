@@ -7,12 +7,11 @@ The result is a `Start`, from which a new `Training` is made.
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import field, replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from chief.core.cluster.checkpoints import PASSING, HeldStep
 from chief.core.cluster.members import newest_pushes
-from chief.core.epoch.training import Parts, Start, Training
-from chief.core.host import Host
+from chief.core.epoch.training import Start
 from chief.core.messages import (
     AdoptShards,
     Done,
@@ -28,13 +27,16 @@ from chief.core.wording import listed, printable, seconds
 from chief.options import RESTORE_LATEST, RESTORE_NONE, CoordinationConfig
 from chief.policies.base import Counted, Policy
 from chief.policies.factory import new_policy
-from ps_protocol.errors import CheckpointNotFound, DataLoss, LeaseExpired, PsError
+from ps_protocol.errors import CheckpointNotFound, DataLoss, LeaseExpired, PsError, Unavailable
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord, ChosenPush
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, NO_STEP_ATTACHMENTS, PushId
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import Adoption, ApplyRequest, ShardStatus, WorkerPushes
+
+if TYPE_CHECKING:
+    from chief.core.state import Cluster
 
 # Storage that cannot be read is tried again after the first of these, then less and less often.
 _MIN_PAUSE_S, _MAX_PAUSE_S = 0.5, 8.0
@@ -196,30 +198,20 @@ class _TakingOver:
     is_waiting_for_model: bool = False
 
 
-class RecoveryHost(Host, Protocol):
-    """The chief that recovers."""
-
-    @property
-    def training(self) -> Training:
-        """The training that there is now."""
-
-    def begin_training(self, start: Start) -> Training:
-        """Replaces the present training by another."""
-
-
 class Recovery:
     """Decides the values of the shards, and their epoch. `new_life` names a life of the cluster that begins."""
 
-    def __init__(self, parts: Parts, host: RecoveryHost, *, new_life: Callable[[], int]) -> None:
-        self._parts, self._host, self._new_life = parts, host, new_life
-        self._out, self._members, self._model, self._servers = parts.out, parts.members, parts.model, parts.servers
-        self._settings, self._checkpoints, self._data, self._versions = parts.settings, parts.checkpoints, parts.data, parts.versions
+    def __init__(self, cluster: "Cluster", *, new_life: Callable[[], int]) -> None:
+        self._cluster, self._ending, self._new_life = cluster, cluster.ending, new_life
+        self._out, self._members, self._model, self._servers = cluster.out, cluster.members, cluster.model, cluster.servers
+        self._settings, self._checkpoints = cluster.settings, cluster.checkpoints
+        self._data, self._versions = cluster.data, cluster.versions
         self._stage: _Begun | _Seeking | _Restoring | _TakingOver | None = None  # None: training continues, or there was no look yet
         # The reason of a rollback or a takeover that is under way, and its plan; empty: there is none.
         # Why shards are being brought to one step; empty: they are not.
         self.why = ""
         self._plan = ""
-        self._pause = parts.timers.timer(self._try_again)
+        self._pause = cluster.timers.timer(self._try_again)
         self._branch = Branch()
         self._num_rollbacks, self._last_rollback = 0, ""
         # The step that training had reached before the latest rollback.
@@ -250,6 +242,11 @@ class Recovery:
         """Whether no shard holds anything, nor is about to."""
         return (self._stage is None or isinstance(self._stage, _Begun)) and self._model.model is None and not self._model.held
 
+    def refuse_if_under_way(self, now: float) -> None:
+        """Raises Unavailable while nothing can be counted, so that the caller tries again."""
+        if self.why:
+            raise Unavailable(self._cluster.explain(now))
+
     def give_up(self) -> None:
         """Training is over: the values of the last step are in its checkpoint."""
         self.why = ""
@@ -258,7 +255,7 @@ class Recovery:
 
     def found(self, event: ShardsFound, now: float) -> None:
         """Decides how this chief begins, once the statuses of all shards are known."""
-        if self._host.is_over or self._stage is not None:
+        if self._ending.is_over or self._stage is not None:
             return
         statuses = event.statuses
         epochs = {status.fence.epoch for status in statuses}
@@ -270,7 +267,7 @@ class Recovery:
         self._empty = {index: status.process_incarnation for index, status in enumerate(statuses) if status.step is None}
         self._members.succeed(chief_incarnation=chief_incarnation, life=self._life_of(statuses))
         self._rise(max(epochs, default=0), why="another chief has taken over" if chief_incarnation > 1 else "")
-        self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
+        self._cluster.begin_training(Start(step=0, replicas_due=self._cluster.training.replicas_due))
         if all(held) and len(epochs) == 1:
             self._take_over("another chief was here before")
             return
@@ -292,26 +289,26 @@ class Recovery:
         """A shard obeys this chief; once all do, training continues where they are."""
         self._servers.adopted(event.shard, process_incarnation=event.process_incarnation)
         stage = self._stage
-        if not self._host.is_over and isinstance(stage, _TakingOver):
+        if not self._ending.is_over and isinstance(stage, _TakingOver):
             stage.adoptions[event.shard] = event.adoption
             if self._servers.are_adopted:
                 self._look_at_adoptions(stage, now)
                 return
-        elif not self._host.is_over and self.has_nothing and has_applied([event.adoption]):
+        elif not self._ending.is_over and self.has_nothing and has_applied([event.adoption]):
             self._lose_what_another_had()
-        elif not self._host.is_over and self.has_nothing and self._is_another(event):
+        elif not self._ending.is_over and self.has_nothing and self._is_another(event):
             self._begin_again(f"{self._servers[event.shard].name} was restarted before anything was trained", is_again=False)
-        elif not self._host.is_over and isinstance(stage, _Begun) and self._servers.are_adopted:
+        elif not self._ending.is_over and isinstance(stage, _Begun) and self._servers.are_adopted:
             # Only now: one that is lost before has left no trace at the shards, and the next one has its number.
             self._meet_predecessors()
             self._stage = None
-        self._host.answer_about_model()
+        self._cluster.models.answer_waiting()
 
     def _lose_what_another_had(self) -> None:
         """Notes that the cluster began again while this chief was cut off, and that it has taken another chief's training over."""
         why = "another chief had trained meanwhile on the parameter servers that this one found empty"
         if self._config.checkpoints is None:
-            self._host.fail(f"{why}; start the whole cluster again")
+            self._ending.fail(f"{why}; start the whole cluster again")
         else:
             self._leave_epoch()
             self._branch = Branch()  # the other chief's checkpoints are the only training
@@ -348,8 +345,8 @@ class Recovery:
             self._data.resume(None)
         self._model.restart()
         self._settings.begin_anew(is_again=is_again)
-        self._parts.attachments.restart(NO_STEP_ATTACHMENTS)
-        self._host.begin_training(Start(step=0, replicas_due=self._host.training.replicas_due))
+        self._cluster.attachments.restart(NO_STEP_ATTACHMENTS)
+        self._cluster.begin_training(Start(step=0, replicas_due=self._cluster.training.replicas_due))
         self._servers.release_all()
         self.why = self._plan = ""
         # Not from the epoch of this chief on: after the loss of all servers, another one may have begun again in epoch 1.
@@ -362,7 +359,7 @@ class Recovery:
     def lost(self, shard: int, now: float, *, damage: str = "") -> None:
         """Notes that a shard's values are lost: another process is at its place, or it has said what `damage` it has."""
         why, stage = printable(damage) or f"{self._servers[shard].name} was restarted", self._stage
-        if self._host.is_over or isinstance(stage, _Seeking):
+        if self._ending.is_over or isinstance(stage, _Seeking):
             return
         if isinstance(stage, _Restoring) and not stage.is_restored:
             text = f"{why} while step {stage.checkpoint.step} was being brought back: once more"
@@ -372,11 +369,11 @@ class Recovery:
         elif isinstance(stage, _Begun) or (self._model.model is not None and not self._model.is_created):
             self._empty[shard] = self._servers[shard].process_incarnation
             self._begin_again(f"{why} before the model was initialised", is_again=True)
-        elif self._host.is_finishing:
-            self._host.finish_as_asked(now)
+        elif self._ending.is_finishing:
+            self._ending.finish_as_asked(now)
         elif self._config.checkpoints is None:
-            step = self._host.training.step
-            self._host.fail(f"{why} and has lost its variables (global_step {step}); start the whole cluster again")
+            step = self._cluster.training.step
+            self._ending.fail(f"{why} and has lost its variables (global_step {step}); start the whole cluster again")
         else:
             self._leave_epoch()
             is_start = isinstance(stage, _TakingOver)
@@ -385,13 +382,13 @@ class Recovery:
     def search_failed(self, event: Failed, now: float) -> None:
         """Storage cannot be read now, so that it is unknown which checkpoints there are."""
         stage = self._stage
-        if isinstance(stage, _Seeking) and event.work is stage.told and not self._host.is_over:
+        if isinstance(stage, _Seeking) and event.work is stage.told and not self._ending.is_over:
             self._try_again_later(stage.search, event.error.message, now)
 
     def checkpoint_found(self, event: Done, now: float) -> None:
         """Handles the result of a search: a whole checkpoint, or none."""
         stage, config, found = self._stage, self._config.checkpoints, event.result
-        if not isinstance(stage, _Seeking) or event.work is not stage.told or self._host.is_over or config is None:
+        if not isinstance(stage, _Seeking) or event.work is not stage.told or self._ending.is_over or config is None:
             return
         search, checkpoint = stage.search, found.checkpoint
         search.num_failures = 0
@@ -412,7 +409,7 @@ class Recovery:
                 self._members.succeed(chief_incarnation=checkpoint.fence.chief_incarnation + 1, life=self._new_life())
                 self._servers.begin_life()
                 error = LeaseExpired("not registered here: another chief was here before. Register again")
-                self._host.refuse_participants(error)
+                self._cluster.refuse_participants(error)
             self._restore(search, checkpoint, found.manifest_sha256)
 
     def restored(self, event: Done, now: float) -> None:
@@ -432,8 +429,8 @@ class Recovery:
         self._branch = Branch(epoch=self._members.epoch, base=checkpoint.age_order)
         self._members.remember(checkpoint.pushes)
         self._data.resume(checkpoint.data)
-        self._parts.attachments.restart(checkpoint.attached)
-        training = self._host.begin_training(Start(step=checkpoint.step, oldest_kept=checkpoint.step))
+        self._cluster.attachments.restart(checkpoint.attached)
+        training = self._cluster.begin_training(Start(step=checkpoint.step, oldest_kept=checkpoint.step))
         self._checkpoints.restored(checkpoint, now)
         # A chief that came after this one could not tell otherwise which training data these values have.
         stage.is_restored = True
@@ -443,7 +440,7 @@ class Recovery:
     def kept(self, now: float) -> None:
         """The shards keep a record: if they were brought back, training continues now."""
         is_restored = isinstance(self._stage, _Restoring) and self._stage.is_restored
-        if is_restored and not self._host.is_over and not self._host.training.answers.is_keeping:
+        if is_restored and not self._ending.is_over and not self._cluster.training.answers.is_keeping:
             # Saved again, so that the number of the new epoch is on disk before another start could take it.
             self._complete(now)
 
@@ -460,7 +457,7 @@ class Recovery:
             self._out.note(f"checkpoint {tag} is damaged, an older one is tried: {why}", is_warning=True)
             self._seek_another(stage.search, tag, why)
         else:
-            self._host.fail(f"{stage.search.why}; checkpoint {tag} could not be brought back: {why}")
+            self._ending.fail(f"{stage.search.why}; checkpoint {tag} could not be brought back: {why}")
 
     def _seek(self, search: Search) -> None:
         config = self._config.checkpoints
@@ -493,7 +490,7 @@ class Recovery:
     def _try_again(self, now: float) -> None:
         """The pause after a failure of storage is over."""
         stage = self._stage
-        if self._host.is_over:
+        if self._ending.is_over:
             return
         if isinstance(stage, _Seeking):
             self._find(stage.search)
@@ -505,8 +502,8 @@ class Recovery:
         assert config is not None
         if search.has_lost and search.is_start and not search.has_looked:
             self._take_over(search.why, search=search)  # perhaps nothing is lost
-        elif why := nothing_found(search, restore=config.restore, step=self._host.training.step, failure=self._checkpoints.failure):
-            self._host.fail(why)
+        elif why := nothing_found(search, restore=config.restore, step=self._cluster.training.step, failure=self._checkpoints.failure):
+            self._ending.fail(why)
         else:
             self._begin_anew(is_again=search.is_again, highest_epoch=search.highest_epoch)
 
@@ -525,8 +522,8 @@ class Recovery:
         self._model.lose()
         self._servers.release_all()
         self._refuse_participants()
-        search.reached = max(search.reached, self._host.training.step)
-        training = self._host.begin_training(Start(step=checkpoint.step))
+        search.reached = max(search.reached, self._cluster.training.step)
+        training = self._cluster.begin_training(Start(step=checkpoint.step))
         self.why, self._plan = search.why, f"then step {checkpoint.step} of checkpoint {checkpoint.tag}"
         self._out.note(f"bringing back step {checkpoint.step} of checkpoint {checkpoint.tag} under epoch {members.epoch}: {search.why}")
         told = RestoreShards(
@@ -542,7 +539,7 @@ class Recovery:
     def _restoring(self, event: Done | Failed) -> _Restoring | None:
         """Returns the present stage, if the event belongs to it."""
         stage = self._stage
-        return stage if isinstance(stage, _Restoring) and event.work is stage.told and not self._host.is_over else None
+        return stage if isinstance(stage, _Restoring) and event.work is stage.told and not self._ending.is_over else None
 
     def _take_settings_of(self, record: ChiefRecord) -> None:
         """A chief that starts continues with the settings of a checkpoint; one that has trained continues with those that hold now."""
@@ -592,12 +589,12 @@ class Recovery:
         stage = self._stage
         if isinstance(stage, _TakingOver) and stage.is_waiting_for_model and self._model.model is not None:
             stage.is_waiting_for_model, stage.must_tell = False, True
-            stage.start = replace(stage.start, awaited=self._host.training.awaited)  # others have come back meanwhile
+            stage.start = replace(stage.start, awaited=self._cluster.training.awaited)  # others have come back meanwhile
             self._begin_where_they_are(stage, now)
 
     def repeated(self, now: float) -> None:
         """All shards have applied the step that the earlier chief did not complete."""
-        if isinstance(self._stage, _TakingOver) and not self._host.is_over:
+        if isinstance(self._stage, _TakingOver) and not self._ending.is_over:
             self._secure(now)
 
     def _take_over(self, why: str, *, search: Search | None = None) -> None:
@@ -620,7 +617,7 @@ class Recovery:
             self._out.note(f"{problem}, before anything was trained: all begin anew", is_warning=True)
             self._begin_anew(is_again=True, highest_epoch=stage.search.highest_epoch if stage.search is not None else 0)
         elif self._config.checkpoints is None:
-            self._host.fail(f"{problem}, and there is no whole checkpoint to go back to; start the whole cluster again")
+            self._ending.fail(f"{problem}, and there is no whole checkpoint to go back to; start the whole cluster again")
         else:
             # Also if none was found before: the earlier chief may have made one whole until it lost the shards.
             self._leave_epoch()
@@ -659,7 +656,7 @@ class Recovery:
             self._members.stem_from(record.earlier)
         stage.pushes = newest_pushes(adoption.pushes for adoption in held)
         self._data.resume(None)
-        self._parts.attachments.restart(NO_STEP_ATTACHMENTS)
+        self._cluster.attachments.restart(NO_STEP_ATTACHMENTS)
         if record is None or record.epoch == self._members.epoch:
             self._take_attachments(record, held)
         if record is not None and record.epoch == self._members.epoch:
@@ -700,18 +697,18 @@ class Recovery:
     def _take_attachments(self, record: ChiefRecord | None, held: Sequence[Adoption]) -> None:
         """Takes over the lasting attachments: those of the record, if one was kept, and those that changed with steps since."""
         applies = sorted((one.last_apply for one in held if one.last_apply is not None), key=lambda request: request.step)
-        self._parts.attachments.resume(
+        self._cluster.attachments.resume(
             NO_STEP_ATTACHMENTS if record is None else record.attached, (request.attached for request in applies)
         )
 
     def _begin_where_they_are(self, stage: _TakingOver, now: float) -> None:
         """Training begins where the shards are, repeating an interrupted step. If the model is unknown, a worker must present it first."""
-        found, before = stage.found, self._host.training
+        found, before = stage.found, self._cluster.training
         assert found is not None
         start = replace(stage.start, replicas_due=before.replicas_due)
         if self._model.model is None:
             self.why = self._plan = ""  # waits for a worker that knows it; data is leased meanwhile
-            self._host.begin_training(replace(start, step=before.step))
+            self._cluster.begin_training(replace(start, step=before.step))
             return
         start = replace(
             start,
@@ -720,7 +717,7 @@ class Recovery:
             counted=() if found.redo is not None else self._counted(stage, found.step),
             tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
         )
-        training = self._host.begin_training(start)
+        training = self._cluster.begin_training(start)
         redo = found.redo
         if redo is None:
             self._secure(now)
@@ -735,7 +732,7 @@ class Recovery:
         for one in stage.chosen:
             self._data.count(one.push_id, one.ranges)
             if one.attached != NO_ATTACHMENTS:
-                self._parts.attachments.count(one.push_id, one.attached)
+                self._cluster.attachments.count(one.push_id, one.attached)
         steps = {one.push_id: step if policy.has_common_steps else step + position for position, one in enumerate(stage.chosen)}
         self._members.remember(stage.pushes, chosen=steps)
         counted = tuple(Counted(push_id=one.push_id, step=one.step, weight=one.weight) for one in stage.chosen)
@@ -743,7 +740,7 @@ class Recovery:
 
     def _secure(self, now: float) -> None:
         """The shards are at one step. If steps are announced only once saved, saves this one too: the earlier chief may not have."""
-        training = self._host.training
+        training = self._cluster.training
         if not self._checkpoints.holds_steps:
             self._continue(now)
             return
@@ -752,17 +749,17 @@ class Recovery:
         self._checkpoints.hold(HeldStep(step=training.step, contributors=(), then=self._secured))
 
     def _secured(self, tag: str, now: float) -> None:
-        if not self._host.is_over:
+        if not self._ending.is_over:
             self._continue(now)
 
     def _continue(self, now: float) -> None:
-        stage, training = self._stage, self._host.training
+        stage, training = self._stage, self._cluster.training
         must_tell = isinstance(stage, _TakingOver) and stage.must_tell
         words = f"a new chief (number {self._members.chief_incarnation}) took over at step {training.step}"
         self._out.note(words, kind=NoteKind.CHIEF)
         self._complete(now)
         # The contributions that the earlier chief had counted may complete the step.
-        self._out.afterwards(self._host.proceed)
+        self._out.afterwards(self._cluster.proceed)
         if must_tell:
             training.tell_again()
 
@@ -773,16 +770,16 @@ class Recovery:
         return self._settings.config
 
     def _complete(self, now: float) -> None:
-        training = self._host.training
+        training = self._cluster.training
         self._stage, self.why, self._plan = None, "", ""
         self._model.make_ready()
-        self._parts.ledger.roll_back(training.step, now=now)
+        self._cluster.ledger.roll_back(training.step, now=now)
         self._checkpoints.training_begins(now)
-        self._host.answer_about_model()
+        self._cluster.models.answer_waiting()
         training.answers.keep()
         max_steps = self._config.max_steps
         if max_steps is not None and training.step >= max_steps:
-            self._host.finish(f"max_steps {max_steps} reached", now)
+            self._ending.finish(f"max_steps {max_steps} reached", now)
 
     def _leave_epoch(self) -> None:
         """Discards all work under way. Participants are not served before there is a step again."""
@@ -793,7 +790,7 @@ class Recovery:
             self._change_life()
         self._rise(self._members.epoch + 1, why="going back to a checkpoint")
         self._refuse_participants()
-        self._host.begin_training(Start(step=self._host.training.step))
+        self._cluster.begin_training(Start(step=self._cluster.training.step))
 
     def _change_life(self) -> None:
         """Begins another life: a later chief may have used the next epochs of this one, at servers that are lost now."""
@@ -807,10 +804,10 @@ class Recovery:
 
     def _meet_predecessors(self) -> None:
         self._members.meet_predecessors()
-        self._host.welcome()
+        self._cluster.joining.welcome()
 
     def _refuse_participants(self) -> None:
-        self._host.refuse_participants(self._members.other_epoch(max(1, self._members.epoch - 1)))
+        self._cluster.refuse_participants(self._members.other_epoch(max(1, self._members.epoch - 1)))
 
     def _adoption(self) -> AdoptShards:
         return AdoptShards(fence=self._members.fence)

@@ -108,7 +108,7 @@ class Runner:
         `chief_address`: where participants reach this chief. `is_takeover`: it takes the shards whatever their present chief does. Raises
         PsError if the shards are not to be had.
         """
-        self._coordinator.address = chief_address
+        self._coordinator.cluster.address = chief_address
         self._shards.begin(chief_address=chief_address, is_takeover=is_takeover, on_failure=self._cannot_begin)
         try:
             end = await self._end

@@ -12,6 +12,7 @@ from chief.core.cluster.checkpoints import Checkpoints
 from chief.core.cluster.data import DataLeases
 from chief.core.cluster.members import Membership, PushOutcomes
 from chief.core.coordinator import Coordinator
+from chief.core.ending import Ending
 from chief.core.epoch.answers import Answers
 from chief.core.epoch.training import Training
 from chief.core.messages import EndProcesses
@@ -564,11 +565,10 @@ _SSP_SCALE = PolicySpec(name=PolicyName.SSP, staleness=3, max_staleness=0, too_s
 
 
 def _gives_up_where_a_contribution_is_missing(patch: pytest.MonkeyPatch) -> None:
-    def lack(self: Training, event: Any, lacking: Any, now: float) -> tuple[PushId, ...]:
-        self._host.fail("a contribution is missing")
-        return ()
+    def do_without(self: Training, told: Any, missing: Any, now: float) -> None:
+        self._ending.fail("a contribution is missing")
 
-    patch.setattr(Training, "lack", lack)
+    patch.setattr(Training, "_do_without", do_without)
 
 
 def _takes_incarnations_from_nowhere(patch: pytest.MonkeyPatch) -> None:
@@ -586,11 +586,11 @@ def _lets_anybody_speak_for_a_worker(patch: pytest.MonkeyPatch) -> None:
 
 
 def _finishes_when_asked_to_end(patch: pytest.MonkeyPatch) -> None:
-    def asked_to_end(self: Coordinator, event: Any, now: float) -> None:
-        self._finish_training(None, FinishTrainingRequest(reason=event.why, interrupts=True), now)
+    def leave(self: Ending, event: Any, now: float) -> None:
+        self.ask(None, FinishTrainingRequest(reason=event.why, interrupts=True), now)
         self._out.add(EndProcesses(exit_code=0, reason=event.why))
 
-    patch.setattr(Coordinator, "_asked_to_end", asked_to_end)
+    patch.setattr(Ending, "leave", leave)
 
 
 def _refuses_to_say_that_its_values_are_lost(patch: pytest.MonkeyPatch) -> None:

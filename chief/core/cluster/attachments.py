@@ -6,9 +6,9 @@ contribution takes the set of the next one. States of workers' programs outlive 
 record travel with every step, so that a successor of the chief knows all of them.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
 
-from chief.core.waiting import Outbox
 from ps_protocol.errors import LimitExceeded
 from ps_protocol.model.spec import ModelSpec, StepNumbers
 from ps_protocol.roles.contribution import (
@@ -24,18 +24,18 @@ from ps_protocol.roles.contribution import (
     user_states,
 )
 
+if TYPE_CHECKING:
+    from chief.core.state import Cluster
+
 # States that have not changed again travel with the steps until so many bytes have; then a record is worth its bytes.
 _MAX_CARRIED_BYTES = 64 << 10
 
 
 class ContributedAttachments:
-    """Attachments of the contributions that are counted and not applied, and of the applied ones.
+    """Attachments of the contributions that are counted and not applied, and of the applied ones."""
 
-    `model` returns the model that is trained. `has_successors`: another chief may follow.
-    """
-
-    def __init__(self, model: Callable[[], ModelSpec | None], out: Outbox, *, has_successors: bool) -> None:
-        self._model, self._out, self._has_successors = model, out, has_successors
+    def __init__(self, cluster: "Cluster") -> None:
+        self._model, self._out, self._has_successors = cluster.model, cluster.out, cluster.has_successors
         self._checks: tuple[ModelSpec, StepNumbers] | None = None
         self._has_warned = False
         self.restart(NO_STEP_ATTACHMENTS)
@@ -139,7 +139,7 @@ class ContributedAttachments:
     # -- inside
 
     def _check_numbers(self, given: Attachments, *, applies_on_arrival: bool) -> None:
-        model = self._model()
+        model = self._model.model
         assert model is not None
         if self._checks is None or self._checks[0] is not model:
             self._checks = model, StepNumbers(model)

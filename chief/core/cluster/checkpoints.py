@@ -7,18 +7,30 @@ A step may be held back: it is announced only once it is saved, so that it canno
 import math
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Protocol
+from typing import TYPE_CHECKING
 
 from chief.core.messages import CommitCheckpoint, CopyStep, Done, Failed, NoteKind, WriteStep
-from chief.core.waiting import Blocked, Outbox, Timers, Waiting
+from chief.core.waiting import Blocked, slice_s
 from chief.core.wording import printable, seconds, without_socket
 from chief.options import CheckpointConfig
-from ps_protocol.errors import InternalError, LimitExceeded, PermissionDenied, PsError, StorageFailed, StorageFull
+from ps_protocol.errors import (
+    CheckpointStorageMissing,
+    InternalError,
+    LimitExceeded,
+    NotInitialized,
+    PermissionDenied,
+    PsError,
+    StorageFailed,
+    StorageFull,
+    TrainingFailed,
+)
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.checkpoint import Checkpoint, Durability, tag_of
-from ps_protocol.roles.chief import CheckpointStatus, SavedCheckpoint
+from ps_protocol.roles.chief import CheckpointStatus, ClusterState, SaveCheckpointRequest, SavedCheckpoint
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.fence import Fence
+
+if TYPE_CHECKING:
+    from chief.core.state import Cluster
 
 # Errors of storage that cannot be read for now, or until permissions change.
 PASSING = (StorageFailed, PermissionDenied)
@@ -33,33 +45,6 @@ _MAX_REMEMBERED = 64
 _MAX_WAITING = 1024
 # The request of this process itself, before it ends; callers choose numbers >= 0.
 _BEFORE_END = -1
-
-
-class Saver(Protocol):
-    """The training that is saved, as it is now."""
-
-    @property
-    def step(self) -> int:
-        """The open step."""
-
-    @property
-    def fence(self) -> Fence:
-        """The fence of the chief's commands in this epoch."""
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the shards hold values, and training continues from them or has ended with them."""
-
-    @property
-    def num_bytes(self) -> int:
-        """The size of the variables, without what optimizers keep."""
-
-    @property
-    def tag_suffix(self) -> str:
-        """The suffix that distinguishes its checkpoints from those of another chief in the same epoch."""
-
-    def draft(self, *, tag: str, step: int, extra: tuple[PushId, ...]) -> Checkpoint:
-        """Returns the checkpoint of a step, without its files; `extra`: the contributions of the open step, if that is saved."""
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,27 +78,11 @@ class _Wish:
 
 
 class Checkpoints:
-    """Makes checkpoints when they are due or requested. Does nothing in a cluster without a place for them (`config` None).
+    """Makes checkpoints when they are due or requested. Does nothing in a cluster without a place for them (`config` None)."""
 
-    `saver` returns the present training; `proceed` begins the next task of the shards; `explain` says what the cluster waits for.
-    """
-
-    def __init__(
-        self,
-        config: CheckpointConfig | None,
-        *,
-        out: Outbox,
-        waiting: Waiting,
-        timers: Timers,
-        saver: Callable[[], Saver],
-        proceed: Callable[[float], None],
-        end_if_deserted: Callable[[], None],
-        is_training: Callable[[], bool],
-        explain: Callable[[float], str],
-    ) -> None:
-        self._config, self._out, self._saver, self._proceed = config, out, saver, proceed
-        self._end_if_deserted, self._is_training, self._explain = end_if_deserted, is_training, explain
-        self._timer, self._last_timer = timers.timer(self._fire), timers.timer(self._give_up_in_time)
+    def __init__(self, cluster: "Cluster", config: CheckpointConfig | None) -> None:
+        self._cluster, self._config, self._out = cluster, config, cluster.out
+        self._timer, self._last_timer = cluster.timers.timer(self._fire), cluster.timers.timer(self._give_up_in_time)
         self._save: _Save | None = None
         self._held: HeldStep | None = None
         self._saving = ""
@@ -127,7 +96,7 @@ class Checkpoints:
         # By the number that their callers have given them; each may come again, in several calls.
         self._wishes: dict[int, _Wish] = {}
         self._fulfilled: dict[int, SavedCheckpoint] = {}
-        self._calls = waiting.line(self._expire)
+        self._calls = cluster.waiting.line(self._expire)
 
     # -- queries
 
@@ -168,7 +137,7 @@ class Checkpoints:
 
     def has_whole(self, step: int) -> bool:
         """Whether this step of this epoch is saved."""
-        return self._whole is not None and (self._whole_epoch, self._whole.step) == (self._saver().fence.epoch, step)
+        return self._whole is not None and (self._whole_epoch, self._whole.step) == (self._cluster.training.fence.epoch, step)
 
     def status(self, now: float) -> CheckpointStatus | None:
         """Returns the status of checkpoints; None: there is no place for them."""
@@ -179,7 +148,7 @@ class Checkpoints:
             tag=self._whole.tag if self._whole else "",
             step=self._whole.step if self._whole else 0,
             age_s=max(0.0, now - self._whole_at) if self._whole else 0.0,
-            saving=self._save.tag if self._save else f"step {self._saver().step}" if self._is_saving_last else "",
+            saving=self._save.tag if self._save else f"step {self._cluster.step}" if self._is_saving_last else "",
             failure=self._failure,
         )
 
@@ -200,17 +169,16 @@ class Checkpoints:
 
     def begin(self, now: float) -> None:
         """Begins a save that is due, if possible; the shards must have no other task."""
-        saver = self._saver()
-        if self._save is not None or not saver.is_ready or self._config is None:
+        if self._save is not None or not self._cluster.model.is_ready or self._config is None:
             return
         self._is_due = False
         self._arm(now)
-        if self.has_whole(saver.step):
+        if self.has_whole(self._cluster.step):
             assert self._whole is not None
             self._fulfil(self._whole, tag="")
             if self._is_saving_last:
                 self._end_last()
-                self._end_if_deserted()
+                self._cluster.ending.end_if_deserted()
         else:
             self._begin()
 
@@ -235,11 +203,12 @@ class Checkpoints:
         self._timer.clear()
         if self._held is not None and self._save is None:
             self._begin()  # the pause after a failure ends here: its step is applied, and nothing else would save it
-        if self._config is None or not self._saver().is_ready or (self._save is None and is_idle and self.has_whole(self._saver().step)):
+        cluster = self._cluster
+        if self._config is None or not cluster.model.is_ready or (self._save is None and is_idle and self.has_whole(cluster.step)):
             return
         self._is_saving_last = True
         self._become_due()
-        self._last_timer.set(now + LAST_CHECKPOINT_S + self._saver().num_bytes / _LEAST_BYTES_PER_S)
+        self._last_timer.set(now + LAST_CHECKPOINT_S + cluster.training.num_bytes / _LEAST_BYTES_PER_S)
 
     def roll_back(self) -> None:
         """Gives up the save under way: the shards go back to an earlier step."""
@@ -263,7 +232,7 @@ class Checkpoints:
         self._tell(save, WriteStep(fence=save.draft.fence, step=save.draft.step, tag=save.tag))
         if not save.is_held and self._held is None:
             self._saving = ""
-            self._proceed(now)
+            self._cluster.proceed(now)
 
     def written(self, event: Done, now: float) -> None:
         """All shards have written: the manifest makes it whole."""
@@ -291,19 +260,17 @@ class Checkpoints:
         else:
             if self._waits_for_next:
                 self._is_due = True
-            if self._is_saving_last and save.draft.step == self._saver().step:
+            if self._is_saving_last and save.draft.step == self._cluster.step:
                 self._end_last()
         if self._is_due:
-            self._out.afterwards(self._proceed)
+            self._out.afterwards(self._cluster.proceed)
+        self._cluster.ending.end_if_deserted()
 
-    def failed(self, event: Failed, now: float) -> bool:
-        """A checkpoint could not be saved, and what follows is said. Steps that waited for the copies continue.
-
-        Returns whether it was the one under way.
-        """
+    def failed(self, event: Failed, now: float) -> None:
+        """A checkpoint could not be saved, and what follows is said. Steps that waited for the copies continue."""
         save = self._awaited(event)
         if save is None:
-            return False
+            return
         why = without_socket(printable(event.error.message))
         self._save, self._failure = None, why
         self._out.note(f"checkpoint {save.tag} failed: {self._failure}; {self._what_next(save)}", kind=NoteKind.NOT_SAVED, is_warning=True)
@@ -316,29 +283,45 @@ class Checkpoints:
         if self._held is not None:
             self._timer.set(now + RETRY_S)
             self._explain_hold()
-            return True
-        is_copying = isinstance(save.told, CopyStep)
-        if is_copying:
-            self._saving = ""
-        if self._is_saving_last:
-            self._give_up_last()
-        elif self._waits_for_next:
-            self._is_due = True
-        if self._is_due or is_copying:
-            self._out.afterwards(self._proceed)
-        return True
+            self._cluster.training.hold_failed(why, now)
+        else:
+            is_copying = isinstance(save.told, CopyStep)
+            if is_copying:
+                self._saving = ""
+            if self._is_saving_last:
+                self._give_up_last()
+            elif self._waits_for_next:
+                self._is_due = True
+            if self._is_due or is_copying:
+                self._out.afterwards(self._cluster.proceed)
+        self._cluster.ending.end_if_deserted()
 
     # -- requests for one
 
-    def want(self, request: int, call: int | None, *, until: float) -> None:
-        """Handles a request for a checkpoint of the open step, or a later one. Raises LimitExceeded."""
+    def ask(self, call: int | None, asked: SaveCheckpointRequest, now: float) -> None:
+        """Handles a request for a checkpoint of the open step, or a later one.
+
+        Raises CheckpointStorageMissing, NotInitialized, TrainingFailed or LimitExceeded.
+        """
+        if self._config is None:
+            raise CheckpointStorageMissing("the cluster has no place for checkpoints; start its roles with --checkpoint-dir")
+        cluster, request = self._cluster, asked.request_id
+        cluster.ending.refuse_if_failed()
+        if request in self._fulfilled:
+            if call is not None:
+                self._out.reply(call, self._fulfilled[request])
+            return
+        if not cluster.model.is_ready and not cluster.recovery.why:
+            raise NotInitialized(f"the variables have no values yet: {cluster.explain(now)}")
+        if cluster.ending.is_finished and not self._is_saving_last and not self.has_whole(cluster.step):
+            raise TrainingFailed(f"training is finished ({cluster.ending.reason}), and its last step could not be saved: {self._failure}")
         if request not in self._wishes and len(self._wishes) >= _MAX_WAITING:
             raise LimitExceeded(f"{_MAX_WAITING} requests for a checkpoint are waiting already; try again when one is done")
         wish = self._wishes.setdefault(request, _Wish())
-        if not wish.tag and self._save is not None and self._save.draft.step >= self._saver().step:
+        if not wish.tag and self._save is not None and self._save.draft.step >= cluster.step:
             wish.tag = self._save.tag
         if call is not None:
-            self._calls.block(call, wish, until=until)
+            self._calls.block(call, wish, until=now + slice_s(asked.max_wait_s))
         if not wish.tag:
             self._become_due()
 
@@ -347,10 +330,6 @@ class Checkpoints:
         if self._config is not None:
             self._wishes.setdefault(_BEFORE_END, _Wish())
             self._become_due()
-
-    def fulfilled(self, request: int) -> SavedCheckpoint | None:
-        """Returns the checkpoint that has answered a request already; None if there is none."""
-        return self._fulfilled.get(request)
 
     def refuse(self, error: PsError) -> None:
         """The cluster cannot continue: there will be no more checkpoints."""
@@ -362,12 +341,12 @@ class Checkpoints:
     # -- inside
 
     def _begin(self) -> None:
-        held, saver = self._held, self._saver()
-        step = saver.step if held is None else held.step
-        attempt = self._num_attempts[saver.fence.epoch, step] = self._num_attempts.get((saver.fence.epoch, step), 0) + 1
-        tag = tag_of(step=step, epoch=saver.fence.epoch) + saver.tag_suffix + (f"-retry-{attempt - 1}" if attempt > 1 else "")
-        draft = saver.draft(tag=tag, step=step, extra=() if held is None else held.contributors)
-        told = CopyStep(fence=saver.fence, step=step, tag=tag)
+        held, training = self._held, self._cluster.training
+        step, fence = training.step if held is None else held.step, training.fence
+        attempt = self._num_attempts[fence.epoch, step] = self._num_attempts.get((fence.epoch, step), 0) + 1
+        tag = tag_of(step=step, epoch=fence.epoch) + training.tag_suffix + (f"-retry-{attempt - 1}" if attempt > 1 else "")
+        draft = training.draft(tag=tag, step=step, extra=() if held is None else held.contributors)
+        told = CopyStep(fence=fence, step=step, tag=tag)
         self._save = _Save(draft=draft, is_held=held is not None, told=told)
         for wish in self._wishes.values():
             wish.tag = wish.tag or tag
@@ -387,30 +366,30 @@ class Checkpoints:
 
     def _become_due(self) -> None:
         self._is_due = True
-        self._out.afterwards(self._proceed)
+        self._out.afterwards(self._cluster.proceed)
 
     def _fire(self, now: float) -> None:
         """The interval is over, or the pause after a failure."""
         if self._held is not None:
             if self._save is None:
                 self._begin()
-        elif self._is_training():
+        elif self._cluster.state is ClusterState.TRAINING:
             self._arm(now)
             self._become_due()
 
     def _arm(self, now: float) -> None:
         if self._config is not None and self._config.durability is Durability.INTERVAL:
             self._timer.set(now + self._config.interval_s)
-            self._due_step = self._saver().step + self._config.every_steps if self._config.every_steps is not None else None
+            self._due_step = self._cluster.step + self._config.every_steps if self._config.every_steps is not None else None
 
     def _explain_hold(self) -> None:
-        words = f"step {self._saver().step} is applied; it counts once it is saved"
+        words = f"step {self._cluster.step} is applied; it counts once it is saved"
         self._saving = words + (f" (failed: {self._failure}; trying again)" if self._failure else "")
 
     def _what_next(self, save: _Save) -> str:
         if save.is_held or self._config is None:
             return f"step {save.draft.step} is not announced before it is saved; trying again in {seconds(RETRY_S)}"
-        if self._config.durability is Durability.INTERVAL and self._is_training():
+        if self._config.durability is Durability.INTERVAL and self._cluster.state is ClusterState.TRAINING:
             return f"training continues; the next attempt follows in {seconds(self._config.interval_s)} at the latest"
         return "earlier ones stay"
 
@@ -421,14 +400,14 @@ class Checkpoints:
 
     def _give_up_in_time(self, now: float) -> None:
         self._give_up_last()
-        self._end_if_deserted()
+        self._cluster.ending.end_if_deserted()
 
     def _give_up_last(self) -> None:
         """The last checkpoint takes too long, or cannot be made."""
         if self._is_saving_last:
             self._end_last()
             why = self._failure or "it was not whole in time"
-            self._out.note(f"there is no checkpoint of the last step {self._saver().step}: {why}", is_warning=True)
+            self._out.note(f"there is no checkpoint of the last step {self._cluster.step}: {why}", is_warning=True)
 
     def _end_last(self) -> None:
         self._is_saving_last = False
@@ -455,5 +434,5 @@ class Checkpoints:
 
     def _expire(self, blocked: Blocked[_Wish], now: float) -> None:
         """Answers a caller that has waited as long as it may; the checkpoint is made all the same."""
-        words = self._saving or (f"checkpoint {self._save.tag} is being written" if self._save else self._explain(now))
-        self._calls.answer(blocked.who, SavedCheckpoint(tag="", step=self._saver().step, waiting_for=words))
+        words = self._saving or (f"checkpoint {self._save.tag} is being written" if self._save else self._cluster.explain(now))
+        self._calls.answer(blocked.who, SavedCheckpoint(tag="", step=self._cluster.step, waiting_for=words))

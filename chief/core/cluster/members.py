@@ -5,11 +5,12 @@ Knows no step, call or address; `now` is an argument.
 
 import enum
 import itertools
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import field, replace
 from functools import partial
+from typing import TYPE_CHECKING
 
-from chief.core.waiting import Timer, Timers
+from chief.core.waiting import Timer
 from chief.core.wording import lease_end, name_of, printable, seconds
 from chief.options import MAX_PARTICIPANTS, CoordinationConfig
 from chief.policies.base import Policy
@@ -38,6 +39,9 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY, Era, Fence, chief_of, joined_keys, numbered, session_secret
 from ps_protocol.roles.shard import AppliedPush, WorkerPushes
+
+if TYPE_CHECKING:
+    from chief.core.state import Cluster
 
 _WINDOW = 16
 _SHARED = "shared_memory"
@@ -303,24 +307,13 @@ _MAX_HOST = 255
 class Membership:
     """All participants there ever were, each as its latest incarnation, with the epoch, life and chief that they are numbered in.
 
-    `config` returns the configuration as it is now; a change removes no member. `on_lapse` is called when a lease has ended.
     `session_key`: this chief's key for secrets, so that no caller takes part in another's name.
 
     Incarnations that a chief gives are above all that earlier ones gave, see `fence.numbered`.
     """
 
-    def __init__(
-        self,
-        *,
-        config: Callable[[], CoordinationConfig],
-        epoch: int,
-        session_key: bytes,
-        timers: Timers | None = None,
-        on_lapse: Callable[[Member, float], None] = lambda member, now: None,
-    ) -> None:
-        self._config = config
-        self._timers = timers or Timers()
-        self._on_lapse = on_lapse
+    def __init__(self, cluster: "Cluster", *, epoch: int, session_key: bytes) -> None:
+        self._cluster = cluster
         self._session_key = session_key
         # All keys of this life that shards have reported.
         self._life_keys: tuple[bytes, ...] = ()
@@ -391,6 +384,11 @@ class Membership:
     def workers(self) -> Iterator[Member]:
         """All workers in order of their first joining."""
         return iter(self._members[ParticipantKind.WORKER].values())
+
+    @property
+    def live_workers(self) -> Sequence[Member]:
+        """The workers that live."""
+        return [member for member in self.workers() if member.is_live]
 
     def find(self, kind: ParticipantKind, index: int) -> Member | None:
         """Returns the latest incarnation, if there ever was one."""
@@ -510,7 +508,7 @@ class Membership:
         """Renews the lease of a member that has called."""
         member.last_seen = now
         if member.lease is None:
-            member.lease = self._timers.timer(partial(self._on_lapse, member))
+            member.lease = self._cluster.timers.timer(partial(self._cluster.joining.lapse, member))
         member.lease.set(now + member.lease_s)
 
     def repeated(self, request: RegisterRequest) -> Member | None:
@@ -612,8 +610,13 @@ class Membership:
         name = name_of(former.kind, former.index)
         return any(session_secret(key, name=name, incarnation=former.incarnation) == former.secret for key in self._life_keys)
 
+    @property
+    def _config(self) -> CoordinationConfig:
+        """The configuration as it is now; a change removes no member."""
+        return self._cluster.settings.config
+
     def _places(self, kind: ParticipantKind) -> int:
-        return (self._config().num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS
+        return (self._config.num_workers if kind is ParticipantKind.WORKER else None) or MAX_PARTICIPANTS
 
     def _recognised(self, request: RegisterRequest, former: Participant, *, now: float) -> Member:
         member = self._made(request, former.index, incarnation=former.incarnation, former=None, now=now)
@@ -640,8 +643,8 @@ class Membership:
             request_id=request.request_id,
             secret=self._new_secret(request.kind, index, incarnation),
             last_seen=now,
-            lease_s=self._config().lease_s,
-            outcomes=PushOutcomes(window=self._config().max_staged_per_worker),
+            lease_s=self._config.lease_s,
+            outcomes=PushOutcomes(window=self._config.max_staged_per_worker),
             num_accepted=former.num_accepted if former else 0,
             num_stale=former.num_stale if former else 0,
             num_late=former.num_late if former else 0,

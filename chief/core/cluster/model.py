@@ -1,18 +1,12 @@
 """The model that the workers agree on, the worker that initialises it, and the calls about it. Knows no clock, thread or wire."""
 
-from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-from chief.core.cluster.attachments import ContributedAttachments
-from chief.core.cluster.members import Membership
-from chief.core.cluster.parameter_servers import ShardTable
-from chief.core.host import Host
-from chief.core.waiting import Blocked, Line, Outbox, Waiting, slice_s
+from chief.core.waiting import Blocked, Line, slice_s
 from chief.core.wording import counted
-from chief.options import CoordinationConfig
 from chief.policies.factory import check_model
 from ps_protocol.errors import ModelMismatch, NotInitializer, PsError, TrainingFailed, Unavailable
 from ps_protocol.model.layout import Layout
-from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement, layouts, place
 from ps_protocol.roles.chief import (
@@ -26,6 +20,9 @@ from ps_protocol.roles.chief import (
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments
 from ps_protocol.roles.shard import ShardSpec, held_bytes
+
+if TYPE_CHECKING:
+    from chief.core.state import Cluster
 
 _MAX_DIFFERENCES = 10
 
@@ -178,36 +175,23 @@ class ModelRegistry:
 class ModelCalls:
     """Answers RegisterModel, CompleteInitialization and GetModel, now or when the model is there."""
 
-    def __init__(
-        self,
-        registry: ModelRegistry,
-        *,
-        host: Host,
-        config: Callable[[], CoordinationConfig],
-        optimizers: Callable[[], tuple[tuple[OptimizerSpec, OptimizerSpec], ...]],
-        members: Membership,
-        servers: ShardTable,
-        attachments: ContributedAttachments,
-        out: Outbox,
-        waiting: Waiting,
-    ) -> None:
-        self._optimizers, self._attachments = optimizers, attachments
-        self._registry, self._host, self._config, self._members, self._servers = registry, host, config, members, servers
-        self._out = out
-        self._line = waiting.line(self._expire)
+    def __init__(self, cluster: "Cluster") -> None:
+        self._cluster, self._out = cluster, cluster.out
+        self._registry, self._members, self._servers = cluster.model, cluster.members, cluster.servers
+        self._line = cluster.waiting.line(self._expire)
         # Calls that report the first values as written, held until the shards have their settings.
-        self._completions: Line[None] = waiting.line()
+        self._completions: Line[None] = cluster.waiting.line()
 
     def register(self, call: int, request: RegisterModelRequest, now: float) -> None:
         """Presents a model: the caller initialises it, waits for the initialiser, or finds it ready."""
-        member = self._host.worker(request.participant, "register a model", now)
+        member = self._cluster.worker(request.participant, "register a model", now)
         reply = self._join(request)
         self._members.renew(member, now=now)
         self._answer(call, request, reply, now)
 
     def complete(self, call: int, request: CompleteInitializationRequest, now: float) -> None:
         """The shards hold their initial values: training begins."""
-        member, registry = self._host.worker(request.participant, "initialise the model", now), self._registry
+        member, registry = self._cluster.worker(request.participant, "initialise the model", now), self._registry
         if not registry.is_ready and self._servers.unreachable_since is not None:
             # It may be another process by now, which has lost this chief's number, and that another chief has: the values are that one's.
             raise Unavailable(f"the first values are not safe yet: {'; '.join(self._servers.explain_unreachable(now))}")
@@ -220,7 +204,7 @@ class ModelCalls:
         if is_news:
             num_bytes = sum(held_bytes(layout) for layout in registry.layouts)
             self._out.note(f"{member.name} has initialised the model: {counted(len(registry.placement), 'slice')}, {num_bytes:,} bytes")
-            self._host.model_initialised(now)
+            self._cluster.training.begin_with_model(now)
 
     def model_ready(self) -> None:
         """Answers all that wait for the model: the shards hold its first values and their settings."""
@@ -240,7 +224,7 @@ class ModelCalls:
 
     def get(self, call: int, request: GetModelRequest, now: float) -> None:
         """Tells the agreed model, once it is initialised."""
-        self._host.refuse_if_failed()
+        self._cluster.ending.refuse_if_failed()
         self._answer(call, request, self._agreed_if_any(), now)
 
     def answer_waiting(self) -> None:
@@ -274,18 +258,18 @@ class ModelCalls:
 
     def _answer_to(self, ask: _Ask) -> ModelReply | AgreedModel | None:
         """Returns the answer for a waiting call; None: none yet. Raises the error that refuses it."""
-        self._host.refuse_if_failed()
+        self._cluster.ending.refuse_if_failed()
         return self._join(ask) if isinstance(ask, RegisterModelRequest) else self._agreed_if_any()
 
     def _agreed_if_any(self) -> AgreedModel | None:
-        return self._agreed() if self._registry.is_ready or self._host.is_finished else None
+        return self._agreed() if self._registry.is_ready or self._cluster.ending.is_finished else None
 
     def _join(self, ask: RegisterModelRequest) -> ModelReply | None:
-        registry, model, participant = self._registry, ask.model, ask.participant
+        registry, model, participant, ending = self._registry, ask.model, ask.participant, self._cluster.ending
         registry.check(model)
-        check_model(self._config().policy, model)
-        if self._host.is_finished and not registry.is_ready:
-            why = self._host.reason
+        check_model(self._cluster.settings.config.policy, model)
+        if ending.is_finished and not registry.is_ready:
+            why = ending.reason
             raise TrainingFailed(f"training was finished ({why}) before a model was initialised; start the cluster again")
         if not self._servers.are_adopted:
             return None
@@ -297,23 +281,24 @@ class ModelCalls:
         if state is not ModelState.READY:
             return self._reply(state)
         # Contributions that are counted and not applied when training ends are left out.
-        attached = self._attachments.lasting_of(participant.index, only_applied=self._host.is_finished)
+        attached = self._cluster.attachments.lasting_of(participant.index, only_applied=ending.is_finished)
         return self._reply(state, attached=attached)
 
     def _so_far(self, ask: _Ask, now: float) -> ModelReply | AgreedModel:
-        return (
-            self._agreed() if isinstance(ask, GetModelRequest) else self._reply(self._registry.state, waiting_for=self._host.explain(now))
-        )
+        if isinstance(ask, GetModelRequest):
+            return self._agreed()
+        return self._reply(self._registry.state, waiting_for=self._cluster.explain(now))
 
     def _reply(self, state: ModelState, *, waiting_for: str = "", attached: Attachments = NO_ATTACHMENTS) -> ModelReply:
+        config = self._cluster.settings.config
         return ModelReply(
             state=state,
             placement=self._registry.placement,
             attempt=self._registry.attempt,
-            max_staged_per_worker=self._config().max_staged_per_worker,
-            global_step=self._host.step,
+            max_staged_per_worker=config.max_staged_per_worker,
+            global_step=self._cluster.step,
             waiting_for=waiting_for,
-            policy=self._config().policy,
+            policy=config.policy,
             attached=attached,
             shards_version=self._servers.version_under(self._members.chief_incarnation),
         )
@@ -324,6 +309,6 @@ class ModelCalls:
             state=registry.state,
             model=registry.model,
             placement=registry.placement,
-            global_step=self._host.step,
-            optimizers=self._optimizers(),
+            global_step=self._cluster.step,
+            optimizers=self._cluster.settings.optimizers,
         )

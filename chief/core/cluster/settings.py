@@ -5,9 +5,9 @@ Knows specifications and versions; no step, clock, thread or wire. `training` de
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from chief.core.cluster.model import ModelRegistry
-from chief.core.waiting import Blocked, Outbox, Waiting, slice_s
+from chief.core.waiting import Blocked, slice_s
 from chief.core.wording import optimizers_words
 from chief.options import CoordinationConfig
 from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, VariableNotFound
@@ -19,6 +19,9 @@ from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.chief import ChangeSettingsRequest, HyperparameterChange, SettingsReply
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import ShardSettings
+
+if TYPE_CHECKING:
+    from chief.core.state import Cluster
 
 # Changes whose requests are remembered, so that a repeated one has its effect once.
 _MAX_REMEMBERED = 1024
@@ -50,12 +53,10 @@ class ForShards:
 class Settings:
     """Queues changes, remembers the settings in force, and answers the calls that wait. `version` grows with each change for shards."""
 
-    def __init__(self, config: CoordinationConfig, *, model: ModelRegistry, out: Outbox, waiting: Waiting) -> None:
-        self._config = config
-        self._model = model
-        self._out = out
+    def __init__(self, cluster: "Cluster", config: CoordinationConfig) -> None:
+        self._config, self._model, self._out = config, cluster.model, cluster.out
         self._pending: list[Change] = []
-        self._calls = waiting.line(self._expire)
+        self._calls = cluster.waiting.line(self._expire)
         self._done: dict[_Key, SettingsReply] = {}
         self._known = ForShards()  # the settings that the shards have
         self._optimizers: Optimizers = {}

@@ -5,20 +5,21 @@ chief. A step that has all its contributions is being applied anyway. For a step
 time serves all callers.
 """
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from chief.core.cluster.attachments import ContributedAttachments
-from chief.core.cluster.data import DataLeases
 from chief.core.messages import Answer, Done, Failed, KeepRecord
-from chief.core.waiting import Blocked, Line, Outbox, Timers, Waiting
-from chief.policies.base import Policy
+from chief.core.waiting import Blocked, Line
 from ps_protocol.errors import PsError, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
-from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
+from ps_protocol.roles.checkpoint import ChosenPush
 from ps_protocol.roles.chief import CommitResult, PushOutcome
 from ps_protocol.roles.contribution import PushId, StepAttachments
-from ps_protocol.roles.fence import Fence
+
+if TYPE_CHECKING:
+    from chief.core.epoch.training import Start
+    from chief.core.state import Cluster
 
 # A caller that waits for a record gets an answer after this time, and asks again.
 _RECORD_S = 1.0
@@ -74,43 +75,21 @@ class _Record:
 class Answers:
     """The facts of one epoch that survive the chief's death, and the answers that wait until a fact does.
 
-    `is_needed` is False where the chief cannot die without its shards.
-
-    `policy` returns the policy that holds, `is_finished` whether training is, `num_live` the live workers; `record` what a successor must
-    know that does not change with every step.
+    They wait only where another chief may follow: else this one cannot die without its shards.
     """
 
-    def __init__(
-        self,
-        *,
-        out: Outbox,
-        waiting: Waiting,
-        timers: Timers,
-        is_needed: bool,
-        fence: Fence,
-        versions: RecordVersions,
-        data: DataLeases,
-        attachments: ContributedAttachments,
-        policy: Callable[[], Policy],
-        record: Callable[[], ChiefRecord],
-        is_finished: Callable[[], bool],
-        num_live: Callable[[], int],
-        explain: Callable[[float], str],
-        done: Sequence[int] = (),
-        is_data_kept: bool = False,
-        certain: Iterable[PushId] = (),
-    ) -> None:
-        self._out, self._versions, self._data, self._attachments, self._fence = out, versions, data, attachments, fence
-        self._policy, self._make_record, self._is_finished, self._num_live, self._explain = policy, record, is_finished, num_live, explain
-        self._is_needed = is_needed
-        self._line: Line[_Held] = waiting.line(self._expire)
-        self._linger = timers.timer(self._linger_no_more)
+    def __init__(self, cluster: "Cluster", start: "Start") -> None:
+        self._cluster, self._out, self._versions = cluster, cluster.out, cluster.versions
+        self._data, self._attachments, self._fence = cluster.data, cluster.attachments, cluster.members.fence
+        self._is_needed = cluster.has_successors
+        self._line: Line[_Held] = cluster.waiting.line(self._expire)
+        self._linger = cluster.timers.timer(self._linger_no_more)
         self._on_its_way: _Record | None = None
         # Ranges of the training data that are done, and that no record has which is kept; and whether one has that there are any.
-        self._unkept = list(done)
-        self._is_data_kept = is_data_kept
+        self._unkept = list(start.done)
+        self._is_data_kept = start.is_data_kept
         # Contributions that are certain although their step is not announced yet.
-        self._certain = set(certain)
+        self._certain = {entry.push_id for entry in start.counted}
 
     # -- answers
 
@@ -119,12 +98,12 @@ class Answers:
         if self._is_certain(push_id, commit):
             self._out.reply(call, value)
             return
-        policy = self._policy()
+        policy = self._cluster.policy
         is_on_its_way = policy.is_complete
         self._hold(call, value, push_id=push_id, is_on_its_way=is_on_its_way, now=now)
         if is_on_its_way or self._on_its_way is not None:
             return
-        if policy.num_required > self._num_live():
+        if policy.num_required > self._cluster.members.num_live_workers:
             # A worker gives several contributions to the step: perhaps this one, which does not continue before it has its answer.
             self.keep(for_all=False)
         else:
@@ -208,12 +187,12 @@ class Answers:
 
     def keep(self, *, for_all: bool = True) -> None:
         """Has shards replace their record for a successor: all shards, or only the first one, since a successor asks all of them."""
-        policy = self._policy()
+        policy = self._cluster.policy
         chosen = policy.counted()
         data = self._data.marks()
         is_for_all = for_all or (self._on_its_way is not None and self._on_its_way.told.is_for_all)
         record = replace(
-            self._make_record(),
+            self._cluster.record(),
             epoch=self._fence.epoch,
             step=policy.step,
             chosen=tuple(
@@ -259,9 +238,9 @@ class Answers:
     # -- inside
 
     def _is_certain(self, push_id: PushId | None, commit: CommitResult | None) -> bool:
-        if commit is None or not self._is_needed or self._is_finished():
+        if commit is None or not self._is_needed or self._cluster.ending.is_finished:
             return True
-        if commit.original_outcome is not PushOutcome.ACCEPTED or commit.applied_step is None or commit.applied_step < self._policy().step:
+        if commit.original_outcome is not PushOutcome.ACCEPTED or commit.applied_step is None or commit.applied_step < self._cluster.step:
             return True
         return push_id in self._certain
 
@@ -283,10 +262,10 @@ class Answers:
             self.keep(for_all=False)
 
     def _linger_no_more(self, now: float) -> None:
-        if not self._policy().is_complete:
+        if not self._cluster.policy.is_complete:
             self._keep_if_awaited()
 
     def _expire(self, blocked: Blocked[_Held], now: float) -> None:
         """Ends a call that has waited as long as one may. Its request stays, and the caller gets the answer when it asks again."""
-        self._line.refuse(blocked.who, Unavailable(self._explain(now)))
+        self._line.refuse(blocked.who, Unavailable(self._cluster.explain(now)))
         self._keep_if_awaited()

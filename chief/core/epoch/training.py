@@ -6,17 +6,12 @@ shards have at most one task; when all have done it, the next one begins.
 
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
-from chief.core.cluster.attachments import ContributedAttachments
-from chief.core.cluster.checkpoints import Checkpoints, HeldStep
-from chief.core.cluster.data import DataLeases
-from chief.core.cluster.ledger import Ledger
-from chief.core.cluster.members import Member, Membership, merged_pushes, quorum
-from chief.core.cluster.model import ModelRegistry
-from chief.core.cluster.parameter_servers import ShardTable
-from chief.core.cluster.settings import Change, ForShards, Settings
-from chief.core.epoch.answers import Answers, RecordVersions
-from chief.core.host import Host
+from chief.core.cluster.checkpoints import HeldStep
+from chief.core.cluster.members import Member, merged_pushes, quorum
+from chief.core.cluster.settings import Change, ForShards
+from chief.core.epoch.answers import Answers
 from chief.core.messages import (
     Answer,
     ApplyStep,
@@ -29,11 +24,11 @@ from chief.core.messages import (
     PrepareStep,
     ReplicaReady,
 )
-from chief.core.waiting import Blocked, Outbox, Timers, Waiting, slice_s
+from chief.core.waiting import Blocked, slice_s
 from chief.core.wording import listed, printable
 from chief.policies.base import Counted, Grant, Policy, Verdict
 from chief.policies.factory import new_policy
-from ps_protocol.errors import InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
+from ps_protocol.errors import ContributionMissing, InvalidSpec, NotInitialized, PsError, StepAhead, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import scales
@@ -47,6 +42,7 @@ from ps_protocol.roles.chief import (
     LeaseRangesRequest,
     LeaseReply,
     LeaseResult,
+    ParticipantKind,
     PushCommit,
     PushOutcome,
     TokenReply,
@@ -55,6 +51,9 @@ from ps_protocol.roles.chief import (
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, PushId
 from ps_protocol.roles.fence import Fence
 from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, ShardSettings, ShardSpec, WorkerPushes
+
+if TYPE_CHECKING:
+    from chief.core.state import Cluster
 
 # The number of applied contributions to look through: each worker's latest are among them.
 _MAX_PUSHES = 20_000
@@ -81,25 +80,6 @@ class Start:
     done: tuple[int, ...] = ()
     is_data_kept: bool = False
     replicas_due: frozenset[int] = frozenset()
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Parts:
-    """The parts that outlive an epoch: each owns its state, and is never replaced."""
-
-    out: Outbox
-    waiting: Waiting
-    timers: Timers
-    members: Membership
-    model: ModelRegistry
-    data: DataLeases
-    attachments: ContributedAttachments
-    servers: ShardTable
-    ledger: Ledger
-    settings: Settings
-    checkpoints: Checkpoints
-    versions: RecordVersions
-    has_successors: bool
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -165,12 +145,12 @@ class Discards:
 class Training:
     """The training of one epoch, from a `Start` on."""
 
-    def __init__(self, parts: Parts, start: Start, host: Host) -> None:
-        self._host = host
-        self._out, self._members, self._model, self._data = parts.out, parts.members, parts.model, parts.data
-        self._ledger, self._settings, self._checkpoints, self._servers = parts.ledger, parts.settings, parts.checkpoints, parts.servers
-        self._attachments = parts.attachments
-        self._fence = parts.members.fence
+    def __init__(self, cluster: "Cluster", start: Start) -> None:
+        self._cluster, self._ending, self._recovery = cluster, cluster.ending, cluster.recovery
+        self._out, self._members, self._model, self._data = cluster.out, cluster.members, cluster.model, cluster.data
+        self._ledger, self._settings, self._checkpoints = cluster.ledger, cluster.settings, cluster.checkpoints
+        self._servers, self._attachments = cluster.servers, cluster.attachments
+        self._fence = cluster.members.fence
         self._tag_suffix = start.tag_suffix
         # The task of all shards, unless they copy a step to save it; and the step that it is about, if it is.
         self._told: PrepareStep | ApplyStep | ConfigureShards | BringReplicasBack | None = None
@@ -185,31 +165,14 @@ class Training:
         self._replicas_due = set(start.replicas_due)
         self._is_telling_again = False
         self._awaited = set(start.awaited)
-        self._return_timer = parts.timers.timer(self._stop_waiting_for_data)
+        self._return_timer = cluster.timers.timer(self._stop_waiting_for_data)
         if self._awaited:
             self._return_timer.set(start.wait_until)
-        self._tokens = parts.waiting.line(self._token_expired)
+        self._tokens = cluster.waiting.line(self._token_expired)
         self._tokens.on_cancel = self._token_cancelled
-        self._ranges = parts.waiting.line(self._ranges_expired)
+        self._ranges = cluster.waiting.line(self._ranges_expired)
         self._policy = self._new_policy(step=start.step, is_start=start.is_start, counted=start.counted)
-        self._answers = Answers(
-            out=parts.out,
-            waiting=parts.waiting,
-            timers=parts.timers,
-            is_needed=parts.has_successors,
-            fence=self._fence,
-            versions=parts.versions,
-            data=parts.data,
-            attachments=parts.attachments,
-            policy=lambda: self._policy,
-            record=host.record,
-            is_finished=lambda: host.is_finished,
-            num_live=lambda: parts.members.num_live_workers,
-            explain=host.explain,
-            done=start.done,
-            is_data_kept=start.is_data_kept,
-            certain=[entry.push_id for entry in start.counted],
-        )
+        self._answers = Answers(cluster, start)
         self._lower_quorum()
 
     # -- queries
@@ -228,11 +191,6 @@ class Training:
     def fence(self) -> Fence:
         """The fence of the chief's commands in this epoch."""
         return self._fence
-
-    @property
-    def is_ready(self) -> bool:
-        """Whether the shards hold values to train with."""
-        return self._model.is_ready
 
     @property
     def num_bytes(self) -> int:
@@ -273,6 +231,14 @@ class Training:
         """The workers that block on a token."""
         return self._tokens.who
 
+    def owes(self, member: Member) -> bool:
+        """Whether the open step can use a contribution of the worker."""
+        return not self._policy.has_contributed(member.index) or self._policy.holds_token(member.index)
+
+    def must_push(self, member: Member) -> bool:
+        """Whether the worker waits for a token that it gets only once it has pushed."""
+        return member.is_live and member.index in self._tokens and not self._policy.has_contributed(member.index)
+
     @property
     def awaited(self) -> frozenset[int]:
         """The workers that may still have data which an earlier chief has leased to them."""
@@ -291,7 +257,7 @@ class Training:
             fence=self._fence,
             step=step,
             num_shards=len(self._servers),
-            record=self._host.record(),
+            record=self._cluster.record(),
             placement=self._model.placement,
             files=(),
             pushes=self.applied_pushes(extra=extra),
@@ -387,15 +353,15 @@ class Training:
         required = quorum(config, membership=self._members, policy=policy, starved=self._data.starved)
         self._is_quorum_lowered = required < config.num_required
         if required < policy.num_required:
-            self._out.afterwards(self._host.proceed)
+            self._out.afterwards(self._cluster.proceed)
         policy.require(required)
 
     # -- contributions and tokens
 
     def commit_push(self, call: int, request: CommitPushRequest, now: float) -> None:
         """Counts a contribution."""
-        member = self._host.worker(request.participant, "contribute", now)
-        self._host.refuse_if_recovering(now)
+        member = self._cluster.worker(request.participant, "contribute", now)
+        self._recovery.refuse_if_under_way(now)
         before = len(self._out)
         result = self._commit(member, request.commit, now)
         self._members.renew(member, now=now)
@@ -405,11 +371,11 @@ class Training:
 
     def dequeue_token(self, call: int, request: DequeueTokenRequest, now: float) -> None:
         """Counts the contribution that the request carries, and gives a token, or has the caller wait for one."""
-        if self._host.is_finished and not self._members.look_up(request.participant).is_live:
+        if self._ending.is_finished and not self._members.look_up(request.participant).is_live:
             self._out.reply(call, self._finished(None))
             return
-        member = self._host.worker(request.participant, "take a token", now)
-        self._host.refuse_if_recovering(now)
+        member = self._cluster.worker(request.participant, "take a token", now)
+        self._recovery.refuse_if_under_way(now)
         self._check_step(request.local_step, now)
         commit, push_id = None, None
         if request.commit is not None:
@@ -419,24 +385,25 @@ class Training:
         if earlier is not None:
             known = self._answers.if_certain(earlier.ask.push_id, earlier.ask.commit)
             self._tokens.answer(member.index, self._wait(known, "another call of the same worker"))
-        if self._host.is_finished:
+        if self._ending.is_finished:
             self._out.reply(call, self._finished(commit))
             return
         step = self._ask(member.index, local_step=request.local_step, request_id=request.request_id)
         if step is not None:
             self._tell(call, self._token(step, commit), request.commit, commit, now)
-        elif not (wait_s := slice_s(request.max_wait_s)):
+            return
+        ask = _TokenAsk(commit=commit, local_step=request.local_step, request_id=request.request_id, push_id=push_id)
+        wait_s = slice_s(request.max_wait_s)
+        self._tokens.block(call, ask, until=now + wait_s if wait_s else None, who=member.index)
+        if not wait_s:
+            # Explained as if it waited: it may be the very one that should have contributed first.
             self._policy.forget_wish(member.index)
-            known = self._answers.if_certain(push_id, commit)
-            self._out.reply(call, self._wait(known, self._host.explain(now, asking=member.index)))
-        else:
-            ask = _TokenAsk(commit=commit, local_step=request.local_step, request_id=request.request_id, push_id=push_id)
-            self._tokens.block(call, ask, until=now + wait_s, who=member.index)
+            self._tokens.answer(member.index, self._wait(self._answers.if_certain(push_id, commit), self._cluster.explain(now)))
 
     def _token_expired(self, blocked: Blocked[_TokenAsk], now: float) -> None:
         """Answers a call that has blocked as long as it may with the reason of the wait."""
         # Explained while it still waits: it may be the very one that should have contributed first.
-        waiting_for = self._host.explain_to_many(now)
+        waiting_for = self._cluster.explain_to_many(now)
         self._policy.forget_wish(blocked.who)
         self._tokens.answer(blocked.who, self._wait(self._answers.if_certain(blocked.ask.push_id, blocked.ask.commit), waiting_for))
 
@@ -468,7 +435,7 @@ class Training:
         return self._reply(TokenResult.WAIT, self.step, commit, waiting_for)
 
     def _finished(self, commit: CommitResult | None) -> TokenReply:
-        return self._reply(TokenResult.FINISHED, self.step, commit, end=self._host.end)
+        return self._reply(TokenResult.FINISHED, self.step, commit, end=self._ending.end)
 
     def _reply(
         self, result: TokenResult, step: int, commit: CommitResult | None, waiting_for: str = "", end: End = End.NOT_YET
@@ -495,7 +462,7 @@ class Training:
         if member.outcomes.is_repeated(push_id, step=commit.step):
             return _repeated(member.outcomes.first_result(push_id), global_step=policy.step)
         if not self._model.is_ready:
-            raise NotInitialized(f"the variables have no values yet: {self._host.explain(now)}")
+            raise NotInitialized(f"the variables have no values yet: {self._cluster.explain(now)}")
         if commit.attached is not NO_ATTACHMENTS:
             self._attachments.check(member.index, commit.attached, applies_on_arrival=policy.spec.applies_on_arrival)
         open_step = policy.step
@@ -541,7 +508,7 @@ class Training:
             self._data.give_back(member.index, member.incarnation, commit.ranges)
 
     def _judge(self, commit: PushCommit) -> Verdict:
-        policy, is_finished = self._policy, self._host.is_finished
+        policy, is_finished = self._policy, self._ending.is_finished
         behind = max(0, policy.step - commit.step)
         if commit.is_applied:
             if not is_finished:
@@ -560,20 +527,20 @@ class Training:
         # If each contribution is a step, workers read steps that the chief does not know yet.
         if self._policy.has_common_steps and step > self._policy.step:
             if not self._model.is_ready:  # another chief may have trained further than this one knows yet
-                raise NotInitialized(f"the model is not known here yet: {self._host.explain(now)}")
+                raise NotInitialized(f"the model is not known here yet: {self._cluster.explain(now)}")
             raise StepAhead(f"local_step {step} is ahead of global_step {self._policy.step}; read again")
 
     # -- ranges of the training data
 
     def lease_ranges(self, call: int, request: LeaseRangesRequest, now: float) -> None:
         """Leases ranges to a worker, or has it wait for other workers' ranges. Raises InvalidSpec, DataMismatch and every call's errors."""
-        member = self._host.worker(request.participant, "lease training data", now)
+        member = self._cluster.worker(request.participant, "lease training data", now)
         if request.max_ranges < 1:
             raise InvalidSpec(f"max_ranges: got {request.max_ranges}, want >= 1")
-        self._host.refuse_if_recovering(now)
+        self._recovery.refuse_if_under_way(now)
         self._data.check(request.data)
         self._members.renew(member, now=now)
-        if self._host.is_finished:
+        if self._ending.is_finished:
             self._out.reply(call, LeaseReply(result=LeaseResult.EXHAUSTED))
             return
         has_returned = self._data.compare(member.index, member.incarnation, request.held, request_id=request.request_id)
@@ -643,7 +610,7 @@ class Training:
 
     def proceed(self, now: float) -> None:
         """Begins the next thing, if there is one and nothing is under way."""
-        if self._host.is_failed or self._host.is_recovering:
+        if self._ending.is_failed or self._recovery.why:
             return
         if self._settings.next_change is not None:
             self._begin_changes(now)
@@ -659,29 +626,40 @@ class Training:
         self._ledger.roll_back(request.step, now=now)
         self._begin_step(step, request.contributors[-1].worker if request.contributors else 0, now)
 
-    def awaits(self, event: Done | Failed) -> bool:
+    def _awaits(self, event: Done | Failed) -> bool:
         """Whether the event is about what all shards are at; if not, it is too late to matter."""
-        return event.work is self._told and not self._host.is_failed
+        return event.work is self._told and not self._ending.is_failed
 
     def prepared(self, event: Done, now: float) -> None:
         """The size of the mean is known: it is applied, scaled down if it is too large."""
         told = self._told
-        if not self.awaits(event) or not isinstance(told, PrepareStep):
+        if not self._awaits(event) or not isinstance(told, PrepareStep):
+            return
+        if isinstance(event.result, Lacking):
+            self._do_without(told, event.result.missing, now)
             return
         layouts, model = self._model.layouts, self._model.model
         for index, (sums, layout) in enumerate(zip(event.result, layouts, strict=True)):
             num_slices = len(layout.slices) + len(layout.tables)
             if len(sums) != num_slices:
-                self._host.fail(f"{self._servers[index].name}: reported {len(sums)} sums of squares of {num_slices} slices")
+                self._ending.fail(f"{self._servers[index].name}: reported {len(sums)} sums of squares of {num_slices} slices")
                 return
         assert model is not None
         self._apply(scales(model.clip, layouts=layouts, sums=event.result), without=told.without)
 
-    def applied(self, event: Done, now: float) -> bool:
-        """All shards have applied the step: the next one is open. Returns whether it was one that an earlier chief had not completed."""
-        step = self._step
-        if not self.awaits(event) or step is None:
-            return False
+    def refused(self, event: Failed) -> None:
+        """A shard refuses what all are told to do: it is not what it should be."""
+        if self._awaits(event):
+            self._ending.fail(printable(event.error.message))
+
+    def applied(self, event: Done, now: float) -> None:
+        """All shards have applied the step: the next one is open."""
+        step, told = self._step, self._told
+        if not self._awaits(event) or step is None or not isinstance(told, ApplyStep):
+            return
+        if event.result is not None:
+            self._do_without(told, event.result.missing, now)
+            return
         if step.redo is not None:
             self._told = self._step = None
             self._members.remember(self.applied_pushes(extra=step.contributors))
@@ -689,8 +667,9 @@ class Training:
             self._policy = self._new_policy(step=step.step + 1, is_start=False)
             self._turned_away.clear()
             self._lower_quorum()
-            return True
-        is_held = (self._checkpoints.holds_steps or self._holds_for_replicas) and not self._host.is_finished
+            self._recovery.repeated(now)
+            return
+        is_held = (self._checkpoints.holds_steps or self._holds_for_replicas) and not self._ending.is_finished
         is_of_interest = self._data.has_counted or is_held or self._answers.is_of_interest()
         contributors = step.contributors if is_of_interest else ()
         if self._data.has_counted:
@@ -704,7 +683,6 @@ class Training:
             self._advance(now)
         if self._data.spec is not None:
             self._answer_about_ranges(now)
-        return False
 
     def _begin_step(self, step: _Step, last_worker: int, now: float) -> None:
         model = self._model.model
@@ -736,19 +714,18 @@ class Training:
             )
         )
 
-    def lack(self, event: Done, lacking: Lacking, now: float) -> tuple[PushId, ...]:
-        """Has the step applied without contributions that shards lack. Returns them; none if it is too late to matter.
+    def _do_without(self, told: PrepareStep | ApplyStep, missing: Sequence[tuple[int, PushId]], now: float) -> None:
+        """Has the step applied without contributions that shards lack, and expels their workers.
 
         So it makes no difference which shards have applied the step already. A contribution that no shard has does not count.
         """
-        step, told, missing = self._step, self._told, lacking.missing
-        if not self.awaits(event) or step is None or not isinstance(told, PrepareStep | ApplyStep):
-            return ()
+        step = self._step
+        assert step is not None
         known = [set(of_shard) for of_shard in told.without] or [set() for _ in range(len(self._servers))]
         without = [of_shard | {push_id for index, push_id in missing if index == shard} for shard, of_shard in enumerate(known)]
         if without == known or not set().union(*without) <= {*step.contributors}:
-            self._host.fail(f"step {step.step}: parameter servers lack other contributions than those that it is made of")
-            return ()
+            self._ending.fail(f"step {step.step}: parameter servers lack other contributions than those that it is made of")
+            return
         told = replace(told, without=tuple(tuple(sorted(of_shard)) for of_shard in without))
         nowhere = set[PushId].intersection(*without) if step.redo is None else ()
         if sum(self._data.uncount(push_id) for push_id in nowhere):
@@ -758,7 +735,24 @@ class Training:
         if sum(self._attachments.uncount(push_id) for push_id in nowhere) and isinstance(told, ApplyStep):
             told = replace(told, attached=self._attachments.of_step(step.contributors))
         self._have(told)
-        return tuple(sorted({push_id for _, push_id in missing}))
+        for push_id in sorted({push_id for _, push_id in missing}):
+            self._expel(push_id, [self._servers[shard].name for shard, one in missing if one == push_id], now)
+        self._ending.lost_somebody(now)
+
+    def _expel(self, push_id: PushId, shards: Sequence[str], now: float) -> None:
+        """Expels the worker of a contribution that shards lack. Only it can have committed that: it has forged it, or has a defect."""
+        what = f"it committed contribution {push_id} to step {self.step}, which {listed(shards)} never received"
+        error = ContributionMissing(
+            f"worker {push_id.worker}: {what}; push a contribution to every parameter server before it is committed",
+            facts={"worker": str(push_id.worker), "step": str(self.step)},
+        )
+        self._answers.refuse_about((push_id,), error)
+        member = self._members.find(ParticipantKind.WORKER, push_id.worker)
+        if member is not None and member.incarnation == push_id.incarnation and member.is_live:
+            self._members.expel(member, why=what, now=now)
+            words = f"expelled {member.name} (incarnation {member.incarnation}) {member.where}: {what}"
+            self._out.note(words, kind=NoteKind.LOST, is_warning=True)
+            self._cluster.joining.release(member, error, now)
 
     def _take_discards(self) -> tuple[PushId, ...]:
         """Takes out the contributions that shards may drop with the step that begins now."""
@@ -772,8 +766,8 @@ class Training:
         if self._is_quorum_lowered:
             self._lower_quorum()
         self._checkpoints.stepped(self.step)
-        if self._host.is_finishing and not self._policy.is_complete:
-            self._host.finish_as_asked(now)
+        if self._ending.is_finishing and not self._policy.is_complete:
+            self._ending.finish_as_asked(now)
         else:
             self._end_or_continue(granted, now)
 
@@ -787,22 +781,19 @@ class Training:
 
     def _end_or_continue(self, granted: Sequence[Grant], now: float) -> None:
         max_steps = self._settings.config.max_steps
-        if max_steps is not None and self.step >= max_steps and not self._host.is_finished:
-            self._host.finish(f"max_steps {max_steps} reached", now)
+        if max_steps is not None and self.step >= max_steps and not self._ending.is_finished:
+            self._ending.finish(f"max_steps {max_steps} reached", now)
             return
         self._grant(granted, now)
         self.proceed(now)
 
     # -- checkpoints, and replicas that are restored between two steps
 
-    def save_failed(self, event: Failed, now: float) -> None:
-        """A checkpoint could not be saved; training continues."""
-        is_of_now = self._checkpoints.failed(event, now)
-        if is_of_now and self._replicas_due and self._checkpoints.is_holding and not self._checkpoints.holds_steps:
-            # The step need not be saved: training continues, and the replicas come back another time.
-            why = f"the step that it is to be brought back from could not be saved: {printable(event.error.message)}"
+    def hold_failed(self, why: str, now: float) -> None:
+        """A step that is held back could not be saved. Unless it must be, training continues, and replicas come back another time."""
+        if self._replicas_due and not self._checkpoints.holds_steps:
             for shard in self._replicas_due:
-                self._servers.miss_standby(shard, why=why)
+                self._servers.miss_standby(shard, why=f"the step that it is to be brought back from could not be saved: {why}")
             self._replicas_due.clear()
             self._checkpoints.let_go(now)
             self._advance(now)
@@ -810,7 +801,7 @@ class Training:
     @property
     def _holds_for_replicas(self) -> bool:
         """Whether the step just applied is announced only after replicas have been brought back."""
-        is_ending = self._host.is_finishing or self._host.is_finished
+        is_ending = self._ending.is_finishing or self._ending.is_finished
         return bool(self._replicas_due) and self._policy.has_common_steps and not is_ending
 
     def _held_step_saved(self, tag: str, now: float) -> None:
@@ -835,8 +826,8 @@ class Training:
     def replica_ready(self, event: ReplicaReady) -> None:
         """A lost replica could be brought back: it is after the next step, if that can be."""
         record = self._servers[event.shard]
-        is_over = self._host.is_failed or self._host.is_finished
-        if record.standby or is_over or self._host.is_recovering or event.shard in self._replicas_due:
+        is_over = self._ending.is_failed or self._ending.is_finished
+        if record.standby or is_over or self._recovery.why or event.shard in self._replicas_due:
             return
         if self._settings.config.checkpoints is None:
             why = "it runs again, but without its model; without --checkpoint-dir it stays out until the cluster is started again"
@@ -855,7 +846,7 @@ class Training:
     def replicas_back(self, event: Done | Failed, now: float) -> None:
         """Replicas have been brought back, or could not be: announces the step."""
         told = self._told
-        if not self.awaits(event) or not isinstance(told, BringReplicasBack):
+        if not self._awaits(event) or not isinstance(told, BringReplicasBack):
             return
         failures = event.result if isinstance(event, Done) else [(shard, event.error.message) for shard in told.shards]
         for shard, why in failures:
@@ -869,7 +860,7 @@ class Training:
 
     def change_settings(self, call: int, request: ChangeSettingsRequest, now: float) -> None:
         """Handles a request for other settings. Raises InvalidSpec, VariableNotFound, NotInitialized or TrainingFailed."""
-        self._host.check_settings_may_change()
+        self._ending.refuse_changes_if_over()
         self._settings.ask(call, request)
         self.proceed(now)
         self._settings.wait(call, max_wait_s=request.max_wait_s, now=now)
@@ -878,9 +869,18 @@ class Training:
         """The shards hold their first values: sends them their settings, unless they have them."""
         wanted = self._settings.as_they_are()
         if self._settings.is_known(wanted):
-            self._host.model_ready(now)
+            self._model_ready(now)
         else:
             self._configure(wanted)
+
+    def _model_ready(self, now: float) -> None:
+        """Answers all that wait for the model: the shards hold its first values and their settings."""
+        self._model.make_ready()
+        self._checkpoints.training_begins(now)
+        self._ledger.open_step(self.step, now=now)
+        self._cluster.models.model_ready()
+        self._answers.keep()
+        self._out.afterwards(self._cluster.proceed)
 
     def tell_again(self) -> None:
         """Sends the shards the settings in force, since some may have settings that are not."""
@@ -890,11 +890,11 @@ class Training:
 
     def configured(self, event: Done, now: float) -> None:
         """Continues after all shards have the new settings."""
-        if not self.awaits(event):
+        if not self._awaits(event):
             return
         self._told = None
         if not self._model.is_ready:
-            self._host.model_ready(now)
+            self._model_ready(now)
         else:
             self._change_holds(now)
         self.proceed(now)

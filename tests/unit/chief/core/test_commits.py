@@ -221,6 +221,6 @@ def test_dedupe_memory_is_bounded() -> None:
     (worker,) = driver.train(0)
     for step in range(200):
         worker.commit(step=step)
-    outcomes = driver.coordinator._members.check(worker.participant, now=driver.now).outcomes
+    outcomes = driver.coordinator.cluster.members.check(worker.participant, now=driver.now).outcomes
     assert len(outcomes._recent) <= 16
     assert worker.commit(step=3, push_id=PushId(worker=0, incarnation=1, sequence=4)).outcome is DUPLICATE

@@ -36,7 +36,7 @@ def names(driver: Driver) -> list[str]:
 
 def trained(*workers: int, num_steps: int = 0, **options: object) -> tuple[Driver, list[Worker]]:
     driver = Driver(**options)  # type: ignore[arg-type]
-    driver.coordinator.address = CHIEF
+    driver.coordinator.cluster.address = CHIEF
     members = driver.train(*workers)
     for _ in range(num_steps):
         driver.pass_time(0.2)
@@ -66,7 +66,7 @@ def test_servers_that_were_never_reached_are_named_with_the_cause() -> None:
 
 def test_nobody_joined_yet() -> None:
     driver = Driver()
-    driver.coordinator.address = CHIEF
+    driver.coordinator.cluster.address = CHIEF
     driver.pass_time(6.0)
     one = headline(driver)
     assert (one.level, one.line, one.advice, one.commands) == (AMBER, "Waiting 6 s for the first worker", "Start one.", (START,))
@@ -86,7 +86,7 @@ def test_the_worker_that_initialises_the_model_is_named_with_how_far_it_is() -> 
     worker = Worker(driver)
     driver.ask_model(worker)
     assert (headline(driver).level, headline(driver).line) == (GREEN, "Worker 0 is initialising the model")
-    report = ShardReport(created_bytes=first_bytes(driver.coordinator._model.layouts[0]) // 2)
+    report = ShardReport(created_bytes=first_bytes(driver.coordinator.cluster.model.layouts[0]) // 2)
     driver.send(ev.ShardSeen(shard=0, process_incarnation=7, report=report))
     assert headline(driver).line == "Worker 0 is initialising the model (50 %)"
     assert headline(driver).advice == "Ps 0 receives its first values: 50 %."
@@ -287,7 +287,7 @@ def test_a_server_that_is_cut_off_is_told_from_one_that_is_gone() -> None:
 
 def test_a_socket_of_this_machine_is_never_printed() -> None:
     driver, _ = trained(0)
-    driver.coordinator._servers[0].address = "unix:/tmp/lockstep-1/ps-0.sock"
+    driver.coordinator.cluster.servers[0].address = "unix:/tmp/lockstep-1/ps-0.sock"
     driver.send(ev.ShardUnreachable(shard=0, why="there is no such socket; is it started?"))
     driver.pass_time(4.0)
     assert "/tmp" not in "".join(f"{one.line}{one.advice}" for one in said(driver))
@@ -434,7 +434,7 @@ def test_a_checkpoint_that_fails_names_the_cause_and_the_server(why: str, words:
 
 def test_a_missing_standby_is_amber() -> None:
     driver, _ = trained(0)
-    driver.coordinator._servers.miss_standby(0, why="it was restarted; it is given the values again")
+    driver.coordinator.cluster.servers.miss_standby(0, why="it was restarted; it is given the values again")
     one = headline(driver)
     assert (one.level, one.line, one.advice) == (AMBER, "Ps 0 has no standby", "It was restarted; it is given the values again.")
 

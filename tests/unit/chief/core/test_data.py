@@ -317,7 +317,7 @@ def leased_ids(driver: Driver, worker: Worker, number: int = 1, *, data: DataSpe
 
 
 def done(driver: Driver) -> set[int]:
-    return done_of(driver.coordinator._parts.data.marks())
+    return done_of(driver.coordinator.cluster.data.marks())
 
 
 def step(driver: Driver, workers: list[Worker], *, request_id: int, data: DataSpec = DATA, number: int = 1) -> set[int]:

@@ -21,7 +21,7 @@ def test_the_missing_worker_is_named_with_its_last_sign_of_life_and_what_to_do()
         " if it does not come back, look at pid 912 on host-b (stopped? kill -CONT 912),"
         " or start another in its place once its process or its lease has ended"
     )
-    driver.coordinator.address = "host-c:5000"
+    driver.coordinator.cluster.address = "host-c:5000"
     assert words(driver).endswith("has ended: LOCKSTEP_WORKER_INDEX=1 LOCKSTEP_CHIEF=host-c:5000 PROGRAM")
 
 
@@ -53,7 +53,7 @@ def test_a_lapsed_worker_is_named_with_the_end_of_its_lease() -> None:
 
 def test_with_a_known_address_of_the_chief_the_reason_has_the_command_that_starts_a_worker() -> None:
     driver = Driver(total_num_replicas=3, lease_s=10.0)
-    driver.coordinator.address = "unix:/tmp/a b/chief.sock"
+    driver.coordinator.cluster.address = "unix:/tmp/a b/chief.sock"
     first, second = driver.train(0, 1)
     first.push()
     assert words(driver).endswith("start the missing workers: LOCKSTEP_CHIEF='unix:/tmp/a b/chief.sock' PROGRAM")

@@ -1,4 +1,6 @@
 from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -28,8 +30,12 @@ def membership_of(
     timers: Timers | None = None,
     on_lapse: Callable[[Member, float], None] = lambda member, now: None,
 ) -> Membership:
-    config = CoordinationConfig(total_num_replicas=total, lease_s=lease_s)
-    membership = Membership(config=lambda: config, epoch=4, session_key=b"key", timers=timers, on_lapse=on_lapse)
+    cluster: Any = SimpleNamespace(
+        settings=SimpleNamespace(config=CoordinationConfig(total_num_replicas=total, lease_s=lease_s)),
+        timers=timers or Timers(),
+        joining=SimpleNamespace(lapse=on_lapse),
+    )
+    membership = Membership(cluster, epoch=4, session_key=b"key")
     membership.meet_predecessors()
     return membership
 

@@ -108,7 +108,7 @@ def test_a_step_with_a_limited_norm_is_prepared_again_without_the_missing_contri
     scene.lack(1)
     (prepared,) = scene.driver.to_prepare
     assert prepared.without == ((), (scene.forged,))
-    sums = tuple((1.0,) * len(layout.slices) for layout in scene.driver.coordinator.training._model.layouts)
+    sums = tuple((1.0,) * len(layout.slices) for layout in scene.driver.coordinator.cluster.model.layouts)
     scene.driver.sums = sums
     scene.driver.prepare()
     (told,) = scene.driver.to_apply

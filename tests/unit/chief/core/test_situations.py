@@ -2,7 +2,7 @@
 
 import pytest
 
-from chief.core.situation import Situation
+from chief.core.state import Cluster
 from ps_protocol.roles.chief import ClusterState, PushOutcome, TokenReply, TokenResult
 from ps_protocol.roles.contribution import PushId
 from tests.support.chief.chief_driver import Driver, Worker
@@ -212,11 +212,11 @@ def test_a_thousand_callers_whose_time_is_up_do_not_cost_a_thousand_explanations
         driver.pass_time(0.0001)
     explained = []
 
-    def explain(situation: Situation, *, now: float) -> str:
+    def explain(cluster: Cluster, *, now: float) -> str:
         explained.append(now)
         return "worker 0"
 
-    monkeypatch.setattr("chief.core.coordinator.explain", explain)
+    monkeypatch.setattr("chief.core.state.explain", explain)
     driver.pass_time(3.0)
     replies = [reply for reply in driver.answers.values() if isinstance(reply, TokenReply) and reply.result is TokenResult.WAIT]
     assert (len(replies), {reply.waiting_for for reply in replies}, len(explained)) == (999, {"worker 0"}, 1)
