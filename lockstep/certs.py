@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 from lockstep.launcher.supervisor import make_directory
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.variables import check_name
-from ps_protocol.security.permissions import CallerRole
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.tokens import new_token_lines, write_secret
 
 if TYPE_CHECKING:

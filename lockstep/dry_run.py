@@ -15,6 +15,7 @@ from types import TracebackType
 
 from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.shard import ShardStatusRequest
 from worker_client.opening import made_cluster
 
 # After this many late contributions, the program evidently does not check whether training is finished.
@@ -98,7 +99,7 @@ def _report(begin: float, code: int) -> int:
         found.append("it made no step: call session.step() with the gradients")
     if status.num_late + status.num_stale >= _MANY_LATE:
         found.append("it continued after the last step: check session.is_finished, or what step() returns")
-    if num_nonfinite := sum(shard.status().report.num_nonfinite for shard in cluster.shards):
+    if num_nonfinite := sum(shard.call(ShardStatusRequest()).report.num_nonfinite for shard in cluster.shards):
         found.append(f"{num_nonfinite} elements of the last step's gradient were NaN or infinite")
     if found:
         return _print("\n".join(found), 1)

@@ -8,7 +8,7 @@ from chief.serving.in_process import InProcessChief
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import DEFAULT_POLICY, Chief
-from ps_protocol.roles.shard import WholeShard
+from ps_protocol.roles.shard import Shard
 from ps_server.serving.local import InProcessShard
 
 # All roles end together with this process, so leases are not renewed and never end.
@@ -38,7 +38,7 @@ class InProcessCluster:
             raise InvalidSpec(f"num_ps: got {num_ps!r}, want a whole number >= 1")
         if policy is not None and not isinstance(policy, PolicySpec):
             raise InvalidSpec(f"policy: got {policy!r}, want what sync_policy(), ssp_policy(2) or async_policy() returns")
-        self.shards: tuple[WholeShard, ...] = tuple(InProcessShard(index=index) for index in range(num_ps))
+        self.shards: tuple[Shard, ...] = tuple(InProcessShard(index=index) for index in range(num_ps))
         config = CoordinationConfig(
             cluster=name,
             replicas_to_aggregate=replicas_to_aggregate,

@@ -16,8 +16,9 @@ from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce
 from ps_protocol.roles.identity import Identity, Role, parse_address
+from ps_protocol.roles.request import CallerRole
+from ps_protocol.roles.shard import ReadMetricsRequest, ShardStatusRequest
 from ps_protocol.rpc.server import RpcServer
-from ps_protocol.security.permissions import CallerRole
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_protocol.sockets.listener import DataListener
 from ps_server.accumulators.registry import AccumulatorRegistry
@@ -53,29 +54,24 @@ _LATE_S = 5.0
 
 
 class ChiefSilence:
-    """The time since a chief's last call, from `now` on. Any thread may call `heard`; one thread calls `look` every LOOK_INTERVAL_S."""
+    """When to warn that no chief is heard, from `now` on. One thread calls `look` every LOOK_INTERVAL_S."""
 
     def __init__(self, *, now: float) -> None:
-        self._started_at = self._heard_at = self._looked_at = now
+        self._started_at = self._stood_until = self._looked_at = now
         self._warned_at = -math.inf
 
-    def heard(self, now: float) -> None:
-        """A chief has called."""
-        self._heard_at = now
-
-    def look(self, now: float, *, is_adopted: bool, address: str) -> str:
-        """Returns the text of a warning that is due; empty if there is none."""
+    def look(self, now: float, *, heard_ago_s: float | None, address: str) -> str:
+        """Returns the text of a warning that is due; empty if there is none. `heard_ago_s` None: no chief has adopted the server."""
         if now - self._looked_at > _LATE_S:
-            self._heard_at = now
+            self._stood_until = now
         self._looked_at = now
-        # A caller that does not adopt (a chief that waits for another shard, an operator) does not take this shard.
-        since = self._heard_at if is_adopted else self._started_at
+        since = self._started_at if heard_ago_s is None else max(now - heard_ago_s, self._stood_until)
         due = since + FIRST_WARNING_S if since > self._warned_at else self._warned_at + WARNING_INTERVAL_S
         if now < due:
             return ""
         self._warned_at = now
         silence = f"{now - since:.0f} s"
-        if is_adopted:
+        if heard_ago_s is not None:
             consequence = "if it is gone, start it again, here or elsewhere: training then continues at its step"
             return f"the chief has been silent for {silence}; {consequence}"
         return f"no chief has adopted this parameter server for {silence}; is the chief started with --ps naming {address}?"
@@ -124,9 +120,7 @@ class ParameterServer:
         self._boards = BoardRegistry(owner=self._name, budget=self._shard.budget, process_incarnation=process_incarnation)
         self._idle_streams = IdleStreams()
         self._data_sockets = DataListener(name=self._name)
-        self._stream_service = StreamService(
-            self._shard, idle_streams=self._idle_streams, data_sockets=self._data_sockets, on_chief_call=self.hear_chief
-        )
+        self._stream_service = StreamService(self._shard, idle_streams=self._idle_streams, data_sockets=self._data_sockets)
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._http = self._metrics_server() if config.metrics else None
         self._server = RpcServer(config.security, cluster=config.cluster, address=config.address, max_calls=MAX_CONCURRENT_RPCS)
@@ -138,12 +132,8 @@ class ParameterServer:
 
     @property
     def shard(self) -> Shard:
-        """The shard that it serves: for a chief in the same process, which then calls `hear_chief` itself."""
+        """The shard that it serves, for a chief in the same process."""
         return self._shard
-
-    def hear_chief(self) -> None:
-        """Notes a sign of life of the chief. Thread-safe; never blocks."""
-        self._chief_silence.heard(time.monotonic())
 
     def start(self) -> None:
         """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
@@ -153,11 +143,8 @@ class ParameterServer:
             index=self._config.index,
             process_incarnation=self._shard.process_incarnation,
         )
-        streams, hear_chief = self._idle_streams, self.hear_chief
         parts = (
-            ParameterService(
-                self._shard, idle_streams=streams, data_sockets=self._data_sockets, on_chief_call=hear_chief, is_chief=self._is_chief
-            ),
+            ParameterService(self._shard, idle_streams=self._idle_streams, data_sockets=self._data_sockets, is_chief=self._is_chief),
             self._stream_service,
         )
         accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
@@ -187,7 +174,8 @@ class ParameterServer:
         while True:
             with contextlib.suppress(queue.Empty):
                 return self._ending.get(timeout=LOOK_INTERVAL_S)
-            warning = self._chief_silence.look(time.monotonic(), is_adopted=self._shard.epoch > 0, address=self._address)
+            heard_ago_s = self._shard.call(ShardStatusRequest()).chief_heard_ago_s
+            warning = self._chief_silence.look(time.monotonic(), heard_ago_s=heard_ago_s, address=self._address)
             if warning:
                 log.warning("%s", warning)
 
@@ -249,10 +237,10 @@ class ParameterServer:
         shard = self._shard
         num_applied, apply_s = shard.applied()
         try:
-            cells = shard.read_metrics(epoch=shard.epoch)
+            cells = shard.call(ReadMetricsRequest(epoch=shard.epoch))
         except PsError:  # before there are variables, and while the shard is being brought back
             cells = ()
-        return shard_families(shard.status(), num_applied=num_applied, apply_s=apply_s, cells=cells)
+        return shard_families(shard.call(ShardStatusRequest()), num_applied=num_applied, apply_s=apply_s, cells=cells)
 
     def _is_chief(self, context: grpc.ServicerContext) -> bool:
         return self._server.may_act_as(CallerRole.CHIEF, context)

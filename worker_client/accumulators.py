@@ -33,9 +33,9 @@ from ps_protocol.roles.accumulators import (
     shard_of,
 )
 from ps_protocol.roles.board import Boards
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_protocol.rpc.board import GrpcBoards
-from ps_protocol.security.permissions import CallerRole
 from worker_client.opening import access_of
 from worker_client.session.observer import Observer
 from worker_client.session.session import Session

@@ -18,10 +18,10 @@ from ps_protocol.process.options import ALLOW_INSECURE_NETWORK, HISTORY, HISTORY
 from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.process.waiting import checked_timeout
 from ps_protocol.roles.chief import Chief, ParticipantKind, Registration
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.roles.shard import Shard
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import GrpcTransport, LocalTransport
 from worker_client.model.wire_format import WireFormat, wire_format

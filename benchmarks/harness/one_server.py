@@ -1,6 +1,7 @@
 """The core of one parameter server in this process, with the calls of a chief and workers. Knows no process and no network."""
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, SaveProgress, SaveRequest, SaveState, ShardSpec
+from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, PushHeader, SaveProgress, SaveRequest, SaveState, ShardSpec
 from ps_server.shard.shard import Shard
 from ps_server.threads import ApplyThreads
 
@@ -30,7 +31,7 @@ class OneServer:
         self._threads = ApplyThreads(num_threads)
         storage = None if directory is None else LocalStorage(directory)
         self._shard = Shard(index=0, process_incarnation=1, apply_threads=self._threads, storage=storage)
-        self._shard.adopt(_FENCE)
+        self._shard.call(AdoptRequest(fence=_FENCE))
         chosen = OptimizerSpec(name=optimizer, learning_rate=constant(0.001))
         self._gradient = bytes(self._layout.nbytes)
         with self._shard.open_creation(ShardSpec(epoch=1, shard=0, layout=self._layout, optimizer=chosen)) as creation:
@@ -61,14 +62,14 @@ class OneServer:
         """Begins to save the step; returns the seconds that steps had to wait for the copy, and the time when writing the file began."""
         self._request = SaveRequest(fence=_FENCE, step=self._step, tag=f"step-{self._step:09}", num_shards=1)
         started = time.perf_counter()
-        self._shard.save(self._request)
+        self._shard.call(self._request)
         copied = time.perf_counter()
         return copied - started, copied
 
     def is_saved(self, *, max_wait_s: float = 1e-6) -> bool:
         """Whether the checkpoint has been written."""
         assert self._request is not None
-        progress: SaveProgress = self._shard.save(self._request, max_wait_s=max_wait_s)
+        progress: SaveProgress = self._shard.call(replace(self._request, max_wait_s=max_wait_s))
         if progress.failure is not None:
             raise progress.failure
         if progress.file is not None:

@@ -26,21 +26,24 @@ class Interval(NamedTuple):
 # A worker's calls to shards and chief, over any transport.
 _OF_SHARDS = (
     ("push_gradients", "push"),
+    ("expect", "expect"),
+    ("read", "read"),
+)
+_OF_SHARED_MEMORY = (
+    *_OF_SHARDS,
+    ("push_locally", "push"),
     ("gradient_memory", "gradient memory"),
-    ("expect_variables", "expect"),
-    ("read_variables", "read"),
     ("variables_view", "read"),
 )
 WORKER_SEAMS = (
     *((f"ps_protocol.rpc.shard:GrpcShard.{method}", part) for method, part in _OF_SHARDS),
-    *((f"ps_protocol.shared_memory.worker:SharedMemoryShard.{method}", part) for method, part in _OF_SHARDS),
-    ("ps_protocol.shared_memory.worker:SharedMemoryShard.push_locally", "push"),
+    *((f"ps_protocol.shared_memory.worker:SharedMemoryShard.{method}", part) for method, part in _OF_SHARED_MEMORY),
 )
 # All requests to the chief go through one method; these requests belong to a step.
 WORKER_REQUESTS = ("ps_protocol.rpc.chief:GrpcChief.call", ("DequeueTokenRequest", "CommitPushRequest"), "commit and token")
 SERVER_SEAMS = (
     ("ps_server.shard.shard:Shard.apply_step", "apply"),
-    ("ps_server.shard.shard:Shard.prepare_step", "norms"),
+    ("ps_server.shard.shard:Shard._prepare_step", "norms"),
 )
 # Generators of messages with variables, in each module that calls them.
 SERVER_STREAMS = (("ps_server.serving.streams:content_messages", "send"),)

@@ -17,13 +17,13 @@ from ps_protocol.roles.chief import (
     LeaseReply,
     ModelReply,
     Registration,
-    Request,
     SavedCheckpoint,
     SettingsReply,
     TokenReply,
 )
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments
 from ps_protocol.roles.fence import Fence
+from ps_protocol.roles.request import Request
 from ps_protocol.roles.shard import Adoption, ShardReport, ShardSettings, ShardSpec, ShardStatus
 
 # -- events

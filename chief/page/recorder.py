@@ -9,7 +9,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol, TypeVar
+from typing import Protocol
 
 from chief.page.cost import CostCount
 from chief.page.curves import Curves, Point
@@ -19,13 +19,12 @@ from chief.page.story import Story
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.chief import ClusterState, ClusterStatus, ParticipantKind, WorkerTraffic
-from ps_protocol.roles.shard import MetricCell
+from ps_protocol.roles.request import Answer, Request
+from ps_protocol.roles.shard import KeepStoryRequest, MetricCell, ReadMetricsRequest
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.shard import GrpcShard
 
 log = logging.getLogger("lockstep.page")
-
-Answer = TypeVar("Answer")
 
 NUM_STEPS = 200
 _INTERVAL_S = 1.0
@@ -211,19 +210,19 @@ class FirstServer:
 
     def read_metrics(self, status: ClusterStatus) -> Sequence[MetricCell]:
         """Returns the metrics. Raises PsError."""
-        return self._ask(status, lambda shard: shard.read_metrics(epoch=status.epoch))
+        return self._ask(status, ReadMetricsRequest(epoch=status.epoch))
 
     def exchange_story(self, status: ClusterStatus, story: bytes) -> bytes:
         """Has the past of a page kept, unless it is empty, and returns what was kept before. Raises PsError."""
-        return self._ask(status, lambda shard: shard.keep_story(story))
+        return self._ask(status, KeepStoryRequest(story=story))
 
-    def _ask(self, status: ClusterStatus, call: Callable[[GrpcShard], Answer]) -> Answer:
+    def _ask(self, status: ClusterStatus, request: Request[Answer]) -> Answer:
         first = status.shards[0]
         if self._shard is None or self._shard.address != first.address:
             self.close()
             self._shard = GrpcShard(first.address, index=0, cluster=self._cluster, access=self._access)
         try:
-            return call(self._shard)
+            return self._shard.call(request)
         except PsError:
             # Another process may be there next time.
             self.close()

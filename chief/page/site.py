@@ -15,10 +15,10 @@ from chief.page.recorder import Cluster, FirstServer, Recorder
 from ps_protocol.http.messages import HTML, BadRequest, Request, Response, Route, json_response
 from ps_protocol.http.server import HttpServer
 from ps_protocol.roles.chief import ClusterStatus, ContributionCounts
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.roles.shard import MetricCell
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole
 
 Number = TypeVar("Number", int, float)
 

@@ -19,21 +19,11 @@ from chief.shards.requests import Authority, step_requests
 from chief.shards.work import ShardWork
 from ps_protocol.errors import ContributionMissing, PsError
 from ps_protocol.process.waiting import QuickCondition
-from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
-from ps_protocol.roles.fence import KEY_BYTES, NOBODY, Fence
+from ps_protocol.roles.chief import Chief, ClusterStatus
+from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
-from ps_protocol.roles.shard import (
-    Adoption,
-    ApplyReply,
-    ApplyRequest,
-    RestoreProgress,
-    RestoreRequest,
-    SaveProgress,
-    SaveRequest,
-    ShardSettings,
-    ShardStatus,
-    WholeShard,
-)
+from ps_protocol.roles.request import Answer, Request
+from ps_protocol.roles.shard import Shard, ShardStatusRequest
 
 Result = TypeVar("Result")
 
@@ -41,7 +31,7 @@ Result = TypeVar("Result")
 class _Link:
     """Implements ShardLink by calls of an object."""
 
-    def __init__(self, shard: WholeShard, at_shards: "_AtShards", *, index: int) -> None:
+    def __init__(self, shard: Shard, at_shards: "_AtShards", *, index: int) -> None:
         self._shard, self._at_shards, self._index = shard, at_shards, index
 
     @property
@@ -51,45 +41,13 @@ class _Link:
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
         """Returns the shard's identity."""
-        process = self._shard.status().process_incarnation
+        process = self._shard.call(ShardStatusRequest()).process_incarnation
         who = Identity(cluster="", role=Role.PARAMETER_SERVER, index=self._index, process_incarnation=process)
         return HandshakeReply(identity=who, version=PROTOCOL_VERSION, epoch=0, warning="")
 
-    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
-        """Returns step, memory and counters."""
-        self._at_shards.shard = self._index
-        return self._shard.status()
-
-    async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
-        """Puts the shard under the chief."""
-        return self._shard.adopt(fence, session_keys=session_keys)
-
-    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
-        """Keeps a record."""
-        self._shard.keep_record(fence, version=version, record=record)
-
-    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
-        """Copies the values of a step and writes them; asked again, waits for the end."""
-        return self._shard.save(request, max_wait_s=max_wait_s)
-
-    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
-        """Replaces the shard's values by a checkpoint's; a repeated call waits for the end."""
-        return self._shard.restore(request, max_wait_s=max_wait_s)
-
-    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
-        """Changes how the shard works."""
-        self._at_shards.whole(self._index, self._shard.configure, settings)
-
-    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
-        """Returns the sums of squares of the step's mean, slice by slice."""
-        return self._at_shards.whole(self._index, self._shard.prepare_step, request)
-
-    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
-        """Has the contributions averaged and the next step made."""
-        return self._at_shards.whole(self._index, self._shard.apply_step, request)
-
-    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
-        """Does nothing: the shard is memory, and lives as long as it is referenced."""
+    async def call(self, request: Request[Answer], *, timeout_s: float) -> Answer:
+        """Asks, and returns the answer."""
+        return self._at_shards.whole(self._index, self._shard, request)
 
     async def close(self) -> None:
         """Does nothing: there is no connection."""
@@ -100,7 +58,7 @@ class _AtShards:
 
     def __init__(
         self,
-        shards: Sequence[WholeShard],
+        shards: Sequence[Shard],
         *,
         authority: Authority,
         report: Callable[[ev.Event], None],
@@ -132,21 +90,21 @@ class _AtShards:
             return
         raise AssertionError(f"{work} waits for something, and nothing runs beside it")
 
-    def whole(self, index: int, call: Callable[[Any], Result], request: object) -> Result:
+    def whole(self, index: int, shard: Shard, request: Request[Answer]) -> Answer:
         """Makes one call, and once more if a Ctrl-C breaks it off, which is kept: half a step would be the end for all threads."""
         self.shard = index
         try:
-            return call(request)
+            return shard.call(request)
         except KeyboardInterrupt as interrupt:
             self.interrupt = interrupt
-            return call(request)
+            return shard.call(request)
 
     def _apply(self, step: ev.ApplyStep) -> None:
         """Applies a step as `ShardWork.apply` does, but without a coroutine: there is one with every step."""
         requests = step_requests(step, num_shards=len(self._shards))
         try:
             for index, (shard, request) in enumerate(zip(self._shards, requests, strict=True)):
-                self.whole(index, shard.apply_step, request)
+                self.whole(index, shard, request)
         except ContributionMissing:
             self._carry_out_at_all(step)  # which applies nothing twice, and hears what the others lack
         except PsError as error:
@@ -187,7 +145,7 @@ class InProcessChief(Chief):
     It saves no checkpoints.
     """
 
-    def __init__(self, shards: Sequence[WholeShard], *, config: CoordinationConfig, clock: Callable[[], float]) -> None:
+    def __init__(self, shards: Sequence[Shard], *, config: CoordinationConfig, clock: Callable[[], float]) -> None:
         self._shards = tuple(shards)
         self._clock = clock
         names = [f"in-process:{index}" for index in range(len(self._shards))]
@@ -206,7 +164,7 @@ class InProcessChief(Chief):
         self._answers: dict[int, ev.Reply | ev.Refuse | None] = {}  # None: not answered yet
         self._to_do: deque[ev.Work] = deque()
         self._num_waiting = 0
-        self._report(ev.ShardsFound(statuses=tuple(shard.status() for shard in self._shards)))
+        self._report(ev.ShardsFound(statuses=tuple(shard.call(ShardStatusRequest()) for shard in self._shards)))
 
     def call(self, request: Request[Answer]) -> Answer:
         """Asks, and returns the answer."""
@@ -226,7 +184,7 @@ class InProcessChief(Chief):
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster, with the shards' present reports: in process they cost nothing."""
         for index, shard in enumerate(self._shards):
-            found = shard.status()
+            found = shard.call(ShardStatusRequest())
             self._report(ev.ShardSeen(shard=index, process_incarnation=found.process_incarnation, report=found.report))
         with self._changed:
             work = self._tick_locked()

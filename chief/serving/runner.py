@@ -24,9 +24,10 @@ from chief.shards.side import ShardSide
 from ps_protocol.errors import PsError
 from ps_protocol.process.exhaustion import words_of
 from ps_protocol.process.failpoints import failpoint
-from ps_protocol.roles.chief import Answer, ClusterState, ClusterStatus, ContributionCounts, Request, StepTotals
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, ContributionCounts, StepTotals
 from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.history import History
+from ps_protocol.roles.request import Answer, Request
 from ps_protocol.rpc.status import defect
 
 log = logging.getLogger("lockstep.chief")

@@ -26,9 +26,9 @@ from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.listening import announce, end_beside, page_beside
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.roles.identity import Address, Identity, Role, parse_address
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.server import RpcServer
-from ps_protocol.security.permissions import CallerRole
 
 # Where others reach this chief: the address to advertise, else where it listens, or, if that is everywhere, as its servers see it.
 

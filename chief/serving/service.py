@@ -17,24 +17,27 @@ from chief.core import messages as ev
 from chief.serving.runner import Runner
 from ps_protocol.errors import LimitExceeded, MalformedMessage, PermissionDenied, PsError
 from ps_protocol.roles.chief import CommitResult, DeregisterRequest, HeartbeatRequest, ParticipantKind, RegisterRequest, TokenReply
+from ps_protocol.roles.request import requests_of, requests_on
 from ps_protocol.rpc.server_stream import Handler, Peer, stream_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
-from ps_protocol.wire.chief_calls import CALLS, CONVERSED, ChiefCall
 from ps_protocol.wire.codec import decode_message
 
 log = logging.getLogger("lockstep.chief")
+
+# What single calls are asked with, by their names; and calls on a long-lived stream, by the fields of its messages.
+_REQUESTS, _CONVERSED = requests_of("ChiefService"), requests_on("ChiefService", "Converse")
 
 
 class SingleCall:
     """Serves one call. Implements `Handler` of `ps_protocol.rpc.server_stream`; the answer comes from any thread."""
 
     def __init__(
-        self, runner: Runner, peer: Peer, call: ChiefCall, *, check: Callable[[Any], None], on_close: Callable[[Handler], None]
+        self, runner: Runner, peer: Peer, request_type: type, *, check: Callable[[Any], None], on_close: Callable[[Handler], None]
     ) -> None:
-        self._runner, self._peer, self._call, self._check, self._on_close = runner, peer, call, check, on_close
+        self._runner, self._peer, self._request_type, self._check, self._on_close = runner, peer, request_type, check, on_close
         self._lock = threading.Lock()
         self._number: int | None = None
         self._is_begun = self._is_over = False
@@ -44,7 +47,7 @@ class SingleCall:
         if self._is_begun:
             raise MalformedMessage("a second message; this call takes one")
         self._is_begun = True
-        request: Any = codec.decode(self._call.request, decode_message(self._call.request_message, data))
+        request = codec.decode_request(self._request_type, data)
         self._check(request)
         number = self._runner.begin(request, self._answer)
         with self._lock:
@@ -70,7 +73,7 @@ class SingleCall:
             self._peer.end(answer.error)
             return
         try:
-            data = self._call.encode_answer(answer.value).SerializeToString()
+            data = codec.encode_answer(self._request_type, answer.value).SerializeToString()
         except Exception:
             self._peer.end(defect("the chief"))
             return
@@ -130,7 +133,7 @@ class Conversation:
         try:
             if kind is None:
                 raise MalformedMessage(f"call {number}: it asks for nothing that this chief knows")
-            request: Any = codec.decode(CONVERSED[kind], getattr(message, kind))
+            request: Any = codec.decode(_CONVERSED[kind], getattr(message, kind))
         except PsError as error:
             self._peer.answer(encoded_error(number, error))
             return
@@ -184,7 +187,7 @@ class ChiefService:
             handler = ImmediateCall(peer, self._status, on_close=self._closed)
         else:
             check = partial(_check_observes, name) if name in _OBSERVING and not self._may_work(context) else _allow
-            handler = SingleCall(self._runner, peer, CALLS[name], check=check, on_close=self._closed)
+            handler = SingleCall(self._runner, peer, _REQUESTS[name], check=check, on_close=self._closed)
         with self._lock:
             if len(self._open) >= _MAX_OPEN_CALLS:
                 raise LimitExceeded(f"{_MAX_OPEN_CALLS} calls are open at the chief; end some of them")

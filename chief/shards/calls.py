@@ -12,7 +12,7 @@ from chief.core.wording import seconds
 from chief.shards.link import ShardLink
 from ps_protocol.errors import Cancelled, DeadlineExceeded, EpochMismatch, PsError, ShuttingDown, Unavailable
 from ps_protocol.process.waiting import FIRST_NOTICE_S, NOTICE_INTERVAL_S
-from ps_protocol.roles.shard import ShardStatus
+from ps_protocol.roles.shard import ShardStatus, ShardStatusRequest
 
 log = logging.getLogger("lockstep.chief")
 
@@ -75,7 +75,7 @@ class ShardCalls:
 
     async def check_process(self, index: int) -> None:
         """Raises EpochMismatch if another process is at the address of the adopted one."""
-        status = await self.links[index].status(timeout_s=CONTROL_TIMEOUT_S)
+        status = await self.links[index].call(ShardStatusRequest(), timeout_s=CONTROL_TIMEOUT_S)
         if status.process_incarnation != self._processes.get(index, status.process_incarnation):
             raise EpochMismatch(f"{self.name(index)} is another process than this chief adopted")
 
@@ -99,7 +99,7 @@ class ShardCalls:
         reply = await self.insist(index, lambda: link.handshake(timeout_s=CONTROL_TIMEOUT_S))
         if reply.warning:
             log.warning("%s ps=%d", reply.warning, index)
-        return await self.insist(index, lambda: link.status(timeout_s=CONTROL_TIMEOUT_S))
+        return await self.insist(index, lambda: link.call(ShardStatusRequest(), timeout_s=CONTROL_TIMEOUT_S))
 
     async def insist(self, index: int, call: Callable[[], Awaitable[Result]]) -> Result:
         """Calls until there is an answer. Raises PsError if it is a refusal."""

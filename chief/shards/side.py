@@ -101,7 +101,7 @@ class ShardSide:
         self._work = ShardWork(self._calls, authority=self.authority, store=store, on_superseded=on_superseded, history=history)
         self._replicas = ReplicaReturn(replicated(links), report=report, manifest_of=self._work.manifest_of, clock=clock)
         direct = [link for link in links if isinstance(link, DirectLink)]
-        self._lanes = ShardLanes([link.open_caller() for link in direct]) if len(direct) == len(links) else None
+        self._lanes = ShardLanes(direct) if len(direct) == len(links) else None
         # Work for the thread that completed a step, after it has reported every event.
         self.own_work: deque[Work] = deque()
         self._working = threading.Lock()
@@ -181,8 +181,6 @@ class ShardSide:
 
     async def close(self) -> None:
         """Closes the connections to the shards."""
-        if self._lanes is not None:
-            self._lanes.close()
         await asyncio.gather(*(link.close() for link in self._calls.links))
 
     # -- steps

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import field, replace
-from typing import Any, Protocol, TypeVar
+from typing import Any, cast
 
 from chief.core import messages
 from chief.core import messages as rec
@@ -18,18 +18,19 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import NOBODY, Fence, joined_keys
 from ps_protocol.roles.identity import HandshakeReply
+from ps_protocol.roles.request import Answer, Request
 from ps_protocol.roles.shard import (
-    ONLY_REPLICA,
     Adoption,
+    AdoptRequest,
     ApplyReply,
     ApplyRequest,
     ReplicaState,
-    RestoreProgress,
     RestoreRequest,
-    SaveProgress,
     SaveRequest,
     ShardSettings,
     ShardStatus,
+    ShardStatusRequest,
+    ShutdownRequest,
 )
 
 # A replica that does not answer within this, while its twin does, is lost.
@@ -37,26 +38,11 @@ GRACE_S = 0.7
 _PAUSE_S = 0.1
 
 
-class ReplicaLink(ShardLink, Protocol):
-    """One process of several that hold a shard."""
-
-    async def adopt(
-        self,
-        fence: Fence,
-        *,
-        chief_address: str = "",
-        session_keys: tuple[bytes, ...] = (),
-        timeout_s: float,
-        replica: ReplicaState = ONLY_REPLICA,
-    ) -> Adoption:
-        """As ShardLink; and says how the chief counts on this replica."""
-
-
 @light_dataclass(slots=True, eq=False)
 class Replica:
     """A process that holds a shard, or shall. `process`: its process incarnation when it was adopted, or met; 0: neither."""
 
-    link: ReplicaLink
+    link: ShardLink
     process: int = 0
     missing: str = "it has not been reached yet"
 
@@ -125,7 +111,7 @@ async def why_lost(replica: Replica, fence: Fence) -> str:
     while True:
         left_s = max(_PAUSE_S, until - clock())
         try:
-            status = await replica.link.status(timeout_s=left_s, fence=fence)
+            status = await replica.link.call(ShardStatusRequest(fence=fence), timeout_s=left_s)
         except TRANSIENT as error:
             if clock() + _PAUSE_S >= until:
                 return error.message
@@ -149,7 +135,6 @@ def _age_order(status: ShardStatus) -> tuple[int, int]:
 _MAX_REPETITIONS = 5
 _APPLY_TIMEOUT_S = 60.0
 
-Result = TypeVar("Result")
 Tasks = dict[Replica, "asyncio.Future[Any]"]
 
 
@@ -179,7 +164,7 @@ async def finished(tasks: Tasks, fence: Fence) -> dict[Replica, str]:
     return lost
 
 
-async def once_more(one: Replica, call: Callable[[ReplicaLink], Awaitable[Result]], error: PsError, fence: Fence) -> "Result | PsError":
+async def once_more(one: Replica, request: Request[Answer], error: PsError, fence: Fence, *, timeout_s: float) -> "Answer | PsError":
     """The failure of one replica where another has succeeded: a refusal is final, a broken connection may be opened again.
 
     Returns the answer, or the failure. Raises Superseded.
@@ -190,7 +175,7 @@ async def once_more(one: Replica, call: Callable[[ReplicaLink], Awaitable[Result
         if not isinstance(error, TRANSIENT) or await why_lost(one, fence):
             break
         try:
-            return await call(one.link)
+            return await one.link.call(request, timeout_s=timeout_s)
         except PsError as later:
             error = later
     return error
@@ -211,18 +196,14 @@ async def goes_along(one: Replica, found: Adoption, best: Replica, of_best: Adop
             return None
     # The earlier chief may have ended before it compared the steps of both.
     request = replace(last, fence=fence, wants_checksums=True)
-
-    async def apply(link: ReplicaLink) -> ApplyReply:
-        return await link.apply_step(request, timeout_s=_APPLY_TIMEOUT_S)
-
     try:
-        reply: ApplyReply | PsError = await apply(one.link)
+        reply: ApplyReply | PsError = await one.link.call(request, timeout_s=_APPLY_TIMEOUT_S)
     except PsError as error:
-        reply = await once_more(one, apply, error, fence)
+        reply = await once_more(one, request, error, fence, timeout_s=_APPLY_TIMEOUT_S)
     if isinstance(reply, PsError):
         one.missing = f"it was at step {found.step}, and could not follow the other replica to step {of_best.step}: {reply.message}"
         return None
-    return different_contributions(request, await apply(best.link), reply)
+    return different_contributions(request, await best.link.call(request, timeout_s=_APPLY_TIMEOUT_S), reply)
 
 
 def different_contributions(request: ApplyRequest, one: ApplyReply, other: ApplyReply) -> tuple[PushId, ...]:
@@ -276,7 +257,7 @@ class ReplicatedLink:
     The process incarnation that it reports is the shard's: it stays the same for as long as one of the members does.
     """
 
-    def __init__(self, links: Sequence[ReplicaLink], *, index: int) -> None:
+    def __init__(self, links: Sequence[ShardLink], *, index: int) -> None:
         self.index = index
         self.replicas = [Replica(link) for link in links]
         self.members: list[Replica] = []  # the first is the primary
@@ -330,16 +311,48 @@ class ReplicatedLink:
         reply: HandshakeReply = next(answer for answer in answers if not isinstance(answer, PsError))
         return reply
 
-    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
+    async def call(self, request: Request[Answer], *, timeout_s: float) -> Answer:
+        """Asks all members, but for what concerns all replicas, or one; returns the answer of the shard."""
+        answer: Any
+        match request:
+            case ShardStatusRequest():
+                answer = await self._status(request, timeout_s)
+            case AdoptRequest():
+                answer = await self._adopt_all(request, timeout_s)
+            case SaveRequest():  # the others would write the same
+                answer = await self._first.link.call(request, timeout_s=timeout_s)
+            case RestoreRequest():
+                await self._follow_mode(request.settings)
+                progress = await self._at_members(self.numbered(request), timeout_s)
+                answer = next((one for one in progress if not one.is_done), progress[0])
+            case ShardSettings():
+                await self._follow_mode(request)
+                answer = await self._at_members(request, timeout_s)
+            case ApplyRequest():
+                answer = await self._apply(request, timeout_s)
+            case ShutdownRequest():
+                answer = await self._shut_down(request, timeout_s)
+            case _:
+                answer = (await self._at_members(request, timeout_s))[0]
+        return cast("Answer", answer)
+
+    async def close(self) -> None:
+        """Closes all connections."""
+        await asyncio.gather(*(one.link.close() for one in self.replicas))
+
+    # -- calls that differ
+
+    async def _status(self, request: ShardStatusRequest, timeout_s: float) -> ShardStatus:
         """Returns the primary's status, if any member is the process that it was; and drops those that are not."""
+        fence = request.fence
         if not self.members:
-            answers = await all_of(*(one.link.status(timeout_s=timeout_s) for one in self.replicas))
+            answers = await all_of(*(one.link.call(ShardStatusRequest(), timeout_s=timeout_s) for one in self.replicas))
             both = zip(self.replicas, answers, strict=True)
             found = {one: self._met(one, answer) for one, answer in both if isinstance(answer, ShardStatus)}
             self._finding = judge(found, [answer for answer in answers if isinstance(answer, PsError)])
             return self._note(self._finding.status())
         asked = [*self.members]
-        tasks: Tasks = {one: asyncio.ensure_future(one.link.status(timeout_s=timeout_s, fence=fence)) for one in asked}
+        tasks: Tasks = {one: asyncio.ensure_future(one.link.call(request, timeout_s=timeout_s)) for one in asked}
         lost = await finished(tasks, fence)
         statuses: dict[Replica, ShardStatus] = {one: task.result() for one, task in tasks.items() if has_succeeded(task)}
         intact = [one for one, status in statuses.items() if status.process_incarnation == one.process]
@@ -355,12 +368,12 @@ class ReplicatedLink:
         used = replace(status.report, cpu_s=sum(one.report.cpu_s for one in statuses.values()))
         return self._note(replace(status, fence=latest_fence(status.fence, statuses.values()), report=used))
 
-    async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
+    async def _adopt_all(self, request: AdoptRequest, timeout_s: float) -> Adoption:
         """Puts all replicas under a chief, and counts on those that hold the same; where a later epoch begins, on all."""
         async with self.changing:
-            is_again = bool(self.members) and self.fence.era == fence.era
-            self.fence, self._chief_address, self._session_keys = fence, chief_address, session_keys
-            return await self._take_over(fence, timeout_s, is_again=is_again)
+            is_again = bool(self.members) and self.fence.era == request.fence.era
+            self.fence, self._chief_address, self._session_keys = request.fence, request.chief_address, request.session_keys
+            return await self._take_over(request.fence, timeout_s, is_again=is_again)
 
     async def _take_over(self, fence: Fence, timeout_s: float, *, is_again: bool) -> Adoption:
         finding = self._finding  # kept until this has succeeded: a later look may find half of it
@@ -469,38 +482,14 @@ class ReplicatedLink:
             one.missing = self._say_different(of_best.last_apply.step, others)
         return others == ()
 
-    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
-        """Has all members keep a record."""
-        await self._at_members(lambda link: link.keep_record(fence, version=version, record=record, timeout_s=timeout_s))
-
-    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
-        """Has the primary save a step; the others would write the same."""
-        return await self._first.link.save(request, max_wait_s=max_wait_s, timeout_s=timeout_s)
-
-    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
-        """Has all members brought back to a checkpoint; done when all are."""
-        await self._follow_mode(request.settings)
-        request = self.numbered(request)
-        progress = await self._at_members(lambda link: link.restore(request, max_wait_s=max_wait_s, timeout_s=timeout_s))
-        return next((one for one in progress if not one.is_done), progress[0])
-
-    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
-        """Changes how all members work."""
-        await self._follow_mode(settings)
-        await self._at_members(lambda link: link.configure(settings, timeout_s=timeout_s))
-
-    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
-        """Returns the sums of squares, which are the same at all members."""
-        return (await self._at_members(lambda link: link.prepare_step(request, timeout_s=timeout_s)))[0]
-
-    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
+    async def _apply(self, request: ApplyRequest, timeout_s: float) -> ApplyReply:
         """Has all members make the next step; drops those that have applied other gradients than the primary.
 
         The last member keeps what it holds, whatever it was given.
         """
         if len(self.members) > 1:
             request = replace(request, wants_checksums=True)
-        replies = await self._at_members(lambda link: link.apply_step(request, timeout_s=timeout_s))
+        replies = await self._at_members(request, timeout_s)
         for one, reply in zip(self.members[1:], replies[1:], strict=True):
             if others := different_contributions(request, replies[0], reply):
                 why, first = self._say_different(request.step, others), self._first
@@ -513,29 +502,25 @@ class ReplicatedLink:
                         await self.join(one, forgets=True)
         return replies[0]
 
-    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
+    async def _shut_down(self, request: ShutdownRequest, timeout_s: float) -> None:
         """Ends all replicas, also those that are not counted on."""
-        answers = await all_of(*(one.link.shutdown(fence, reason=reason, timeout_s=timeout_s) for one in self.replicas))
+        answers = await all_of(*(one.link.call(request, timeout_s=timeout_s) for one in self.replicas))
         failures = [answer for one, answer in zip(self.replicas, answers, strict=True) if one in self.members and answer is not None]
         if failures:
             raise failures[0]
-
-    async def close(self) -> None:
-        """Closes all connections."""
-        await asyncio.gather(*(one.link.close() for one in self.replicas))
 
     # -- for bringing replicas back
 
     async def join(self, one: Replica, *, timeout_s: float = CONTROL_TIMEOUT_S, is_alone: bool = False, forgets: bool = False) -> Adoption:
         """Puts one replica under the chief that has the shard."""
         self._num_states += 1
-        adoption = await one.link.adopt(
-            self.fence,
+        request = AdoptRequest(
+            fence=self.fence,
             chief_address=self._chief_address,
             session_keys=self._session_keys,
-            timeout_s=timeout_s,
             replica=ReplicaState(version=self._num_states, is_alone=is_alone, forgets=forgets),
         )
+        adoption = await one.link.call(request, timeout_s=timeout_s)
         self._obeying.add(one)
         # Another replica, or this shard's chief, may not know them all.
         self._session_keys = joined_keys(self._session_keys, adoption.session_keys)
@@ -565,7 +550,7 @@ class ReplicatedLink:
     # -- inside
 
     async def _adopt(self, one: Replica, timeout_s: float) -> tuple[ShardStatus, Adoption]:
-        status = self._met(one, await one.link.status(timeout_s=timeout_s))
+        status = self._met(one, await one.link.call(ShardStatusRequest(), timeout_s=timeout_s))
         adoption = await self.join(one, timeout_s=timeout_s, forgets=status.process_incarnation in self._distrusted)
         if not adoption.was_alone:
             # The chief before has taken in another one between the two calls.
@@ -579,16 +564,16 @@ class ReplicatedLink:
             for one in self.members[1:]:
                 await self._drop(one, "contributions are applied as they arrive, in no order that two servers could share")
 
-    async def _at_members(self, call: Callable[[ReplicaLink], Awaitable[Result]]) -> list[Result]:
-        """Does something at all members at once, and returns what they answer; drops those that fail where another does not.
+    async def _at_members(self, request: Request[Answer], timeout_s: float) -> list[Answer]:
+        """Asks all members at once, and returns what they answer; drops those that fail where another does not.
 
         Raises what the only one raises; and, if all fail, first of all what the caller may repeat. If all lack contributions, raises what
         the one that lacks the fewest lacks, and drops those that lack more.
         """
         members = [*self.members] or self.replicas[:1]
         if len(members) == 1:
-            return [await call(members[0].link)]
-        tasks: Tasks = {one: asyncio.ensure_future(call(one.link)) for one in members}
+            return [await members[0].link.call(request, timeout_s=timeout_s)]
+        tasks: Tasks = {one: asyncio.ensure_future(one.link.call(request, timeout_s=timeout_s)) for one in members}
         lost = await finished(tasks, self.fence)
         answers = {one: task.result() for one, task in tasks.items() if has_succeeded(task)}
         errors = {one: error for one, task in tasks.items() if one not in lost and isinstance(error := error_of(task), PsError)}
@@ -598,7 +583,7 @@ class ReplicatedLink:
                 await self._drop(one, errors[one].message)
             raise min((error for one, error in errors.items() if one not in behind), key=order_of)
         for one, error in errors.items():
-            answer = await once_more(one, call, error, self.fence)
+            answer = await once_more(one, request, error, self.fence, timeout_s=timeout_s)
             # Also one that lacks a contribution: its worker may not have heard yet that there is another replica to give it to.
             if isinstance(answer, PsError):
                 lost[one] = answer.message
@@ -720,7 +705,7 @@ class ReplicaReturn:
     async def _is_there(self, link: ReplicatedLink, one: Replica) -> bool:
         """Whether a process is there that can be brought back; it is empty then: what it held may be older than what the others hold."""
         try:
-            status = await one.link.status(timeout_s=CONTROL_TIMEOUT_S)
+            status = await one.link.call(ShardStatusRequest(), timeout_s=CONTROL_TIMEOUT_S)
             async with link.changing:
                 if one in link.members:
                     return False
@@ -756,17 +741,17 @@ class ReplicaReturn:
         return ""
 
     async def _restore(self, link: ReplicatedLink, one: Replica, request: RestoreRequest) -> None:
-        status = await one.link.status(timeout_s=CONTROL_TIMEOUT_S)
+        status = await one.link.call(ShardStatusRequest(), timeout_s=CONTROL_TIMEOUT_S)
         await link.join(one, forgets=True)
         one.process = status.process_incarnation
-        request, until = link.numbered(request), self._clock() + _RESTORE_TIMEOUT_S
-        while not (await one.link.restore(request, max_wait_s=_POLL_S, timeout_s=_POLL_S + CONTROL_TIMEOUT_S)).is_done:
+        request, until = replace(link.numbered(request), max_wait_s=_POLL_S), self._clock() + _RESTORE_TIMEOUT_S
+        while not (await one.link.call(request, timeout_s=_POLL_S + CONTROL_TIMEOUT_S)).is_done:
             if self._clock() > until:
                 raise Unavailable(f"it was not brought back within {_RESTORE_TIMEOUT_S:g} s")
         # From here on the others are not counted on alone; they must know before that is so.
         for member in link.members:
             await link.join(member)
-        after = await one.link.status(timeout_s=CONTROL_TIMEOUT_S)
+        after = await one.link.call(ShardStatusRequest(), timeout_s=CONTROL_TIMEOUT_S)
         if (after.process_incarnation, after.step) != (one.process, request.spec.initial_step):
             raise Unavailable("it was restarted while it was brought back")
         link.count_on_too(one)

@@ -6,6 +6,7 @@ shards, and the simulation in simulated time.
 
 import logging
 from collections.abc import Callable, Coroutine, Iterator
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from chief.core import messages as ev
@@ -25,7 +26,21 @@ from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import LIVING_CHIEF_S, Fence
 from ps_protocol.roles.history import Counted, History
-from ps_protocol.roles.shard import Adoption, ApplyRequest, CheckpointFile, RestoreRequest, SaveRequest, SaveState, ShardStatus
+from ps_protocol.roles.request import Request
+from ps_protocol.roles.shard import (
+    Adoption,
+    AdoptRequest,
+    ApplyRequest,
+    CheckpointFile,
+    KeepRecordRequest,
+    PrepareRequest,
+    RestoreRequest,
+    SaveRequest,
+    SaveState,
+    ShardStatus,
+    ShardStatusRequest,
+    ShutdownRequest,
+)
 from ps_protocol.wire.codec import RecordPacker
 
 log = logging.getLogger("lockstep.chief")
@@ -138,9 +153,9 @@ class ShardWork:
         links = self._calls.links
         requests = step_requests(step, num_shards=len(links))
         sums = await self._have_step(
-            "to prepare", step, lambda index: links[index].prepare_step(requests[index], timeout_s=_APPLY_TIMEOUT_S)
+            "to prepare", step, lambda index: links[index].call(PrepareRequest(of=requests[index]), timeout_s=_APPLY_TIMEOUT_S)
         )
-        return sums if isinstance(sums, ev.Lacking) else tuple(tuple(shard_sums) for shard_sums in sums)
+        return sums if isinstance(sums, ev.Lacking) else tuple(sums)
 
     async def _apply(self, step: ev.ApplyStep, *, is_again: bool) -> None:
         """Has all shards apply a step, at once, and reports the end of that."""
@@ -148,7 +163,7 @@ class ShardWork:
         replies = await self._have_step(
             "to apply",
             step,
-            lambda index: links[index].apply_step(requests[index], timeout_s=_APPLY_TIMEOUT_S),
+            lambda index: links[index].call(requests[index], timeout_s=_APPLY_TIMEOUT_S),
             is_again=is_again,
         )
         if isinstance(replies, ev.Lacking):
@@ -196,9 +211,7 @@ class ShardWork:
     async def _configure(self, change: ev.ConfigureShards) -> None:
         """Tells all shards, at once, how to work from now on."""
         settings, links = change.settings, self._calls.links
-        await self._at_all(
-            f"settings version {settings.version}", lambda index: links[index].configure(settings, timeout_s=_APPLY_TIMEOUT_S)
-        )
+        await self._at_all(f"settings version {settings.version}", lambda index: links[index].call(settings, timeout_s=_APPLY_TIMEOUT_S))
 
     # -- shards that are looked at, adopted and watched
 
@@ -247,11 +260,11 @@ class ShardWork:
 
     async def _keep_record(self, work: ev.KeepRecord) -> None:
         """Has shards keep a record."""
-        record = self._packer.pack(work.record)
+        request = KeepRecordRequest(fence=work.fence, version=work.version, record=self._packer.pack(work.record))
         if work.is_for_all:
-            await self._calls.at_all(lambda index: self._keep_at(index, work, record))
+            await self._calls.at_all(lambda index: self._insist(index, request, _COPY_TIMEOUT_S))
         else:
-            await self._keep_at(0, work, record)
+            await self._insist(0, request, _COPY_TIMEOUT_S)
 
     async def watch(self, index: int, *, is_paused: Callable[[], bool]) -> None:
         """Checks several times a second whether a silent shard is still the same process. Does not end.
@@ -286,7 +299,8 @@ class ShardWork:
     async def shut_down(self, index: int, reason: str) -> None:
         """Ends a shard that this chief adopted, also a restarted one. Raises PsError."""
         try:
-            await self._calls.links[index].shutdown(self._authority.fence, reason=reason, timeout_s=CONTROL_TIMEOUT_S)
+            request = ShutdownRequest(fence=self._authority.fence, reason=reason)
+            await self._calls.links[index].call(request, timeout_s=CONTROL_TIMEOUT_S)
         except Superseded as error:
             log.warning("parameter server belongs to another chief; left running ps=%d cause=%s", index, error.message)
 
@@ -365,7 +379,7 @@ class ShardWork:
     async def _check(self, index: int) -> None:
         """Looks at one shard and reports its status; another chief's incarnation there ends this chief."""
         own, calls = self._authority.fence, self._calls
-        status = await calls.links[index].status(timeout_s=2 * CONTROL_TIMEOUT_S, fence=own)
+        status = await calls.links[index].call(ShardStatusRequest(fence=own), timeout_s=2 * CONTROL_TIMEOUT_S)
         calls.heard(index)
         if own.is_overtaken_by(status.fence):
             self._on_superseded(f"{calls.name(index)}: another chief (incarnation {status.fence.chief_incarnation}) has taken it over")
@@ -373,12 +387,9 @@ class ShardWork:
             damage = status.damage if status.fence.era == own.era else ""  # or it is being brought back since
             calls.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation, damage=damage, report=status.report))
 
-    async def _keep_at(self, index: int, work: ev.KeepRecord, record: bytes) -> None:
+    async def _insist(self, index: int, request: Request[Result], timeout_s: float) -> Result:
         link = self._calls.links[index]
-        await self._calls.insist(
-            index,
-            lambda: link.keep_record(work.fence, version=work.version, record=record, timeout_s=_COPY_TIMEOUT_S),
-        )
+        return await self._calls.insist(index, lambda: link.call(request, timeout_s=timeout_s))
 
     async def _fenced(self) -> bool:
         """Puts all shards under this chief, whatever they hold; returns whether it succeeded."""
@@ -399,7 +410,7 @@ class ShardWork:
         """Whether the process that has saved last still obeys this chief. One shard will do: another chief takes all before it looks."""
         pauses: Iterator[float] | None = None
         while True:
-            status = await self._calls.insist(0, lambda: self._calls.links[0].status(timeout_s=CONTROL_TIMEOUT_S))
+            status = await self._insist(0, ShardStatusRequest(), CONTROL_TIMEOUT_S)
             if fence.is_overtaken_by(status.fence):
                 self._on_superseded(f"{self._calls.name(0)} obeys the chief of incarnation {status.fence.chief_incarnation}")
                 return False
@@ -418,15 +429,8 @@ class ShardWork:
         while before is None or before.process_incarnation != status.process_incarnation:
             self._check_life(status)
             # Another process may have taken the former's place until it was adopted: then it is not known which one it was.
-            adoption = await calls.insist(
-                index,
-                lambda: calls.links[index].adopt(
-                    authority.fence,
-                    chief_address=authority.chief_address,
-                    session_keys=authority.session_keys,
-                    timeout_s=CONTROL_TIMEOUT_S,
-                ),
-            )
+            request = AdoptRequest(fence=authority.fence, chief_address=authority.chief_address, session_keys=authority.session_keys)
+            adoption = await self._insist(index, request, CONTROL_TIMEOUT_S)
             before, status = status, await calls.look_at(index)
         authority.learn(adoption.session_keys)
         calls.report(ev.SessionKeysFound(keys=authority.session_keys))
@@ -451,17 +455,14 @@ class ShardWork:
             raise Superseded(f"ps {status.shard}: it was restarted, and another chief has begun anew there; end this chief")
 
     async def _copied_at(self, index: int, request: SaveRequest) -> None:
-        link = self._calls.links[index]
-        progress = await self._calls.insist(index, lambda: link.save(request, max_wait_s=0.0, timeout_s=_COPY_TIMEOUT_S))
+        progress = await self._insist(index, request, _COPY_TIMEOUT_S)
         if progress.state is SaveState.FAILED:
             raise self._named(index, progress.failure)
 
     async def _written_at(self, index: int, request: SaveRequest) -> CheckpointFile:
-        link = self._calls.links[index]
+        request = replace(request, max_wait_s=_POLL_S)
         while True:
-            progress = await self._calls.insist(
-                index, lambda: link.save(request, max_wait_s=_POLL_S, timeout_s=_POLL_S + CONTROL_TIMEOUT_S)
-            )
+            progress = await self._insist(index, request, _POLL_S + CONTROL_TIMEOUT_S)
             if progress.file is not None:
                 return progress.file
             if progress.state is not SaveState.WRITING:
@@ -484,10 +485,9 @@ class ShardWork:
             return adopted.process_incarnation
 
     async def _restored_once(self, index: int, request: RestoreRequest) -> None:
-        link = self._calls.links[index]
-        timeout_s = _SAY_EVERY_S + _COPY_TIMEOUT_S
+        request = replace(request, max_wait_s=_SAY_EVERY_S)
         while True:
-            progress = await self._calls.insist(index, lambda: link.restore(request, max_wait_s=_SAY_EVERY_S, timeout_s=timeout_s))
+            progress = await self._insist(index, request, _SAY_EVERY_S + _COPY_TIMEOUT_S)
             if progress.is_done:
                 return
             self._calls.report(ev.ShardRestoring(shard=index, num_bytes_read=progress.num_bytes_read, num_bytes=progress.num_bytes))

@@ -12,9 +12,9 @@ from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.local_clusters import LocalEntry, local_clusters, with_local_tokens
 from ps_protocol.process.options import Given
 from ps_protocol.roles.identity import parse_address
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
-from ps_protocol.security.permissions import CallerRole
 
 # A user waits for the answer, so an absent chief must be reported within two seconds.
 CONNECT_TIMEOUT_S = 1.5

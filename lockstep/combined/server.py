@@ -1,31 +1,21 @@
 """Runs a parameter server and the chief in one process: links one to the other, and ends them together. Decides nothing."""
 
 import asyncio
+import contextlib
+import logging
 import signal
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
-from typing import TypeVar
 
 from chief.config import ChiefConfig
 from chief.serving.server import ChiefServer
-from chief.shards.link import BlockingCaller, GrpcShardLink, ShardLink
+from chief.shards.link import GrpcShardLink, ShardLink
 from ps_protocol.errors import PsError
-from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
-from ps_protocol.roles.shard import (
-    Adoption,
-    ApplyReply,
-    ApplyRequest,
-    RestoreProgress,
-    RestoreRequest,
-    SaveProgress,
-    SaveRequest,
-    ShardSettings,
-    ShardStatus,
-)
+from ps_protocol.roles.request import Answer, CallerRole, Request
+from ps_protocol.roles.shard import ApplyRequest, RestoreRequest, SaveRequest
 from ps_protocol.rpc.channel import Access
-from ps_protocol.security.permissions import CallerRole
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 
@@ -35,14 +25,14 @@ from ps_server.server import ParameterServer
 # deadline.
 
 
-Result = TypeVar("Result")
+log = logging.getLogger("lockstep.chief")
 
 # One thread for the step under way, and one for other calls meanwhile.
 _NUM_THREADS = 2
 
 
 class StoreLink:
-    """Implements the chief's ShardLink over a started server. Use it in one event loop only."""
+    """Implements the chief's ShardLink and DirectLink over a started server. Use it in one event loop only."""
 
     def __init__(self, server: ParameterServer, *, identity: Identity) -> None:
         self._server = server
@@ -57,65 +47,39 @@ class StoreLink:
         """The address at which others reach the server."""
         return self._server.address
 
-    def open_caller(self) -> BlockingCaller:
-        """Returns a caller for threads."""
-
-        def apply_step(request: ApplyRequest) -> None:
-            self._server.hear_chief()
-            self._store.apply_step(request)
-
-        return BlockingCaller(apply_step, is_quick=lambda: self._store.is_quick, name=f"steps of ps {self._store.index}")
+    def begin(self, request: ApplyRequest, report: Callable[[bool], None]) -> Callable[[], None] | None:
+        """Has a step applied: by the calling thread, if that takes no time."""
+        apply = partial(self._apply, request, report)
+        if self._store.is_quick:
+            return apply
+        with contextlib.suppress(RuntimeError):  # the link is closed
+            self._threads.submit(apply)
+        return None
 
     async def handshake(self, *, timeout_s: float) -> HandshakeReply:
         """Returns the server's identity and protocol version."""
         return HandshakeReply(identity=self._identity, version=PROTOCOL_VERSION, epoch=self._store.epoch, warning="")
 
-    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
-        """Returns step, memory and counters."""
-        self._store.hear_chief(fence)
-        return await self._run(self._store.status)
-
-    async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
-        """Puts the shard under this chief's command."""
-        adopt = partial(self._store.adopt, fence, chief_address=chief_address, session_keys=session_keys)
-        return await self._run(adopt)
-
-    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
-        """Keeps a record for the chief's successor."""
-        await self._run(partial(self._store.keep_record, fence, version=version, record=record))
-
-    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
-        """Copies the values of a step and writes them."""
-        return await self._run(partial(self._store.save, request, max_wait_s=max_wait_s), is_long=True)
-
-    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
-        """Replaces the shard's values by a checkpoint's."""
-        return await self._run(partial(self._store.restore, request, max_wait_s=max_wait_s), is_long=True)
-
-    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
-        """Changes how the shard works."""
-        await self._run(partial(self._store.configure, settings))
-
-    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
-        """Returns the sums of squares of the step's mean, slice by slice."""
-        return await self._run(partial(self._store.prepare_step, request))
-
-    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
-        """Averages the contributions and makes the next step."""
-        return await self._run(partial(self._store.apply_step, request))
-
-    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
-        """Ends the server."""
-        self._store.shutdown(fence, reason=reason)
+    async def call(self, request: Request[Answer], *, timeout_s: float) -> Answer:
+        """Asks, and returns the answer."""
+        threads = self._waiting if isinstance(request, SaveRequest | RestoreRequest) else self._threads
+        return await asyncio.get_running_loop().run_in_executor(threads, self._store.call, request)
 
     async def close(self) -> None:
         """Ends the threads; the server keeps running."""
         self._threads.shutdown(wait=False)
         self._waiting.shutdown(wait=False)
 
-    async def _run(self, work: Callable[[], Result], *, is_long: bool = False) -> Result:
-        self._server.hear_chief()
-        return await asyncio.get_running_loop().run_in_executor(self._waiting if is_long else self._threads, work)
+    def _apply(self, request: ApplyRequest, report: Callable[[bool], None]) -> None:
+        is_applied = False
+        try:
+            self._store.apply_step(request)
+            is_applied = True
+        except PsError as error:
+            log.debug("the fast way did not apply step=%d cause=%s", request.step, error.message)
+        except Exception:
+            log.exception("the fast way failed step=%d", request.step)
+        report(is_applied)
 
 
 async def serve(config: ParameterServerConfig, settings_at: Callable[[str], ChiefConfig]) -> int:

@@ -9,8 +9,8 @@ from typing import Any
 
 from lockstep.doctor.findings import Finding, fail, ok, warn
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import parse_tokens
 
 _PREFERRED = (CallerRole.ADMIN, CallerRole.OBSERVER, CallerRole.WORKER, CallerRole.CHIEF, CallerRole.PS)

@@ -12,11 +12,11 @@ from ps_protocol.checkpoint.trial import TRIAL
 from ps_protocol.errors import DeadlineExceeded, PsError, Unavailable
 from ps_protocol.roles.chief import ClusterState, Level, ParticipantKind
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Role, check_versions
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.shard import SERVICE as SHARD_SERVICE
-from ps_protocol.security.permissions import CallerRole
 
 _TIMEOUT_S = 3.0
 _NUM_CALLS = 20

@@ -25,7 +25,7 @@ from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.listening import end_beside, page_beside
 from ps_protocol.process.local_clusters import entry, listed
 from ps_protocol.process.waiting import LAUNCHER_SAYS
-from ps_protocol.security.permissions import CallerRole
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, token_of, write_secret
 
 # A role imports grpc and NumPy: half a second on an idle machine, much longer on a busy one.

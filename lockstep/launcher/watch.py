@@ -15,7 +15,7 @@ from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.waiting import FIRST_NOTICE_S, NOTICE_INTERVAL_S
-from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, Level, ParticipantKind
+from ps_protocol.roles.chief import Chief, ClusterState, ClusterStatus, FinishTrainingRequest, Level, ParticipantKind
 
 if TYPE_CHECKING:
     from ps_protocol.rpc.chief import GrpcChief
@@ -26,10 +26,10 @@ if TYPE_CHECKING:
 
 def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcChief":
     """Returns a client of the chief; the caller closes it. Imports grpc, which is slow: call it in a thread."""
+    from ps_protocol.roles.request import CallerRole
     from ps_protocol.rpc.channel import Access
     from ps_protocol.rpc.chief import GrpcChief
     from ps_protocol.security.options import Security
-    from ps_protocol.security.permissions import CallerRole
 
     return GrpcChief(address, cluster=cluster, access=Access(Security(token_file=token_file), role=CallerRole.ADMIN))
 
@@ -177,7 +177,7 @@ class ChiefPoller:
             self._changed.notify_all()
         if reason and not self._has_finished and not self._is_over:
             try:
-                self._finished_at = chief.finish(reason=reason, interrupts=self._interrupts)
+                self._finished_at = chief.call(FinishTrainingRequest(reason=reason, interrupts=self._interrupts))
             finally:
                 self._has_finished = True  # asks once only: a chief that refuses will refuse again
             self.watch_closely()

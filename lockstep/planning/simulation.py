@@ -37,12 +37,12 @@ from ps_protocol.roles.chief import (
     RegisterModelRequest,
     RegisterRequest,
     Registration,
-    Request,
     TokenReply,
     TokenResult,
 )
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY
+from ps_protocol.roles.request import Request
 from ps_protocol.roles.shard import ShardReport, ShardStatus
 
 # A network link that concurrent transfers share evenly, in simulated time.

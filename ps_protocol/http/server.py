@@ -29,9 +29,10 @@ from ps_protocol.http.messages import (
 )
 from ps_protocol.process.listening import check_bind_address, num_descriptors, why_not
 from ps_protocol.roles.identity import parse_address
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.certificates import certified_roles
 from ps_protocol.security.options import OPEN, Security
-from ps_protocol.security.permissions import CallerRole, check_allowed
+from ps_protocol.security.permissions import check_allowed
 from ps_protocol.security.tokens import TokenTable
 
 log = logging.getLogger("lockstep.http")

@@ -3,7 +3,8 @@
 import enum
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import ClassVar, Protocol, TypeVar, cast
+from functools import partial
+from typing import ClassVar, Protocol, cast
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.data import DataRange, DataSpec
@@ -13,6 +14,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
 from ps_protocol.roles.fence import Era
+from ps_protocol.roles.request import OPERATORS, READERS, WORKER, Answer, Request, asks
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, ShardReport
 
 # What workers and observers say to the chief, and hear from it, as values.
@@ -259,25 +261,16 @@ class SettingsReply:
 # at most. `request_id`: the same in repetitions, which have their effect once.
 
 
-Answer = TypeVar("Answer")
-Answer_co = TypeVar("Answer_co", covariant=True)
+_asks = partial(asks, "ChiefService")
+# On the stream of a worker's calls, which come with every step.
+_converses = partial(asks, "ChiefService", "Converse", by=WORKER)
 
 
-class Request(Protocol[Answer_co]):
-    """A request to the chief."""
-
-    @property
-    def answer(self) -> type[Answer_co]:
-        """The type of the answer."""
-
-    @property
-    def awaited(self) -> str:
-        """A description of what the caller waits for."""
-
-
+@_asks("RegisterWorker", by=READERS)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterRequest:
-    """Asks to take part; `index` None: the lowest free one. `request_id` is random.
+    """Asks to take part; `index` None: the lowest free one. `request_id` is random. Raises WorkerIndexTaken, WorkerIndexOutOfRange,
+    ClusterFull.
 
     `former`: who the caller was before the epoch rose or another chief took over; it stays that incarnation if its place was not taken.
     `held`: ranges of the training data that it was leased as that one, and still has.
@@ -319,6 +312,7 @@ class WorkerTraffic:
                 raise InvalidSpec(f"{name}: got {seconds:g} s, want 0 or more")
 
 
+@_asks("Heartbeat", by=READERS)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class HeartbeatRequest:
     """A participant is alive. Answered with whether training has ended, and how. `transports`: how its gradients and variables travel."""
@@ -330,6 +324,7 @@ class HeartbeatRequest:
     awaited: ClassVar[str] = "the lease to be renewed"
 
 
+@_asks("DeregisterWorker", by=READERS)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class DeregisterRequest:
     """A participant leaves; `failure` is empty if it does so of its own accord."""
@@ -340,9 +335,14 @@ class DeregisterRequest:
     awaited: ClassVar[str] = "the lease to be ended"
 
 
+@_asks("RegisterModel", by=WORKER)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class RegisterModelRequest:
-    """A worker presents its model. `joins_only`: the chief never asks it to initialise it."""
+    """A worker presents its model, and waits until it is agreed on. Raises ModelMismatch.
+
+    `joins_only`: the caller never gets INITIALIZE, and its model becomes the agreed one only where the parameter servers hold values of it
+    already.
+    """
 
     participant: Participant
     model: ModelSpec
@@ -352,9 +352,10 @@ class RegisterModelRequest:
     awaited: ClassVar[str] = "the model to be agreed on"
 
 
+@_asks("CompleteInitialization", by=WORKER)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CompleteInitializationRequest:
-    """A worker says that the shards hold their initial values."""
+    """A worker says that the shards hold their initial values. Raises NotInitializer."""
 
     participant: Participant
     attempt: int
@@ -362,18 +363,20 @@ class CompleteInitializationRequest:
     awaited: ClassVar[str] = "the initialisation to be noted"
 
 
+@_asks("GetModel", by=READERS)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class GetModelRequest:
-    """A request for the agreed model."""
+    """A request for the agreed model, which waits for it to be initialised."""
 
     max_wait_s: float = MAX_WAIT_SLICE_S
     answer: ClassVar[type[AgreedModel]] = AgreedModel
     awaited: ClassVar[str] = "the model"
 
 
+@_converses(field="commit")
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class CommitPushRequest:
-    """A contribution is staged on all shards (or was found stale by one)."""
+    """A contribution is staged on all shards (or was found stale by one), and is to be counted. Never waits."""
 
     participant: Participant
     commit: PushCommit
@@ -381,6 +384,7 @@ class CommitPushRequest:
     awaited: ClassVar[str] = "a contribution to be counted"
 
 
+@_converses(field="token")
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class DequeueTokenRequest:
     """A worker waits for a token newer than that of `local_step`; `commit` is counted first. `request_id` grows with each token wanted."""
@@ -398,9 +402,14 @@ class DequeueTokenRequest:
         return f"a token after step {self.local_step}"
 
 
+@_asks("ChangeSettings", by=OPERATORS)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ChangeSettingsRequest:
-    """A request for another `policy`, or other `hyperparameters` of an optimizer."""
+    """A request for another `policy`, or other `hyperparameters` of an optimizer, at the next moment when no step is being applied.
+
+    Answered with None if that has not come in time. Contributions counted and not applied go over to the new policy. Raises InvalidSpec,
+    VariableNotFound, NotInitialized.
+    """
 
     request_id: int
     max_wait_s: float = MAX_WAIT_SLICE_S
@@ -418,9 +427,13 @@ class ChangeSettingsRequest:
         return f"the policy {self.policy.text}" if self.policy is not None else "the optimizer's change"
 
 
+@_asks("SaveCheckpoint", by=OPERATORS)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class SaveCheckpointRequest:
-    """A request for a checkpoint."""
+    """A request for a checkpoint when no step is being applied, which waits until it is whole.
+
+    Raises CheckpointStorageMissing, NotInitialized, StorageFull.
+    """
 
     request_id: int
     max_wait_s: float = MAX_WAIT_SLICE_S
@@ -428,9 +441,13 @@ class SaveCheckpointRequest:
     awaited: ClassVar[str] = "a checkpoint"
 
 
+@_asks("LeaseRanges", by=WORKER)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class LeaseRangesRequest:
-    """A request for ranges of the training data; `held`: those that the worker has, of all that it knows to be leased to it."""
+    """A request for ranges of the training data, which waits while all that is left is leased to others. Raises InvalidSpec, DataMismatch.
+
+    `held`: those that the worker has, of all that it knows to be leased to it.
+    """
 
     participant: Participant
     data: DataSpec
@@ -442,6 +459,7 @@ class LeaseRangesRequest:
     awaited: ClassVar[str] = "ranges of the training data"
 
 
+@_asks("FinishTraining", by=OPERATORS)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class FinishTrainingRequest:
     """A client ends training, or `interrupts` it before its time. Answered with the last step."""
@@ -665,8 +683,7 @@ class ClusterStatus:
 class Chief(Protocol):
     """The chief. Every call may raise Unavailable, DeadlineExceeded, EpochMismatch, Superseded, LeaseExpired or TrainingFailed.
 
-    Thread-safe. All calls are idempotent, so a caller may repeat any that ended as Unavailable. Who implements it derives from it and
-    writes `call`, `status` and `close`; the other methods make the request.
+    Thread-safe. All calls are idempotent, so a caller may repeat any that ended as Unavailable.
     """
 
     def call(self, request: Request[Answer]) -> Answer:
@@ -677,92 +694,3 @@ class Chief(Protocol):
 
     def close(self) -> None:
         """Releases the caller's connection; the chief continues."""
-
-    def register_worker(self, request: RegisterRequest) -> Registration:
-        """Takes a participant in. Raises WorkerIndexTaken, WorkerIndexOutOfRange, ClusterFull."""
-        return self.call(request)
-
-    def heartbeat(self, participant: Participant, *, transports: tuple[str, ...] = (), traffic: WorkerTraffic | None = None) -> End:
-        """Renews the lease; returns whether training has ended, and how."""
-        return self.call(HeartbeatRequest(participant=participant, transports=transports, traffic=traffic))
-
-    def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
-        """Ends the lease."""
-        return self.call(DeregisterRequest(participant=participant, failure=failure))
-
-    def register_model(self, participant: Participant, model: ModelSpec, *, max_wait_s: float, joins_only: bool = False) -> ModelReply:
-        """Agrees on the model; blocks at most `max_wait_s` (and 20 s). Raises ModelMismatch.
-
-        With `joins_only` the caller never gets INITIALIZE, and its model becomes the agreed one only where the parameter servers
-        hold values of it already.
-        """
-        return self.call(RegisterModelRequest(participant=participant, model=model, max_wait_s=max_wait_s, joins_only=joins_only))
-
-    def complete_initialization(self, participant: Participant, *, attempt: int) -> None:
-        """Tells that the shards hold their initial values. Raises NotInitializer."""
-        return self.call(CompleteInitializationRequest(participant=participant, attempt=attempt))
-
-    def get_model(self, *, max_wait_s: float) -> AgreedModel:
-        """Returns the agreed model; blocks at most `max_wait_s` (and 20 s) for it to be initialised."""
-        return self.call(GetModelRequest(max_wait_s=max_wait_s))
-
-    def commit_push(self, participant: Participant, commit: PushCommit) -> CommitResult:
-        """Counts a contribution. Never blocks."""
-        return self.call(CommitPushRequest(participant=participant, commit=commit))
-
-    def dequeue_token(
-        self, participant: Participant, *, local_step: int, request_id: int, max_wait_s: float, commit: PushCommit | None = None
-    ) -> TokenReply:
-        """Waits for a token, at most `max_wait_s` (and 20 s); counts `commit` first."""
-        return self.call(
-            DequeueTokenRequest(participant=participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit)
-        )
-
-    def set_policy(self, policy: PolicySpec, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
-        """Changes how workers are coordinated, at the next moment when no step is being applied; None if that has not come in time.
-
-        Contributions counted and not applied go over to the new policy. Raises InvalidSpec.
-        """
-        return self.call(ChangeSettingsRequest(policy=policy, request_id=request_id, max_wait_s=max_wait_s))
-
-    def set_hyperparameters(self, change: HyperparameterChange, *, request_id: int, max_wait_s: float) -> SettingsReply | None:
-        """Changes an optimizer, at the next moment when no step is being applied; None if that has not come in time.
-
-        Raises InvalidSpec, VariableNotFound, NotInitialized.
-        """
-        return self.call(ChangeSettingsRequest(hyperparameters=change, request_id=request_id, max_wait_s=max_wait_s))
-
-    def save_checkpoint(self, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
-        """Saves a checkpoint when no step is being applied, and waits until it is whole; blocks at most `max_wait_s` (and 20 s).
-
-        Raises CheckpointStorageMissing, NotInitialized, StorageFull.
-        """
-        return self.call(SaveCheckpointRequest(request_id=request_id, max_wait_s=max_wait_s))
-
-    def lease_ranges(
-        self,
-        participant: Participant,
-        data: DataSpec,
-        *,
-        max_ranges: int,
-        request_id: int,
-        max_wait_s: float,
-        held: tuple[int, ...] = (),
-    ) -> LeaseReply:
-        """Leases ranges of the training data; blocks at most `max_wait_s` (and 20 s) while all that is left is leased to others.
-
-        `held`: what the caller has, of all that it knows to be leased to it. Raises InvalidSpec, DataMismatch.
-        """
-        request = LeaseRangesRequest(
-            participant=participant,
-            data=data,
-            max_ranges=max_ranges,
-            request_id=request_id,
-            max_wait_s=max_wait_s,
-            held=held,
-        )
-        return self.call(request)
-
-    def finish(self, *, reason: str, interrupts: bool = False) -> int:
-        """Ends training, as planned or before its time; returns the last step."""
-        return self.call(FinishTrainingRequest(reason=reason, interrupts=interrupts))

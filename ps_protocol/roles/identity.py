@@ -2,9 +2,11 @@
 
 import enum
 import ipaddress
+from typing import ClassVar
 
 from ps_protocol.errors import InvalidSpec, ProtocolMismatch, WrongCluster, WrongRole
 from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.roles.request import ADMIN, EVERYBODY, asks
 
 # The address forms "host:port" and "unix:/path", checked.
 
@@ -137,16 +139,6 @@ class Identity:
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class HandshakeRequest:
-    """The process that the caller expects at the address; an empty cluster and None accept any."""
-
-    cluster: str
-    expected_role: Role | None
-    expected_index: int | None
-    version: ProtocolVersion
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
 class HandshakeReply:
     """The process at the address; `epoch` is 0 before a chief has adopted the process, `warning` a caution for the user, mostly empty."""
 
@@ -154,6 +146,38 @@ class HandshakeReply:
     version: ProtocolVersion
     epoch: int
     warning: str
+
+
+@asks("HandshakeService", "Handshake", by=EVERYBODY)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class HandshakeRequest:
+    """The process that the caller expects at the address; an empty cluster and None accept any."""
+
+    cluster: str
+    expected_role: Role | None
+    expected_index: int | None
+    version: ProtocolVersion
+    answer: ClassVar[type[HandshakeReply]] = HandshakeReply
+    awaited: ClassVar[str] = "the handshake"
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class SeenPlace:
+    """A process's place for checkpoints as it names it (empty: it has none), and the trials of others that it has seen there."""
+
+    place: str = ""
+    seen: tuple[str, ...] = ()
+
+
+@asks("HandshakeService", "TryCheckpoints", by=ADMIN)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class TryCheckpointsRequest:
+    """Has a process try its place for checkpoints under the name `tag`; `is_last`: makes the trial whole, reads it back, and removes it."""
+
+    tag: str
+    is_last: bool
+    answer: ClassVar[type[SeenPlace]] = SeenPlace
+    awaited: ClassVar[str] = "its checkpoint directory"
 
 
 def name_of(role: Role, index: int | None) -> str:

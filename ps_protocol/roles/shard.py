@@ -1,9 +1,10 @@
 """The calls of chief and workers to a parameter server, and their values. Knows steps and bytes; no transport."""
 
 import enum
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import field
-from typing import Protocol
+from functools import partial
+from typing import ClassVar, Protocol
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.errors import InvalidSpec, PsError
@@ -14,7 +15,8 @@ from ps_protocol.model.spec import NO_CLIP, AverageSpec, ClipSpec
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments
-from ps_protocol.roles.fence import Era, Fence
+from ps_protocol.roles.fence import NOBODY, Era, Fence
+from ps_protocol.roles.request import ADMIN, CHIEF, EVERYBODY, READERS, Answer, Request, asks
 
 # What chief and workers say to a parameter server, and hear from it, as values.
 
@@ -22,6 +24,10 @@ from ps_protocol.roles.fence import Era, Fence
 # No call of any role waits longer at once: a caller that wants to wait on asks again.
 MAX_WAIT_SLICE_S = 20.0
 MAX_STEP = 1 << 62
+
+_asks = partial(asks, "ParameterService")
+# On the stream of a chief's commands, which come with every step.
+_commands = partial(asks, "ParameterService", "Command", by=CHIEF)
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -149,9 +155,10 @@ def creation_words(layout: Layout, created_bytes: int) -> tuple[str, float]:
     return words, part
 
 
+@_commands(field="configure")
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSettings:
-    """The settings of a shard from now on; a `version` that is not higher than the shard's changes nothing.
+    """The settings of a shard from now on; waits for a step under way. A `version` that is not above the shard's changes nothing.
 
     `accepts_stale`: contributions of steps gone by are staged too, and stay until they are applied or discarded. `applies_on_arrival`: each
     contribution is applied as soon as it is whole, in place and without a lock; that cannot change once anything has been applied.
@@ -165,11 +172,26 @@ class ShardSettings:
     applies_on_arrival: bool = False
     optimizers: tuple[tuple[OptimizerSpec, OptimizerSpec], ...] = ()
     rejects_nonfinite: bool = False
+    answer: ClassVar[type[None]] = type(None)
+    awaited: ClassVar[str] = "its new settings"
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
+class ApplyReply:
+    """The shard's step now, and whether this very request had been carried out before.
+
+    `checksums`: one for what each contributor has given, by push id; empty if they were not asked for.
+    """
+
+    step: int
+    repeated_request: bool
+    checksums: tuple[int, ...] = ()
+
+
+@_commands(field="apply")
+@light_dataclass(frozen=True, slots=True, kw_only=True)
 class ApplyRequest:
-    """The step to apply and the contributions to average, sorted.
+    """The step to apply and the contributions to average, sorted: the optimizer makes the next step of the mean.
 
     `weights`: one factor for each contributor's gradients, in the same order; empty: all 1. They do not change what the sum is divided by.
     `scales`: one factor for the mean of each slice, as `model.spec.scales` has it; empty: all 1. `discards`: contributions that will never
@@ -189,11 +211,50 @@ class ApplyRequest:
     without: tuple[PushId, ...] = ()
     attached: StepAttachments = NO_STEP_ATTACHMENTS
     wants_checksums: bool = False
+    answer: ClassVar[type[ApplyReply]] = ApplyReply
+
+    @property
+    def awaited(self) -> str:
+        """A description of what the caller waits for."""
+        return f"step {self.step} to be applied"
 
     @property
     def hyperparameters(self) -> tuple[StepHyperparameter, ...]:
         """Hyper-parameters for this step only, in place of the settings: those of the lowest contribution that is here and has any."""
         return self.attached.hyperparameters(without=self.without) if self.attached is not NO_STEP_ATTACHMENTS else ()
+
+
+@_commands(field="prepare")
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class PrepareRequest:
+    """Asks for the sum of squares of the mean that a step would use, for each of `layout.slices` and `layout.tables`. No effect.
+
+    Raises what the step raises.
+    """
+
+    of: ApplyRequest
+    answer: ClassVar[type[tuple[float, ...]]] = tuple[float, ...]
+
+    @property
+    def awaited(self) -> str:
+        """A description of what the caller waits for."""
+        return f"the norms of step {self.of.step}"
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class ReplicaState:
+    """How a chief counts on one of several replicas of a shard. The default: the shard has only this one.
+
+    `version`: the chief numbers what it tells a replica, from 1, so that a copy that comes late changes nothing. `is_alone`: it counts on
+    this one only. `forgets`: it does not count on this one any more, and the replica drops its variables.
+    """
+
+    version: int = 0
+    is_alone: bool = False
+    forgets: bool = False
+
+
+ONLY_REPLICA = ReplicaState()
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -234,28 +295,57 @@ class Adoption:
     given_up: tuple[PushId, ...] = ()
 
 
+@_asks("AdoptShard", by=CHIEF)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class ApplyReply:
-    """The shard's step now, and whether this very request had been carried out before.
+class AdoptRequest:
+    """Puts a shard under a chief, which listens at `chief_address`. Raises Superseded if a later one has it.
 
-    `checksums`: one for what each contributor has given, by push id; empty if they were not asked for.
+    A later epoch drops contributions staged or under way, and begins with the model's own settings. `session_keys`: those that the chief
+    knows of this life's; a shard that knows none believes every worker. `replica`: how the chief counts on this replica, where the shard
+    has several.
     """
 
-    step: int
-    repeated_request: bool
-    checksums: tuple[int, ...] = ()
+    fence: Fence
+    chief_address: str = ""
+    session_keys: tuple[bytes, ...] = field(default=(), repr=False)
+    replica: ReplicaState = ONLY_REPLICA
+    answer: ClassVar[type[Adoption]] = Adoption
+    awaited: ClassVar[str] = "its adoption"
+
+
+@_asks("KeepRecord", by=CHIEF)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class KeepRecordRequest:
+    """Has a record kept for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""
+
+    fence: Fence
+    version: int
+    record: bytes = field(repr=False)
+    answer: ClassVar[type[None]] = type(None)
+    awaited: ClassVar[str] = "a record to be kept"
+
+
+@_asks("KeepStory", by=CHIEF)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class KeepStoryRequest:
+    """Has what a chief's page shows of the past kept, unless it is empty; answered with what was kept before. Raises LimitExceeded."""
+
+    story: bytes = field(repr=False)
+    answer: ClassVar[type[bytes]] = bytes
+    awaited: ClassVar[str] = "the page's past"
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ReadRequest:
     """Which variables are wanted (`step` None: the latest), how they are to travel, and which step of them the reader has already.
 
-    `slot`: that slot of the dense variables instead, of the latest step; empty: the variables themselves.
+    `slot`: that slot of the dense variables instead, of the latest step; empty: the variables themselves. `averages.AVERAGE_SLOT` is the
+    moving averages; a variable that has none, or whose optimizer has no such slot, has zeros there. Who carries it sets `encoding`.
     """
 
     epoch: int
-    step: int | None
     layout_hash: str
+    step: int | None = None
     encoding: FloatEncoding = FloatEncoding.AS_IS
     held_step: int | None = None
     slot: str = ""
@@ -285,6 +375,16 @@ class MetricCell:
     weight: float
     count: int
     last: float
+
+
+@_asks("ReadMetrics", by=READERS | CHIEF)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class ReadMetricsRequest:
+    """Asks what workers have reported, by name and worker."""
+
+    epoch: int
+    answer: ClassVar[type[tuple[MetricCell, ...]]] = tuple[MetricCell, ...]
+    awaited: ClassVar[str] = "the metrics"
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -332,17 +432,49 @@ class ShardStatus:
     damage: str = ""
 
 
-# What a chief says to a parameter server about checkpoints, and hears from it, as values.
+@_asks("GetShardStatus", by=EVERYBODY)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class ShardStatusRequest:
+    """Asks for step, memory and counters. The chief that has the shard says who it is, as a sign of life; others leave that out."""
+
+    fence: Fence = NOBODY
+    answer: ClassVar[type[ShardStatus]] = ShardStatus
+    awaited: ClassVar[str] = "its status"
+
+
+@_asks("ShutdownShard", by=CHIEF | ADMIN)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class ShutdownRequest:
+    """Ends the server, which refuses all calls from then on. Idempotent. One that no chief has adopted obeys every fence."""
+
+    fence: Fence
+    reason: str
+    answer: ClassVar[type[None]] = type(None)
+    awaited: ClassVar[str] = "its end"
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class SaveRequest:
-    """A step to save under the name `tag`. `num_shards`: parameter servers of the cluster, for the file's name."""
+class Invitation:
+    """The address to connect a data socket to, and the secret to send first. `path` is that of a Unix socket; empty: the host, at `port`.
 
-    fence: Fence
-    step: int
-    tag: str
-    num_shards: int = 1
+    A caller believes neither host nor path: it connects to the address that it calls the server by, and the port or suffix of its data.
+    """
+
+    nonce: bytes = field(repr=False)
+    port: int = 0
+    path: str = ""
+
+
+@_asks("OpenDataSocket", by=READERS)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class DataSocketRequest:
+    """Asks for a data socket beside gRPC."""
+
+    answer: ClassVar[type[Invitation]] = Invitation
+    awaited: ClassVar[str] = "a data socket"
+
+
+# What a chief says to a parameter server about checkpoints, and hears from it, as values.
 
 
 class SaveState(enum.Enum):
@@ -372,20 +504,26 @@ class SaveProgress:
     failure: PsError | None = None
 
 
+@_asks("SaveShard", by=CHIEF)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class RestoreRequest:
-    """A checkpoint to bring a shard back to: what is to lie there, its epoch and step, and how it is to work then.
+class SaveRequest:
+    """A step to save under the name `tag`: its values are copied, then written to storage in the background.
 
-    `manifest_sha256`: of the checkpoint's manifest as the chief has read it. `replica_version`: of the latest ReplicaState that the chief
-    had given when it asked.
+    Asked again, the shard waits for the end, `max_wait_s` at most. Idempotent per tag. `num_shards`: parameter servers of the cluster, for
+    the file's name. Raises Superseded, StepMismatch, CheckpointStorageMissing.
     """
 
     fence: Fence
-    spec: ShardSpec
+    step: int
     tag: str
-    manifest_sha256: str
-    settings: ShardSettings
-    replica_version: int = 0
+    num_shards: int = 1
+    max_wait_s: float = 0.0
+    answer: ClassVar[type[SaveProgress]] = SaveProgress
+
+    @property
+    def awaited(self) -> str:
+        """A description of what the caller waits for."""
+        return f"step {self.step} to be saved"
 
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
@@ -397,31 +535,43 @@ class RestoreProgress:
     num_bytes: int = 0
 
 
+@_asks("RestoreShard", by=CHIEF)
 @light_dataclass(frozen=True, slots=True, kw_only=True)
-class ReplicaState:
-    """How a chief counts on one of several replicas of a shard. The default: the shard has only this one.
+class RestoreRequest:
+    """A checkpoint to bring a shard back to: what is to lie there, its epoch and step, and how it is to work then.
 
-    `version`: the chief numbers what it tells a replica, from 1, so that a copy that comes late changes nothing. `is_alone`: it counts on
-    this one only. `forgets`: it does not count on this one any more, and the replica drops its variables.
+    It replaces whatever the shard has; asked again, the shard waits for the end, `max_wait_s` at most. Idempotent per epoch and tag.
+    `manifest_sha256`: of the checkpoint's manifest as the chief has read it. `replica_version`: of the latest ReplicaState that the chief
+    had given when it asked. Raises Superseded, DataLoss, CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing.
     """
 
-    version: int = 0
-    is_alone: bool = False
-    forgets: bool = False
+    fence: Fence
+    spec: ShardSpec
+    tag: str
+    manifest_sha256: str
+    settings: ShardSettings
+    replica_version: int = 0
+    max_wait_s: float = 0.0
+    answer: ClassVar[type[RestoreProgress]] = RestoreProgress
 
-
-ONLY_REPLICA = ReplicaState()
+    @property
+    def awaited(self) -> str:
+        """A description of what the caller waits for."""
+        return f"{self.tag} to be restored"
 
 
 # The seam to a parameter server: what workers and the chief ask of a shard, whatever carries it.
 
 
 class Shard(Protocol):
-    """One parameter server, as workers have it. Every call may raise Unavailable, DeadlineExceeded or EpochMismatch.
+    """One parameter server. Every call may raise Unavailable, DeadlineExceeded or EpochMismatch.
 
     `timeout_s` bounds a call; None: the transport's default. All calls are idempotent, so a caller may repeat any that ended as
     Unavailable. Implementations are thread-safe.
     """
+
+    def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
+        """Asks what has no payload, and returns the answer."""
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Creates all variables with their initial values, all or nothing; False if they exist already.
@@ -429,41 +579,18 @@ class Shard(Protocol):
         Raises VariableExists if others stand.
         """
 
-    def read_variables(
-        self,
-        into: Segments,
-        *,
-        epoch: int,
-        step: int | None,
-        layout_hash: str,
-        held_step: int | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
-        """Copies the variables of `step` (None: the latest) into the caller's memory and returns their step.
+    def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
+        """Copies variables, or one slot of all dense ones, into the caller's memory and returns their step.
 
-        If that is `held_step`, which the caller has there already, nothing is copied. Raises NotInitialized, StepGone, StepNotReady. After
-        an error the contents of `into` are undefined.
+        If that is `request.held_step`, which the caller has there already, nothing is copied. Raises NotInitialized, StepGone,
+        StepNotReady, SlotNotFound. After an error the contents of `into` are undefined.
         """
 
-    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
-        """Says that the caller will read `step`, which need not be there yet: it may leave as soon as it is. A hint; never fails."""
-
-    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
-        """Returns the arena of a step where the shard has it, read-only; None if this transport copies: then `read_variables` does.
-
-        It is overwritten as soon as the step after the next is being made. There are two such arrays, and they stay the same ones. Raises
-        what `read_variables` raises.
-        """
-
-    def gradient_memory(self) -> Array | None:
-        """Returns an arena to write the next gradients into, that `push_gradients` then need not copy; None if this transport copies.
-
-        The same one until it has been pushed, and never one whose contribution may still be applied. It is not cleared. Raises
-        TooManyPushes if there is none that is free, and no more can be had.
-        """
+    def expect(self, request: ReadRequest) -> None:
+        """Says that the caller will read this, of a step which need not be there yet: it may leave as soon as it is. Never fails."""
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
-        """Stages one contribution, all or nothing. `gradients` may begin with what `gradient_memory` gave: then that is not copied."""
+        """Stages one contribution, all or nothing. Memory that the shard has given for gradients is not copied."""
 
     def read_rows(
         self,
@@ -481,57 +608,5 @@ class Shard(Protocol):
         Raises IndexOutOfRange, SlotNotFound, NotInitialized, StepGone, StepNotReady. After an error the contents of `into` are undefined.
         """
 
-    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
-        """Returns what workers have reported, by name and worker."""
-
-    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Copies one slot of all dense variables into the caller's memory and returns its step. Raises SlotNotFound.
-
-        `averages.AVERAGE_SLOT` gives the moving averages; a variable that has none, or whose optimizer has no such slot, has zeros there.
-        """
-
-    def status(self) -> ShardStatus:
-        """Reports step, memory and counters."""
-
     def close(self) -> None:
         """Releases the caller's connection; the server continues."""
-
-
-class WholeShard(Shard, Protocol):
-    """One parameter server, with what only its chief asks."""
-
-    def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = ()) -> Adoption:
-        """Puts the shard under a chief, which listens at `chief_address`. Raises Superseded if a later one has it.
-
-        `session_keys`: those that the chief knows of this life's; a shard that knows none believes every worker.
-        """
-
-    def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
-        """Keeps a record for the chief's successor, unless the shard has such or a newer one. Raises Superseded."""
-
-    def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
-        """Copies the values of a step, then writes them to storage in the background; asked again, waits for the end, `max_wait_s` at most.
-
-        Idempotent per tag. Raises Superseded, StepMismatch, CheckpointStorageMissing.
-        """
-
-    def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
-        """Replaces whatever the shard has by a checkpoint's values, under the epoch of the request; asked again, waits for the end.
-
-        Idempotent per epoch and tag. Raises Superseded, DataLoss, CheckpointNotFound, CheckpointMismatch, CheckpointStorageMissing.
-        """
-
-    def configure(self, settings: ShardSettings) -> None:
-        """Changes how the shard works; waits for a step that is being applied. Raises Superseded."""
-
-    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
-        """Returns the sum of squares of the mean that `apply_step` would use, for each of `layout.slices` and `layout.tables`. No effect.
-
-        Raises what `apply_step` raises.
-        """
-
-    def apply_step(self, request: ApplyRequest) -> ApplyReply:
-        """Averages the contributions and lets the optimizer make the next step."""
-
-    def shutdown(self, fence: Fence, *, reason: str) -> None:
-        """Ends the server."""

@@ -12,13 +12,14 @@ import grpc
 
 from ps_protocol.errors import LimitExceeded, MalformedMessage, PermissionDenied, PsError
 from ps_protocol.process.logs import SeldomWarning
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.rpc.server_stream import CountedMessages, Handler, Peer, Received, never_waiting, stream_handler
 from ps_protocol.rpc.status import answering, ending_with, set_status
 from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security import tokens as credentials
 from ps_protocol.security.certificates import certified_roles
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole, check_allowed, is_long_lived, is_open
+from ps_protocol.security.permissions import check_allowed, is_long_lived, is_open
 from ps_protocol.security.tokens import TokenTable, authorization_in
 
 # Calls of observers and operators: only so many at once, so that they do not keep workers from training.

@@ -8,10 +8,10 @@ import grpc
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.listening import most_connections
 from ps_protocol.roles.identity import Address, parse_address
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security import tokens
 from ps_protocol.security.certificates import CallerCertificates
 from ps_protocol.security.options import OPEN, Security
-from ps_protocol.security.permissions import CallerRole
 
 # The options of every gRPC channel and server, each with its reason, and the opening of channels.
 

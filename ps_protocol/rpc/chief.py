@@ -3,12 +3,13 @@
 import copy
 import itertools
 import math
-from typing import Self, cast
+from typing import Self
 
 from ps_protocol.errors import PsError
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.roles.chief import Answer, Chief, ClusterStatus, Request
+from ps_protocol.roles.chief import Chief, ClusterStatus
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
+from ps_protocol.roles.request import RPCS, Answer, Request
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, not_understood, understanding
@@ -16,7 +17,6 @@ from ps_protocol.rpc.client_stream import LongLivedStream, Streams
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
-from ps_protocol.wire.chief_calls import BY_REQUEST, FIELDS
 from ps_protocol.wire.codec import decode_message
 
 SERVICE = "ps_protocol.v1.ChiefService"
@@ -52,19 +52,14 @@ class GrpcChief(Chief):
     def call(self, request: Request[Answer]) -> Answer:
         """Asks, and returns the answer."""
         timeout_s = min(min(getattr(request, "max_wait_s", 0.0), MAX_WAIT_SLICE_S) + TIMEOUT_S, self._limit_s)
-        kind = FIELDS.get(type(request))
-        if kind is not None:
-            response = self._converse(kind, request, timeout_s=timeout_s, awaited=request.awaited)
-            try:
-                return codec.decode(request.answer, getattr(response, kind))
-            except PsError as error:
-                raise not_understood(self._connection.target, error) from None
-        call = BY_REQUEST[type(request)]
-        answer = self._connection.unary(
-            call.name, codec.encode(request), call.response_message, timeout_s=timeout_s, awaited=request.awaited
-        )
-        with understanding(self._connection.target):
-            return cast("Answer", call.decode_answer(answer))
+        kind = RPCS[type(request)].field
+        if not kind:
+            return self._connection.call(request, timeout_s=timeout_s)
+        response = self._converse(kind, request, timeout_s=timeout_s, awaited=request.awaited)
+        try:
+            return codec.decode_answer(request, getattr(response, kind))
+        except PsError as error:
+            raise not_understood(self._connection.target, error) from None
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Returns the cluster's status."""

@@ -29,10 +29,18 @@ from ps_protocol.errors import (
     WrongCluster,
     WrongRole,
 )
-from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, HandshakeRequest, Role, check_versions, parse_address
+from ps_protocol.roles.identity import (
+    PROTOCOL_VERSION,
+    HandshakeReply,
+    HandshakeRequest,
+    Role,
+    TryCheckpointsRequest,
+    check_versions,
+    parse_address,
+)
+from ps_protocol.roles.request import RPCS, Answer, Request
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.status import rebuild
-from ps_protocol.v1 import handshake_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.codec import decode_message
 
@@ -192,7 +200,7 @@ class Connection:
         request, address, access = handshake_request(role=role, index=index, cluster=cluster), self.address, self.access
         try:
             with checked_reply(self) as check:
-                return check(self.unary(HANDSHAKE, request, pb.HandshakeResponse, timeout_s=timeout_s, awaited="the handshake"))
+                return check(self.call(request, timeout_s=timeout_s))
         except Unavailable as error:
             if not may_be_tls(error.message):
                 raise
@@ -204,9 +212,15 @@ class Connection:
 
     def try_checkpoints(self, tag: str, *, is_last: bool, timeout_s: float) -> tuple[str, tuple[str, ...]]:
         """Tries the server's place for checkpoints, as the proto says; returns the place, empty if there is none, and the trials seen."""
-        request = pb.TryCheckpointsRequest(tag=tag, is_last=is_last)
-        found = self.unary(_TRY_CHECKPOINTS, request, pb.TryCheckpointsResponse, timeout_s=timeout_s, awaited="its checkpoint directory")
-        return found.place, tuple(found.seen)
+        found = self.call(TryCheckpointsRequest(tag=tag, is_last=is_last), timeout_s=timeout_s)
+        return found.place, found.seen
+
+    def call(self, request: Request[Answer], *, timeout_s: float) -> Answer:
+        """Asks by an RPC with one message each way, and returns the answer."""
+        answer_type, awaited = codec.answer_message(request), request.awaited
+        answer = self.unary(RPCS[type(request)].path, codec.encode(request), answer_type, timeout_s=timeout_s, awaited=awaited)
+        with understanding(self.target):
+            return codec.decode_answer(request, answer)
 
     def unary(self, method: str, request: Message, response_type: type[Response], *, timeout_s: float, awaited: str) -> Response:
         """Calls a method with one message each way."""
@@ -215,31 +229,25 @@ class Connection:
         with translating(self.target, awaited=awaited, timeout_s=timeout_s):
             return answered(response_type, invoke(request, timeout=timeout_s, metadata=self.metadata()), awaited=awaited)
 
-    def begin_unary(
-        self,
-        method: str,
-        request: Message,
-        response_type: type[Response],
-        report: Callable[[Response | PsError], None],
-        *,
-        timeout_s: float,
-        awaited: str,
-    ) -> Callable[[], object]:
+    def begin(self, request: Request[Answer], report: Callable[[Answer | PsError], None], *, timeout_s: float) -> Callable[[], object]:
         """Begins such a call and does not wait: `report` is called once, by a thread of gRPC's. Returns what cancels the call."""
+        answer_type, awaited = codec.answer_message(request), request.awaited
 
         def ended(call: "grpc.Future[bytes | None]") -> None:
             try:
                 with translating(self.target, awaited=awaited, timeout_s=timeout_s):
-                    found: Response | PsError = answered(response_type, call.result(), awaited=awaited)
+                    answer = answered(answer_type, call.result(), awaited=awaited)
+                with understanding(self.target):
+                    found: Answer | PsError = codec.decode_answer(request, answer)
             except PsError as error:
                 found = error.with_traceback(None)
             except grpc.FutureCancelledError:
                 found = Cancelled(f"{self.target}: the call was cancelled while it waited for {awaited}")
             report(found)
 
-        invoke = self._callable("unary_unary", method, _serialize, None)
+        invoke = self._callable("unary_unary", RPCS[type(request)].path, _serialize, None)
         with translating(self.target, awaited=awaited, timeout_s=timeout_s):
-            call: grpc.Future[bytes | None] = invoke.future(request, timeout=timeout_s, metadata=self.metadata())
+            call: grpc.Future[bytes | None] = invoke.future(codec.encode(request), timeout=timeout_s, metadata=self.metadata())
         call.add_done_callback(ended)
         return call.cancel
 
@@ -358,24 +366,16 @@ def _greeting() -> bytes:
 # Identifies the server at an address before any other call.
 
 
-HANDSHAKE = "/ps_protocol.v1.HandshakeService/Handshake"
-_TRY_CHECKPOINTS = "/ps_protocol.v1.HandshakeService/TryCheckpoints"
-
-
-def handshake_request(*, role: Role | None, index: int | None, cluster: str) -> pb.HandshakeRequest:
+def handshake_request(*, role: Role | None, index: int | None, cluster: str) -> HandshakeRequest:
     """Returns the handshake for the wanted server; None and "" accept any."""
-    request = HandshakeRequest(cluster=cluster, expected_role=role, expected_index=index, version=PROTOCOL_VERSION)
-    message: pb.HandshakeRequest = codec.encode(request)
-    return message
+    return HandshakeRequest(cluster=cluster, expected_role=role, expected_index=index, version=PROTOCOL_VERSION)
 
 
 @contextlib.contextmanager
-def checked_reply(connection: Connection) -> Iterator[Callable[[pb.HandshakeResponse], HandshakeReply]]:
+def checked_reply(connection: Connection) -> Iterator[Callable[[HandshakeReply], HandshakeReply]]:
     """Gives what checks an answer to that question; words its errors, and those of the call in the block, for the caller."""
 
-    def check(message: pb.HandshakeResponse) -> HandshakeReply:
-        with understanding(connection.target):
-            reply = codec.decode(HandshakeReply, message)
+    def check(reply: HandshakeReply) -> HandshakeReply:
         check_versions(client=PROTOCOL_VERSION, server=reply.version)
         return reply
 

@@ -11,6 +11,7 @@ import grpc
 from ps_protocol.errors import Cancelled, DeadlineExceeded, MalformedMessage, PsError, Unavailable
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.waiting import CallDeadlines
+from ps_protocol.roles.request import RPCS, Request
 from ps_protocol.rpc.client import Connection, not_understood
 from ps_protocol.rpc.client_stream import Stream, StreamEnded, open_stream
 from ps_protocol.rpc.status import from_ending
@@ -33,7 +34,7 @@ class _Command:
     commands: "Commands"
     data: bytes
     report: Report
-    awaited: str
+    request: Request[Any]
     timeout_s: float
     deadline: int = 0
 
@@ -61,17 +62,16 @@ class Commands:
         self._is_cut = self._is_closed = False
         self._thread: threading.Thread | None = None
 
-    def begin(self, report: Report, *, timeout_s: float, awaited: str, **command: Any) -> int:
-        """Sends a command, a value by the name of its field, and returns its number.
+    def begin(self, request: Request[Any], report: Report, *, timeout_s: float) -> int:
+        """Sends a command, and returns its number.
 
         `report` is called once, by any thread, with the answer or the error. That is what the server says, Unavailable if the stream
         breaks, DeadlineExceeded, or Cancelled after `close`.
         """
         number = next(self._numbers)
         message = pb.CommandRequest(call=number)
-        for field, value in command.items():
-            codec.write(value, getattr(message, field))
-        under_way = _Command(self, message.SerializeToString(), report, awaited, timeout_s)
+        codec.write(request, getattr(message, RPCS[type(request)].field))
+        under_way = _Command(self, message.SerializeToString(), report, request, timeout_s)
         with self._lock:
             is_closed = self._is_closed
             if not is_closed:
@@ -168,17 +168,17 @@ class Commands:
             command.report(self._error(command, end, is_expired=command is expired, is_cut=is_cut))
 
     def _error(self, command: _Command, end: StreamEnded | Unavailable | None, *, is_expired: bool, is_cut: bool) -> PsError:
-        target = self._connection.target
+        target, awaited = self._connection.target, command.request.awaited
         if self._is_closed:
             return self._closed()
         if isinstance(end, Unavailable):
             return Unavailable(end.message)  # each command has an error of its own
         if is_expired:
             code = grpc.StatusCode.DEADLINE_EXCEEDED
-            return from_ending(code, "", (), target=target, awaited=command.awaited, timeout_s=command.timeout_s)
+            return from_ending(code, "", (), target=target, awaited=awaited, timeout_s=command.timeout_s)
         error = None
         if end is not None and end.code is not grpc.StatusCode.OK and not is_cut:
-            error = from_ending(end.code, end.details, end.metadata, target=target, awaited=command.awaited, timeout_s=command.timeout_s)
+            error = from_ending(end.code, end.details, end.metadata, target=target, awaited=awaited, timeout_s=command.timeout_s)
         if error is None or isinstance(error, (Cancelled, DeadlineExceeded)):
             return Unavailable(f"cannot reach {target}: the stream of commands was cut; did it end?")
         return error

@@ -4,10 +4,12 @@ import logging
 import time
 
 from ps_protocol.errors import DeadlineExceeded, LimitExceeded, PsError, Unavailable, Unimplemented
+from ps_protocol.roles.shard import DataSocketRequest
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.client_stream import LongLivedStream
-from ps_protocol.sockets.data_socket import DataSocket, Invitation, connect
+from ps_protocol.sockets.data_socket import DataSocket, connect
 from ps_protocol.v1 import parameter_service_pb2 as pb
+from ps_protocol.wire import codec
 from ps_protocol.wire.codec import decode_message
 
 log = logging.getLogger("lockstep.rpc")
@@ -51,16 +53,17 @@ class Payloads:
         return data_socket
 
     def _open(self) -> DataSocket | None:
+        request = DataSocketRequest()
         try:
             # Its answer is one message; but Ctrl-C, which the stream's use listens for, does not end a blocking call of gRPC.
             message = self._connection.stream_down(
                 "OpenDataSocket",
-                pb.OpenDataSocketRequest(),
+                codec.encode(request),
                 lambda messages: next(messages, b""),
                 timeout_s=_TIMEOUT_S,
-                awaited="a data socket",
+                awaited=request.awaited,
             )
-            answer = decode_message(pb.OpenDataSocketResponse, message)
+            invitation = codec.decode_answer(request, decode_message(codec.answer_message(request), message))
         except Unimplemented:
             if self._is_required:
                 raise
@@ -75,7 +78,6 @@ class Payloads:
             # The caller's own time is not up.
             raise Unavailable(error.message, facts=error.facts) from None
         try:
-            invitation = Invitation(nonce=answer.nonce, port=answer.port, path=answer.path)
             found = connect(self._connection.address, invitation, peer=self._connection.target)
         except Unavailable as error:
             if self._is_required:

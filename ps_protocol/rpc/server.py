@@ -1,26 +1,33 @@
 """A gRPC server as every role has it: guards, the handshake, the health, one port, an orderly end. Knows no method of a role."""
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent import futures
-from typing import Protocol
+from typing import Any, Protocol
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.listening import check_address_is_free
-from ps_protocol.roles.identity import Address, HandshakeRequest, Identity, answer, parse_address
+from ps_protocol.roles.identity import (
+    Address,
+    HandshakeReply,
+    HandshakeRequest,
+    Identity,
+    SeenPlace,
+    TryCheckpointsRequest,
+    answer,
+    parse_address,
+)
+from ps_protocol.roles.request import RPCS, CallerRole
 from ps_protocol.rpc.admission import interceptors
 from ps_protocol.rpc.channel import server_options
 from ps_protocol.rpc.status import answering
 from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security.certificates import ServerCertificates
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole
-from ps_protocol.v1 import handshake_service_pb2 as pb
 from ps_protocol.wire import codec
-from ps_protocol.wire.codec import decode_message
 
 SERVICE = "ps_protocol.v1.HandshakeService"
 # A call holds a thread while it lasts, but for streams that events serve; `ShareMemory` is one that does, for each worker, and so does
@@ -114,24 +121,34 @@ def handshake_handler(identity: Identity, *, epoch: Callable[[], int], trial: Tr
     `trial`: None if the process has no place for checkpoints.
     """
 
-    def handshake(data: bytes, context: grpc.ServicerContext) -> pb.HandshakeResponse:
-        with answering(context, server_name=identity.name):
-            request = codec.decode(HandshakeRequest, decode_message(pb.HandshakeRequest, data))
-            reply: pb.HandshakeResponse = codec.encode(answer(request, identity=identity, epoch=epoch()))
-            return reply
+    def handshake(request: HandshakeRequest, context: grpc.ServicerContext) -> HandshakeReply:
+        return answer(request, identity=identity, epoch=epoch())
 
-    def try_checkpoints(data: bytes, context: grpc.ServicerContext) -> pb.TryCheckpointsResponse:
-        with answering(context, server_name=identity.name):
-            request = decode_message(pb.TryCheckpointsRequest, data)
-            if trial is None:
-                return pb.TryCheckpointsResponse()
-            return pb.TryCheckpointsResponse(place=trial.place, seen=trial.run(request.tag, is_last=request.is_last))
+    def try_checkpoints(request: TryCheckpointsRequest, context: grpc.ServicerContext) -> SeenPlace:
+        if trial is None:
+            return SeenPlace()
+        return SeenPlace(place=trial.place, seen=tuple(trial.run(request.tag, is_last=request.is_last)))
 
-    # Takes bytes, so that what is no message at all is refused by us, with a reason.
-    method: grpc.RpcMethodHandler[bytes, pb.HandshakeResponse] = grpc.unary_unary_rpc_method_handler(
-        handshake, response_serializer=pb.HandshakeResponse.SerializeToString
-    )
-    trying: grpc.RpcMethodHandler[bytes, pb.TryCheckpointsResponse] = grpc.unary_unary_rpc_method_handler(
-        try_checkpoints, response_serializer=pb.TryCheckpointsResponse.SerializeToString
-    )
-    return grpc.method_handlers_generic_handler(SERVICE, {"Handshake": method, "TryCheckpoints": trying})
+    methods = plain_methods({HandshakeRequest: handshake, TryCheckpointsRequest: try_checkpoints}, server_name=identity.name)
+    return grpc.method_handlers_generic_handler(SERVICE, methods)
+
+
+def plain_methods(
+    answers: Mapping[type, Callable[[Any, grpc.ServicerContext], Any]], *, server_name: str
+) -> "dict[str, grpc.RpcMethodHandler[bytes, bytes]]":
+    """Returns the handlers of RPCs with one message each way, by their names: each request is decoded, answered, and the answer encoded.
+
+    They take bytes, so that what is no message at all is refused by us, with a reason.
+    """
+
+    def method(request_type: type, answer: Callable[[Any, grpc.ServicerContext], Any]) -> "grpc.RpcMethodHandler[bytes, bytes]":
+        def serve(data: bytes, context: grpc.ServicerContext) -> bytes:
+            with answering(context, server_name=server_name):
+                found = answer(codec.decode_request(request_type, data), context)
+                packed: bytes = codec.encode_answer(request_type, found).SerializeToString()
+                return packed
+
+        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(serve)
+        return handler
+
+    return {RPCS[request_type].name: method(request_type, answer) for request_type, answer in answers.items()}

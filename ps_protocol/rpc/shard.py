@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import itertools
 import threading
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 
 import numpy as np
@@ -17,19 +17,18 @@ from ps_protocol.model.variables import Array
 from ps_protocol.process.memory import keep_freed_memory
 from ps_protocol.process.waiting import CallDeadlines, Progress
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
+from ps_protocol.roles.request import Answer, Request
 from ps_protocol.roles.shard import (
     MAX_STEP,
     MAX_WAIT_SLICE_S,
-    MetricCell,
     PushHeader,
     PushReply,
     ReadRequest,
     RowsRequest,
     ShardSpec,
-    ShardStatus,
 )
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
-from ps_protocol.rpc.client import Connection, not_understood, understanding
+from ps_protocol.rpc.client import Connection, not_understood
 from ps_protocol.rpc.client_stream import LongLivedStream, Stream, Streams
 from ps_protocol.rpc.payloads import Payloads, next_payload
 from ps_protocol.sockets.data_socket import DataSocket, Receive
@@ -274,14 +273,10 @@ class GrpcShard:
         """Returns the server's identity; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this shard."""
         return self._connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
 
-    def status(self) -> ShardStatus:
-        """Returns step, memory and counters."""
-        request = pb.GetShardStatusRequest()
-        answer = self._connection.unary(
-            "GetShardStatus", request, pb.GetShardStatusResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="its status"
-        )
-        with understanding(self._connection.target):
-            return codec.decode(ShardStatus, answer)
+    def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
+        """Asks by an RPC with one message each way, and returns the answer."""
+        limit_s = CONTROL_TIMEOUT_S + getattr(request, "max_wait_s", 0.0) if timeout_s is None else timeout_s
+        return self._connection.call(request, timeout_s=limit_s)
 
     def create_variables(self, spec: ShardSpec, values: Segments, *, timeout_s: float | None = None) -> bool:
         """Sends all variables with their initial values; False if they exist already."""
@@ -295,41 +290,26 @@ class GrpcShard:
         )
         return answer.created
 
-    def read_variables(
-        self,
-        into: Segments,
-        *,
-        epoch: int,
-        step: int | None,
-        layout_hash: str,
-        held_step: int | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
-        """Receives the variables of a step into the caller's memory; returns their step."""
+    def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
+        """Receives variables, or a slot, into the caller's memory; returns their step."""
         self._prepare(into.nbytes)
-        request = self._variables_request(epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step)
-        awaited = "the variables" if step is None else f"the variables of step {step}"
+        request = self._as_it_travels(request)
+        if request.slot:
+            awaited = f"slot {request.slot!r}"
+        else:
+            awaited = "the variables" if request.step is None else f"the variables of step {request.step}"
         writer = partial(self._variables_writer, request, into)
         return self._variables.read(request, writer, timeout_s=_limit(timeout_s), awaited=awaited)
 
-    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+    def expect(self, request: ReadRequest) -> None:
         """Asks for a step on a long-lived stream, which then leaves as soon as it is there."""
-        request = self._variables_request(epoch=epoch, step=step, layout_hash=layout_hash)
         with contextlib.suppress(PsError):  # what is wrong will be wrong when it is read, too
-            self._variables.expect(request, timeout_s=CONTROL_TIMEOUT_S)
+            self._variables.expect(self._as_it_travels(request), timeout_s=CONTROL_TIMEOUT_S)
 
     def know_layout(self, layout: Layout) -> None:
         """Lets variables of this layout travel in the encoding that this client was made with; before, and others, travel as they are."""
         if self._variables_encoding is not FloatEncoding.AS_IS:
             self._layouts[layout.hash] = layout
-
-    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
-        """Returns None: this transport copies."""
-        return None
-
-    def gradient_memory(self) -> Array | None:
-        """Returns None: this transport copies."""
-        return None
 
     def push_gradients(self, header: PushHeader, gradients: Segments, *, timeout_s: float | None = None) -> PushReply:
         """Sends one contribution; if it is dropped as stale, the answer may come before all is sent."""
@@ -375,8 +355,8 @@ class GrpcShard:
     ) -> int:
         """Receives rows of a table into the caller's memory while their indices are sent; returns their step."""
         wanted = np.ascontiguousarray(indices, np.dtype("<i8"))
-        header = pb.ReadRowsRequest(header=codec.encode_with(request, num_rows=wanted.size))
-
+        header = pb.ReadRowsRequest(header=codec.encode(request))
+        header.header.num_rows = wanted.size
         sent, is_over = encode_stream(header, Segments([wanted.reshape(-1).view(np.uint8)])), threading.Event()
 
         def receive(messages: Iterator[bytes]) -> int:
@@ -398,25 +378,6 @@ class GrpcShard:
         finally:
             is_over.set()
 
-    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
-        """Returns what workers have reported, by name and worker."""
-        request = pb.ReadMetricsRequest(epoch=epoch)
-        answer = self._connection.unary("ReadMetrics", request, pb.ReadMetricsResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="the metrics")
-        with understanding(self._connection.target):
-            return codec.decode_each(MetricCell, answer.cells, field="cells")
-
-    def keep_story(self, story: bytes) -> bytes:
-        """Has the server keep what a chief's page shows of the past, unless it is empty; returns what it kept before."""
-        request = pb.KeepStoryRequest(story=story)
-        answer = self._connection.unary("KeepStory", request, pb.KeepStoryResponse, timeout_s=CONTROL_TIMEOUT_S, awaited="the page's past")
-        kept: bytes = answer.story
-        return kept
-
-    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Receives one slot of all variables into the caller's memory; returns its step."""
-        request = ReadRequest(epoch=epoch, step=None, layout_hash=layout_hash, slot=name)
-        return self._variables.read(request, into.writer, timeout_s=_limit(timeout_s), awaited=f"slot {name!r}")
-
     def close(self) -> None:
         """Closes the connection; calls under way end with Cancelled. The server continues. Idempotent."""
         self._pushes.close()
@@ -434,9 +395,11 @@ class GrpcShard:
             data_socket.send(payload.number, gradients.nbytes, chunks)
         return use.stream.receive()
 
-    def _variables_request(self, *, epoch: int, step: int | None, layout_hash: str, held_step: int | None = None) -> ReadRequest:
-        encoding = self._variables_encoding if layout_hash in self._layouts else FloatEncoding.AS_IS
-        return ReadRequest(epoch=epoch, step=step, layout_hash=layout_hash, encoding=encoding, held_step=held_step)
+    def _as_it_travels(self, request: ReadRequest) -> ReadRequest:
+        """Returns a request for variables in the encoding of this client, if they can be; slots travel as they are."""
+        if request.slot or request.layout_hash not in self._layouts:
+            return request
+        return dataclasses.replace(request, encoding=self._variables_encoding)
 
     def _variables_writer(self, request: ReadRequest, into: Segments) -> FrameWriter:
         if request.encoding is FloatEncoding.AS_IS:

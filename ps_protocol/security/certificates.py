@@ -12,8 +12,8 @@ from urllib.parse import quote, unquote, urlsplit
 import grpc
 
 from ps_protocol.errors import InvalidSpec, PermissionDenied
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole
 
 log = logging.getLogger("lockstep.rpc")
 

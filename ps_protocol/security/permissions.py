@@ -1,60 +1,34 @@
-"""Which role may call which method: one table over all RPCs. Knows no token, no certificate and no wire."""
+"""Which role may call which method: what requests declare of themselves, and a table of the rest. Knows no token and no certificate."""
 
-import enum
 from collections.abc import Iterable, Mapping
 
 from ps_protocol.errors import PermissionDenied
 
+# Read for what they declare.
+from ps_protocol.roles import accumulators, chief, identity, shard  # noqa: F401
+from ps_protocol.roles.request import EVERYBODY, READERS, RPCS, WORKER, CallerRole
+
 _PACKAGE = "ps_protocol.v1"
 HEALTH = "grpc.health.v1.Health"
-
-
-class CallerRole(enum.Enum):
-    """The role of a caller, by its token or certificate. The value is the word in token files and certificates."""
-
-    CHIEF = "chief"
-    WORKER = "worker"
-    OBSERVER = "observer"
-    ADMIN = "admin"
-    PS = "ps"
-
-
-_CHIEF = frozenset({CallerRole.CHIEF})
-_WORKER = frozenset({CallerRole.WORKER})
-# Roles that look at a model, and roles that take part: a worker may do everything that an observer may.
-_READERS = frozenset({CallerRole.WORKER, CallerRole.OBSERVER, CallerRole.ADMIN})
-_OPERATORS = frozenset({CallerRole.WORKER, CallerRole.ADMIN})
-_EVERYBODY = frozenset(CallerRole)
 
 
 def _rows(service: str, roles: frozenset[CallerRole], methods: str) -> dict[str, frozenset[CallerRole]]:
     return {f"/{_PACKAGE}.{service}/{method}": roles for method in methods.split()}
 
 
-# Every RPC has a row; a method without one is refused to every caller.
+# Every RPC has a row; a method without one is refused to every caller. What changes a shard's model as a whole is the chief's. Observers
+# are participants, too: they have a lease, so that the processes stay until they have read.
 ALLOWED: Mapping[str, frozenset[CallerRole]] = {
-    **_rows("HandshakeService", _EVERYBODY, "Handshake"),
-    **_rows("HandshakeService", frozenset({CallerRole.ADMIN}), "TryCheckpoints"),
-    # What changes a shard's model as a whole is the chief's.
-    **_rows("ParameterService", _CHIEF, "AdoptShard Command"),
-    **_rows("ParameterService", _CHIEF, "KeepRecord KeepStory SaveShard RestoreShard"),
-    **_rows("ParameterService", _WORKER, "CreateVariables Push ShareMemory"),
-    **_rows("ParameterService", _READERS, "Read OpenDataSocket ReadRows"),
-    # The chief shows what workers have reported.
-    **_rows("ParameterService", _READERS | _CHIEF, "ReadMetrics"),
-    **_rows("ParameterService", _EVERYBODY, "GetShardStatus"),
-    **_rows("ParameterService", _CHIEF | {CallerRole.ADMIN}, "ShutdownShard"),
-    **_rows("AccumulatorService", _WORKER, "CreateAccumulator ApplyGradient TakeGradient SetAccumulatorStep DeleteAccumulator"),
-    **_rows("AccumulatorService", _READERS, "GetAccumulator"),
-    **_rows("BoardService", _WORKER, "PostOnBoard"),
-    **_rows("BoardService", _READERS, "ReadBoard"),
-    # Observers are participants, too: they have a lease, so that the processes stay until they have read.
-    **_rows("ChiefService", _READERS, "RegisterWorker Heartbeat DeregisterWorker GetModel"),
-    **_rows("ChiefService", _WORKER, "RegisterModel CompleteInitialization Converse LeaseRanges"),
-    **_rows("ChiefService", _OPERATORS, "ChangeSettings SaveCheckpoint FinishTraining"),
-    **_rows("ChiefService", _EVERYBODY, "GetClusterStatus"),
+    **{rpc.path: rpc.callers for rpc in RPCS.values()},
+    **_rows("ParameterService", WORKER, "CreateVariables Push ShareMemory"),
+    **_rows("ParameterService", READERS, "Read ReadRows"),
+    **_rows("AccumulatorService", WORKER, "CreateAccumulator ApplyGradient TakeGradient SetAccumulatorStep DeleteAccumulator"),
+    **_rows("AccumulatorService", READERS, "GetAccumulator"),
+    **_rows("BoardService", WORKER, "PostOnBoard"),
+    **_rows("BoardService", READERS, "ReadBoard"),
+    **_rows("ChiefService", EVERYBODY, "GetClusterStatus"),
     # As long as the caller likes: not for strangers, as the question for the health is.
-    f"/{HEALTH}/Watch": _EVERYBODY,
+    f"/{HEALTH}/Watch": EVERYBODY,
 }
 
 # Says only whether the process is alive; its callers, kubelet and load balancers, have no token.

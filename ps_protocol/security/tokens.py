@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from ps_protocol.errors import InvalidSpec, Unauthenticated
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.options import check_token
-from ps_protocol.security.permissions import CallerRole
 
 log = logging.getLogger("lockstep.rpc")
 

@@ -13,7 +13,8 @@ from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.identity import HandshakeReply
-from ps_protocol.roles.shard import MAX_STEP, MetricCell, PushHeader, PushReply, RowsRequest, ShardSpec, ShardStatus
+from ps_protocol.roles.request import Answer, Request
+from ps_protocol.roles.shard import MAX_STEP, PushHeader, PushReply, ReadRequest, RowsRequest, ShardSpec
 from ps_protocol.rpc.client import CancellingOnInterrupt, Connection, translating
 from ps_protocol.rpc.shard import CONTROL_TIMEOUT_S, GrpcShard
 from ps_protocol.shared_memory import segment as memory_segments
@@ -63,11 +64,11 @@ class SharedVariables:
                     return arena
         return None
 
-    def copy(self, into: Segments, *, epoch: int, step: int | None, layout_hash: str, held_step: int | None) -> int | None:
+    def copy(self, request: ReadRequest, into: Segments) -> int | None:
         """Copies a step (None: the latest) unless it is the held one, and returns it; None as `view` does, or if it is overtaken."""
-        words = self._words
+        words, step = self._words, request.step
         for _ in range(_MAX_TRIES):
-            if words[at.EPOCH] != epoch or layout_hash != self._layout_hash or into.nbytes != self._arenas[0].nbytes:
+            if words[at.EPOCH] != request.epoch or request.layout_hash != self._layout_hash or into.nbytes != self._arenas[0].nbytes:
                 return None
             # The version first: if it stays the same, so did what is read after it.
             states = [(words[position + at.VERSION], words[position + at.STEP], number) for number, position in enumerate(at.ARENA_AT)]
@@ -76,7 +77,7 @@ class SharedVariables:
             if not found:
                 return None
             version, found_step, number = max(found, key=lambda state: state[1])
-            if found_step == held_step:
+            if found_step == request.held_step:
                 return found_step
             is_torn_allowed = words[at.MODE] == PushMode.BY_CALL
             with self._fence:
@@ -290,30 +291,25 @@ class SharedMemoryShard:
         """The address of the server."""
         return self._shard.address
 
-    def read_variables(
-        self,
-        into: Segments,
-        *,
-        epoch: int,
-        step: int | None,
-        layout_hash: str,
-        held_step: int | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
+    def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
+        """Asks the server, and returns the answer."""
+        return self._shard.call(request, timeout_s=timeout_s)
+
+    def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
         """Copies the variables of a step into the caller's memory; returns their step."""
-        if self._link.is_open:
-            found = self._variables.copy(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step)
+        if self._link.is_open and not request.slot:
+            found = self._variables.copy(request, into)
             if found is not None:
                 return found
-        return self._shard.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
+        return self._shard.read(request, into, timeout_s=timeout_s)
 
-    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+    def expect(self, request: ReadRequest) -> None:
         """Does nothing while memory is shared: the variables are where they will be read."""
         if not self._link.is_open:
-            self._shard.expect_variables(epoch=epoch, step=step, layout_hash=layout_hash)
+            self._shard.expect(request)
 
     def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
-        """Returns the server's own arena of a step, read-only; None once memory is not shared any more."""
+        """Returns the server's own arena of a step, read-only; None once memory is not shared any more. See SharingShard."""
         for _ in range(_MAX_LOOKS):
             if not self._link.is_open:
                 return None
@@ -321,7 +317,7 @@ class SharedMemoryShard:
             if found is not None:
                 return found
             # It says why there is none; and if it says nothing, the step has come meanwhile.
-            self._shard.read_variables(Segments(()), epoch=epoch, step=step, layout_hash=layout_hash, held_step=step)
+            self._shard.read(ReadRequest(epoch=epoch, step=step, layout_hash=layout_hash, held_step=step), Segments(()))
         log.warning("%s: it reports step %d, and its memory does not have it; its memory is not used", self._link.target, step)
         self._link.close()
         return None
@@ -377,18 +373,6 @@ class SharedMemoryShard:
     ) -> int:
         """Receives rows of a table into the caller's memory; returns their step."""
         return self._shard.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile)
-
-    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
-        """Returns what workers have reported, by name and worker."""
-        return self._shard.read_metrics(epoch=epoch)
-
-    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Receives one slot of all variables into the caller's memory; returns its step."""
-        return self._shard.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s)
-
-    def status(self) -> ShardStatus:
-        """Returns step, memory and counters."""
-        return self._shard.status()
 
     def handshake(self, timeout_s: float = CONTROL_TIMEOUT_S) -> HandshakeReply:
         """Returns the server's identity; see GrpcShard."""

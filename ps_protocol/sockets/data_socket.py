@@ -13,8 +13,8 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 from ps_protocol.errors import Unavailable
-from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.roles.identity import Address, parse_address
+from ps_protocol.roles.shard import Invitation
 
 NONCE_BYTES = 16
 # What the path of a server's Unix socket for data has, after that of its own.
@@ -32,18 +32,6 @@ _WITHDRAWN = 0
 _MOST_AT_ONCE, _AT_ONCE_S = 64 << 20, 0.1
 # Fills some memory with what comes within a moment, and returns the number of bytes.
 Receive = Callable[[memoryview], int]
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Invitation:
-    """The address to connect to, and the secret to send first. `path` is that of a Unix socket; empty: the server's host, at `port`.
-
-    A caller believes neither host nor path: it connects to the address that it calls the server by, and the port or suffix of its data.
-    """
-
-    nonce: bytes
-    port: int = 0
-    path: str = ""
 
 
 class DataSocket:

@@ -14,7 +14,8 @@ from ps_protocol.errors import InvalidSpec, LimitExceeded, MalformedMessage, Una
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.listening import num_descriptors, why_not
 from ps_protocol.roles.identity import MAX_UNIX_PATH_BYTES, Address
-from ps_protocol.sockets.data_socket import NONCE_BYTES, SUFFIX, WELCOME, DataSocket, Invitation
+from ps_protocol.roles.shard import Invitation
+from ps_protocol.sockets.data_socket import NONCE_BYTES, SUFFIX, WELCOME, DataSocket
 
 log = logging.getLogger("lockstep.server")
 

@@ -8,17 +8,17 @@ from collections.abc import Callable, Iterable
 from dataclasses import replace
 from typing import Any, TypeVar
 
-from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import DecodeError, Message
 
 from ps_protocol.errors import MalformedMessage
 from ps_protocol.roles import shard
 from ps_protocol.roles.checkpoint import ChiefRecord
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
+from ps_protocol.roles.request import Answer, Request
 from ps_protocol.v1 import chief_service_pb2, parameter_service_pb2
 from ps_protocol.wire import fields, special
-from ps_protocol.wire.coders import MESSAGE, READ, WRITE
-from ps_protocol.wire.fields import decode_max_wait, encode_duration, require, write_max_wait
+from ps_protocol.wire.coders import ANSWERS, MESSAGE, READ, WRITE
+from ps_protocol.wire.fields import decode_max_wait, require, write_max_wait
 
 Value = TypeVar("Value")
 AnyMessage = TypeVar("AnyMessage", bound=Message)
@@ -44,23 +44,6 @@ def pack(value: Any) -> bytes:
     return packed
 
 
-def encode_with(value: Any, **filled: Any) -> Any:
-    """Returns the message of a value, with the fields that the value does not have; None leaves one out."""
-    message = encode(value)
-    message.MergeFrom(type(message)(**filled))
-    return message
-
-
-def encode_each(values: Iterable[Any]) -> list[Any]:
-    """Returns the messages of values, for a repeated field."""
-    return [encode(value) for value in values]
-
-
-def encode_some(value: Any) -> Any:
-    """Returns the message of a value; None stays out of a message."""
-    return None if value is None else encode(value)
-
-
 def decode(value_type: type[Value], message: Message) -> Value:
     """Returns the value of a message, checked."""
     value: Value = READ[value_type](message)
@@ -78,9 +61,34 @@ def decode_field(value_type: type[Value], message: Message, field: str) -> Value
     return decode(value_type, getattr(message, field))
 
 
-def decode_some(value_type: type[Value], message: Message, field: str) -> Value | None:
-    """Returns the value of a field; None if it was left out."""
-    return decode(value_type, getattr(message, field)) if message.HasField(field) else None
+def encode_answer(request_type: type, answer: Any) -> Any:
+    """Returns the message of the answer to a request."""
+    message_type, write_it, _ = ANSWERS[request_type]
+    message = message_type()
+    write_it(answer, message)
+    return message
+
+
+def write_answer(request_type: type, answer: Any, message: Any) -> None:
+    """Encodes the answer to a request into a message that is empty, as a field of another is, and is there afterwards."""
+    message.SetInParent()
+    ANSWERS[request_type][1](answer, message)
+
+
+def decode_answer(request: Request[Answer], message: Message) -> Answer:
+    """Returns the answer to a request that a message is, checked."""
+    answer: Answer = ANSWERS[type(request)][2](message)
+    return answer
+
+
+def decode_request(request_type: type, data: bytes) -> Any:
+    """Returns the request that bytes are, checked."""
+    return READ[request_type](decode_message(MESSAGE[request_type], data))
+
+
+def answer_message(request: Request[Any]) -> Any:
+    """Returns the type of the message that answers a request."""
+    return ANSWERS[type(request)][0]
 
 
 def decode_message(message_type: type[AnyMessage], data: bytes) -> AnyMessage:
@@ -89,16 +97,6 @@ def decode_message(message_type: type[AnyMessage], data: bytes) -> AnyMessage:
         return message_type.FromString(data)
     except DecodeError:
         raise MalformedMessage(f"{len(data)} bytes are not a {message_type.DESCRIPTOR.name}; use the same .proto on both sides") from None
-
-
-def decode_short_wait(message: Any) -> float:
-    """Returns how many seconds a call of a parameter server may wait: none if the field was left out, and never more than 20."""
-    return decode_max_wait(message.max_wait)
-
-
-def some_wait(max_wait_s: float) -> Duration | None:
-    """Encodes how long a call of a parameter server may wait; none stays out of the message."""
-    return encode_duration(max_wait_s) if max_wait_s else None
 
 
 def pack_read_request(
@@ -118,7 +116,7 @@ def unpack_read_request(data: bytes) -> tuple[shard.ReadRequest, float, paramete
     """Returns the checked request that bytes are, the seconds that its step may be waited for (at most 20), and the data socket to use."""
     message = decode_message(parameter_service_pb2.ReadRequest, data)
     payload = message.payload if message.HasField("payload") else None
-    max_wait_s = decode_short_wait(message) if message.HasField("max_wait") else 0.0
+    max_wait_s = decode_max_wait(message.max_wait) if message.HasField("max_wait") else 0.0
     return decode(shard.ReadRequest, message), max_wait_s, payload
 
 

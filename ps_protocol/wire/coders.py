@@ -17,8 +17,8 @@ from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, Checkpoi
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
-from ps_protocol.roles.identity import HandshakeReply, HandshakeRequest, Identity, ProtocolVersion, Role
-from ps_protocol.roles.shard import Adoption, AppliedPush, ApplyReply, ApplyRequest, CheckpointFile, Metric, MetricCell, PushHeader, PushReply, PushResult, ReadRequest, ReplicaState, RestoreProgress, RestoreRequest, RowsRequest, SaveProgress, SaveRequest, SaveState, ShardReport, ShardSettings, ShardSpec, ShardStatus, SparsePart, WorkerPushes
+from ps_protocol.roles.identity import HandshakeReply, HandshakeRequest, Identity, ProtocolVersion, Role, SeenPlace, TryCheckpointsRequest
+from ps_protocol.roles.shard import AdoptRequest, Adoption, AppliedPush, ApplyReply, ApplyRequest, CheckpointFile, DataSocketRequest, Invitation, KeepRecordRequest, KeepStoryRequest, Metric, MetricCell, PrepareRequest, PushHeader, PushReply, PushResult, ReadMetricsRequest, ReadRequest, ReplicaState, RestoreProgress, RestoreRequest, RowsRequest, SaveProgress, SaveRequest, SaveState, ShardReport, ShardSettings, ShardSpec, ShardStatus, ShardStatusRequest, ShutdownRequest, SparsePart, WorkerPushes
 from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, history_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import fields, special
 from typing import Any
@@ -47,23 +47,14 @@ _FloatEncoding_NUMBERS: dict[Any, Any] = {FloatEncoding.AS_IS: 0, FloatEncoding.
 _PushResult_NUMBERS: dict[Any, Any] = {PushResult.STAGED: 1, PushResult.STALE: 2, PushResult.DUPLICATE: 3, PushResult.APPLIED: 4}
 _PushResult_MEMBERS: dict[Any, Any] = {1: PushResult.STAGED, 2: PushResult.STALE, 3: PushResult.DUPLICATE, 4: PushResult.APPLIED}
 _ApplyRequest_attached = fields.default_of(ApplyRequest, "attached")
+_AdoptRequest_replica = fields.default_of(AdoptRequest, "replica")
 _SaveState_NUMBERS: dict[Any, Any] = {SaveState.WRITING: 1, SaveState.DONE: 2, SaveState.FAILED: 3}
 _SaveState_MEMBERS: dict[Any, Any] = {1: SaveState.WRITING, 2: SaveState.DONE, 3: SaveState.FAILED}
 _ParticipantKind_NUMBERS: dict[Any, Any] = {ParticipantKind.WORKER: 1, ParticipantKind.OBSERVER: 2}
 _ParticipantKind_MEMBERS: dict[Any, Any] = {1: ParticipantKind.WORKER, 2: ParticipantKind.OBSERVER}
-_ModelState_NUMBERS: dict[Any, Any] = {ModelState.ABSENT: 1, ModelState.INITIALIZE: 2, ModelState.WAIT: 3, ModelState.READY: 4}
-_ModelReply_policy = fields.default_of(ModelReply, "policy")
-_ModelReply_attached = fields.default_of(ModelReply, "attached")
-_ModelState_MEMBERS: dict[Any, Any] = {1: ModelState.ABSENT, 2: ModelState.INITIALIZE, 3: ModelState.WAIT, 4: ModelState.READY}
 _PushCommit_attached = fields.default_of(PushCommit, "attached")
 _PushOutcome_NUMBERS: dict[Any, Any] = {PushOutcome.ACCEPTED: 1, PushOutcome.STALE: 2, PushOutcome.DUPLICATE: 3, PushOutcome.LATE: 4, PushOutcome.ROLLED_BACK: 5}
 _PushOutcome_MEMBERS: dict[Any, Any] = {1: PushOutcome.ACCEPTED, 2: PushOutcome.STALE, 3: PushOutcome.DUPLICATE, 4: PushOutcome.LATE, 5: PushOutcome.ROLLED_BACK}
-_TokenResult_NUMBERS: dict[Any, Any] = {TokenResult.TOKEN: 1, TokenResult.WAIT: 2, TokenResult.FINISHED: 3}
-_End_NUMBERS: dict[Any, Any] = {End.NOT_YET: 0, End.FINISHED: 1, End.INTERRUPTED: 2}
-_TokenResult_MEMBERS: dict[Any, Any] = {1: TokenResult.TOKEN, 2: TokenResult.WAIT, 3: TokenResult.FINISHED}
-_End_MEMBERS: dict[Any, Any] = {0: End.NOT_YET, 1: End.FINISHED, 2: End.INTERRUPTED}
-_LeaseResult_NUMBERS: dict[Any, Any] = {LeaseResult.GRANTED: 1, LeaseResult.WAIT: 2, LeaseResult.EXHAUSTED: 3}
-_LeaseResult_MEMBERS: dict[Any, Any] = {1: LeaseResult.GRANTED, 2: LeaseResult.WAIT, 3: LeaseResult.EXHAUSTED}
 _HyperparameterChange_hyperparameters = fields.default_of(HyperparameterChange, "hyperparameters")
 _ClusterState_NUMBERS: dict[Any, Any] = {ClusterState.CONNECTING: 1, ClusterState.WAITING_FOR_MODEL: 2, ClusterState.TRAINING: 3, ClusterState.FINISHED: 4, ClusterState.FAILED: 5, ClusterState.RECOVERING: 6}
 _ClusterState_MEMBERS: dict[Any, Any] = {1: ClusterState.CONNECTING, 2: ClusterState.WAITING_FOR_MODEL, 3: ClusterState.TRAINING, 4: ClusterState.FINISHED, 5: ClusterState.FAILED, 6: ClusterState.RECOVERING}
@@ -75,6 +66,17 @@ _Role_MEMBERS: dict[Any, Any] = {1: Role.PARAMETER_SERVER, 2: Role.CHIEF}
 _Reduction_NUMBERS: dict[Any, Any] = {Reduction.MEAN: 1, Reduction.SUM: 2}
 _Reduction_MEMBERS: dict[Any, Any] = {1: Reduction.MEAN, 2: Reduction.SUM}
 _PostHeader_keeps_from = fields.default_of(PostHeader, "keeps_from")
+_ShardStatusRequest_fence = fields.default_of(ShardStatusRequest, "fence")
+_ModelState_NUMBERS: dict[Any, Any] = {ModelState.ABSENT: 1, ModelState.INITIALIZE: 2, ModelState.WAIT: 3, ModelState.READY: 4}
+_ModelReply_policy = fields.default_of(ModelReply, "policy")
+_ModelReply_attached = fields.default_of(ModelReply, "attached")
+_ModelState_MEMBERS: dict[Any, Any] = {1: ModelState.ABSENT, 2: ModelState.INITIALIZE, 3: ModelState.WAIT, 4: ModelState.READY}
+_TokenResult_NUMBERS: dict[Any, Any] = {TokenResult.TOKEN: 1, TokenResult.WAIT: 2, TokenResult.FINISHED: 3}
+_End_NUMBERS: dict[Any, Any] = {End.NOT_YET: 0, End.FINISHED: 1, End.INTERRUPTED: 2}
+_TokenResult_MEMBERS: dict[Any, Any] = {1: TokenResult.TOKEN, 2: TokenResult.WAIT, 3: TokenResult.FINISHED}
+_End_MEMBERS: dict[Any, Any] = {0: End.NOT_YET, 1: End.FINISHED, 2: End.INTERRUPTED}
+_LeaseResult_NUMBERS: dict[Any, Any] = {LeaseResult.GRANTED: 1, LeaseResult.WAIT: 2, LeaseResult.EXHAUSTED: 3}
+_LeaseResult_MEMBERS: dict[Any, Any] = {1: LeaseResult.GRANTED, 2: LeaseResult.WAIT, 3: LeaseResult.EXHAUSTED}
 
 
 def write_VariableSpec(value: VariableSpec, message: Any) -> None:
@@ -628,30 +630,6 @@ def read_ShardSpec(message: Any) -> ShardSpec:
     return special.read_shard_spec(message, READ)
 
 
-def write_ShardSettings(value: ShardSettings, message: Any) -> None:
-    write_Fence(value.fence, message.fence)
-    message.version = value.version
-    message.accepts_stale = value.accepts_stale
-    message.applies_on_arrival = value.applies_on_arrival
-    if one := value.optimizers:
-        for item in one:
-            element = message.optimizers.add()
-            write_OptimizerSpec(item[0], element.original)
-            write_OptimizerSpec(item[1], element.current)
-    message.rejects_nonfinite = value.rejects_nonfinite
-
-
-def read_ShardSettings(message: Any) -> ShardSettings:
-    return ShardSettings(
-        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
-        version=message.version,
-        accepts_stale=message.accepts_stale,
-        applies_on_arrival=message.applies_on_arrival,
-        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
-        rejects_nonfinite=message.rejects_nonfinite,
-    )
-
-
 def write_ApplyRequest(value: ApplyRequest, message: Any) -> None:
     write_Fence(value.fence, message.fence)
     message.step = value.step
@@ -691,26 +669,11 @@ def read_ApplyRequest(message: Any) -> ApplyRequest:
     ))
 
 
-def write_ApplyReply(value: ApplyReply, message: Any) -> None:
-    message.step = value.step
-    message.repeated_request = value.repeated_request
-    if one := value.checksums:
-        message.checksums.extend(one)
-
-
-def read_ApplyReply(message: Any) -> ApplyReply:
-    return ApplyReply(
-        step=message.step,
-        repeated_request=message.repeated_request,
-        checksums=tuple(message.checksums),
-    )
-
-
 def write_ReadRequest(value: ReadRequest, message: Any) -> None:
     message.epoch = value.epoch
+    message.layout_hash = value.layout_hash
     if (one := value.step) is not None:
         message.step = one
-    message.layout_hash = value.layout_hash
     message.encoding = _FloatEncoding_NUMBERS[value.encoding]
     if (one := value.held_step) is not None:
         message.held_step = one
@@ -720,8 +683,8 @@ def write_ReadRequest(value: ReadRequest, message: Any) -> None:
 def read_ReadRequest(message: Any) -> ReadRequest:
     return ReadRequest(
         epoch=message.epoch,
-        step=message.step if message.HasField("step") else None,
         layout_hash=message.layout_hash,
+        step=message.step if message.HasField("step") else None,
         encoding=special.read_encoding_for_variables(message, READ),
         held_step=message.held_step if message.HasField("held_step") else None,
         slot=message.slot,
@@ -819,6 +782,7 @@ def write_ShardStatus(value: ShardStatus, message: Any) -> None:
 
 
 def read_ShardStatus(message: Any) -> ShardStatus:
+    special.check_status(message)
     return ShardStatus(
         shard=message.shard,
         process_incarnation=message.process_incarnation,
@@ -832,6 +796,33 @@ def read_ShardStatus(message: Any) -> ShardStatus:
         slots=tuple(message.slots),
         damage=message.damage,
     )
+
+
+def write_AdoptRequest(value: AdoptRequest, message: Any) -> None:
+    write_Fence(value.fence, message.fence)
+    message.chief_address = value.chief_address
+    if one := value.session_keys:
+        message.session_keys.extend(one)
+    if (one := value.replica) is not _AdoptRequest_replica and one != _AdoptRequest_replica:
+        write_ReplicaState(one, message.replica)
+
+
+def read_AdoptRequest(message: Any) -> AdoptRequest:
+    special.check_adoption(message)
+    return AdoptRequest(
+        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
+        chief_address=message.chief_address,
+        session_keys=tuple(message.session_keys),
+        replica=read_ReplicaState(message.replica) if message.HasField("replica") else _AdoptRequest_replica,
+    )
+
+
+def write_PrepareRequest(value: PrepareRequest, message: Any) -> None:
+    special.write_prepare(value, message, WRITE)
+
+
+def read_PrepareRequest(message: Any) -> PrepareRequest:
+    return special.read_prepare(message, READ)
 
 
 def write_AppliedPush(value: AppliedPush, message: Any) -> None:
@@ -901,6 +892,8 @@ def write_SaveRequest(value: SaveRequest, message: Any) -> None:
     message.tag = value.tag
     if (one := value.num_shards) != 1:
         message.num_shards = one
+    if (one := value.max_wait_s) != 0.0:
+        fields.write_max_wait(one, message.max_wait)
 
 
 def read_SaveRequest(message: Any) -> SaveRequest:
@@ -910,6 +903,7 @@ def read_SaveRequest(message: Any) -> SaveRequest:
         step=message.step,
         tag=message.tag,
         num_shards=message.num_shards if message.HasField("num_shards") else 1,
+        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 0.0,
     )
 
 
@@ -955,6 +949,8 @@ def write_RestoreRequest(value: RestoreRequest, message: Any) -> None:
     message.manifest_sha256 = value.manifest_sha256
     write_ShardSettings(value.settings, message.settings)
     message.replica_version = value.replica_version
+    if (one := value.max_wait_s) != 0.0:
+        fields.write_max_wait(one, message.max_wait)
 
 
 def read_RestoreRequest(message: Any) -> RestoreRequest:
@@ -966,6 +962,7 @@ def read_RestoreRequest(message: Any) -> RestoreRequest:
         manifest_sha256=message.manifest_sha256,
         settings=read_ShardSettings(message.settings) if message.HasField("settings") else fields.missing(message, "settings"),
         replica_version=message.replica_version,
+        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 0.0,
     )
 
 
@@ -980,20 +977,6 @@ def read_ReplicaState(message: Any) -> ReplicaState:
         version=message.version,
         is_alone=message.is_alone,
         forgets=message.forgets,
-    )
-
-
-def write_RestoreProgress(value: RestoreProgress, message: Any) -> None:
-    message.is_done = value.is_done
-    message.num_bytes_read = value.num_bytes_read
-    message.num_bytes = value.num_bytes
-
-
-def read_RestoreProgress(message: Any) -> RestoreProgress:
-    return RestoreProgress(
-        is_done=message.is_done,
-        num_bytes_read=message.num_bytes_read,
-        num_bytes=message.num_bytes,
     )
 
 
@@ -1073,139 +1056,6 @@ def read_WorkerTraffic(message: Any) -> WorkerTraffic:
     )
 
 
-def write_HeartbeatRequest(value: HeartbeatRequest, message: Any) -> None:
-    write_Participant(value.participant, message.participant)
-    if one := value.transports:
-        message.transports.extend(one)
-    if (one := value.traffic) is not None:
-        write_WorkerTraffic(one, message.traffic)
-
-
-def read_HeartbeatRequest(message: Any) -> HeartbeatRequest:
-    return HeartbeatRequest(
-        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
-        transports=tuple(message.transports),
-        traffic=read_WorkerTraffic(message.traffic) if message.HasField("traffic") else None,
-    )
-
-
-def write_DeregisterRequest(value: DeregisterRequest, message: Any) -> None:
-    write_Participant(value.participant, message.participant)
-    message.failure = value.failure
-
-
-def read_DeregisterRequest(message: Any) -> DeregisterRequest:
-    return DeregisterRequest(
-        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
-        failure=message.failure,
-    )
-
-
-def write_RegisterModelRequest(value: RegisterModelRequest, message: Any) -> None:
-    write_Participant(value.participant, message.participant)
-    message.model.SetInParent()
-    write_ModelSpec(value.model, message.model)
-    if (one := value.max_wait_s) != 20.0:
-        fields.write_max_wait(one, message.max_wait)
-    message.joins_only = value.joins_only
-
-
-def read_RegisterModelRequest(message: Any) -> RegisterModelRequest:
-    return RegisterModelRequest(
-        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
-        model=read_ModelSpec(message.model) if message.HasField("model") else fields.missing(message, "model"),
-        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
-        joins_only=message.joins_only,
-    )
-
-
-def write_CompleteInitializationRequest(value: CompleteInitializationRequest, message: Any) -> None:
-    write_Participant(value.participant, message.participant)
-    message.attempt = value.attempt
-
-
-def read_CompleteInitializationRequest(message: Any) -> CompleteInitializationRequest:
-    return CompleteInitializationRequest(
-        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
-        attempt=message.attempt,
-    )
-
-
-def write_GetModelRequest(value: GetModelRequest, message: Any) -> None:
-    if (one := value.max_wait_s) != 20.0:
-        fields.write_max_wait(one, message.max_wait)
-
-
-def read_GetModelRequest(message: Any) -> GetModelRequest:
-    return GetModelRequest(
-        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
-    )
-
-
-def write_CommitPushRequest(value: CommitPushRequest, message: Any) -> None:
-    write_Participant(value.participant, message.participant)
-    write_PushCommit(value.commit, message.commit)
-
-
-def read_CommitPushRequest(message: Any) -> CommitPushRequest:
-    return CommitPushRequest(
-        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
-        commit=read_PushCommit(message.commit) if message.HasField("commit") else fields.missing(message, "commit"),
-    )
-
-
-def write_DequeueTokenRequest(value: DequeueTokenRequest, message: Any) -> None:
-    write_Participant(value.participant, message.participant)
-    message.local_step = value.local_step
-    message.request_id = value.request_id
-    if (one := value.max_wait_s) != 20.0:
-        fields.write_max_wait(one, message.max_wait)
-    if (one := value.commit) is not None:
-        write_PushCommit(one, message.commit)
-
-
-def read_DequeueTokenRequest(message: Any) -> DequeueTokenRequest:
-    return DequeueTokenRequest(
-        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
-        local_step=message.local_step,
-        request_id=message.request_id,
-        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
-        commit=read_PushCommit(message.commit) if message.HasField("commit") else None,
-    )
-
-
-def write_ChangeSettingsRequest(value: ChangeSettingsRequest, message: Any) -> None:
-    message.request_id = value.request_id
-    if (one := value.max_wait_s) != 20.0:
-        fields.write_max_wait(one, message.max_wait)
-    if (one := value.policy) is not None:
-        write_PolicySpec(one, message.policy)
-    if (one := value.hyperparameters) is not None:
-        write_HyperparameterChange(one, message.hyperparameters)
-
-
-def read_ChangeSettingsRequest(message: Any) -> ChangeSettingsRequest:
-    return ChangeSettingsRequest(
-        request_id=message.request_id,
-        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
-        policy=read_PolicySpec(message.policy) if message.HasField("policy") else None,
-        hyperparameters=read_HyperparameterChange(message.hyperparameters) if message.HasField("hyperparameters") else None,
-    )
-
-
-def write_SaveCheckpointRequest(value: SaveCheckpointRequest, message: Any) -> None:
-    message.request_id = value.request_id
-    if (one := value.max_wait_s) != 20.0:
-        fields.write_max_wait(one, message.max_wait)
-
-
-def read_SaveCheckpointRequest(message: Any) -> SaveCheckpointRequest:
-    return SaveCheckpointRequest(
-        request_id=message.request_id,
-        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
-    )
-
-
 def write_LeaseRangesRequest(value: LeaseRangesRequest, message: Any) -> None:
     write_Participant(value.participant, message.participant)
     write_DataSpec(value.data, message.data)
@@ -1226,18 +1076,6 @@ def read_LeaseRangesRequest(message: Any) -> LeaseRangesRequest:
         request_id=message.request_id,
         max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
         held=tuple(message.held),
-    )
-
-
-def write_FinishTrainingRequest(value: FinishTrainingRequest, message: Any) -> None:
-    message.reason = value.reason
-    message.interrupts = value.interrupts
-
-
-def read_FinishTrainingRequest(message: Any) -> FinishTrainingRequest:
-    return FinishTrainingRequest(
-        reason=message.reason,
-        interrupts=message.interrupts,
     )
 
 
@@ -1267,62 +1105,6 @@ def read_Registration(message: Any) -> Registration:
         standby_addresses=tuple(message.standby_addresses),
         shards_version=message.shards_version,
         rejects_nonfinite=message.rejects_nonfinite,
-    )
-
-
-def write_ModelReply(value: ModelReply, message: Any) -> None:
-    message.state = _ModelState_NUMBERS[value.state]
-    if one := value.placement:
-        for item in one:
-            write_PlacedSlice(item, message.placement.add())
-    message.attempt = value.attempt
-    message.max_staged_per_worker = value.max_staged_per_worker
-    message.global_step = value.global_step
-    message.waiting_for = value.waiting_for
-    if (one := value.policy) is not _ModelReply_policy and one != _ModelReply_policy:
-        write_PolicySpec(one, message.policy)
-    if (one := value.attached) is not _ModelReply_attached and one != _ModelReply_attached:
-        write_Attachments(one, message.attached)
-    message.shards_version = value.shards_version
-
-
-def read_ModelReply(message: Any) -> ModelReply:
-    return ModelReply(
-        state=fields.chosen(_ModelState_MEMBERS, message.state, "state"),
-        placement=fields.decode_each(message.placement, read_PlacedSlice, field="placement") if message.placement else (),
-        attempt=message.attempt,
-        max_staged_per_worker=message.max_staged_per_worker,
-        global_step=message.global_step,
-        waiting_for=message.waiting_for,
-        policy=read_PolicySpec(message.policy) if message.HasField("policy") else _ModelReply_policy,
-        attached=read_Attachments(message.attached) if message.HasField("attached") else _ModelReply_attached,
-        shards_version=message.shards_version,
-    )
-
-
-def write_AgreedModel(value: AgreedModel, message: Any) -> None:
-    message.state = _ModelState_NUMBERS[value.state]
-    if (one := value.model) is not None:
-        message.model.SetInParent()
-        write_ModelSpec(one, message.model)
-    if one := value.placement:
-        for item in one:
-            write_PlacedSlice(item, message.placement.add())
-    message.global_step = value.global_step
-    if one := value.optimizers:
-        for item in one:
-            element = message.optimizers.add()
-            write_OptimizerSpec(item[0], element.original)
-            write_OptimizerSpec(item[1], element.current)
-
-
-def read_AgreedModel(message: Any) -> AgreedModel:
-    return AgreedModel(
-        state=fields.chosen(_ModelState_MEMBERS, message.state, "state"),
-        model=read_ModelSpec(message.model) if message.HasField("model") else None,
-        placement=fields.decode_each(message.placement, read_PlacedSlice, field="placement") if message.placement else (),
-        global_step=message.global_step,
-        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
     )
 
 
@@ -1368,63 +1150,6 @@ def read_CommitResult(message: Any) -> CommitResult:
         applied_step=message.applied_step if message.HasField("applied_step") else None,
         staleness=message.staleness,
         weight=special.read_weight(message, READ),
-    )
-
-
-def write_TokenReply(value: TokenReply, message: Any) -> None:
-    message.result = _TokenResult_NUMBERS[value.result]
-    message.step = value.step
-    if (one := value.commit) is not None:
-        write_CommitResult(one, message.commit)
-    message.waiting_for = value.waiting_for
-    message.global_step = value.global_step
-    message.reads_latest = value.reads_latest
-    message.settings_version = value.settings_version
-    message.shards_version = value.shards_version
-    message.end = _End_NUMBERS[value.end]
-
-
-def read_TokenReply(message: Any) -> TokenReply:
-    return TokenReply(
-        result=fields.chosen(_TokenResult_MEMBERS, message.result, "result"),
-        step=message.step,
-        commit=read_CommitResult(message.commit) if message.HasField("commit") else None,
-        waiting_for=message.waiting_for,
-        global_step=message.global_step,
-        reads_latest=message.reads_latest,
-        settings_version=message.settings_version,
-        shards_version=message.shards_version,
-        end=fields.chosen(_End_MEMBERS, message.end, "end"),
-    )
-
-
-def write_SavedCheckpoint(value: SavedCheckpoint, message: Any) -> None:
-    message.tag = value.tag
-    message.step = value.step
-    message.waiting_for = value.waiting_for
-
-
-def read_SavedCheckpoint(message: Any) -> SavedCheckpoint:
-    return SavedCheckpoint(
-        tag=message.tag,
-        step=message.step,
-        waiting_for=message.waiting_for,
-    )
-
-
-def write_LeaseReply(value: LeaseReply, message: Any) -> None:
-    message.result = _LeaseResult_NUMBERS[value.result]
-    if one := value.ranges:
-        for item in one:
-            write_DataRange(item, message.ranges.add())
-    message.waiting_for = value.waiting_for
-
-
-def read_LeaseReply(message: Any) -> LeaseReply:
-    return LeaseReply(
-        result=fields.chosen(_LeaseResult_MEMBERS, message.result, "result"),
-        ranges=fields.decode_each(message.ranges, read_DataRange, field="ranges") if message.ranges else (),
-        waiting_for=message.waiting_for,
     )
 
 
@@ -1898,40 +1623,6 @@ def read_Identity(message: Any) -> Identity:
     )
 
 
-def write_HandshakeReply(value: HandshakeReply, message: Any) -> None:
-    write_Identity(value.identity, message.identity)
-    write_ProtocolVersion(value.version, message.version)
-    message.epoch = value.epoch
-    message.warning = value.warning
-
-
-def read_HandshakeReply(message: Any) -> HandshakeReply:
-    return HandshakeReply(
-        identity=read_Identity(message.identity) if message.HasField("identity") else fields.missing(message, "identity"),
-        version=read_ProtocolVersion(message.version) if message.HasField("version") else fields.missing(message, "version"),
-        epoch=message.epoch,
-        warning=message.warning,
-    )
-
-
-def write_HandshakeRequest(value: HandshakeRequest, message: Any) -> None:
-    message.cluster = value.cluster
-    if (one := value.expected_role) is not None:
-        message.expected_role = _Role_NUMBERS[one]
-    if (one := value.expected_index) is not None:
-        message.expected_index = one
-    write_ProtocolVersion(value.version, message.version)
-
-
-def read_HandshakeRequest(message: Any) -> HandshakeRequest:
-    return HandshakeRequest(
-        cluster=message.cluster,
-        expected_role=fields.chosen(_Role_MEMBERS, message.expected_role, "expected_role") if message.expected_role else None,
-        expected_index=message.expected_index if message.HasField("expected_index") else None,
-        version=read_ProtocolVersion(message.version) if message.HasField("version") else fields.missing(message, "version"),
-    )
-
-
 def write_AccumulatorSpec(value: AccumulatorSpec, message: Any) -> None:
     message.name = value.name
     message.data_type = _DataType_NUMBERS[value.data_type]
@@ -2100,6 +1791,546 @@ def read_FoundHeader(message: Any) -> FoundHeader:
     )
 
 
+def write_ShardSettings(value: ShardSettings, message: Any) -> None:
+    write_Fence(value.fence, message.fence)
+    message.version = value.version
+    message.accepts_stale = value.accepts_stale
+    message.applies_on_arrival = value.applies_on_arrival
+    if one := value.optimizers:
+        for item in one:
+            element = message.optimizers.add()
+            write_OptimizerSpec(item[0], element.original)
+            write_OptimizerSpec(item[1], element.current)
+    message.rejects_nonfinite = value.rejects_nonfinite
+
+
+def read_ShardSettings(message: Any) -> ShardSettings:
+    return ShardSettings(
+        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
+        version=message.version,
+        accepts_stale=message.accepts_stale,
+        applies_on_arrival=message.applies_on_arrival,
+        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
+        rejects_nonfinite=message.rejects_nonfinite,
+    )
+
+
+def write_ApplyReply(value: ApplyReply, message: Any) -> None:
+    message.step = value.step
+    message.repeated_request = value.repeated_request
+    if one := value.checksums:
+        message.checksums.extend(one)
+
+
+def read_ApplyReply(message: Any) -> ApplyReply:
+    return ApplyReply(
+        step=message.step,
+        repeated_request=message.repeated_request,
+        checksums=tuple(message.checksums),
+    )
+
+
+def write_KeepRecordRequest(value: KeepRecordRequest, message: Any) -> None:
+    write_Fence(value.fence, message.fence)
+    message.version = value.version
+    message.record = value.record
+
+
+def read_KeepRecordRequest(message: Any) -> KeepRecordRequest:
+    return KeepRecordRequest(
+        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
+        version=message.version,
+        record=message.record,
+    )
+
+
+def write_KeepStoryRequest(value: KeepStoryRequest, message: Any) -> None:
+    message.story = value.story
+
+
+def read_KeepStoryRequest(message: Any) -> KeepStoryRequest:
+    return KeepStoryRequest(
+        story=message.story,
+    )
+
+
+def write_ReadMetricsRequest(value: ReadMetricsRequest, message: Any) -> None:
+    message.epoch = value.epoch
+
+
+def read_ReadMetricsRequest(message: Any) -> ReadMetricsRequest:
+    return ReadMetricsRequest(
+        epoch=message.epoch,
+    )
+
+
+def write_ShardStatusRequest(value: ShardStatusRequest, message: Any) -> None:
+    if (one := value.fence) is not _ShardStatusRequest_fence and one != _ShardStatusRequest_fence:
+        write_Fence(one, message.fence)
+
+
+def read_ShardStatusRequest(message: Any) -> ShardStatusRequest:
+    return ShardStatusRequest(
+        fence=read_Fence(message.fence) if message.HasField("fence") else _ShardStatusRequest_fence,
+    )
+
+
+def write_ShutdownRequest(value: ShutdownRequest, message: Any) -> None:
+    write_Fence(value.fence, message.fence)
+    message.reason = value.reason
+
+
+def read_ShutdownRequest(message: Any) -> ShutdownRequest:
+    return ShutdownRequest(
+        fence=read_Fence(message.fence) if message.HasField("fence") else fields.missing(message, "fence"),
+        reason=message.reason,
+    )
+
+
+def write_DataSocketRequest(value: DataSocketRequest, message: Any) -> None:
+    pass
+
+
+def read_DataSocketRequest(message: Any) -> DataSocketRequest:
+    return DataSocketRequest(
+    )
+
+
+def write_Invitation(value: Invitation, message: Any) -> None:
+    message.nonce = value.nonce
+    message.port = value.port
+    message.path = value.path
+
+
+def read_Invitation(message: Any) -> Invitation:
+    return Invitation(
+        nonce=message.nonce,
+        port=message.port,
+        path=message.path,
+    )
+
+
+def write_RestoreProgress(value: RestoreProgress, message: Any) -> None:
+    message.is_done = value.is_done
+    message.num_bytes_read = value.num_bytes_read
+    message.num_bytes = value.num_bytes
+
+
+def read_RestoreProgress(message: Any) -> RestoreProgress:
+    return RestoreProgress(
+        is_done=message.is_done,
+        num_bytes_read=message.num_bytes_read,
+        num_bytes=message.num_bytes,
+    )
+
+
+def write_HeartbeatRequest(value: HeartbeatRequest, message: Any) -> None:
+    write_Participant(value.participant, message.participant)
+    if one := value.transports:
+        message.transports.extend(one)
+    if (one := value.traffic) is not None:
+        write_WorkerTraffic(one, message.traffic)
+
+
+def read_HeartbeatRequest(message: Any) -> HeartbeatRequest:
+    return HeartbeatRequest(
+        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
+        transports=tuple(message.transports),
+        traffic=read_WorkerTraffic(message.traffic) if message.HasField("traffic") else None,
+    )
+
+
+def write_DeregisterRequest(value: DeregisterRequest, message: Any) -> None:
+    write_Participant(value.participant, message.participant)
+    message.failure = value.failure
+
+
+def read_DeregisterRequest(message: Any) -> DeregisterRequest:
+    return DeregisterRequest(
+        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
+        failure=message.failure,
+    )
+
+
+def write_RegisterModelRequest(value: RegisterModelRequest, message: Any) -> None:
+    write_Participant(value.participant, message.participant)
+    message.model.SetInParent()
+    write_ModelSpec(value.model, message.model)
+    if (one := value.max_wait_s) != 20.0:
+        fields.write_max_wait(one, message.max_wait)
+    message.joins_only = value.joins_only
+
+
+def read_RegisterModelRequest(message: Any) -> RegisterModelRequest:
+    return RegisterModelRequest(
+        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
+        model=read_ModelSpec(message.model) if message.HasField("model") else fields.missing(message, "model"),
+        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
+        joins_only=message.joins_only,
+    )
+
+
+def write_ModelReply(value: ModelReply, message: Any) -> None:
+    message.state = _ModelState_NUMBERS[value.state]
+    if one := value.placement:
+        for item in one:
+            write_PlacedSlice(item, message.placement.add())
+    message.attempt = value.attempt
+    message.max_staged_per_worker = value.max_staged_per_worker
+    message.global_step = value.global_step
+    message.waiting_for = value.waiting_for
+    if (one := value.policy) is not _ModelReply_policy and one != _ModelReply_policy:
+        write_PolicySpec(one, message.policy)
+    if (one := value.attached) is not _ModelReply_attached and one != _ModelReply_attached:
+        write_Attachments(one, message.attached)
+    message.shards_version = value.shards_version
+
+
+def read_ModelReply(message: Any) -> ModelReply:
+    return ModelReply(
+        state=fields.chosen(_ModelState_MEMBERS, message.state, "state"),
+        placement=fields.decode_each(message.placement, read_PlacedSlice, field="placement") if message.placement else (),
+        attempt=message.attempt,
+        max_staged_per_worker=message.max_staged_per_worker,
+        global_step=message.global_step,
+        waiting_for=message.waiting_for,
+        policy=read_PolicySpec(message.policy) if message.HasField("policy") else _ModelReply_policy,
+        attached=read_Attachments(message.attached) if message.HasField("attached") else _ModelReply_attached,
+        shards_version=message.shards_version,
+    )
+
+
+def write_CompleteInitializationRequest(value: CompleteInitializationRequest, message: Any) -> None:
+    write_Participant(value.participant, message.participant)
+    message.attempt = value.attempt
+
+
+def read_CompleteInitializationRequest(message: Any) -> CompleteInitializationRequest:
+    return CompleteInitializationRequest(
+        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
+        attempt=message.attempt,
+    )
+
+
+def write_GetModelRequest(value: GetModelRequest, message: Any) -> None:
+    if (one := value.max_wait_s) != 20.0:
+        fields.write_max_wait(one, message.max_wait)
+
+
+def read_GetModelRequest(message: Any) -> GetModelRequest:
+    return GetModelRequest(
+        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
+    )
+
+
+def write_AgreedModel(value: AgreedModel, message: Any) -> None:
+    message.state = _ModelState_NUMBERS[value.state]
+    if (one := value.model) is not None:
+        message.model.SetInParent()
+        write_ModelSpec(one, message.model)
+    if one := value.placement:
+        for item in one:
+            write_PlacedSlice(item, message.placement.add())
+    message.global_step = value.global_step
+    if one := value.optimizers:
+        for item in one:
+            element = message.optimizers.add()
+            write_OptimizerSpec(item[0], element.original)
+            write_OptimizerSpec(item[1], element.current)
+
+
+def read_AgreedModel(message: Any) -> AgreedModel:
+    return AgreedModel(
+        state=fields.chosen(_ModelState_MEMBERS, message.state, "state"),
+        model=read_ModelSpec(message.model) if message.HasField("model") else None,
+        placement=fields.decode_each(message.placement, read_PlacedSlice, field="placement") if message.placement else (),
+        global_step=message.global_step,
+        optimizers=fields.decode_each(message.optimizers, lambda item: (read_OptimizerSpec(item.original) if item.HasField("original") else fields.missing(item, "original"), read_OptimizerSpec(item.current) if item.HasField("current") else fields.missing(item, "current"),), field="optimizers") if message.optimizers else (),
+    )
+
+
+def write_CommitPushRequest(value: CommitPushRequest, message: Any) -> None:
+    write_Participant(value.participant, message.participant)
+    write_PushCommit(value.commit, message.commit)
+
+
+def read_CommitPushRequest(message: Any) -> CommitPushRequest:
+    return CommitPushRequest(
+        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
+        commit=read_PushCommit(message.commit) if message.HasField("commit") else fields.missing(message, "commit"),
+    )
+
+
+def write_DequeueTokenRequest(value: DequeueTokenRequest, message: Any) -> None:
+    write_Participant(value.participant, message.participant)
+    message.local_step = value.local_step
+    message.request_id = value.request_id
+    if (one := value.max_wait_s) != 20.0:
+        fields.write_max_wait(one, message.max_wait)
+    if (one := value.commit) is not None:
+        write_PushCommit(one, message.commit)
+
+
+def read_DequeueTokenRequest(message: Any) -> DequeueTokenRequest:
+    return DequeueTokenRequest(
+        participant=read_Participant(message.participant) if message.HasField("participant") else fields.missing(message, "participant"),
+        local_step=message.local_step,
+        request_id=message.request_id,
+        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
+        commit=read_PushCommit(message.commit) if message.HasField("commit") else None,
+    )
+
+
+def write_TokenReply(value: TokenReply, message: Any) -> None:
+    message.result = _TokenResult_NUMBERS[value.result]
+    message.step = value.step
+    if (one := value.commit) is not None:
+        write_CommitResult(one, message.commit)
+    message.waiting_for = value.waiting_for
+    message.global_step = value.global_step
+    message.reads_latest = value.reads_latest
+    message.settings_version = value.settings_version
+    message.shards_version = value.shards_version
+    message.end = _End_NUMBERS[value.end]
+
+
+def read_TokenReply(message: Any) -> TokenReply:
+    return TokenReply(
+        result=fields.chosen(_TokenResult_MEMBERS, message.result, "result"),
+        step=message.step,
+        commit=read_CommitResult(message.commit) if message.HasField("commit") else None,
+        waiting_for=message.waiting_for,
+        global_step=message.global_step,
+        reads_latest=message.reads_latest,
+        settings_version=message.settings_version,
+        shards_version=message.shards_version,
+        end=fields.chosen(_End_MEMBERS, message.end, "end"),
+    )
+
+
+def write_ChangeSettingsRequest(value: ChangeSettingsRequest, message: Any) -> None:
+    message.request_id = value.request_id
+    if (one := value.max_wait_s) != 20.0:
+        fields.write_max_wait(one, message.max_wait)
+    if (one := value.policy) is not None:
+        write_PolicySpec(one, message.policy)
+    if (one := value.hyperparameters) is not None:
+        write_HyperparameterChange(one, message.hyperparameters)
+
+
+def read_ChangeSettingsRequest(message: Any) -> ChangeSettingsRequest:
+    return ChangeSettingsRequest(
+        request_id=message.request_id,
+        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
+        policy=read_PolicySpec(message.policy) if message.HasField("policy") else None,
+        hyperparameters=read_HyperparameterChange(message.hyperparameters) if message.HasField("hyperparameters") else None,
+    )
+
+
+def write_SaveCheckpointRequest(value: SaveCheckpointRequest, message: Any) -> None:
+    message.request_id = value.request_id
+    if (one := value.max_wait_s) != 20.0:
+        fields.write_max_wait(one, message.max_wait)
+
+
+def read_SaveCheckpointRequest(message: Any) -> SaveCheckpointRequest:
+    return SaveCheckpointRequest(
+        request_id=message.request_id,
+        max_wait_s=fields.decode_max_wait(message.max_wait) if message.HasField("max_wait") else 20.0,
+    )
+
+
+def write_SavedCheckpoint(value: SavedCheckpoint, message: Any) -> None:
+    message.tag = value.tag
+    message.step = value.step
+    message.waiting_for = value.waiting_for
+
+
+def read_SavedCheckpoint(message: Any) -> SavedCheckpoint:
+    return SavedCheckpoint(
+        tag=message.tag,
+        step=message.step,
+        waiting_for=message.waiting_for,
+    )
+
+
+def write_LeaseReply(value: LeaseReply, message: Any) -> None:
+    message.result = _LeaseResult_NUMBERS[value.result]
+    if one := value.ranges:
+        for item in one:
+            write_DataRange(item, message.ranges.add())
+    message.waiting_for = value.waiting_for
+
+
+def read_LeaseReply(message: Any) -> LeaseReply:
+    return LeaseReply(
+        result=fields.chosen(_LeaseResult_MEMBERS, message.result, "result"),
+        ranges=fields.decode_each(message.ranges, read_DataRange, field="ranges") if message.ranges else (),
+        waiting_for=message.waiting_for,
+    )
+
+
+def write_FinishTrainingRequest(value: FinishTrainingRequest, message: Any) -> None:
+    message.reason = value.reason
+    message.interrupts = value.interrupts
+
+
+def read_FinishTrainingRequest(message: Any) -> FinishTrainingRequest:
+    return FinishTrainingRequest(
+        reason=message.reason,
+        interrupts=message.interrupts,
+    )
+
+
+def write_HandshakeRequest(value: HandshakeRequest, message: Any) -> None:
+    message.cluster = value.cluster
+    if (one := value.expected_role) is not None:
+        message.expected_role = _Role_NUMBERS[one]
+    if (one := value.expected_index) is not None:
+        message.expected_index = one
+    write_ProtocolVersion(value.version, message.version)
+
+
+def read_HandshakeRequest(message: Any) -> HandshakeRequest:
+    return HandshakeRequest(
+        cluster=message.cluster,
+        expected_role=fields.chosen(_Role_MEMBERS, message.expected_role, "expected_role") if message.expected_role else None,
+        expected_index=message.expected_index if message.HasField("expected_index") else None,
+        version=read_ProtocolVersion(message.version) if message.HasField("version") else fields.missing(message, "version"),
+    )
+
+
+def write_HandshakeReply(value: HandshakeReply, message: Any) -> None:
+    write_Identity(value.identity, message.identity)
+    write_ProtocolVersion(value.version, message.version)
+    message.epoch = value.epoch
+    message.warning = value.warning
+
+
+def read_HandshakeReply(message: Any) -> HandshakeReply:
+    return HandshakeReply(
+        identity=read_Identity(message.identity) if message.HasField("identity") else fields.missing(message, "identity"),
+        version=read_ProtocolVersion(message.version) if message.HasField("version") else fields.missing(message, "version"),
+        epoch=message.epoch,
+        warning=message.warning,
+    )
+
+
+def write_TryCheckpointsRequest(value: TryCheckpointsRequest, message: Any) -> None:
+    message.tag = value.tag
+    message.is_last = value.is_last
+
+
+def read_TryCheckpointsRequest(message: Any) -> TryCheckpointsRequest:
+    return TryCheckpointsRequest(
+        tag=message.tag,
+        is_last=message.is_last,
+    )
+
+
+def write_SeenPlace(value: SeenPlace, message: Any) -> None:
+    message.place = value.place
+    if one := value.seen:
+        message.seen.extend(one)
+
+
+def read_SeenPlace(message: Any) -> SeenPlace:
+    return SeenPlace(
+        place=message.place,
+        seen=tuple(message.seen),
+    )
+
+
+def write_ConfigureReply(value: Any, message: Any) -> None:
+    pass
+
+
+def read_ConfigureReply(message: Any) -> Any:
+    return None
+
+
+def write_PrepareReply(value: Any, message: Any) -> None:
+    message.sums.extend(value)
+
+
+def read_PrepareReply(message: Any) -> Any:
+    return tuple(message.sums)
+
+
+def write_KeepRecordResponse(value: Any, message: Any) -> None:
+    pass
+
+
+def read_KeepRecordResponse(message: Any) -> Any:
+    return None
+
+
+def write_KeepStoryResponse(value: Any, message: Any) -> None:
+    message.story = value
+
+
+def read_KeepStoryResponse(message: Any) -> Any:
+    return message.story
+
+
+def write_ReadMetricsResponse(value: Any, message: Any) -> None:
+    for item in value:
+        write_MetricCell(item, message.cells.add())
+
+
+def read_ReadMetricsResponse(message: Any) -> Any:
+    return fields.decode_each(message.cells, read_MetricCell, field="cells") if message.cells else ()
+
+
+def write_ShutdownShardResponse(value: Any, message: Any) -> None:
+    pass
+
+
+def read_ShutdownShardResponse(message: Any) -> Any:
+    return None
+
+
+def write_HeartbeatResponse(value: Any, message: Any) -> None:
+    message.end = _End_NUMBERS[value]
+
+
+def read_HeartbeatResponse(message: Any) -> Any:
+    return fields.chosen(_End_MEMBERS, message.end, "end")
+
+
+def write_DeregisterWorkerResponse(value: Any, message: Any) -> None:
+    pass
+
+
+def read_DeregisterWorkerResponse(message: Any) -> Any:
+    return None
+
+
+def write_CompleteInitializationResponse(value: Any, message: Any) -> None:
+    pass
+
+
+def read_CompleteInitializationResponse(message: Any) -> Any:
+    return None
+
+
+def write_ChangeSettingsResponse(value: Any, message: Any) -> None:
+    if value is not None:
+        write_SettingsReply(value, message.settings)
+
+
+def read_ChangeSettingsResponse(message: Any) -> Any:
+    return read_SettingsReply(message.settings) if message.HasField("settings") else None
+
+
+def write_FinishTrainingResponse(value: Any, message: Any) -> None:
+    message.global_step = value
+
+
+def read_FinishTrainingResponse(message: Any) -> Any:
+    return message.global_step
+
+
 WRITE: dict[type, Any] = {
     VariableSpec: write_VariableSpec,
     Initializer: write_Initializer,
@@ -2132,14 +2363,14 @@ WRITE: dict[type, Any] = {
     PushHeader: write_PushHeader,
     PushReply: write_PushReply,
     ShardSpec: write_ShardSpec,
-    ShardSettings: write_ShardSettings,
     ApplyRequest: write_ApplyRequest,
-    ApplyReply: write_ApplyReply,
     ReadRequest: write_ReadRequest,
     RowsRequest: write_RowsRequest,
     MetricCell: write_MetricCell,
     ShardReport: write_ShardReport,
     ShardStatus: write_ShardStatus,
+    AdoptRequest: write_AdoptRequest,
+    PrepareRequest: write_PrepareRequest,
     AppliedPush: write_AppliedPush,
     WorkerPushes: write_WorkerPushes,
     Adoption: write_Adoption,
@@ -2148,29 +2379,13 @@ WRITE: dict[type, Any] = {
     CheckpointFile: write_CheckpointFile,
     RestoreRequest: write_RestoreRequest,
     ReplicaState: write_ReplicaState,
-    RestoreProgress: write_RestoreProgress,
     Participant: write_Participant,
     RegisterRequest: write_RegisterRequest,
     WorkerTraffic: write_WorkerTraffic,
-    HeartbeatRequest: write_HeartbeatRequest,
-    DeregisterRequest: write_DeregisterRequest,
-    RegisterModelRequest: write_RegisterModelRequest,
-    CompleteInitializationRequest: write_CompleteInitializationRequest,
-    GetModelRequest: write_GetModelRequest,
-    CommitPushRequest: write_CommitPushRequest,
-    DequeueTokenRequest: write_DequeueTokenRequest,
-    ChangeSettingsRequest: write_ChangeSettingsRequest,
-    SaveCheckpointRequest: write_SaveCheckpointRequest,
     LeaseRangesRequest: write_LeaseRangesRequest,
-    FinishTrainingRequest: write_FinishTrainingRequest,
     Registration: write_Registration,
-    ModelReply: write_ModelReply,
-    AgreedModel: write_AgreedModel,
     PushCommit: write_PushCommit,
     CommitResult: write_CommitResult,
-    TokenReply: write_TokenReply,
-    SavedCheckpoint: write_SavedCheckpoint,
-    LeaseReply: write_LeaseReply,
     HyperparameterChange: write_HyperparameterChange,
     SettingsReply: write_SettingsReply,
     ClusterStatus: write_ClusterStatus,
@@ -2194,8 +2409,6 @@ WRITE: dict[type, Any] = {
     Counted: write_Counted,
     ProtocolVersion: write_ProtocolVersion,
     Identity: write_Identity,
-    HandshakeReply: write_HandshakeReply,
-    HandshakeRequest: write_HandshakeRequest,
     AccumulatorSpec: write_AccumulatorSpec,
     GradientHeader: write_GradientHeader,
     GradientReply: write_GradientReply,
@@ -2205,6 +2418,35 @@ WRITE: dict[type, Any] = {
     PostHeader: write_PostHeader,
     BoardRequest: write_BoardRequest,
     FoundHeader: write_FoundHeader,
+    ShardSettings: write_ShardSettings,
+    ApplyReply: write_ApplyReply,
+    KeepRecordRequest: write_KeepRecordRequest,
+    KeepStoryRequest: write_KeepStoryRequest,
+    ReadMetricsRequest: write_ReadMetricsRequest,
+    ShardStatusRequest: write_ShardStatusRequest,
+    ShutdownRequest: write_ShutdownRequest,
+    DataSocketRequest: write_DataSocketRequest,
+    Invitation: write_Invitation,
+    RestoreProgress: write_RestoreProgress,
+    HeartbeatRequest: write_HeartbeatRequest,
+    DeregisterRequest: write_DeregisterRequest,
+    RegisterModelRequest: write_RegisterModelRequest,
+    ModelReply: write_ModelReply,
+    CompleteInitializationRequest: write_CompleteInitializationRequest,
+    GetModelRequest: write_GetModelRequest,
+    AgreedModel: write_AgreedModel,
+    CommitPushRequest: write_CommitPushRequest,
+    DequeueTokenRequest: write_DequeueTokenRequest,
+    TokenReply: write_TokenReply,
+    ChangeSettingsRequest: write_ChangeSettingsRequest,
+    SaveCheckpointRequest: write_SaveCheckpointRequest,
+    SavedCheckpoint: write_SavedCheckpoint,
+    LeaseReply: write_LeaseReply,
+    FinishTrainingRequest: write_FinishTrainingRequest,
+    HandshakeRequest: write_HandshakeRequest,
+    HandshakeReply: write_HandshakeReply,
+    TryCheckpointsRequest: write_TryCheckpointsRequest,
+    SeenPlace: write_SeenPlace,
 }
 READ: dict[type, Any] = {
     VariableSpec: read_VariableSpec,
@@ -2238,14 +2480,14 @@ READ: dict[type, Any] = {
     PushHeader: read_PushHeader,
     PushReply: read_PushReply,
     ShardSpec: read_ShardSpec,
-    ShardSettings: read_ShardSettings,
     ApplyRequest: read_ApplyRequest,
-    ApplyReply: read_ApplyReply,
     ReadRequest: read_ReadRequest,
     RowsRequest: read_RowsRequest,
     MetricCell: read_MetricCell,
     ShardReport: read_ShardReport,
     ShardStatus: read_ShardStatus,
+    AdoptRequest: read_AdoptRequest,
+    PrepareRequest: read_PrepareRequest,
     AppliedPush: read_AppliedPush,
     WorkerPushes: read_WorkerPushes,
     Adoption: read_Adoption,
@@ -2254,29 +2496,13 @@ READ: dict[type, Any] = {
     CheckpointFile: read_CheckpointFile,
     RestoreRequest: read_RestoreRequest,
     ReplicaState: read_ReplicaState,
-    RestoreProgress: read_RestoreProgress,
     Participant: read_Participant,
     RegisterRequest: read_RegisterRequest,
     WorkerTraffic: read_WorkerTraffic,
-    HeartbeatRequest: read_HeartbeatRequest,
-    DeregisterRequest: read_DeregisterRequest,
-    RegisterModelRequest: read_RegisterModelRequest,
-    CompleteInitializationRequest: read_CompleteInitializationRequest,
-    GetModelRequest: read_GetModelRequest,
-    CommitPushRequest: read_CommitPushRequest,
-    DequeueTokenRequest: read_DequeueTokenRequest,
-    ChangeSettingsRequest: read_ChangeSettingsRequest,
-    SaveCheckpointRequest: read_SaveCheckpointRequest,
     LeaseRangesRequest: read_LeaseRangesRequest,
-    FinishTrainingRequest: read_FinishTrainingRequest,
     Registration: read_Registration,
-    ModelReply: read_ModelReply,
-    AgreedModel: read_AgreedModel,
     PushCommit: read_PushCommit,
     CommitResult: read_CommitResult,
-    TokenReply: read_TokenReply,
-    SavedCheckpoint: read_SavedCheckpoint,
-    LeaseReply: read_LeaseReply,
     HyperparameterChange: read_HyperparameterChange,
     SettingsReply: read_SettingsReply,
     ClusterStatus: read_ClusterStatus,
@@ -2300,8 +2526,6 @@ READ: dict[type, Any] = {
     Counted: read_Counted,
     ProtocolVersion: read_ProtocolVersion,
     Identity: read_Identity,
-    HandshakeReply: read_HandshakeReply,
-    HandshakeRequest: read_HandshakeRequest,
     AccumulatorSpec: read_AccumulatorSpec,
     GradientHeader: read_GradientHeader,
     GradientReply: read_GradientReply,
@@ -2311,6 +2535,35 @@ READ: dict[type, Any] = {
     PostHeader: read_PostHeader,
     BoardRequest: read_BoardRequest,
     FoundHeader: read_FoundHeader,
+    ShardSettings: read_ShardSettings,
+    ApplyReply: read_ApplyReply,
+    KeepRecordRequest: read_KeepRecordRequest,
+    KeepStoryRequest: read_KeepStoryRequest,
+    ReadMetricsRequest: read_ReadMetricsRequest,
+    ShardStatusRequest: read_ShardStatusRequest,
+    ShutdownRequest: read_ShutdownRequest,
+    DataSocketRequest: read_DataSocketRequest,
+    Invitation: read_Invitation,
+    RestoreProgress: read_RestoreProgress,
+    HeartbeatRequest: read_HeartbeatRequest,
+    DeregisterRequest: read_DeregisterRequest,
+    RegisterModelRequest: read_RegisterModelRequest,
+    ModelReply: read_ModelReply,
+    CompleteInitializationRequest: read_CompleteInitializationRequest,
+    GetModelRequest: read_GetModelRequest,
+    AgreedModel: read_AgreedModel,
+    CommitPushRequest: read_CommitPushRequest,
+    DequeueTokenRequest: read_DequeueTokenRequest,
+    TokenReply: read_TokenReply,
+    ChangeSettingsRequest: read_ChangeSettingsRequest,
+    SaveCheckpointRequest: read_SaveCheckpointRequest,
+    SavedCheckpoint: read_SavedCheckpoint,
+    LeaseReply: read_LeaseReply,
+    FinishTrainingRequest: read_FinishTrainingRequest,
+    HandshakeRequest: read_HandshakeRequest,
+    HandshakeReply: read_HandshakeReply,
+    TryCheckpointsRequest: read_TryCheckpointsRequest,
+    SeenPlace: read_SeenPlace,
 }
 MESSAGE: dict[type, Any] = {
     VariableSpec: tensor_pb2.VariableSpec,
@@ -2344,14 +2597,14 @@ MESSAGE: dict[type, Any] = {
     PushHeader: parameter_service_pb2.PushHeader,
     PushReply: parameter_service_pb2.PushReply,
     ShardSpec: parameter_service_pb2.ShardSpec,
-    ShardSettings: parameter_service_pb2.ShardSettings,
     ApplyRequest: parameter_service_pb2.ApplyRequest,
-    ApplyReply: parameter_service_pb2.ApplyReply,
     ReadRequest: parameter_service_pb2.ReadRequest,
     RowsRequest: parameter_service_pb2.RowsHeader,
     MetricCell: parameter_service_pb2.MetricCell,
     ShardReport: parameter_service_pb2.ShardReport,
     ShardStatus: parameter_service_pb2.GetShardStatusResponse,
+    AdoptRequest: parameter_service_pb2.AdoptShardRequest,
+    PrepareRequest: parameter_service_pb2.ApplyRequest,
     AppliedPush: parameter_service_pb2.AppliedPush,
     WorkerPushes: parameter_service_pb2.WorkerPushes,
     Adoption: parameter_service_pb2.AdoptShardResponse,
@@ -2360,29 +2613,13 @@ MESSAGE: dict[type, Any] = {
     CheckpointFile: parameter_service_pb2.CheckpointFile,
     RestoreRequest: parameter_service_pb2.RestoreShardRequest,
     ReplicaState: parameter_service_pb2.ReplicaState,
-    RestoreProgress: parameter_service_pb2.RestoreShardResponse,
     Participant: chief_service_pb2.Participant,
     RegisterRequest: chief_service_pb2.RegisterWorkerRequest,
     WorkerTraffic: chief_service_pb2.WorkerTraffic,
-    HeartbeatRequest: chief_service_pb2.HeartbeatRequest,
-    DeregisterRequest: chief_service_pb2.DeregisterWorkerRequest,
-    RegisterModelRequest: chief_service_pb2.RegisterModelRequest,
-    CompleteInitializationRequest: chief_service_pb2.CompleteInitializationRequest,
-    GetModelRequest: chief_service_pb2.GetModelRequest,
-    CommitPushRequest: chief_service_pb2.CommitPushRequest,
-    DequeueTokenRequest: chief_service_pb2.DequeueTokenRequest,
-    ChangeSettingsRequest: chief_service_pb2.ChangeSettingsRequest,
-    SaveCheckpointRequest: chief_service_pb2.SaveCheckpointRequest,
     LeaseRangesRequest: chief_service_pb2.LeaseRangesRequest,
-    FinishTrainingRequest: chief_service_pb2.FinishTrainingRequest,
     Registration: chief_service_pb2.RegisterWorkerResponse,
-    ModelReply: chief_service_pb2.RegisterModelResponse,
-    AgreedModel: chief_service_pb2.GetModelResponse,
     PushCommit: chief_service_pb2.PushCommit,
     CommitResult: chief_service_pb2.CommitResult,
-    TokenReply: chief_service_pb2.TokenReply,
-    SavedCheckpoint: chief_service_pb2.SaveCheckpointResponse,
-    LeaseReply: chief_service_pb2.LeaseRangesResponse,
     HyperparameterChange: chief_service_pb2.HyperparameterChange,
     SettingsReply: chief_service_pb2.SettingsState,
     ClusterStatus: chief_service_pb2.GetClusterStatusResponse,
@@ -2406,8 +2643,6 @@ MESSAGE: dict[type, Any] = {
     Counted: history_pb2.HistoryRecord.Counted,
     ProtocolVersion: handshake_service_pb2.ProtocolVersion,
     Identity: handshake_service_pb2.Identity,
-    HandshakeReply: handshake_service_pb2.HandshakeResponse,
-    HandshakeRequest: handshake_service_pb2.HandshakeRequest,
     AccumulatorSpec: accumulator_service_pb2.AccumulatorSpec,
     GradientHeader: accumulator_service_pb2.GradientHeader,
     GradientReply: accumulator_service_pb2.ApplyGradientResponse,
@@ -2417,4 +2652,62 @@ MESSAGE: dict[type, Any] = {
     PostHeader: board_service_pb2.PostHeader,
     BoardRequest: board_service_pb2.ReadBoardRequest,
     FoundHeader: board_service_pb2.FoundHeader,
+    ShardSettings: parameter_service_pb2.ShardSettings,
+    ApplyReply: parameter_service_pb2.ApplyReply,
+    KeepRecordRequest: parameter_service_pb2.KeepRecordRequest,
+    KeepStoryRequest: parameter_service_pb2.KeepStoryRequest,
+    ReadMetricsRequest: parameter_service_pb2.ReadMetricsRequest,
+    ShardStatusRequest: parameter_service_pb2.GetShardStatusRequest,
+    ShutdownRequest: parameter_service_pb2.ShutdownShardRequest,
+    DataSocketRequest: parameter_service_pb2.OpenDataSocketRequest,
+    Invitation: parameter_service_pb2.OpenDataSocketResponse,
+    RestoreProgress: parameter_service_pb2.RestoreShardResponse,
+    HeartbeatRequest: chief_service_pb2.HeartbeatRequest,
+    DeregisterRequest: chief_service_pb2.DeregisterWorkerRequest,
+    RegisterModelRequest: chief_service_pb2.RegisterModelRequest,
+    ModelReply: chief_service_pb2.RegisterModelResponse,
+    CompleteInitializationRequest: chief_service_pb2.CompleteInitializationRequest,
+    GetModelRequest: chief_service_pb2.GetModelRequest,
+    AgreedModel: chief_service_pb2.GetModelResponse,
+    CommitPushRequest: chief_service_pb2.CommitPushRequest,
+    DequeueTokenRequest: chief_service_pb2.DequeueTokenRequest,
+    TokenReply: chief_service_pb2.TokenReply,
+    ChangeSettingsRequest: chief_service_pb2.ChangeSettingsRequest,
+    SaveCheckpointRequest: chief_service_pb2.SaveCheckpointRequest,
+    SavedCheckpoint: chief_service_pb2.SaveCheckpointResponse,
+    LeaseReply: chief_service_pb2.LeaseRangesResponse,
+    FinishTrainingRequest: chief_service_pb2.FinishTrainingRequest,
+    HandshakeRequest: handshake_service_pb2.HandshakeRequest,
+    HandshakeReply: handshake_service_pb2.HandshakeResponse,
+    TryCheckpointsRequest: handshake_service_pb2.TryCheckpointsRequest,
+    SeenPlace: handshake_service_pb2.TryCheckpointsResponse,
+}
+# By the request: the message of its answer, and its writer and reader.
+ANSWERS: dict[type, Any] = {
+    ShardSettings: (parameter_service_pb2.ConfigureReply, write_ConfigureReply, read_ConfigureReply),
+    ApplyRequest: (parameter_service_pb2.ApplyReply, write_ApplyReply, read_ApplyReply),
+    PrepareRequest: (parameter_service_pb2.PrepareReply, write_PrepareReply, read_PrepareReply),
+    AdoptRequest: (parameter_service_pb2.AdoptShardResponse, write_Adoption, read_Adoption),
+    KeepRecordRequest: (parameter_service_pb2.KeepRecordResponse, write_KeepRecordResponse, read_KeepRecordResponse),
+    KeepStoryRequest: (parameter_service_pb2.KeepStoryResponse, write_KeepStoryResponse, read_KeepStoryResponse),
+    ReadMetricsRequest: (parameter_service_pb2.ReadMetricsResponse, write_ReadMetricsResponse, read_ReadMetricsResponse),
+    ShardStatusRequest: (parameter_service_pb2.GetShardStatusResponse, write_ShardStatus, read_ShardStatus),
+    ShutdownRequest: (parameter_service_pb2.ShutdownShardResponse, write_ShutdownShardResponse, read_ShutdownShardResponse),
+    DataSocketRequest: (parameter_service_pb2.OpenDataSocketResponse, write_Invitation, read_Invitation),
+    SaveRequest: (parameter_service_pb2.SaveShardResponse, write_SaveProgress, read_SaveProgress),
+    RestoreRequest: (parameter_service_pb2.RestoreShardResponse, write_RestoreProgress, read_RestoreProgress),
+    RegisterRequest: (chief_service_pb2.RegisterWorkerResponse, write_Registration, read_Registration),
+    HeartbeatRequest: (chief_service_pb2.HeartbeatResponse, write_HeartbeatResponse, read_HeartbeatResponse),
+    DeregisterRequest: (chief_service_pb2.DeregisterWorkerResponse, write_DeregisterWorkerResponse, read_DeregisterWorkerResponse),
+    RegisterModelRequest: (chief_service_pb2.RegisterModelResponse, write_ModelReply, read_ModelReply),
+    CompleteInitializationRequest: (chief_service_pb2.CompleteInitializationResponse, write_CompleteInitializationResponse, read_CompleteInitializationResponse),
+    GetModelRequest: (chief_service_pb2.GetModelResponse, write_AgreedModel, read_AgreedModel),
+    CommitPushRequest: (chief_service_pb2.CommitResult, write_CommitResult, read_CommitResult),
+    DequeueTokenRequest: (chief_service_pb2.TokenReply, write_TokenReply, read_TokenReply),
+    ChangeSettingsRequest: (chief_service_pb2.ChangeSettingsResponse, write_ChangeSettingsResponse, read_ChangeSettingsResponse),
+    SaveCheckpointRequest: (chief_service_pb2.SaveCheckpointResponse, write_SavedCheckpoint, read_SavedCheckpoint),
+    LeaseRangesRequest: (chief_service_pb2.LeaseRangesResponse, write_LeaseReply, read_LeaseReply),
+    FinishTrainingRequest: (chief_service_pb2.FinishTrainingResponse, write_FinishTrainingResponse, read_FinishTrainingResponse),
+    HandshakeRequest: (handshake_service_pb2.HandshakeResponse, write_HandshakeReply, read_HandshakeReply),
+    TryCheckpointsRequest: (handshake_service_pb2.TryCheckpointsResponse, write_SeenPlace, read_SeenPlace),
 }

@@ -11,6 +11,8 @@ dataclass's annotation:
   fields are its elements in order.
 - an enum goes by the names of its members; 0 is a field that was left out: None, the default, or a fault.
 - seconds (`…_s`) are a Duration of at most MAX_DURATION_S, and a PsError is a CallError. Those of `max_wait` are 20 at most.
+
+An answer to a request that is no dataclass is the one field of its message; None is a message without fields.
 """
 
 import dataclasses
@@ -26,7 +28,8 @@ from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 
 from ps_protocol.errors import PsError
-from ps_protocol.wire.pairs import PAIRS, Pair, defaults_of, message_fields
+from ps_protocol.roles.request import RPCS, Rpc
+from ps_protocol.wire.pairs import PAIRS, Pair, defaults_of, is_value, message_fields, messages_of
 
 TARGET = Path(__file__).with_name("coders.py")
 _PLAIN = (int, float, str, bool, bytes)
@@ -63,6 +66,7 @@ class _Module:
 
     def text(self) -> str:
         functions = [line for pair in self._pairs for line in (*self._writer(pair), "", "", *self._reader(pair), "", "")]
+        functions += [line for request, rpc in RPCS.items() for line in self._bare_answer(request, rpc)]
         tables = [
             "WRITE: dict[type, Any] = {",
             *(f"    {self._name(pair.value)}: write_{pair.value.__name__}," for pair in self._pairs),
@@ -72,6 +76,10 @@ class _Module:
             "}",
             "MESSAGE: dict[type, Any] = {",
             *(f"    {self._name(pair.value)}: {self._message(pair)}," for pair in self._pairs),
+            "}",
+            "# By the request: the message of its answer, and its writer and reader.",
+            "ANSWERS: dict[type, Any] = {",
+            *(f"    {self._name(request)}: ({', '.join(self._answer(request, rpc))})," for request, rpc in RPCS.items()),
             "}",
         ]
         if any(pair.is_kept for pair in self._pairs):
@@ -85,9 +93,39 @@ class _Module:
         return kind.__name__
 
     def _message(self, pair: Pair) -> str:
-        module = pair.message.DESCRIPTOR.file.name.rpartition("/")[2].removesuffix(".proto") + "_pb2"
+        return self._message_of(pair.message.DESCRIPTOR)
+
+    def _message_of(self, descriptor: Any) -> str:
+        module = descriptor.file.name.rpartition("/")[2].removesuffix(".proto") + "_pb2"
         self._imports.setdefault("ps_protocol.v1", set()).add(module)
-        return f"{module}.{pair.message.DESCRIPTOR.full_name.removeprefix(f'{pair.message.DESCRIPTOR.file.package}.')}"
+        return f"{module}.{descriptor.full_name.removeprefix(f'{descriptor.file.package}.')}"
+
+    # Answers.
+
+    def _answer(self, request: Any, rpc: Rpc) -> tuple[str, str, str]:
+        """Returns the message, the writer and the reader of an answer."""
+        descriptor: Any = messages_of(rpc)[1].DESCRIPTOR
+        name = str(request.answer.__name__) if is_value(request.answer) else descriptor.name
+        return self._message_of(descriptor), f"write_{name}", f"read_{name}"
+
+    def _bare_answer(self, request: Any, rpc: Rpc) -> Iterator[str]:
+        """Yields the functions of an answer that has no pair."""
+        if is_value(request.answer):
+            return
+        descriptor: Any = messages_of(rpc)[1].DESCRIPTOR
+        hint, is_optional = _without_none(request.answer)
+        fields = [] if hint is type(None) else [(field, hint) for field in descriptor.fields]
+        if len(fields) != len(descriptor.fields) or len(fields) > 1:
+            raise TypeError(f"{descriptor.name} has {len(descriptor.fields)} fields, and {request.__name__} is answered with {hint}")
+        yield f"def write_{descriptor.name}(value: Any, message: Any) -> None:"
+        lines = [line for field, hint in fields for line in self._written(field, hint, f"message.{field.name}", "value")]
+        if is_optional:
+            lines = ["if value is not None:", *(f"    {line}" for line in lines)]
+        yield from (f"    {line}" for line in lines or ["pass"])
+        yield from ("", "", f"def read_{descriptor.name}(message: Any) -> Any:")
+        left_out = None if is_optional else ""
+        yield f"    return {next((self._field_read(field, hint, left_out, '') for field, hint in fields), None)}"
+        yield from ("", "")
 
     # Writing.
 
@@ -97,6 +135,8 @@ class _Module:
             yield f"    special.{pair.write.__name__}(value, message, WRITE)"
             return
         names, hints = message_fields(pair), typing.get_type_hints(pair.value)
+        if not names:
+            yield "    pass"
         for attribute, default in defaults_of(pair.value).items():
             descriptor: Any = pair.message.DESCRIPTOR.fields_by_name[names[attribute]]
             hint, is_optional = _without_none(hints[attribute])

@@ -1,11 +1,15 @@
-"""Every pair of a value and its message, with what their fields do not say. `generator` makes `coders` of it; no process imports it."""
+"""Every pair of a value and its message, with what their fields do not say. `generator` makes `coders` of it; no process imports it.
+
+A request and its answer need no entry, unless they have something that their fields do not say: their RPC names their messages.
+"""
 
 import dataclasses
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
 
 from ps_protocol.model.data import DataMarks, DataPass, DataRange, DataSpec
 from ps_protocol.model.layout import VariableSlice
@@ -18,6 +22,7 @@ from ps_protocol.model.variables import Constraint, Initializer, Partition, Vari
 from ps_protocol.roles import accumulators, board, chief, fence, history, identity, shard
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
+from ps_protocol.roles.request import RPCS, Rpc
 from ps_protocol.v1 import (
     accumulator_service_pb2,
     board_service_pb2,
@@ -73,7 +78,13 @@ def message_fields(pair: Pair) -> dict[str, str]:
     return names
 
 
-PAIRS: tuple[Pair, ...] = (
+_SERVICES: Mapping[str, Any] = {
+    name: service
+    for module in (accumulator_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2)
+    for name, service in module.DESCRIPTOR.services_by_name.items()
+}
+
+_NAMED: tuple[Pair, ...] = (
     # What a model is made of.
     Pair(value=VariableSpec, message=tensor_pb2.VariableSpec, check=special.check_variable, place=special.variable_place),
     Pair(value=Initializer, message=tensor_pb2.Initializer, label="initializer"),
@@ -121,16 +132,11 @@ PAIRS: tuple[Pair, ...] = (
         write=special.write_shard_spec,
         read=special.read_shard_spec,
     ),
-    Pair(value=shard.ShardSettings, message=parameter_service_pb2.ShardSettings),
     Pair(
         value=shard.ApplyRequest,
         message=parameter_service_pb2.ApplyRequest,
         reads={"discards": special.read_discards},
         after=special.in_order,
-    ),
-    Pair(
-        value=shard.ApplyReply,
-        message=parameter_service_pb2.ApplyReply,
     ),
     Pair(
         value=shard.ReadRequest,
@@ -141,55 +147,30 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=shard.RowsRequest, message=parameter_service_pb2.RowsHeader, filled=frozenset({"num_rows"})),
     Pair(value=shard.MetricCell, message=parameter_service_pb2.MetricCell),
     Pair(value=shard.ShardReport, message=parameter_service_pb2.ShardReport),
-    Pair(value=shard.ShardStatus, message=parameter_service_pb2.GetShardStatusResponse),
+    Pair(value=shard.ShardStatus, message=parameter_service_pb2.GetShardStatusResponse, check=special.check_status),
+    Pair(value=shard.AdoptRequest, message=parameter_service_pb2.AdoptShardRequest, check=special.check_adoption),
+    Pair(
+        value=shard.PrepareRequest,
+        message=parameter_service_pb2.ApplyRequest,
+        write=special.write_prepare,
+        read=special.read_prepare,
+    ),
     Pair(value=shard.AppliedPush, message=parameter_service_pb2.AppliedPush),
     Pair(value=shard.WorkerPushes, message=parameter_service_pb2.WorkerPushes),
     Pair(value=shard.Adoption, message=parameter_service_pb2.AdoptShardResponse, reads={"given_up": special.read_given_up}),
-    Pair(
-        value=shard.SaveRequest,
-        message=parameter_service_pb2.SaveShardRequest,
-        filled=frozenset({"max_wait"}),
-        check=special.check_save_request,
-    ),
+    Pair(value=shard.SaveRequest, message=parameter_service_pb2.SaveShardRequest, check=special.check_save_request),
     Pair(value=shard.SaveProgress, message=parameter_service_pb2.SaveShardResponse, check=special.check_save_progress),
     Pair(value=shard.CheckpointFile, message=parameter_service_pb2.CheckpointFile, check=special.check_file),
-    Pair(
-        value=shard.RestoreRequest,
-        message=parameter_service_pb2.RestoreShardRequest,
-        filled=frozenset({"max_wait"}),
-        check=special.check_restore_request,
-    ),
+    Pair(value=shard.RestoreRequest, message=parameter_service_pb2.RestoreShardRequest, check=special.check_restore_request),
     Pair(value=shard.ReplicaState, message=parameter_service_pb2.ReplicaState),
-    Pair(value=shard.RestoreProgress, message=parameter_service_pb2.RestoreShardResponse),
     # The chief.
     Pair(value=chief.Participant, message=chief_service_pb2.Participant, label="participant", is_kept=True),
     Pair(value=chief.RegisterRequest, message=chief_service_pb2.RegisterWorkerRequest, check=special.check_register_request),
     Pair(value=chief.WorkerTraffic, message=chief_service_pb2.WorkerTraffic),
-    Pair(value=chief.HeartbeatRequest, message=chief_service_pb2.HeartbeatRequest),
-    Pair(value=chief.DeregisterRequest, message=chief_service_pb2.DeregisterWorkerRequest),
-    Pair(value=chief.RegisterModelRequest, message=chief_service_pb2.RegisterModelRequest),
-    Pair(value=chief.CompleteInitializationRequest, message=chief_service_pb2.CompleteInitializationRequest),
-    Pair(value=chief.GetModelRequest, message=chief_service_pb2.GetModelRequest),
-    Pair(value=chief.CommitPushRequest, message=chief_service_pb2.CommitPushRequest),
-    Pair(
-        value=chief.DequeueTokenRequest,
-        message=chief_service_pb2.DequeueTokenRequest,
-    ),
-    Pair(value=chief.ChangeSettingsRequest, message=chief_service_pb2.ChangeSettingsRequest),
-    Pair(value=chief.SaveCheckpointRequest, message=chief_service_pb2.SaveCheckpointRequest),
     Pair(value=chief.LeaseRangesRequest, message=chief_service_pb2.LeaseRangesRequest, check=special.check_lease),
-    Pair(value=chief.FinishTrainingRequest, message=chief_service_pb2.FinishTrainingRequest),
     Pair(value=chief.Registration, message=chief_service_pb2.RegisterWorkerResponse, check=special.check_registration),
-    Pair(value=chief.ModelReply, message=chief_service_pb2.RegisterModelResponse),
-    Pair(value=chief.AgreedModel, message=chief_service_pb2.GetModelResponse),
     Pair(value=chief.PushCommit, message=chief_service_pb2.PushCommit, check=special.check_commit),
     Pair(value=chief.CommitResult, message=chief_service_pb2.CommitResult, reads={"weight": special.read_weight}),
-    Pair(
-        value=chief.TokenReply,
-        message=chief_service_pb2.TokenReply,
-    ),
-    Pair(value=chief.SavedCheckpoint, message=chief_service_pb2.SaveCheckpointResponse),
-    Pair(value=chief.LeaseReply, message=chief_service_pb2.LeaseRangesResponse),
     Pair(value=chief.HyperparameterChange, message=chief_service_pb2.HyperparameterChange),
     Pair(value=chief.SettingsReply, message=chief_service_pb2.SettingsState),
     Pair(value=chief.ClusterStatus, message=chief_service_pb2.GetClusterStatusResponse),
@@ -225,8 +206,6 @@ PAIRS: tuple[Pair, ...] = (
     # The handshake.
     Pair(value=identity.ProtocolVersion, message=handshake_service_pb2.ProtocolVersion),
     Pair(value=identity.Identity, message=handshake_service_pb2.Identity, label="identity"),
-    Pair(value=identity.HandshakeReply, message=handshake_service_pb2.HandshakeResponse),
-    Pair(value=identity.HandshakeRequest, message=handshake_service_pb2.HandshakeRequest),
     # Named accumulators.
     Pair(value=accumulators.AccumulatorSpec, message=accumulator_service_pb2.AccumulatorSpec, check=special.check_accumulator),
     Pair(value=accumulators.GradientHeader, message=accumulator_service_pb2.GradientHeader),
@@ -239,3 +218,32 @@ PAIRS: tuple[Pair, ...] = (
     Pair(value=board.BoardRequest, message=board_service_pb2.ReadBoardRequest),
     Pair(value=board.FoundHeader, message=board_service_pb2.FoundHeader),
 )
+
+
+def is_value(answer: Any) -> bool:
+    """Whether an answer has fields of its own, and not the one of its message."""
+    return dataclasses.is_dataclass(answer)
+
+
+def messages_of(rpc: Rpc) -> tuple[type[Message], type[Message]]:
+    """Returns the messages that carry a request and its answer."""
+    service = _SERVICES[rpc.service]
+    types = service.methods_by_name[rpc.name].input_type, service.methods_by_name[rpc.name].output_type
+    if rpc.field:
+        types = types[0].fields_by_name[rpc.field].message_type, types[1].fields_by_name[rpc.field].message_type
+    return GetMessageClass(types[0]), GetMessageClass(types[1])
+
+
+def _of_requests() -> Iterator[Pair]:
+    """Yields a pair for each request, and for each answer that is a dataclass, which has none above."""
+    known = {pair.value for pair in _NAMED}
+    for request, rpc in RPCS.items():
+        declared: Any = request
+        values: tuple[Any, Any] = request, declared.answer
+        for value, message in zip(values, messages_of(rpc), strict=True):
+            if is_value(value) and value not in known:
+                known.add(value)
+                yield Pair(value=value, message=message)
+
+
+PAIRS: tuple[Pair, ...] = (*_NAMED, *_of_requests())

@@ -20,8 +20,9 @@ from ps_protocol.roles.accumulators import Reduction, Taken
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush, check_tag
 from ps_protocol.roles.chief import MAX_INDEX, MAX_LEASE_S, MAX_SHARDS, MIN_LEASE_S
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments, check_step_hyperparameters, check_user_states
-from ps_protocol.roles.fence import NOBODY, Era, Fence
-from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, Metric, SaveState, ShardSpec
+from ps_protocol.roles.fence import KEY_BYTES, MAX_KEYS, NOBODY, Era, Fence
+from ps_protocol.roles.identity import parse_address
+from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, Metric, PrepareRequest, SaveState, ShardSpec
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire.fields import decode_choice, decode_duration, decode_each, require
 
@@ -29,6 +30,8 @@ MAX_METRICS = 1_000
 MAX_RANGES_A_CALL = 10_000
 # A shard holds a few contributions of a worker at most.
 MAX_REFUSED = 100_000
+# What chiefs count up from 1, and count on.
+_MAX_COUNT = 1 << 62
 
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _DATA_TYPES = {tensor_pb2.DataType.Value(f"DATA_TYPE_{data_type.name}") for data_type in DataType}
@@ -136,6 +139,35 @@ def check_registration(message: chief_service_pb2.RegisterWorkerResponse) -> Non
 def check_lease(message: chief_service_pb2.LeaseRangesRequest) -> None:
     """Raises LimitExceeded if the caller names too many ranges."""
     check_ranges(message.held, field="held")
+
+
+def check_adoption(message: parameter_service_pb2.AdoptShardRequest) -> None:
+    """Raises InvalidSpec unless the chief's address is one or empty, MalformedMessage unless the keys are such."""
+    if message.chief_address:
+        parse_address(message.chief_address)
+    keys = message.session_keys
+    if len(keys) > MAX_KEYS or any(len(key) != KEY_BYTES for key in keys):
+        raise MalformedMessage(f"session_keys: {len(keys)} keys, want at most {MAX_KEYS} of {KEY_BYTES} bytes each")
+
+
+def check_status(message: parameter_service_pb2.GetShardStatusResponse) -> None:
+    """Raises MalformedMessage unless the fence and the version of the settings are such as a chief gives."""
+    fence = message.fence
+    if max(fence.era.epoch, fence.chief_incarnation, message.settings_version) > _MAX_COUNT or bool(fence.era.life) != bool(
+        fence.era.epoch
+    ):
+        numbers = fence.era.life, fence.era.epoch, fence.chief_incarnation, message.settings_version
+        raise MalformedMessage(f"life, epoch, chief incarnation and version of the settings {numbers} are no chief's")
+
+
+def write_prepare(request: PrepareRequest, message: parameter_service_pb2.ApplyRequest, write: Write) -> None:
+    """The step whose norms are wanted travels as it does when it is to be applied."""
+    write[ApplyRequest](request.of, message)
+
+
+def read_prepare(message: parameter_service_pb2.ApplyRequest, read: Read) -> PrepareRequest:
+    """Decodes the step whose norms are wanted."""
+    return PrepareRequest(of=read[ApplyRequest](message))
 
 
 def check_save_request(message: parameter_service_pb2.SaveShardRequest) -> None:

@@ -12,19 +12,13 @@ from typing import Any, Protocol
 
 import grpc
 
-from ps_protocol.errors import MalformedMessage, TruncatedStream, Unimplemented, printable
+from ps_protocol.errors import MalformedMessage, TruncatedStream, Unimplemented
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, TakeRequest, content_of
 from ps_protocol.roles.board import BoardRequest, PostHeader
-from ps_protocol.roles.fence import KEY_BYTES, MAX_KEYS, Fence
-from ps_protocol.roles.identity import parse_address
-from ps_protocol.roles.shard import (
-    ReplicaState,
-    RestoreRequest,
-    RowsRequest,
-    SaveRequest,
-    ShardSpec,
-)
+from ps_protocol.roles.request import Request, requests_of
+from ps_protocol.roles.shard import DataSocketRequest, Invitation, RowsRequest, ShardSpec, ShardStatus, ShardStatusRequest
+from ps_protocol.rpc.server import plain_methods
 from ps_protocol.rpc.status import answering
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory.segment import SharedSegment
@@ -55,39 +49,38 @@ SERVICE, ACCUMULATOR_SERVICE, BOARD_SERVICE = _DESCRIPTORS
 
 
 class ParameterService:
-    """Serves one shard. Thread-safe. `on_chief_call` is called for each call from a chief; it must not block.
-
-    `is_chief`: whether a caller may speak for the chief, in a method that others may call as well.
-    """
+    """Serves one shard. Thread-safe. `is_chief`: whether a caller may speak for the chief, in a method that others may call as well."""
 
     def __init__(
         self,
         shard: Shard,
         *,
         idle_streams: IdleStreams,
-        on_chief_call: Callable[[], None],
         is_chief: Callable[[grpc.ServicerContext], bool] = lambda context: True,
         data_sockets: DataListener = NO_DATA_SOCKETS,
     ) -> None:
         self._shard = shard
         self._idle_streams, self._data_sockets = idle_streams, data_sockets
-        self._on_chief_call, self._is_chief = on_chief_call, is_chief
+        self._is_chief = is_chief
         self._name = f"ps {shard.index}"
         self._boot_id = memory_segments.boot_id()
+        answers = dict.fromkeys(requests_of("ParameterService").values(), self._answer)
+        self.plain = plain_methods(
+            {**answers, ShardStatusRequest: self._answer_status, DataSocketRequest: self._invite},
+            server_name=self._name,
+        )
 
-    def AdoptShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            message = decode_message(pb.AdoptShardRequest, request)
-            if message.chief_address:
-                parse_address(message.chief_address)
-            self._on_chief_call()
-            adoption = self._shard.adopt(
-                codec.decode(Fence, message.fence),
-                chief_address=message.chief_address,
-                session_keys=_session_keys(message.session_keys),
-                replica=codec.decode(ReplicaState, message.replica),
-            )
-            return codec.pack(adoption)
+    def _answer(self, request: Request[Any], context: grpc.ServicerContext) -> object:
+        return self._shard.call(request)
+
+    def _answer_status(self, request: ShardStatusRequest, context: grpc.ServicerContext) -> ShardStatus:
+        # Else any caller that may read the status could make a dead chief seem alive, and keep its successor waiting.
+        status = self._shard.call(request if self._is_chief(context) else ShardStatusRequest())
+        # The shard does not know whether it has a process of its own.
+        return replace(status, report=replace(status.report, cpu_s=time.process_time()))
+
+    def _invite(self, request: DataSocketRequest, context: grpc.ServicerContext) -> Invitation:
+        return self._data_sockets.invite()
 
     def CreateVariables(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
         with self._answering(context), self._idle_streams.watching(context, name="CreateVariables") as stream:
@@ -104,61 +97,6 @@ class ParameterService:
             with self._shard.open_rows(codec.decode(RowsRequest, header.header)) as rows:
                 blocks = index_blocks(frame, messages, num_rows=header.header.num_rows)
                 yield from stream.outgoing(row_messages(rows, blocks))
-
-    def OpenDataSocket(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            decode_message(pb.OpenDataSocketRequest, request)
-            invited = self._data_sockets.invite()
-            return pb.OpenDataSocketResponse(nonce=invited.nonce, port=invited.port, path=invited.path).SerializeToString()
-
-    def ReadMetrics(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            cells = self._shard.read_metrics(epoch=decode_message(pb.ReadMetricsRequest, request).epoch)
-            return pb.ReadMetricsResponse(cells=codec.encode_each(cells)).SerializeToString()
-
-    def KeepStory(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            before = self._shard.keep_story(decode_message(pb.KeepStoryRequest, request).story)
-            return pb.KeepStoryResponse(story=before).SerializeToString()
-
-    def GetShardStatus(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            message = decode_message(pb.GetShardStatusRequest, request)
-            # Else any caller that may read the status could make a dead chief seem alive, and keep its successor waiting.
-            if self._is_chief(context):
-                self._shard.hear_chief(codec.decode(Fence, message.fence))
-                self._on_chief_call()
-            status = self._shard.status()
-            # The shard does not know whether it has a process of its own.
-            return codec.pack(replace(status, report=replace(status.report, cpu_s=time.process_time())))
-
-    def ShutdownShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering(context):
-            message = decode_message(pb.ShutdownShardRequest, request)
-            self._shard.shutdown(codec.decode(Fence, message.fence), reason=printable(message.reason))
-            return pb.ShutdownShardResponse().SerializeToString()
-
-    def KeepRecord(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering_chief(context):
-            message = decode_message(pb.KeepRecordRequest, request)
-            self._shard.keep_record(
-                codec.decode(Fence, message.fence),
-                version=message.version,
-                record=message.record,
-            )
-            return pb.KeepRecordResponse().SerializeToString()
-
-    def SaveShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering_chief(context):
-            message = decode_message(pb.SaveShardRequest, request)
-            progress = self._shard.save(codec.decode(SaveRequest, message), max_wait_s=codec.decode_short_wait(message))
-            return codec.pack(progress)
-
-    def RestoreShard(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        with self._answering_chief(context):
-            message = decode_message(pb.RestoreShardRequest, request)
-            progress = self._shard.restore(codec.decode(RestoreRequest, message), max_wait_s=codec.decode_short_wait(message))
-            return codec.pack(progress)
 
     def ShareMemory(self, requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         with (
@@ -186,20 +124,8 @@ class ParameterService:
             secret=claim.secret,
         )
 
-    @contextlib.contextmanager
-    def _answering_chief(self, context: grpc.ServicerContext) -> Iterator[None]:
-        with self._answering(context):
-            self._on_chief_call()
-            yield
-
     def _answering(self, context: grpc.ServicerContext) -> contextlib.AbstractContextManager[None]:
         return answering(context, server_name=self._name)
-
-
-def _session_keys(keys: Sequence[bytes]) -> tuple[bytes, ...]:
-    if len(keys) > MAX_KEYS or any(len(key) != KEY_BYTES for key in keys):
-        raise MalformedMessage(f"session_keys: {len(keys)} keys, want at most {MAX_KEYS} of {KEY_BYTES} bytes each")
-    return tuple(keys)
 
 
 def _granted(sharing: Sharing, num_buffers: int, messages: Iterator[pb.ShareMemoryRequest]) -> Iterator[pb.ShareMemoryResponse]:
@@ -319,8 +245,8 @@ class BoardService:
 def service_handler(service: str, *parts: object) -> grpc.GenericRpcHandler:
     """Returns the handler of the RPCs of a service's descriptor, for `server.add_generic_rpc_handlers((handler,))`.
 
-    `parts`: the objects that together have a method, or a handler of gRPC's, for each RPC; the first that has it serves it. What none has
-    is not served.
+    `parts`: the objects that together serve each RPC: by a handler in `plain`, or a method or handler of its name. What none has is not
+    served.
     """
     kinds: dict[tuple[bool, bool], Callable[..., Any]] = {
         (False, False): grpc.unary_unary_rpc_method_handler,
@@ -329,6 +255,8 @@ def service_handler(service: str, *parts: object) -> grpc.GenericRpcHandler:
         (True, True): grpc.stream_stream_rpc_method_handler,
     }
     handlers: dict[str, grpc.RpcMethodHandler[bytes, bytes]] = {}
+    for part in parts:
+        handlers |= getattr(part, "plain", {})
     for method in _DESCRIPTORS[service].methods:
         serve = next((getattr(part, method.name) for part in parts if hasattr(part, method.name)), None)
         if isinstance(serve, grpc.RpcMethodHandler):

@@ -12,7 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
-from typing import Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import grpc
 import numpy as np
@@ -22,7 +22,8 @@ from ps_protocol.errors import FrameOutOfOrder, LimitExceeded, MalformedMessage,
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.roles.shard import ApplyReply, ApplyRequest, PushHeader, PushReply, ReadRequest, ShardSettings
+from ps_protocol.roles.request import requests_on
+from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ReadRequest
 from ps_protocol.rpc.server_stream import Peer, StreamThread, stream_handler
 from ps_protocol.rpc.status import defect
 from ps_protocol.sockets.data_socket import DataSocket
@@ -620,7 +621,7 @@ class VariablesStream:
         """Answers a request whose step is there, or which is wrong; False if it waits on."""
         wanted = wait.wanted
         try:
-            reading = self._shard.await_variables(wait.look, epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
+            reading = self._shard.await_variables(wait.look, wanted)
             if reading is None:
                 return False
             if wait.claim():
@@ -636,10 +637,7 @@ class VariablesStream:
     def answer(self, wanted: ReadRequest) -> None:
         """Answers a request that does not wait, or not any more."""
         try:
-            if wanted.slot:
-                reading = self._shard.open_slot(wanted.slot, epoch=wanted.epoch, layout_hash=wanted.layout_hash)
-            else:
-                reading = self._shard.open_variables(epoch=wanted.epoch, step=wanted.step, layout_hash=wanted.layout_hash)
+            reading = self._shard.open_slot(wanted) if wanted.slot else self._shard.open_variables(wanted)
             self._send(wanted, reading)
         except PsError as error:
             self._break_off(error)
@@ -761,29 +759,14 @@ class _Wait:
 # A chief may be silent for as long as it likes, so nothing cuts its stream but the end of the server.
 
 
-def _applied(call: int, reply: ApplyReply) -> pb.CommandResponse:
-    message = pb.CommandResponse(call=call)
-    codec.write(reply, message.apply)
-    return message
+_COMMANDS = requests_on("ParameterService", "Command")
 
 
 class CommandStream:
-    """See FinishingHandler. The stream of a chief; as soon as a command may take long, this and all later ones are left to its thread.
+    """See FinishingHandler. The stream of a chief; as soon as a command may take long, this and all later ones are left to its thread."""
 
-    `on_chief_call` is called for each command; it must not block.
-    """
-
-    def __init__(
-        self,
-        shard: Shard,
-        peer: Peer,
-        context: grpc.ServicerContext,
-        *,
-        idle_streams: IdleStreams,
-        on_chief_call: Callable[[], None],
-        name: str,
-    ) -> None:
-        self._shard, self._peer, self._idle_streams, self._on_chief_call, self._name = shard, peer, idle_streams, on_chief_call, name
+    def __init__(self, shard: Shard, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
+        self._shard, self._peer, self._idle_streams, self._name = shard, peer, idle_streams, name
         self._caller = context.peer
         self._stream = idle_streams.begin(context, name="Command", is_of_chief=True)
         self._thread = StreamThread(peer, server_name=name)
@@ -829,7 +812,6 @@ class CommandStream:
         except MalformedMessage as error:
             log.warning("cannot understand the chief at %s: %s; its stream of commands is ended", self._caller(), error.message)
             raise
-        self._on_chief_call()
         try:
             self._do(message, lambda reply: answer(reply.SerializeToString()))
             return
@@ -840,20 +822,21 @@ class CommandStream:
         answer(pb.CommandResponse(call=message.call, error=encode_call_error(failure)).SerializeToString())
 
     def _do(self, message: pb.CommandRequest, answer: Callable[[pb.CommandResponse], object]) -> None:
-        match message.WhichOneof("command"):
-            case "apply":
-                self._shard.apply_step(
-                    codec.decode(ApplyRequest, message.apply),
-                    on_applied=lambda reply: answer(_applied(message.call, reply)),
-                )
-            case "prepare":
-                sums = self._shard.prepare_step(codec.decode(ApplyRequest, message.prepare))
-                answer(pb.CommandResponse(call=message.call, prepare=pb.PrepareReply(sums=sums)))
-            case "configure":
-                self._shard.configure(codec.decode(ShardSettings, message.configure))
-                answer(pb.CommandResponse(call=message.call, configure=pb.ConfigureReply()))
-            case _:
-                raise MalformedMessage(f"command {message.call}: it asks for nothing that this server knows")
+        field = message.WhichOneof("command")
+        if field is None:
+            raise MalformedMessage(f"command {message.call}: it asks for nothing that this server knows")
+        request_type = _COMMANDS[field]
+
+        def reply(found: object) -> None:
+            response = pb.CommandResponse(call=message.call)
+            codec.write_answer(request_type, found, getattr(response, field))
+            answer(response)
+
+        request: Any = codec.decode(request_type, getattr(message, field))
+        if isinstance(request, ApplyRequest):
+            self._shard.apply_step(request, on_applied=reply)
+        else:
+            reply(self._shard.call(request))
 
 
 class StreamService:
@@ -865,7 +848,6 @@ class StreamService:
         *,
         idle_streams: IdleStreams,
         data_sockets: DataListener = NO_DATA_SOCKETS,
-        on_chief_call: Callable[[], None] = lambda: None,
     ) -> None:
         name = f"ps {shard.index}"
         self._deadlines = deadlines = CallDeadlines()
@@ -880,7 +862,7 @@ class StreamService:
             server_name=name,
         )
         self.Command = stream_handler(
-            lambda peer, context: CommandStream(shard, peer, context, idle_streams=idle_streams, on_chief_call=on_chief_call, name=name),
+            lambda peer, context: CommandStream(shard, peer, context, idle_streams=idle_streams, name=name),
             server_name=name,
         )
 

@@ -514,12 +514,12 @@ class Checkpoints:
         self._save: Attempt | None = None
         self._restore: Attempt | None = None
 
-    def save(self, request: SaveRequest, *, max_wait_s: float) -> SaveProgress:
-        """Copies the model's step and has it written, or says how far that is; see Shard.save. The caller has been let in.
+    def save(self, request: SaveRequest) -> SaveProgress:
+        """Copies the model's step and has it written, or says how far that is; see SaveRequest. The caller has been let in.
 
         An attempt that is over is begun anew if this asks for it without a wait, as long as the step stands, and the file does not.
         """
-        storage = self._required_storage()
+        storage, max_wait_s = self._required_storage(), request.max_wait_s
         key = request.fence.era, request.step, request.tag
         save = self._save
         if save is not None and save.key != key:
@@ -546,12 +546,12 @@ class Checkpoints:
             if self._save is not None:
                 self._save.unwanted = Cancelled(f"{self._name}: checkpoint {self._save.tag} is not wanted any more")
 
-    def restore(self, request: RestoreRequest, *, max_wait_s: float) -> RestoreProgress:
-        """Begins a restoration, or says how far it is; see Shard.restore. The caller has been let in, under the epoch of the request.
+    def restore(self, request: RestoreRequest) -> RestoreProgress:
+        """Begins a restoration, or says how far it is; see RestoreRequest. The caller has been let in, under the epoch of the request.
 
         One that has failed is begun anew if this asks for it without a wait.
         """
-        storage = self._required_storage()
+        storage, max_wait_s = self._required_storage(), request.max_wait_s
         if request.spec.shard != self._index:
             raise WrongRole(f"this is {self._name}, not ps {request.spec.shard}; check the addresses and their order")
         # A save or restoration for a chief of another life ends with that life, though epoch and checkpoint may be the same.

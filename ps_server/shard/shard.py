@@ -6,9 +6,10 @@ What takes long (copies of tensors, files, the apply) runs outside the gate's lo
 import logging
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
 from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.encodings.arena import encoded_frames
@@ -24,6 +25,7 @@ from ps_protocol.errors import (
     Unavailable,
     VariableExists,
     WrongRole,
+    printable,
 )
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.history import digest
@@ -32,14 +34,20 @@ from ps_protocol.roles import history as events
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.history import History
+from ps_protocol.roles.request import Answer, Request
 from ps_protocol.roles.shard import (
-    ONLY_REPLICA,
     Adoption,
+    AdoptRequest,
     ApplyReply,
     ApplyRequest,
+    KeepRecordRequest,
+    KeepStoryRequest,
     MetricCell,
+    PrepareRequest,
     PushHeader,
     PushReply,
+    ReadMetricsRequest,
+    ReadRequest,
     ReplicaState,
     RestoreProgress,
     RestoreRequest,
@@ -50,6 +58,8 @@ from ps_protocol.roles.shard import (
     ShardSettings,
     ShardSpec,
     ShardStatus,
+    ShardStatusRequest,
+    ShutdownRequest,
 )
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_server.contributions.inbox import Contribution
@@ -117,6 +127,24 @@ class Shard:
         self._creation: Creation | None = None
         self._last_apply_s = self._apply_s = 0.0
         self._num_applied = 0
+        self._answers: dict[type, Callable[[Any], Any]] = {
+            AdoptRequest: self._adopt,
+            KeepRecordRequest: self._keep_record,
+            KeepStoryRequest: self._keep_story,
+            ShardSettings: self._configure,
+            SaveRequest: self._save,
+            RestoreRequest: self._restore,
+            PrepareRequest: self._prepare_step,
+            ApplyRequest: self.apply_step,
+            ReadMetricsRequest: self._read_metrics,
+            ShardStatusRequest: self._status,
+            ShutdownRequest: self._shutdown,
+        }
+
+    def call(self, request: Request[Answer]) -> Answer:
+        """Answers what any role asks without a payload. What each request does and raises, it says itself."""
+        answer: Answer = self._answers[type(request)](request)
+        return answer
 
     # The chief's: whom the shard belongs to
 
@@ -125,26 +153,16 @@ class Shard:
         """Epoch of the cluster; 0 before a chief has adopted the shard."""
         return self._gate.fences.epoch
 
-    def adopt(
-        self,
-        fence: Fence,
-        *,
-        chief_address: str = "",
-        session_keys: tuple[bytes, ...] = (),
-        replica: ReplicaState = ONLY_REPLICA,
-    ) -> Adoption:
-        """Puts the shard under a chief; a later epoch drops contributions staged or under way, and begins with the model's own settings.
-
-        `session_keys`: see Shard. `replica`: how the chief counts on this replica, where the shard has several.
-        """
+    def _adopt(self, request: AdoptRequest) -> Adoption:
+        fence, replica = request.fence, request.replica
         fences, chief = self._gate.fences, self._gate.chief
         with self._gate.turn(fences.check_not_ending):
             is_damaged = bool(fences.damage)
-            self._settle_with_rival_locked(fence, chief_address, replica)
+            self._settle_with_rival_locked(fence, request.chief_address, replica)
             before = fences.fence
             is_new_epoch = fences.adopt(fence)
-            self._gate.admitted.take_keys(session_keys, is_new_life=fence.life != before.life)
-            chief.address = chief_address
+            self._gate.admitted.take_keys(request.session_keys, is_new_life=fence.life != before.life)
+            chief.address = request.chief_address
             chief.heard()
             if is_new_epoch:
                 self._end_epoch_locked(is_damaged=is_damaged)
@@ -163,63 +181,53 @@ class Shard:
         self._gate.tell()
         return adoption
 
-    def hear_chief(self, fence: Fence) -> None:
-        """Notes a sign of life, if it is one of the chief that has the shard."""
+    def _keep_record(self, request: KeepRecordRequest) -> None:
         with self._gate:
-            if fence != NOBODY and fence == self._gate.fences.fence:
-                self._gate.chief.heard()
+            self._gate.check_chief(request.fence)
+            self._gate.chief.keep(request.record, version=request.version)
 
-    def keep_record(self, fence: Fence, *, version: int, record: bytes) -> None:
-        """Keeps a record for the chief's successor, unless it has this or a newer one."""
+    def _keep_story(self, request: KeepStoryRequest) -> bytes:
         with self._gate:
-            self._gate.check_chief(fence)
-            self._gate.chief.keep(record, version=version)
+            return self._gate.chief.keep_story(request.story)
 
-    def keep_story(self, story: bytes) -> bytes:
-        """Keeps what the chief's page shows of the past, unless it is empty; returns what was kept before. Raises LimitExceeded."""
-        with self._gate:
-            return self._gate.chief.keep_story(story)
-
-    def configure(self, settings: ShardSettings) -> None:
-        """Changes the shard's settings, unless it has these or newer ones; waits for steps and arrivals under way."""
+    def _configure(self, settings: ShardSettings) -> None:
         with self._gate.step(settings.fence):
             model = self._model_locked()
             model.configure(settings)
             self._history.configured(model, settings)
         self._gate.tell()
 
-    def save(self, request: SaveRequest, *, max_wait_s: float = 0.0) -> SaveProgress:
-        """Copies a step, and has it written; or says how far that is, also while the shard shuts down."""
+    def _save(self, request: SaveRequest) -> SaveProgress:
+        # Also while the shard shuts down.
         with self._gate:
             self._gate.fences.check_chief(request.fence)
             self._gate.fences.check_epoch(request.fence.epoch)
             self._gate.chief.heard()
-        return self._checkpoints.save(request, max_wait_s=max_wait_s)
+        return self._checkpoints.save(request)
 
     def wait_for_save(self, timeout_s: float) -> None:
         """Waits until no checkpoint is being written, but not longer than this."""
         self._checkpoints.wait_until_saved(timeout_s)
 
-    def restore(self, request: RestoreRequest, *, max_wait_s: float = 0.0) -> RestoreProgress:
-        """Begins to bring the shard back to a checkpoint, or says how far that is. Adopts it if the epoch is a new one."""
+    def _restore(self, request: RestoreRequest) -> RestoreProgress:
         if request.fence.epoch > self._gate.fences.epoch:
             with self._gate:  # only by adopting the server may a chief take it from another chief of the same number
                 self._gate.fences.check_chief(request.fence)
-            self.adopt(request.fence, chief_address=self._gate.chief.address)
+            self._adopt(AdoptRequest(fence=request.fence, chief_address=self._gate.chief.address))
         with self._gate:
             self._gate.check_chief(request.fence)
             self._gate.fences.check_epoch(request.spec.epoch)
             if request.replica_version < self._gate.chief.replica.version:
                 raise Unavailable(f"{self._name}: the chief has changed how it counts on this replica since; repeat the call")
-        return self._checkpoints.restore(request, max_wait_s=max_wait_s)
+        return self._checkpoints.restore(request)
 
-    def shutdown(self, fence: Fence, *, reason: str) -> None:
-        """Refuses all calls from now on, and asks the process to end. Idempotent. One that no chief has adopted obeys every chief."""
+    def _shutdown(self, request: ShutdownRequest) -> None:
         with self._gate:
             fences = self._gate.fences
             if fences.fence != NOBODY:
-                fences.check_chief(fence)
-                fences.check_era(fence.era)
+                fences.check_chief(request.fence)
+                fences.check_era(request.fence.era)
+        reason = printable(request.reason)
         self.begin_shutdown(reason)
         if self._on_shutdown is not None:
             self._on_shutdown(reason)
@@ -234,15 +242,15 @@ class Shard:
 
     # The chief's: every step
 
-    def prepare_step(self, request: ApplyRequest) -> Sequence[float]:
-        """Returns the sums of squares of the step's means. No effect."""
-        with self._gate.step(request.fence) as turn:
+    def _prepare_step(self, request: PrepareRequest) -> tuple[float, ...]:
+        step = request.of
+        with self._gate.step(step.fence) as turn:
             model = self._model_locked()
-            if model.is_repeated(request):
-                return model.prepared(request)
-            work = model.begin_prepare(request)
+            if model.is_repeated(step):
+                return tuple(model.prepared(step))
+            work = model.begin_prepare(step)
             with turn.unlocked():
-                return model.run_prepare(request, work)
+                return tuple(model.run_prepare(step, work))
 
     def apply_step(self, request: ApplyRequest, *, on_applied: Callable[[ApplyReply], object] | None = None) -> ApplyReply:
         """Applies a step. A repetition, also one that comes while the first is at work, is answered when that is done.
@@ -318,20 +326,20 @@ class Shard:
             model = self._model_locked(header.layout_hash)
             return OpenPush(self._gate, model, model.inbox.open(header, current_step=model.step), end=self._end_push)
 
-    def open_variables(self, *, epoch: int, step: int | None, layout_hash: str) -> Reading:
-        """Begins to read the variables of `step` (None: the latest)."""
-        with self._gate.admit(epoch):
-            return self._reading_locked(self._model_locked(layout_hash), step)
+    def open_variables(self, request: ReadRequest) -> Reading:
+        """Begins to read the variables of a step (None: the latest)."""
+        with self._gate.admit(request.epoch):
+            return self._reading_locked(self._model_locked(request.layout_hash), request.step)
 
-    def await_variables(self, listener: Callable[[], object], *, epoch: int, step: int | None, layout_hash: str) -> Reading | None:
-        """Begins to read the variables of `step`; None if it is not there yet.
+    def await_variables(self, listener: Callable[[], object], request: ReadRequest) -> Reading | None:
+        """Begins to read the variables of a step; None if it is not there yet.
 
         The listener is then called once, without the lock, perhaps before this returns, when anything has changed; it must not wait.
         """
-        with self._gate.admit(epoch):
-            model = self._model_locked(layout_hash)
-            if step is None or step <= model.step:
-                return self._reading_locked(model, step)
+        with self._gate.admit(request.epoch):
+            model = self._model_locked(request.layout_hash)
+            if request.step is None or request.step <= model.step:
+                return self._reading_locked(model, request.step)
             self._gate.listen(listener)
             return None
 
@@ -373,26 +381,25 @@ class Shard:
                 hold=self._gate.reading(step),
             )
 
-    def open_slot(self, name: str, *, epoch: int, layout_hash: str) -> Reading:
+    def open_slot(self, request: ReadRequest) -> Reading:
         """Begins to read one slot of the dense variables, when no step is being applied."""
-        with self._gate.admit(epoch):
-            self._model_locked(layout_hash).slot(name)
+        with self._gate.admit(request.epoch):
+            self._model_locked(request.layout_hash).slot(request.slot)
             self._gate.wait_for_step()
-            model = self._admitted_locked(epoch, layout_hash)
+            model = self._admitted_locked(request.epoch, request.layout_hash)
             return Reading(
-                model.slot(name),
+                model.slot(request.slot),
                 layout=model.spec.layout,
                 step=model.step,
                 is_intact=model.watch_slots(),
                 hold=self._gate.reading,
-                name=f"slot {name!r}",
+                name=f"slot {request.slot!r}",
             )
 
     # Calls from any role
 
-    def read_metrics(self, *, epoch: int) -> tuple[MetricCell, ...]:
-        """Returns the metrics that workers have reported, by name and worker."""
-        with self._gate.admit(epoch):
+    def _read_metrics(self, request: ReadMetricsRequest) -> tuple[MetricCell, ...]:
+        with self._gate.admit(request.epoch):
             return tuple(self._model_locked().inbox.metrics.cells())
 
     def applied(self) -> tuple[int, float]:
@@ -400,10 +407,12 @@ class Shard:
         with self._gate:
             return self._num_applied, self._apply_s
 
-    def status(self) -> ShardStatus:
-        """Reports step, memory and counters, with zeros before there are variables; also while the shard shuts down."""
+    def _status(self, request: ShardStatusRequest) -> ShardStatus:
+        # With zeros before there are variables; also while the shard shuts down.
         with self._gate:
             fences, chief = self._gate.fences, self._gate.chief
+            if request.fence != NOBODY and request.fence == fences.fence:
+                chief.heard()
             model = None if fences.damage else self._model
             inbox = model.inbox if model else None
             return ShardStatus(

@@ -14,7 +14,7 @@ from typing import Any
 
 from benchmarks.harness.relay import Conditions, Relay
 from ps_protocol.errors import PsError
-from ps_protocol.roles.chief import ClusterStatus
+from ps_protocol.roles.chief import ClusterStatus, FinishTrainingRequest
 from ps_protocol.rpc.chief import GrpcChief
 from tests.chaos import claims, script
 from tests.chaos.plan import Plan
@@ -216,7 +216,7 @@ class Cluster:
         """Ends the training by order, waits until all have ended, and returns the last step."""
         chief = GrpcChief(self.chief_address, cluster="lockstep", access=self.plan.access)
         try:
-            chief.finish(reason="the test has seen enough")
+            chief.call(FinishTrainingRequest(reason="the test has seen enough"))
         finally:
             chief.close()
         self.await_end()

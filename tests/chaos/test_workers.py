@@ -168,7 +168,7 @@ def test_a_flood_of_registrations_is_refused_and_slows_nobody_down(start: Starte
         for number in range(1000):
             request = RegisterRequest(kind=ParticipantKind.WORKER, index=None, host="flood", pid=number + 1, request_id=number + 1)
             try:
-                chief.register_worker(request)
+                chief.call(request)
             except PsError as error:
                 reasons.add(error.reason)
     finally:

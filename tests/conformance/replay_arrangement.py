@@ -9,6 +9,7 @@ import numpy as np
 import worker_client
 from ps_protocol.model.spec import PlacedSlice
 from ps_protocol.model.variables import Partitioner
+from ps_protocol.roles.chief import GetModelRequest
 from tests.conformance.checking import check_close, check_equal
 from tests.conformance.clusters import Cluster
 from worker_client import Variable
@@ -54,4 +55,4 @@ def replay_partitioner(case: Case, *, cluster: Cluster) -> None:
 
 def _placement(cluster: Cluster) -> tuple[PlacedSlice, ...]:
     with cluster.ask_chief() as chief:
-        return chief.get_model(max_wait_s=20).placement
+        return chief.call(GetModelRequest(max_wait_s=20)).placement

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from ps_protocol.roles.chief import Chief, ClusterStatus, ParticipantKind
+from ps_protocol.roles.chief import Chief, ClusterStatus, FinishTrainingRequest, ParticipantKind
 from tests.conformance.checking import check_close, check_equal
 from tests.conformance.clusters import Cluster
 from tests.conformance.replay_training import optimizer_of
@@ -95,7 +95,7 @@ def replay_sync_replicas(case: Case, *, cluster: Cluster) -> None:
         for worker in workers:
             stack.callback(worker.close)
         # The end of training releases workers that are blocked.
-        stack.callback(chief.finish, reason="the case is over")
+        stack.callback(chief.call, FinishTrainingRequest(reason="the case is over"))
         for worker in workers:
             worker.joined.result(SETTLE_TIMEOUT_S)
         observer = stack.enter_context(cluster.observe())

@@ -1,10 +1,10 @@
-"""What the contract suites run on: every implementation of the `WholeShard` Protocol, and clusters in this process and behind gRPC."""
+"""What the contract suites run on: every implementation of the `Shard` Protocol, and clusters in this process and behind gRPC."""
 
 import importlib
 
 import pytest
 
-from ps_protocol.roles.shard import WholeShard
+from ps_protocol.roles.shard import Shard
 from tests.support.parameter_servers.shards import WITHOUT_SOCKETS, Trainer, shard_over
 from tests.support.sessions.clusters import start_over
 
@@ -14,7 +14,7 @@ start = start_over(["in process", "grpc", "shared memory"])
 
 
 @pytest.fixture
-def trainer(shard: WholeShard) -> Trainer:
+def trainer(shard: Shard) -> Trainer:
     """Chief and workers in one, for the shard."""
     return Trainer(shard)
 

@@ -2,25 +2,13 @@
 
 import asyncio
 from collections.abc import Callable, Coroutine, Iterator, Sequence
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from chief.shards.side import gathered
-from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
-from ps_protocol.roles.shard import (
-    ONLY_REPLICA,
-    Adoption,
-    ApplyReply,
-    ApplyRequest,
-    ReplicaState,
-    RestoreProgress,
-    RestoreRequest,
-    SaveProgress,
-    SaveRequest,
-    SaveState,
-    ShardSettings,
-    ShardStatus,
-)
+from ps_protocol.roles.request import RPCS
+from ps_protocol.roles.shard import AdoptRequest, RestoreRequest, SaveRequest, SaveState, ShardStatus, ShardStatusRequest
 from tests.simulation.disk import Crash
 from tests.simulation.loops import SimulatedLoop
 from tests.simulation.tasks import Call, Life
@@ -81,7 +69,7 @@ class SimulatedPace:
 
 
 class SimulatedLink:
-    """Implements ShardLink and ReplicaLink by calls through the world.
+    """Implements ShardLink by calls through the world.
 
     What is asked with each step goes over a stream, which ends with its process.
     """
@@ -100,72 +88,39 @@ class SimulatedLink:
         who = Identity(cluster="", role=Role.PARAMETER_SERVER, index=self._index, process_incarnation=1)
         return HandshakeReply(identity=who, version=PROTOCOL_VERSION, epoch=0, warning="")
 
-    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
-        """Returns what the shard says of itself."""
-        limit_s = timeout_s if self._is_replica else _LIMIT_S
-        status: ShardStatus = await self._loop.call(Call(self._name, "status", (fence,), timeout_s=limit_s))
-        self._last_seen = status.process_incarnation
-        return status
-
-    async def adopt(
-        self,
-        fence: Fence,
-        *,
-        chief_address: str = "",
-        session_keys: tuple[bytes, ...] = (),
-        timeout_s: float,
-        replica: ReplicaState = ONLY_REPLICA,
-    ) -> Adoption:
-        """Puts the shard under the chief."""
-        process = self._last_seen  # of one that is started since, it is then seen that it is another one
-        adoption: Adoption = await self._call("adopt", fence, chief_address, session_keys, replica)
-        self._process = process
-        return adoption
-
-    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
-        """Keeps a record."""
-        await self._call("keep_record", fence, version, record)
-
-    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
-        """Saves a step."""
-        progress: SaveProgress = await self._call("save", request)
-        while max_wait_s > 0 and progress.state is SaveState.WRITING:
-            await asyncio.sleep(_LOOK_AGAIN_S)
-            max_wait_s -= _LOOK_AGAIN_S
-            progress = await self._call("save", request)
-        return progress
-
-    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
-        """Brings the shard back to a checkpoint."""
-        progress: RestoreProgress = await self._call("restore", request, _A_MOMENT_S)
-        while max_wait_s > 0 and not progress.is_done:
-            await asyncio.sleep(_LOOK_AGAIN_S)
-            max_wait_s -= _LOOK_AGAIN_S
-            progress = await self._call("restore", request, _A_MOMENT_S)
-        return progress
-
-    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
-        """Changes how the shard works."""
-        await self._command("configure", settings)
-
-    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
-        """Returns the sums of squares of a step's mean."""
-        sums: Sequence[float] = await self._command("prepare", request)
-        return sums
-
-    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
-        """Has a step applied."""
-        reply: ApplyReply = await self._command("apply", request)
-        return reply
-
-    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
-        """Never called: who ends a simulated chief does not end its shards."""
+    async def call(self, request: Any, *, timeout_s: float) -> Any:
+        """Asks, and returns the answer."""
+        match request:
+            case ShardStatusRequest():
+                limit_s = timeout_s if self._is_replica else _LIMIT_S
+                status: ShardStatus = await self._loop.call(Call(self._name, "ask", (request,), timeout_s=limit_s))
+                self._last_seen = status.process_incarnation
+                return status
+            case AdoptRequest():
+                process = self._last_seen  # of one that is started since, it is then seen that it is another one
+                adoption = await self._ask(request)
+                self._process = process
+                return adoption
+            case SaveRequest():
+                return await self._look_until_over(request, 0.0, lambda found: found.state is not SaveState.WRITING)
+            case RestoreRequest():
+                return await self._look_until_over(request, _A_MOMENT_S, lambda found: found.is_done)
+            case _ if RPCS[type(request)].field:
+                return await self._loop.call(Call(self._name, "of process", (self._process, request)))
+        return await self._ask(request)
 
     async def close(self) -> None:
         """Does nothing."""
 
-    async def _call(self, method: str, *arguments: Any) -> Any:
-        return await self._loop.call(Call(self._name, method, arguments))
+    async def _ask(self, request: Any) -> Any:
+        return await self._loop.call(Call(self._name, "ask", (request,)))
 
-    async def _command(self, method: str, *arguments: Any) -> Any:
-        return await self._call("of process", self._process, method, *arguments)
+    async def _look_until_over(self, request: Any, wait_s: float, is_over: Callable[[Any], bool]) -> Any:
+        """Asks as often as it takes, instead of having the server wait."""
+        left_s = request.max_wait_s
+        progress = await self._ask(replace(request, max_wait_s=wait_s))
+        while left_s > 0 and not is_over(progress):
+            await asyncio.sleep(_LOOK_AGAIN_S)
+            left_s -= _LOOK_AGAIN_S
+            progress = await self._ask(replace(request, max_wait_s=wait_s))
+        return progress

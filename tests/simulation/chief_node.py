@@ -29,11 +29,11 @@ from ps_protocol.roles.chief import (
     ParticipantKind,
     RegisterModelRequest,
     Registration,
-    Request,
     TokenReply,
     TokenResult,
 )
 from ps_protocol.roles.history import History
+from ps_protocol.roles.request import Request
 from ps_protocol.roles.shard import Adoption
 from tests.simulation.chief_links import SimulatedLink, SimulatedPace
 from tests.simulation.epochs import Era, era_of

@@ -31,7 +31,7 @@ from ps_protocol.roles.chief import DEFAULT_POLICY, FinishTrainingRequest, Parti
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, Attachments, PushId, StepAttachments
 from ps_protocol.roles.fence import Era
 from ps_protocol.roles.history import Counted
-from ps_protocol.roles.shard import PushReply, PushResult
+from ps_protocol.roles.shard import PushReply, PushResult, ShardStatusRequest
 from ps_server.contributions.inbox import Inbox
 from ps_server.contributions.staging import StagingMemory
 from ps_server.model.shard_model import ShardModel, StepWork
@@ -286,15 +286,15 @@ def _goes_on_beside_the_former_chief(patch: pytest.MonkeyPatch) -> None:
 
 
 def _applies_at_the_first_alone(patch: pytest.MonkeyPatch) -> None:
-    async def apply_step(self: ReplicatedLink, request: Any, *, timeout_s: float) -> Any:
-        return await self.members[0].link.apply_step(request, timeout_s=timeout_s)
+    async def apply(self: ReplicatedLink, request: Any, timeout_s: float) -> Any:
+        return await self.members[0].link.call(request, timeout_s=timeout_s)
 
-    patch.setattr(ReplicatedLink, "apply_step", apply_step)
+    patch.setattr(ReplicatedLink, "_apply", apply)
 
 
 def _counts_on_who_was_not_brought_back(patch: pytest.MonkeyPatch) -> None:
     async def restore(self: ReplicaReturn, link: ReplicatedLink, one: Any, request: Any) -> None:
-        status = await one.link.status(timeout_s=1.0)
+        status = await one.link.call(ShardStatusRequest(), timeout_s=1.0)
         await link.join(one)
         one.process = status.process_incarnation
         link.count_on_too(one)
@@ -320,11 +320,12 @@ def _tells_a_step_that_the_standby_lacks(patch: pytest.MonkeyPatch) -> None:
     """The first server's answer is the shard's; the standby's is not waited for."""
     real = ReplicatedLink._at_members
 
-    async def at_members(self: ReplicatedLink, call: Any) -> Any:
+    async def at_members(self: ReplicatedLink, request: Any, timeout_s: float) -> Any:
         if len(self.members) < 2:
-            return await real(self, call)
-        asyncio.ensure_future(call(self.members[1].link)).add_done_callback(lambda task: task.cancelled() or task.exception())
-        return [await call(self.members[0].link)] * 2
+            return await real(self, request, timeout_s)
+        first, second = (member.link.call(request, timeout_s=timeout_s) for member in self.members)
+        asyncio.ensure_future(second).add_done_callback(lambda task: task.cancelled() or task.exception())
+        return [await first] * 2
 
     patch.setattr(ReplicatedLink, "_at_members", at_members)
 

@@ -1,6 +1,6 @@
 """A parameter server of a simulated cluster: the real store, in a process that can be killed at any event. Knows no chief."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 from unittest import mock
 
@@ -10,18 +10,19 @@ from ps_protocol.checkpoint.storage import CheckpointStorage
 from ps_protocol.errors import InternalError, PsError, Unavailable
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.history import History
 from ps_protocol.roles.shard import (
+    AdoptRequest,
     ApplyRequest,
     PushHeader,
     PushResult,
-    ReplicaState,
+    ReadRequest,
     RestoreRequest,
     SaveRequest,
     SaveState,
-    ShardSettings,
     ShardSpec,
+    ShardStatus,
+    ShardStatusRequest,
 )
 from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.serving.local import InProcessShard
@@ -54,36 +55,29 @@ class ShardNode:
         self._on_crash = on_crash
         self._layout_hash, self._arena_bytes = "", 0
         self._methods: dict[str, Callable[..., Any]] = {
-            "status": self._status,
-            "adopt": self._adopt,
-            "keep_record": self._keep_record,
+            "ask": self._ask,
             "create": self._create,
             "push": self._push,
             "read": self._read,
-            "configure": self._configure,
-            "prepare": self._prepare,
-            "apply": self._apply,
-            "save": self._save,
-            "restore": self._restore,
         }
         self.fails_half_way = False  # when it next applies a step
         self.shard = InProcessShard(
             index=index, storage=storage, run_in_background=self._in_background, history=history, clock=lambda: world.now
         )
 
-    def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
+    def serve(self, method: str, arguments: Sequence[Any], answer: Answer) -> None:
         """Takes up a call."""
         try:
             if method == "of process":
-                process, method, *rest = arguments
+                process, *arguments = arguments
                 self._check_process(process)
-                arguments = tuple(rest)
+                method = "ask"
             answer(self._methods[method](*arguments))
         except PsError as error:
             answer(error)
 
     def _check_process(self, process: int) -> None:
-        if process not in (0, self.shard.status().process_incarnation):
+        if process not in (0, self._status.process_incarnation):
             raise Unavailable("the stream has ended")
 
     def _in_background(self, work: Callable[[], None]) -> None:
@@ -100,49 +94,49 @@ class ShardNode:
 
         self._world.later(self._life, self._world.between(0.01, 0.2), do)
 
-    # -- the chief's calls
+    @property
+    def _status(self) -> ShardStatus:
+        return self.shard.call(ShardStatusRequest())
 
-    def _status(self, fence: Fence = NOBODY) -> object:
-        """`fence`: of the chief that asks; if it has the shard, that is a sign of its life."""
-        self.shard.hear_chief(fence)
-        return self.shard.status()
+    def _ask(self, request: Any) -> object:
+        match request:
+            case AdoptRequest():
+                return self._adopt(request)
+            case ApplyRequest():
+                return self._apply(request)
+            case SaveRequest():
+                return self._save(request)
+            case RestoreRequest():
+                return self._restore(request)
+        return self.shard.call(request)
 
-    def _adopt(self, fence: Fence, chief_address: str, session_keys: tuple[bytes, ...], replica: ReplicaState) -> object:
-        adoption = self.shard.adopt(fence, chief_address=chief_address, session_keys=session_keys, replica=replica)
-        self._oracle.adopted(fence.life)
+    def _adopt(self, request: AdoptRequest) -> object:
+        adoption = self.shard.call(request)
+        self._oracle.adopted(request.fence.life)
         if adoption.step is None:
             self._oracle.emptied(self._place)
         return adoption
 
-    def _keep_record(self, fence: Fence, version: int, record: bytes) -> None:
-        self.shard.keep_record(fence, version=version, record=record)
-
-    def _configure(self, settings: ShardSettings) -> None:
-        self.shard.configure(settings)
-
-    def _prepare(self, request: ApplyRequest) -> object:
-        return self.shard.prepare_step(request)
-
     def _apply(self, request: ApplyRequest) -> object:
-        if self.fails_half_way and self.shard.status().step == request.step:
+        if self.fails_half_way and self._status.step == request.step:
             self.fails_half_way = False
             with mock.patch.object(ShardModel, "run_apply", _half_applied):
-                self.shard.apply_step(request)
-        reply = self.shard.apply_step(request)
+                self.shard.call(request)
+        reply = self.shard.call(request)
         if not reply.repeated_request:
-            self._oracle.applied(self._place, self.shard.status().fence.life, request, self._arena(request.fence.epoch))
+            self._oracle.applied(self._place, self._status.fence.life, request, self._arena(request.fence.epoch))
         return reply
 
     def _save(self, request: SaveRequest) -> object:
-        progress = self.shard.save(request)
+        progress = self.shard.call(request)
         if progress.state is not SaveState.FAILED:
             self._oracle.copied(self._place, request.fence.life, request.tag, request.fence.epoch)
         return progress
 
-    def _restore(self, request: RestoreRequest, max_wait_s: float) -> object:
+    def _restore(self, request: RestoreRequest) -> object:
         self._asked_to_restore = request
         try:
-            return self.shard.restore(request, max_wait_s=max_wait_s)
+            return self.shard.call(request)
         finally:
             self._asked_to_restore = None
 
@@ -151,7 +145,7 @@ class ShardNode:
     def _create(self, spec: ShardSpec, content: Array) -> object:
         is_new = self.shard.create_variables(spec, Segments([content]))
         self._note_layout(spec)
-        self._oracle.created(self._place, self.shard.status().fence.life, spec, self._arena(spec.epoch), is_new=is_new)
+        self._oracle.created(self._place, self._status.fence.life, spec, self._arena(spec.epoch), is_new=is_new)
         return is_new
 
     def _push(self, header: PushHeader, gradients: Array) -> object:
@@ -161,33 +155,33 @@ class ShardNode:
                 self._oracle.staged(self._place, header.push_id, gradients)
             if reply.result is PushResult.APPLIED:
                 epoch = header.era.epoch
-                self._oracle.arrived(self._place, self.shard.status().fence.life, header.push_id, epoch, self._arena(epoch))
+                self._oracle.arrived(self._place, self._status.fence.life, header.push_id, epoch, self._arena(epoch))
             return reply
         finally:
-            self._oracle.holds(self._place, header.push_id, self.shard.status().report)
+            self._oracle.holds(self._place, header.push_id, self._status.report)
 
     def _read(self, epoch: int, step: int | None, layout_hash: str, num_bytes: int) -> object:
         into = np.empty(num_bytes, np.uint8)
-        its_step = self.shard.read_variables(Segments([into]), epoch=epoch, step=step, layout_hash=layout_hash)
-        self._oracle.served(self._place, self.shard.status().fence.life, epoch)
+        its_step = self.shard.read(ReadRequest(epoch=epoch, step=step, layout_hash=layout_hash), Segments([into]))
+        self._oracle.served(self._place, self._status.fence.life, epoch)
         return its_step, into
 
     # -- what the oracle sees
 
     def _see_restored(self, request: RestoreRequest) -> None:
-        status = self.shard.status()
+        status = self._status
         if status.fence.epoch == request.spec.epoch and status.step == request.spec.initial_step:
             self._note_layout(request.spec)
-            self._oracle.restored(self._place, self.shard.status().fence.life, request, status.step, self._arena(status.fence.epoch))
+            self._oracle.restored(self._place, self._status.fence.life, request, status.step, self._arena(status.fence.epoch))
 
     def _note_layout(self, spec: ShardSpec) -> None:
         self._layout_hash, self._arena_bytes = spec.layout.hash, spec.layout.nbytes
         limit = spec.max_staged_per_worker
-        self._oracle.has_room(self._place, self.shard.status().report, push_bytes=spec.layout.nbytes, max_pushes=limit)
+        self._oracle.has_room(self._place, self._status.report, push_bytes=spec.layout.nbytes, max_pushes=limit)
 
     def _arena(self, epoch: int) -> Array:
         into = np.empty(self._arena_bytes, np.uint8)
-        self.shard.read_variables(Segments([into]), epoch=epoch, step=None, layout_hash=self._layout_hash)
+        self.shard.read(ReadRequest(epoch=epoch, step=None, layout_hash=self._layout_hash), Segments([into]))
         return into
 
 

@@ -8,7 +8,7 @@ from ps_protocol.errors import Cancelled, PsError, ShuttingDown, Unavailable
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Registration
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import PushReply, ShardStatus
+from ps_protocol.roles.shard import PushReply, ShardStatus, ShardStatusRequest
 from tests.simulation.tasks import All, Call, Sleep, Task
 from tests.simulation.world import World
 from worker_client.cluster.chief import other_addresses
@@ -88,7 +88,7 @@ class WorkerCalls:
         return answer
 
     def _look_for_chief(self) -> Task:
-        found = yield All([_single(Call(shard, "status")) for shard in self._servers])
+        found = yield All([_single(Call(shard, "ask", (ShardStatusRequest(),))) for shard in self._servers])
         statuses: list[ShardStatus] = [one for one in found if not isinstance(one, PsError) and one.chief_address]
         named = [(one.fence.chief_incarnation, one.chief_address) for one in statuses]
         for address in other_addresses(named, than=self._chief):

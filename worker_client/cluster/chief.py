@@ -14,7 +14,7 @@ from typing import TypeVar
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, Unavailable, WorkerIndexTaken
 from ps_protocol.process import waiting
-from ps_protocol.roles.chief import Chief, End, Participant, ParticipantKind, RegisterRequest, Registration, WorkerTraffic
+from ps_protocol.roles.chief import Chief, End, HeartbeatRequest, Participant, ParticipantKind, RegisterRequest, Registration, WorkerTraffic
 from worker_client.cluster.threads import run_bounded
 from worker_client.cluster.transport import Transport
 
@@ -115,7 +115,7 @@ class ChiefLink:
 
     def beat(self, participant: Participant, *, transports: tuple[str, ...], traffic: WorkerTraffic) -> End:
         """Makes one attempt to renew the lease, and returns whether training has ended; in a thread of its own."""
-        return self.ask_once(lambda chief: chief.heartbeat(participant, transports=transports, traffic=traffic))
+        return self.ask_once(lambda chief: chief.call(HeartbeatRequest(participant=participant, transports=transports, traffic=traffic)))
 
     def register(self, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:
         """Takes the caller into the cluster. Raises WorkerIndexTaken, unless the holder was a process of this machine and is gone."""
@@ -163,7 +163,7 @@ class ChiefLink:
             former=former,
             held=held,
         )
-        registration = self.ask(lambda chief: chief.register_worker(request), what="register")
+        registration = self.ask(lambda chief: chief.call(request), what="register")
         self.know_servers([*registration.shard_addresses, *filter(None, registration.standby_addresses)])
         return registration
 

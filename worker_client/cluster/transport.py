@@ -14,7 +14,7 @@ from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.waiting import Progress, SilenceWatch
 from ps_protocol.roles.chief import Chief, Participant
 from ps_protocol.roles.identity import HandshakeReply
-from ps_protocol.roles.shard import PushHeader, PushReply, Shard, ShardStatus
+from ps_protocol.roles.shard import PushHeader, PushReply, Shard, ShardStatus, ShardStatusRequest
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
@@ -45,6 +45,20 @@ class SharingShard(Shard, Protocol):
     @property
     def unshared(self) -> Shard:
         """The same shard without shared memory."""
+
+    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
+        """Returns the arena of a step where the shard has it, read-only; None once memory is not shared: then `read` copies.
+
+        It is overwritten as soon as the step after the next is being made. There are two such arrays, and they stay the same ones. Raises
+        what `read` raises.
+        """
+
+    def gradient_memory(self) -> Array | None:
+        """Returns an arena to write the next gradients into, that `push_gradients` then need not copy; None once memory is not shared.
+
+        The same one until it has been pushed, and never one whose contribution may still be applied. It is not cleared. Raises
+        TooManyPushes if there is none that is free, and no more can be had.
+        """
 
     def kept_memory(self) -> Array | None:
         """Returns an arena to write gradients into that is always the same; None once memory is not shared. Raises TooManyPushes."""
@@ -240,7 +254,7 @@ class GrpcTransport:
         """Returns the status of the parameter server at an address."""
         shard = GrpcShard(address, cluster=self._cluster, access=self.access)
         try:
-            return shard.status()
+            return shard.call(ShardStatusRequest())
         finally:
             shard.close()
 

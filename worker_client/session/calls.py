@@ -13,7 +13,21 @@ from ps_protocol.errors import Cancelled, NotInitializer, PsError
 from ps_protocol.model.variables import Array
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import CommitResult, LeaseReply, ModelReply, Participant, PushCommit, PushOutcome, TokenReply, TokenResult
+from ps_protocol.roles.chief import (
+    CommitPushRequest,
+    CommitResult,
+    CompleteInitializationRequest,
+    DequeueTokenRequest,
+    LeaseRangesRequest,
+    LeaseReply,
+    ModelReply,
+    Participant,
+    PushCommit,
+    PushOutcome,
+    RegisterModelRequest,
+    TokenReply,
+    TokenResult,
+)
 from ps_protocol.roles.history import Answered
 from worker_client.cluster.threads import Job, Lane
 from worker_client.core import requests as ask
@@ -94,7 +108,9 @@ class WorkerCalls:
         participant, model, wait, may_create = request
         max_wait_s = 0.0 if wait is None else wait.slice_s()
         return self._member.link.ask(
-            lambda chief: chief.register_model(participant, model, max_wait_s=max_wait_s, joins_only=not may_create),
+            lambda chief: chief.call(
+                RegisterModelRequest(participant=participant, model=model, max_wait_s=max_wait_s, joins_only=not may_create)
+            ),
             what="agree on the model",
             expected_s=max_wait_s,
             before=self._member.await_renewal,
@@ -111,7 +127,7 @@ class WorkerCalls:
         participant, attempt = request
         try:
             self._member.link.ask(
-                lambda chief: chief.complete_initialization(participant, attempt=attempt),
+                lambda chief: chief.call(CompleteInitializationRequest(participant=participant, attempt=attempt)),
                 what="complete the initialization",
                 before=self._member.await_renewal,
             )
@@ -171,7 +187,7 @@ class WorkerCalls:
         if not is_question:
             failpoint("worker.commit.before")
         result = self._member.link.ask(
-            lambda chief: chief.commit_push(participant, commit),
+            lambda chief: chief.call(CommitPushRequest(participant=participant, commit=commit)),
             what=f"count a push to step {commit.step}",
             before=self._member.await_renewal,
         )
@@ -185,8 +201,10 @@ class WorkerCalls:
             failpoint("worker.commit.before")
         max_wait_s = wait.slice_s()
         reply = self._member.link.ask(
-            lambda chief: chief.dequeue_token(
-                participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
+            lambda chief: chief.call(
+                DequeueTokenRequest(
+                    participant=participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
+                )
             ),
             what=f"a token after step {local_step}",
             timeout_s=wait.left_s(),
@@ -243,8 +261,10 @@ class WorkerCalls:
     def _ranges(self, request: ask.Lease | ask.LeaseAhead, *, max_wait_s: float, timeout_s: float | None) -> LeaseReply:
         participant, spec, request_id, held = request[:4]
         return self._member.link.ask(
-            lambda chief: chief.lease_ranges(
-                participant, spec, max_ranges=NUM_AHEAD, request_id=request_id, max_wait_s=max_wait_s, held=held
+            lambda chief: chief.call(
+                LeaseRangesRequest(
+                    participant=participant, data=spec, max_ranges=NUM_AHEAD, request_id=request_id, max_wait_s=max_wait_s, held=held
+                )
             ),
             what=f"ranges of {spec.name!r}",
             timeout_s=timeout_s,

@@ -9,7 +9,16 @@ from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import AgreedModel, Chief, HyperparameterChange, SavedCheckpoint, SettingsReply
+from ps_protocol.roles.chief import (
+    AgreedModel,
+    ChangeSettingsRequest,
+    Chief,
+    GetModelRequest,
+    HyperparameterChange,
+    SaveCheckpointRequest,
+    SavedCheckpoint,
+    SettingsReply,
+)
 from worker_client.cluster.chief import ChiefLink
 from worker_client.model.optimizers import Rate, plain_number, rate_of
 
@@ -27,7 +36,7 @@ def set_policy(link: ChiefLink, policy: PolicySpec, *, who: str, timeout_s: floa
     request_id = secrets.randbits(63)
 
     def ask(chief: Chief, max_wait_s: float) -> SettingsReply | None:
-        return chief.set_policy(policy, request_id=request_id, max_wait_s=max_wait_s)
+        return chief.call(ChangeSettingsRequest(policy=policy, request_id=request_id, max_wait_s=max_wait_s))
 
     return _change(link, ask, what="set the policy", wait=Wait(f"{who} sets the policy", timeout_s=timeout_s)).step
 
@@ -55,7 +64,7 @@ def set_hyperparameters(
     request_id = secrets.randbits(63)
 
     def ask(chief: Chief, max_wait_s: float) -> SettingsReply | None:
-        return chief.set_hyperparameters(change, request_id=request_id, max_wait_s=max_wait_s)
+        return chief.call(ChangeSettingsRequest(hyperparameters=change, request_id=request_id, max_wait_s=max_wait_s))
 
     wait = Wait(f"{who} sets hyper-parameters", timeout_s=timeout_s)
     return _change(link, ask, what="set hyper-parameters", wait=wait).version
@@ -79,7 +88,7 @@ def on_optimizer_change(name: str) -> OnOptimizerChange:
 
 def agreed_model(link: ChiefLink) -> AgreedModel:
     """Returns the model that the cluster trains, with the numbers that its optimizers have by now."""
-    return link.ask(lambda chief: chief.get_model(max_wait_s=0.0), what="the model")
+    return link.ask(lambda chief: chief.call(GetModelRequest(max_wait_s=0.0)), what="the model")
 
 
 def adopt(link: ChiefLink, model: ModelSpec, *, who: str, timeout_s: float | None) -> None:
@@ -113,7 +122,7 @@ def save_checkpoint(link: ChiefLink, *, who: str, timeout_s: float | None) -> Sa
 
 
 def _saved(chief: Chief, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
-    return chief.save_checkpoint(request_id=request_id, max_wait_s=max_wait_s)
+    return chief.call(SaveCheckpointRequest(request_id=request_id, max_wait_s=max_wait_s))
 
 
 def _change(link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None], *, what: str, wait: Wait) -> SettingsReply:

@@ -8,7 +8,19 @@ from typing import Any
 
 from ps_protocol.errors import DeadlineExceeded, PsError, ShuttingDown, Unavailable
 from ps_protocol.process import waiting
-from ps_protocol.roles.chief import Chief, ClusterStatus, CommitResult, End, ModelReply, Participant, Registration
+from ps_protocol.roles.chief import (
+    Chief,
+    ClusterStatus,
+    CommitPushRequest,
+    CommitResult,
+    DeregisterRequest,
+    End,
+    HeartbeatRequest,
+    ModelReply,
+    Participant,
+    RegisterModelRequest,
+    Registration,
+)
 from ps_protocol.roles.fence import numbered
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.threads import run_bounded
@@ -85,12 +97,16 @@ class SharedPlace:
     def _agree(self, request: Agree) -> ModelReply:
         participant, model = request.participant, request.model
         return self._link.ask(
-            lambda chief: chief.register_model(participant, model, max_wait_s=0.0, joins_only=True), what="the model again"
+            lambda chief: chief.call(RegisterModelRequest(participant=participant, model=model, max_wait_s=0.0, joins_only=True)),
+            what="the model again",
         )
 
     def _count(self, request: Count) -> CommitResult:
         participant, commit = request.participant, request.commit
-        result = self._link.ask(lambda chief: chief.commit_push(participant, commit), what=f"count a push to step {commit.step} again")
+        result = self._link.ask(
+            lambda chief: chief.call(CommitPushRequest(participant=participant, commit=commit)),
+            what=f"count a push to step {commit.step} again",
+        )
         log.info("named a push to a new chief step=%d outcome=%s", commit.step, result.outcome.name)
         return result
 
@@ -182,7 +198,11 @@ def leave(link: ChiefLink, participant: Participant, *, heartbeat: Heartbeat | N
 
 def _deregister(chief: Chief, participant: Participant, failure: str) -> None:
     try:
-        waiting.call(lambda _: chief.deregister_worker(participant, failure=failure), what="the chief: leave", timeout_s=DEREGISTER_WAIT_S)
+        waiting.call(
+            lambda _: chief.call(DeregisterRequest(participant=participant, failure=failure)),
+            what="the chief: leave",
+            timeout_s=DEREGISTER_WAIT_S,
+        )
     except PsError as error:
         # No caller is left to raise it to, and the lease ends by itself.
         log.debug("%s: deregistration failed cause=%s", participant.name, error)
@@ -293,7 +313,9 @@ class Membership:
 
     def _ask_beat(self, request: Beat) -> End:
         participant = request.participant
-        return self.link.ask(lambda chief: chief.heartbeat(participant), what="the epoch", before=self.await_renewal)
+        return self.link.ask(
+            lambda chief: chief.call(HeartbeatRequest(participant=participant)), what="the epoch", before=self.await_renewal
+        )
 
     def _beat_once(self, request: Beat) -> End:
         # Each name once, however many servers there are.

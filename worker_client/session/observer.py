@@ -11,7 +11,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import AgreedModel, ClusterState, ClusterStatus, ModelState, Registration, SavedCheckpoint
+from ps_protocol.roles.chief import AgreedModel, ClusterState, ClusterStatus, GetModelRequest, ModelState, Registration, SavedCheckpoint
 from worker_client.cluster.chief import ChiefLink
 from worker_client.core.outcomes import MetricReport
 from worker_client.core.place import LOST
@@ -192,7 +192,9 @@ class Observer:
         self._variables = VariableMemory(model, ModelMemory(model, layouts=arrangement, is_writable=False), shards)
 
     def _agreed_model(self, max_wait_s: float) -> AgreedModel:
-        return self._member.link.ask(lambda chief: chief.get_model(max_wait_s=max_wait_s), what="the model", expected_s=max_wait_s)
+        return self._member.link.ask(
+            lambda chief: chief.call(GetModelRequest(max_wait_s=max_wait_s)), what="the model", expected_s=max_wait_s
+        )
 
     def _read_newest(self, variables: VariableMemory, wait: Wait) -> None:
         while True:

@@ -19,7 +19,7 @@ from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PhaseNumber
 from ps_protocol.model.variables import Array
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import ClusterStatus, Registration, SavedCheckpoint
+from ps_protocol.roles.chief import ClusterStatus, FinishTrainingRequest, Registration, SavedCheckpoint
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments
 from worker_client.cluster.chief import ChiefLink
 from worker_client.core.data import WorkerData
@@ -511,7 +511,7 @@ class Session:
         if reason is not None and not isinstance(reason, str):
             raise InvalidSpec(f"reason: got {shown(reason)}, want a str")
         why = reason or f"{self._who} finished it"
-        last_step = self._member.link.ask(lambda chief: chief.finish(reason=why), what="finish", timeout_s=timeout_s)
+        last_step = self._member.link.ask(lambda chief: chief.call(FinishTrainingRequest(reason=why)), what="finish", timeout_s=timeout_s)
         self._worker.state.finish(last_step)
         return last_step
 

@@ -17,7 +17,20 @@ from ps_protocol.process.failpoints import failpoint
 from ps_protocol.roles.chief import ModelReply, Participant, Registration, WorkerTraffic
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.history import contributed
-from ps_protocol.roles.shard import Metric, MetricCell, PushHeader, PushResult, RowsRequest, Shard, ShardSpec, creation_words, held_bytes
+from ps_protocol.roles.shard import (
+    Metric,
+    MetricCell,
+    PushHeader,
+    PushResult,
+    ReadMetricsRequest,
+    ReadRequest,
+    RowsRequest,
+    Shard,
+    ShardSpec,
+    ShardStatusRequest,
+    creation_words,
+    held_bytes,
+)
 from worker_client.cluster.threads import FanOut, run_bounded
 from worker_client.cluster.transport import SharingShard, Transport
 from worker_client.model.gradients import ShardPart
@@ -233,7 +246,7 @@ class Shards:
         for index, layout in enumerate(layouts):
             if layout.nbytes and self.memories.travels(index):
                 self._share_again(layouts)
-                self._shards[index].expect_variables(epoch=self.epoch, step=step, layout_hash=layout.hash)
+                self._shards[index].expect(ReadRequest(epoch=self.epoch, step=step, layout_hash=layout.hash))
 
     def create(self, values: ModelMemory, *, tables: Mapping[str, Array], model: ModelSpec, reply: ModelReply) -> None:
         """Creates the variables with their initial values, also on shards that hold none of them: all must step along.
@@ -270,7 +283,7 @@ class Shards:
                 with suppress(PsError):  # the creation itself ends with the error
                     created = []
                     for index, shard in enumerate(self._shards):
-                        created.append(shard.status().report.created_bytes)
+                        created.append(shard.call(ShardStatusRequest()).report.created_bytes)
                         # Who answers is neither gone nor stopped, however slowly its values come.
                         self._transport.moved(index)
                     if any(created) and time.monotonic() >= next_notice_s and not is_over.is_set():
@@ -390,7 +403,8 @@ class Shards:
             layout = into.layouts[index]
             if all(piece.variable.name not in names for piece in layout.slices):
                 return None
-            return shard.read_slot(slot, into.segments[index], epoch=self.epoch, layout_hash=layout.hash, timeout_s=timeout_s)
+            request = ReadRequest(epoch=self.epoch, layout_hash=layout.hash, slot=slot)
+            return shard.read(request, into.segments[index], timeout_s=timeout_s)
 
         steps = self.each(f"read slot {slot!r}", read, num_bytes=[segments.nbytes for segments in into.segments])
         into.unpack()
@@ -404,7 +418,7 @@ class Shards:
         """Returns the names of the slots of all optimizers, sorted."""
 
         def names(index: int, shard: Shard, timeout_s: float) -> tuple[str, ...]:
-            status = shard.status()
+            status = shard.call(ShardStatusRequest())
             if status.fence.epoch != self.epoch:
                 raise EpochMismatch(f"ps {index}: cluster epoch is {status.fence.epoch}, you have epoch {self.epoch}")
             return status.slots
@@ -413,7 +427,7 @@ class Shards:
 
     def metrics(self) -> Sequence[MetricCell]:
         """Returns the metrics that workers have reported."""
-        return self._one(0, "read the metrics", lambda _: self._shards[0].read_metrics(epoch=self.epoch))
+        return self._one(0, "read the metrics", lambda _: self._shards[0].call(ReadMetricsRequest(epoch=self.epoch)))
 
     def each(self, what: str, call: Callable[[int, Shard, float], Result], *, num_bytes: Sequence[int] | None = None) -> list[Result]:
         """Returns the results of `call(index, shard, timeout_s)` for all shards at once; `num_bytes` is what each transfers."""
@@ -477,14 +491,9 @@ class Shards:
             return {}
 
         def read_once(index: int, shard: Shard, timeout_s: float) -> int:
-            return shard.read_variables(
-                into.segments[index],
-                epoch=self.epoch,
-                step=step,
-                layout_hash=into.layouts[index].hash,
-                held_step=held[index] if held else None,
-                timeout_s=timeout_s,
-            )
+            held_step = held[index] if held else None
+            request = ReadRequest(epoch=self.epoch, step=step, layout_hash=into.layouts[index].hash, held_step=held_step)
+            return shard.read(request, into.segments[index], timeout_s=timeout_s)
 
         read = _until_it_stands(read_once) if step is None else read_once
 

@@ -22,16 +22,8 @@ from ps_protocol.errors import (
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import Registration
-from ps_protocol.roles.shard import (
-    MetricCell,
-    PushHeader,
-    PushReply,
-    PushResult,
-    RowsRequest,
-    Shard,
-    ShardSpec,
-    ShardStatus,
-)
+from ps_protocol.roles.request import Answer, Request
+from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, ReadRequest, RowsRequest, Shard, ShardSpec
 from worker_client.cluster.threads import Lane, run_bounded
 
 log = logging.getLogger("lockstep.worker")
@@ -225,34 +217,17 @@ class ReplicatedShard:
 
     # -- calls of the first process
 
-    def read_variables(
-        self,
-        into: Segments,
-        *,
-        epoch: int,
-        step: int | None,
-        layout_hash: str,
-        held_step: int | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
-        """Copies the variables of a step into the caller's memory; returns their step."""
-        return self._at_first(
-            lambda shard: shard.read_variables(
-                into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s
-            )
-        )
+    def call(self, request: Request[Answer], *, timeout_s: float | None = None) -> Answer:
+        """Asks, and returns the answer."""
+        return self._at_first(lambda shard: shard.call(request, timeout_s=timeout_s))
 
-    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+    def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
+        """Copies the variables of a step, or a slot, into the caller's memory; returns their step."""
+        return self._at_first(lambda shard: shard.read(request, into, timeout_s=timeout_s))
+
+    def expect(self, request: ReadRequest) -> None:
         """Says that the variables of a step will be read."""
-        self.replicas[0].expect_variables(epoch=epoch, step=step, layout_hash=layout_hash)
-
-    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
-        """Returns None: it copies."""
-        return None
-
-    def gradient_memory(self) -> Array | None:
-        """Returns None: it copies."""
-        return None
+        self.replicas[0].expect(request)
 
     def read_rows(
         self,
@@ -265,18 +240,6 @@ class ReplicatedShard:
     ) -> int:
         """Copies rows of a table; returns their step."""
         return self._at_first(lambda shard: shard.read_rows(request, indices, into, timeout_s=timeout_s, meanwhile=meanwhile))
-
-    def read_metrics(self, *, epoch: int) -> Sequence[MetricCell]:
-        """Returns the metrics that workers have reported."""
-        return self._at_first(lambda shard: shard.read_metrics(epoch=epoch))
-
-    def read_slot(self, name: str, into: Segments, *, epoch: int, layout_hash: str, timeout_s: float | None = None) -> int:
-        """Copies one slot of all variables; returns its step."""
-        return self._at_first(lambda shard: shard.read_slot(name, into, epoch=epoch, layout_hash=layout_hash, timeout_s=timeout_s))
-
-    def status(self) -> ShardStatus:
-        """Returns step, memory and counters."""
-        return self._at_first(lambda shard: shard.status())
 
     def close(self) -> None:
         """Releases the connections. Idempotent."""

@@ -19,7 +19,7 @@ from benchmarks.harness.worker import Station
 from benchmarks.suites.scale.calls import Calls
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.spec import layouts
-from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
+from ps_protocol.roles.chief import GetModelRequest, Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import PushHeader
@@ -144,7 +144,7 @@ async def _run(crowd: Crowd, station: Station) -> None:
 
 def _gradient(chief_address: str) -> tuple[str, Segments]:
     chief = GrpcChief(chief_address)
-    agreed = chief.get_model(max_wait_s=_MAX_WAIT_S)
+    agreed = chief.call(GetModelRequest(max_wait_s=_MAX_WAIT_S))
     chief.close()
     (layout,) = layouts(agreed.placement, num_shards=1)
     return layout.hash, Segments([np.zeros(layout.nbytes, np.uint8)])

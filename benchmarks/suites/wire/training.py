@@ -16,7 +16,7 @@ from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts, place
 from ps_protocol.model.variables import Array, VariableSpec, data_type_of
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era, Fence
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, ShardSpec
+from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, PushHeader, ReadRequest, ShardSpec
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
@@ -61,13 +61,13 @@ class Training:
         self.step_number = 0
         for name, value in values.items():
             self._memory.views[name][...] = value
-        server.shard.adopt(Fence(era=Era(life=1, epoch=_EPOCH), chief_incarnation=_CHIEF))
+        server.shard.call(AdoptRequest(fence=Fence(era=Era(life=1, epoch=_EPOCH), chief_incarnation=_CHIEF)))
         shard.create_variables(ShardSpec(epoch=_EPOCH, shard=0, layout=self._layout, optimizer=optimizer), self._memory.segments[0])
         shard.know_layout(self._layout)
 
     def read(self) -> Mapping[str, Array]:
         """Reads the variables as a worker gets them."""
-        self._shard.read_variables(self._memory.segments[0], epoch=_EPOCH, step=self.step_number, layout_hash=self._layout.hash)
+        self._shard.read(ReadRequest(epoch=_EPOCH, step=self.step_number, layout_hash=self._layout.hash), self._memory.segments[0])
         return self._memory.views
 
     def step(self, compute: Callable[[int, Mapping[str, Array]], None]) -> None:

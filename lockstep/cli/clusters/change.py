@@ -16,7 +16,7 @@ from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import KINDS, PolicyName
 from ps_protocol.process.options import BACKUP_WORKERS, CHANGE, CONTRIBUTIONS, Given, add_options, options_of, policy_of
-from ps_protocol.roles.chief import Chief, HyperparameterChange, SettingsReply
+from ps_protocol.roles.chief import ChangeSettingsRequest, Chief, FinishTrainingRequest, HyperparameterChange, SettingsReply
 
 _POLICIES = tuple(name.name.lower() for name in PolicyName)
 _TRUTH = {"true": 1.0, "false": 0.0}
@@ -56,7 +56,11 @@ def run_policy(arguments: argparse.Namespace) -> Answer:
             return Answer(words=policy_text(status), fields={"policy": plain(status.policy), "step": status.global_step, **counts})
         name = PolicyName[arguments.policy.upper()]
         policy = policy_of(given, name=name, contributions=_contributions(given, chief, name=name))
-        reply = _await(chief, lambda key, left_s: chief.set_policy(policy, request_id=key, max_wait_s=left_s), timeout_s=arguments.timeout)
+        reply = _await(
+            chief,
+            lambda key, left_s: chief.call(ChangeSettingsRequest(policy=policy, request_id=key, max_wait_s=left_s)),
+            timeout_s=arguments.timeout,
+        )
         fields = {"policy": plain(policy), "step": reply.step, "version": reply.version}
         return Answer(words=f"policy {policy.text} from step {reply.step} on", fields=fields)
 
@@ -69,7 +73,9 @@ def run_set(arguments: argparse.Namespace) -> Answer:
     def change(chief: Chief) -> Answer:
         numbers = change_of(arguments.changes, variable=arguments.variable)
         reply = _await(
-            chief, lambda call, wait_s: chief.set_hyperparameters(numbers, request_id=call, max_wait_s=wait_s), timeout_s=arguments.timeout
+            chief,
+            lambda call, wait_s: chief.call(ChangeSettingsRequest(hyperparameters=numbers, request_id=call, max_wait_s=wait_s)),
+            timeout_s=arguments.timeout,
         )
         words = f"{', '.join(arguments.changes)} from step {reply.step} on, version {reply.version}"
         return Answer(words=words, fields={"changes": arguments.changes, "step": reply.step, "version": reply.version})
@@ -82,7 +88,9 @@ def run_finish(arguments: argparse.Namespace) -> Answer:
     with chief_of(arguments) as chief:
         cluster = chief.status().cluster
         # The chief's log shows the reason, so that it names the process that asked.
-        step = chief.finish(reason=f"{arguments.reason} (`lockstep finish` on {socket.gethostname()} pid {os.getpid()})")
+        step = chief.call(
+            FinishTrainingRequest(reason=f"{arguments.reason} (`lockstep finish` on {socket.gethostname()} pid {os.getpid()})")
+        )
     words = f"cluster {cluster!r} at {chief.address}: training is finished at step {step}; the processes end as their workers leave"
     return Answer(words=words, fields={"step": step, "reason": arguments.reason, "cluster": cluster, "chief": chief.address})
 

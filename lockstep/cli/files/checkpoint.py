@@ -21,7 +21,7 @@ from ps_protocol.errors import CheckpointNotFound, DataLoss, DeadlineExceeded, I
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.options import CALLED_CLUSTER, CHECKPOINT_DIR, RESTORE, Given
 from ps_protocol.roles.checkpoint import check_tag
-from ps_protocol.roles.chief import Chief
+from ps_protocol.roles.chief import Chief, SaveCheckpointRequest
 
 
 def add_checkpoint_save_arguments(parser: argparse.ArgumentParser) -> None:
@@ -80,7 +80,7 @@ def _await_save(chief: Chief, *, timeout_s: float) -> tuple[str, int]:
     """Requests the checkpoint, with one request id, until it is complete, and shows the progress. Raises DeadlineExceeded."""
     request_id, deadline, shown_reason = secrets.randbits(63), time.monotonic() + timeout_s, ""
     while True:
-        saved = chief.save_checkpoint(request_id=request_id, max_wait_s=max(0.0, min(1.0, deadline - time.monotonic())))
+        saved = chief.call(SaveCheckpointRequest(request_id=request_id, max_wait_s=max(0.0, min(1.0, deadline - time.monotonic()))))
         if saved.tag:
             return saved.tag, saved.step
         if time.monotonic() >= deadline:

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from lockstep.cli.formatting import duration_text, printable, table
 from ps_protocol.process.local_clusters import LocalEntry, local_clusters
-from ps_protocol.security.permissions import CallerRole
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.tokens import token_of
 
 NOBODY = "no cluster of yours that `lockstep up` or `lockstep demo` started is running on this machine"

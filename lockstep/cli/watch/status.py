@@ -8,6 +8,7 @@ from lockstep.cli.answers import Answer
 from lockstep.cli.formatting import plain
 from lockstep.cli.watch.view import fields_of, status_lines, why_lines
 from ps_protocol.errors import InvalidSpec
+from ps_protocol.roles.chief import GetModelRequest
 
 
 def add_status_arguments(parser: argparse.ArgumentParser) -> None:
@@ -25,7 +26,7 @@ def run_status(arguments: argparse.Namespace) -> Answer:
         raise InvalidSpec(f"--ledger: got {arguments.ledger}, want 0 to {NUM_STEPS}")
     with chief_of(arguments) as chief:
         look = Recorder(chief, read_metrics=lambda status: ()).look()
-        placement = chief.get_model(max_wait_s=0.0).placement if arguments.placement else None
+        placement = chief.call(GetModelRequest(max_wait_s=0.0)).placement if arguments.placement else None
     words = "\n".join(status_lines(look, placement=placement, num_ledger=arguments.ledger))
     return Answer(words=words, fields=fields_of(look.status, placement=placement, num_ledger=arguments.ledger))
 

@@ -13,7 +13,7 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import InternalError, LeaseExpired, ShuttingDown, StepGone, TooManyPushes, Unavailable
 from ps_protocol.model.policy import PolicySpec
-from ps_protocol.roles.chief import ClusterState, Participant, ParticipantKind
+from ps_protocol.roles.chief import ClusterState, HeartbeatRequest, Participant, ParticipantKind
 from ps_protocol.roles.shard import PushReply, PushResult
 from tests.support.chief.eras import era
 from tests.support.network.faults import Flaky
@@ -50,12 +50,12 @@ class FaultyCluster:
 def test_newest_variables_that_were_overwritten_while_they_were_read_are_read_again() -> None:
     faulty = FaultyCluster(policy=worker_client.async_policy())
     with faulty.session as session:
-        num_before = len(faulty.shards[1].arguments_of("read_variables"))
-        faulty.shards[1].refuse("read_variables", *(StepGone("the copy was overwritten while it was read") for _ in range(3)))
+        num_before = len(faulty.shards[1].arguments_of("read"))
+        faulty.shards[1].refuse("read", *(StepGone("the copy was overwritten while it was read") for _ in range(3)))
         assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ACCEPTED
         for value in session.read().values():
             np.testing.assert_array_equal(value, np.full(40, -1.0))
-        assert len(faulty.shards[1].arguments_of("read_variables")) >= num_before + 4
+        assert len(faulty.shards[1].arguments_of("read")) >= num_before + 4
 
 
 def test_push_whose_answer_is_lost_is_sent_again_and_counts_once() -> None:
@@ -68,7 +68,7 @@ def test_push_whose_answer_is_lost_is_sent_again_and_counts_once() -> None:
         faulty.assert_applied(num_steps=1)
 
 
-@pytest.mark.parametrize("method", ["push_gradients", "read_variables"])
+@pytest.mark.parametrize("method", ["push_gradients", "read"])
 def test_a_server_that_is_about_to_end_is_asked_again_until_its_successor_answers(method: str) -> None:
     faulty = FaultyCluster(policy=worker_client.async_policy())
     with faulty.session as session:
@@ -77,12 +77,12 @@ def test_a_server_that_is_about_to_end_is_asked_again_until_its_successor_answer
         faulty.assert_applied(num_steps=1)
 
 
-@pytest.mark.parametrize("method", ["commit_push", "dequeue_token"])
+@pytest.mark.parametrize("method", ["CommitPushRequest", "DequeueTokenRequest"])
 def test_commit_whose_answer_is_lost_counts_once_and_has_its_first_outcome(method: str) -> None:
     faulty = FaultyCluster()
     with faulty.session as session:
         faulty.chief.lose_answers(method, count=2)
-        if method == "commit_push":
+        if method == "CommitPushRequest":
             assert session.push(ONES).outcome is PushOutcome.ACCEPTED
             assert session.wait(timeout_s=20)
         else:
@@ -120,13 +120,13 @@ def test_read_begins_again_on_all_shards_if_one_has_moved_on() -> None:
     with worker_client.local(faulty.cluster) as other:
         other.create_or_join(VALUES, optimizer=worker_client.sgd(1.0))
         other.step(ONES, timeout_s=20)
-        faulty.shards[1].refuse("read_variables", StepGone("step 0 is gone"))
+        faulty.shards[1].refuse("read", StepGone("step 0 is gone"))
         with faulty.session as session:
             variables = session.read()
             assert session.local_step == 1
             np.testing.assert_array_equal(variables["a"], variables["b"])
             np.testing.assert_array_equal(variables["a"], np.full(40, -1.0))
-            assert len(faulty.shards[0].arguments_of("read_variables")) == 2
+            assert len(faulty.shards[0].arguments_of("read")) == 2
 
 
 def test_error_of_a_shard_is_raised_and_the_session_continues() -> None:
@@ -146,7 +146,7 @@ def test_worker_that_pushes_faster_than_is_applied_is_held_up_and_not_refused() 
         # The same contribution each time, as on the shard that took it at once; and a token asked for in between.
         for shard in faulty.shards:
             assert {header.push_id.sequence for header in shard.arguments_of("push_gradients")} == {1}
-        assert len(faulty.chief.arguments_of("dequeue_token")) == 2
+        assert len(faulty.chief.arguments_of("DequeueTokenRequest")) == 2
         faulty.assert_applied(num_steps=1)
     strict = FaultyCluster()
     with strict.session as session:
@@ -158,7 +158,7 @@ def test_worker_that_pushes_faster_than_is_applied_is_held_up_and_not_refused() 
 def test_exit_takes_two_seconds_at_most_if_the_chief_hangs() -> None:
     faulty = FaultyCluster()
     released = threading.Event()
-    faulty.chief.answer("deregister_worker", lambda _: released.wait(30))
+    faulty.chief.answer("DeregisterRequest", lambda _: released.wait(30))
     start_s = time.monotonic()
     faulty.session.close()
     assert time.monotonic() - start_s < 4.0  # 2 s promised; the machine may be busy
@@ -167,7 +167,7 @@ def test_exit_takes_two_seconds_at_most_if_the_chief_hangs() -> None:
 
 def test_exit_takes_two_seconds_at_most_if_the_chief_is_gone() -> None:
     faulty = FaultyCluster()
-    faulty.chief.refuse("deregister_worker", *[Unavailable("nobody there")] * 1000)
+    faulty.chief.refuse("DeregisterRequest", *[Unavailable("nobody there")] * 1000)
     start_s = time.monotonic()
     with faulty.session:
         pass
@@ -180,7 +180,7 @@ def test_an_interrupt_while_waiting_is_raised_and_reported_to_the_chief() -> Non
     def interrupt(_: Any) -> None:
         raise KeyboardInterrupt
 
-    faulty.chief.answer("dequeue_token", interrupt)
+    faulty.chief.answer("DequeueTokenRequest", interrupt)
     with pytest.raises(KeyboardInterrupt), faulty.session as session:
         session.step(ONES, timeout_s=0.1)
     with worker_client.observe_local(faulty.cluster) as observer:
@@ -228,7 +228,7 @@ class FakeChief:
         self.answers = list(answers)
         self.num_beats = 0
 
-    def heartbeat(self, participant: Participant) -> bool:
+    def call(self, request: HeartbeatRequest) -> bool:
         self.num_beats += 1
         answer = self.answers.pop(0) if len(self.answers) > 1 else self.answers[0]
         if isinstance(answer, Exception):
@@ -238,7 +238,7 @@ class FakeChief:
 
 def beating(chief: Any, kind: ParticipantKind = ParticipantKind.WORKER) -> Heartbeat:
     participant = Participant(era=era(1), kind=kind, index=3, incarnation=1)
-    heartbeat = Heartbeat(lambda: chief.heartbeat(participant), name=participant.name, lease_s=0.03)
+    heartbeat = Heartbeat(lambda: chief.call(HeartbeatRequest(participant=participant)), name=participant.name, lease_s=0.03)
     heartbeat.start()
     return heartbeat
 

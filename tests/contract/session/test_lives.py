@@ -33,7 +33,7 @@ def test_contributions_accepted_in_a_lost_life_are_no_longer_accepted(caplog: py
             cluster.begin_anew()
             return TokenReply(result=TokenResult.WAIT, step=0, commit=reply.commit, global_step=0)
 
-        cluster.chief.answer("dequeue_token", counted_and_lost)
+        cluster.chief.answer("DequeueTokenRequest", counted_and_lost)
         result = session.step(ONES, timeout_s=20)
         assert (result.outcome, result.step) == (PushOutcome.ROLLED_BACK, 0)
         assert any(
@@ -61,7 +61,7 @@ def test_contribution_whose_next_step_was_lost_before_it_was_read_is_rolled_back
             cluster.begin_anew()
             return reply
 
-        cluster.chief.answer("dequeue_token", given_and_lost)
+        cluster.chief.answer("DequeueTokenRequest", given_and_lost)
         assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ROLLED_BACK
         assert_begun_anew(session, num_lost=1)
 

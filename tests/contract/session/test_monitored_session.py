@@ -13,7 +13,7 @@ import pytest
 import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import DeadlineExceeded, LeaseExpired
-from ps_protocol.roles.chief import ModelState, PushOutcome
+from ps_protocol.roles.chief import DeregisterRequest, ModelState, PushOutcome
 from tests.support.network.faults import Flaky
 from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.sessions.facade_programs import running_cluster
@@ -59,7 +59,7 @@ def one_a_step() -> tuple[TrainOp, Any]:
 def give_up(session: MonitoredSession) -> None:
     """Has the chief end the worker's lease, as if it had been silent for too long."""
     membership = session.session.membership
-    membership.link.chief.deregister_worker(membership.participant, failure="was silent")
+    membership.link.chief.call(DeregisterRequest(participant=membership.participant, failure="was silent"))
 
 
 def another_worker(master: Any) -> Session:
@@ -93,7 +93,7 @@ def test_contribution_that_counted_before_its_answer_was_lost_is_not_repeated() 
 
     with MonitoredTrainingSession(SimpleNamespace(chief=chief, shards=real.shards), hooks=[hook], worker_index=0) as session:
         assert session.run(op).is_accepted
-        chief.answer("dequeue_token", lost)
+        chief.answer("DequeueTokenRequest", lost)
         result = session.run(op)
         assert (result.outcome, result.step) == (PushOutcome.ACCEPTED, 1)
         np.testing.assert_array_equal(session.read()["w"], np.full(3, 2.0))
@@ -121,7 +121,7 @@ def test_servers_that_do_not_come_back_are_waited_for_no_longer_than_max_wait_se
         with MonitoredTrainingSession(master, hooks=[hook], worker_index=0, max_wait_secs=0.2) as session:
             assert session.run(op).is_accepted
             give_up(session)
-            chief.answer("register_model", *[not_yet] * 100_000)
+            chief.answer("RegisterModelRequest", *[not_yet] * 100_000)
             session.run(op)
 
 

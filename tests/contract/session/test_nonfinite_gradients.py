@@ -16,7 +16,7 @@ from ps_protocol.encodings.gradients import GradientEncoder
 from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array, DataType
-from ps_protocol.roles.shard import PushResult, WholeShard
+from ps_protocol.roles.shard import PushResult, Shard, ShardStatusRequest
 from tests.support.parameter_servers.shards import Trainer, layout_of, open_shard, table, variable, views
 from tests.support.sessions.clusters import Shape, Start
 from tests.support.waiting import wait_until
@@ -144,7 +144,7 @@ def wired(request: pytest.FixtureRequest, socket_dir: Path) -> Any:
         yield opened
 
 
-def created(shard: WholeShard, layout: Layout) -> Trainer:
+def created(shard: Shard, layout: Layout) -> Trainer:
     trainer = Trainer(shard, layout)
     trainer.create()
     trainer.configure(1, rejects_nonfinite=True)
@@ -158,18 +158,18 @@ def spoilt(trainer: Trainer, name: str, position: int, value: float) -> Array:
 
 
 @pytest.mark.parametrize("name", ["w", "h", "d"])
-def test_a_server_refuses_and_drops_nonfinite_gradients_of_each_type(wired: WholeShard, name: str) -> None:
+def test_a_server_refuses_and_drops_nonfinite_gradients_of_each_type(wired: Shard, name: str) -> None:
     trainer = created(wired, MIXED)
     with pytest.raises(NonFiniteGradient, match=rf"^'{name}' has 1 non-finite value \(worker 3, step 0\)"):
         trainer.push(trainer.header(3), spoilt(trainer, name, 8, np.nan))
-    assert trainer.shard.status().report.num_staged == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
     position = [piece.variable.name for piece in MIXED.slices].index(name)
     header = trainer.header(3, absent=(position,))
     assert trainer.push(header, spoilt(trainer, name, 8, np.inf)).result is PushResult.STAGED, "it is left out"
     assert trainer.apply(header.push_id).step == 1
 
 
-def test_a_server_refuses_nonfinite_rows(wired: WholeShard) -> None:
+def test_a_server_refuses_nonfinite_rows(wired: Shard) -> None:
     trainer = created(wired, MIXED)
     with pytest.raises(NonFiniteGradient, match="'emb' has 2 non-finite values"):
         trainer.push_rows(rows={0: ([4, 1], [[1.0, np.nan], [np.inf, 1.0]])})
@@ -178,7 +178,7 @@ def test_a_server_refuses_nonfinite_rows(wired: WholeShard) -> None:
 
 
 @pytest.mark.parametrize("encoding", [FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16, FloatEncoding.INT8_BLOCKS, FloatEncoding.TOP_K])
-def test_a_server_refuses_nonfinite_encoded_gradients(wired: WholeShard, encoding: FloatEncoding) -> None:
+def test_a_server_refuses_nonfinite_encoded_gradients(wired: Shard, encoding: FloatEncoding) -> None:
     trainer = created(wired, FLOATS)
 
     def push(memory: Array) -> PushResult:
@@ -192,7 +192,7 @@ def test_a_server_refuses_nonfinite_encoded_gradients(wired: WholeShard, encodin
     assert push(trainer.arena(1.0)) is PushResult.STAGED
 
 
-def test_a_gradient_that_overflows_in_its_encoding_is_refused_by_the_server(wired: WholeShard) -> None:
+def test_a_gradient_that_overflows_in_its_encoding_is_refused_by_the_server(wired: Shard) -> None:
     trainer = created(wired, FLOATS)
     encoded = GradientEncoder(FLOATS, FloatEncoding.FLOAT16, fraction=1.0).encode(Segments([spoilt(trainer, "b", 1, 1e30)]), absent=())
     with pytest.raises(NonFiniteGradient, match="'b' has 1 non-finite value"):
@@ -209,7 +209,7 @@ def test_a_server_that_applies_on_arrival_refuses_nonfinite_gradients_before_it_
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
 
 
-def test_refusing_nonfinite_gradients_can_be_switched_off_again(wired: WholeShard) -> None:
+def test_refusing_nonfinite_gradients_can_be_switched_off_again(wired: Shard) -> None:
     trainer = created(wired, FLOATS)
     trainer.configure(2)
     assert trainer.push(trainer.header(), spoilt(trainer, "w", 0, np.nan)).result is PushResult.STAGED

@@ -149,7 +149,7 @@ def test_restarted_server_is_waited_for_until_the_chief_knows_of_it() -> None:
             asked.wait(20)
             cluster.roll_back()
 
-        cluster.chief.answer("heartbeat", heard)
+        cluster.chief.answer("HeartbeatRequest", heard)
         noticing = threading.Thread(target=notice)
         noticing.start()
         assert session.step(ONES, timeout_s=20).outcome is PushOutcome.ROLLED_BACK
@@ -174,7 +174,7 @@ def test_contribution_that_the_checkpoint_has_is_accepted() -> None:
             cluster.rise()
             raise Unavailable("the answer was lost")
 
-        cluster.chief.answer("dequeue_token", lost)
+        cluster.chief.answer("DequeueTokenRequest", lost)
         result = session.step(ONES, timeout_s=20)
         assert (result.outcome, result.step, result.applied_step, session.epoch) == (PushOutcome.ACCEPTED, 0, 0, 2)
         assert_value(session, -1.0)
@@ -188,11 +188,11 @@ def test_a_new_chief_gets_the_contributions_that_were_counted_and_not_applied() 
         push = first.push(ONES)
         assert push.is_accepted
         cluster.replace_chief()
-        commits = len(cluster.chief.arguments_of("commit_push"))
+        commits = len(cluster.chief.arguments_of("CommitPushRequest"))
         first.status()
         waiting = threading.Thread(target=lambda: first.wait(timeout_s=20))
         waiting.start()
-        wait_until(lambda: len(cluster.chief.arguments_of("commit_push")) > commits, what="the commit is repeated")
+        wait_until(lambda: len(cluster.chief.arguments_of("CommitPushRequest")) > commits, what="the commit is repeated")
         assert second.step(ONES, timeout_s=20).is_accepted
         waiting.join()
         assert (first.local_step, first.epoch, first.num_rollbacks) == (1, 1, 0)
@@ -205,11 +205,11 @@ def test_contribution_to_an_epoch_that_is_over_is_not_told_to_a_new_chief() -> N
         assert first.push(ONES).is_accepted
         cluster.roll_back()
         wait_until(lambda: (ParticipantKind.WORKER, 0) in cluster.registered, what="the worker is registered in the new epoch")
-        commits = len(cluster.chief.arguments_of("commit_push"))
+        commits = len(cluster.chief.arguments_of("CommitPushRequest"))
         cluster.replace_chief()
         wait_until(lambda: (ParticipantKind.WORKER, 0) in cluster.registered, what="the worker is registered with the new chief")
         assert_value(first, 0.0)
-        assert (first.local_step, first.num_rollbacks, len(cluster.chief.arguments_of("commit_push"))) == (0, 1, commits)
+        assert (first.local_step, first.num_rollbacks, len(cluster.chief.arguments_of("CommitPushRequest"))) == (0, 1, commits)
 
 
 def test_heartbeat_registers_again_while_the_worker_computes() -> None:
@@ -231,8 +231,8 @@ def test_heartbeat_registers_again_while_the_worker_computes() -> None:
 def test_worker_whose_place_was_taken_is_superseded() -> None:
     cluster = RollingCluster(join)
     with cluster.session() as session:
-        cluster.chief.refuse("dequeue_token", LeaseExpired("worker 0: lease ended 31 s ago. Register again"))
-        cluster.chief.refuse("register_worker", WorkerIndexTaken("worker 0 is already running on host-b pid 912"))
+        cluster.chief.refuse("DequeueTokenRequest", LeaseExpired("worker 0: lease ended 31 s ago. Register again"))
+        cluster.chief.refuse("RegisterRequest", WorkerIndexTaken("worker 0 is already running on host-b pid 912"))
         with pytest.raises(Superseded, match=r"lease ended 31 s ago.*already running on host-b"):
             session.step(ONES, timeout_s=20)
 
@@ -240,14 +240,14 @@ def test_worker_whose_place_was_taken_is_superseded() -> None:
 def test_chief_that_is_silent_for_a_while_is_asked_again() -> None:
     cluster = RollingCluster(join)
     with cluster.session() as session:
-        cluster.chief.refuse("dequeue_token", *[DeadlineExceeded("waited for a token, which did not come within 11 s")] * 3)
+        cluster.chief.refuse("DequeueTokenRequest", *[DeadlineExceeded("waited for a token, which did not come within 11 s")] * 3)
         assert session.step(ONES, timeout_s=None).is_accepted
 
 
 def test_wait_for_a_chief_that_stays_silent_ends_at_its_own_deadline() -> None:
     cluster = RollingCluster(join)
     with cluster.session() as session:
-        cluster.chief.refuse("dequeue_token", *[DeadlineExceeded("the chief does not answer")] * 10_000)
+        cluster.chief.refuse("DequeueTokenRequest", *[DeadlineExceeded("the chief does not answer")] * 10_000)
         with pytest.raises(DeadlineExceeded, match=r"a token after step 0: not within 0\.3 s: the chief does not answer"):
             session.step(ONES, timeout_s=0.3)
         cluster.chief._refused.clear()

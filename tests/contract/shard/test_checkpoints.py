@@ -1,10 +1,11 @@
-"""Checkpoints of every `WholeShard`: training from a restored one continues bit for bit, on any number of shards."""
+"""Checkpoints of every `Shard`: training from a restored one continues bit for bit, on any number of shards."""
 
 import contextlib
 import dataclasses
 import gc
 import os
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -24,7 +25,16 @@ from ps_protocol.model.optimizers import OptimizerSpec, Schedule, constant
 from ps_protocol.model.spec import AverageSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, Partition, VariableSpec
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import Adoption, SaveRequest, SaveState, WholeShard
+from ps_protocol.roles.shard import (
+    Adoption,
+    AdoptRequest,
+    KeepRecordRequest,
+    ReadMetricsRequest,
+    SaveRequest,
+    SaveState,
+    Shard,
+    ShardStatusRequest,
+)
 from ps_protocol.shared_memory.segment import NAME_PREFIX, can_share
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining, metrics_of
@@ -85,7 +95,7 @@ def open_training(tmp_path: Path, socket_dir: Path) -> Iterator[Open]:
         def opened(num_shards: int, *, model: ModelSpec | None = None, transport: str = "in_process", **options: object) -> ShardedTraining:
             directory, sockets = str(tmp_path / "checkpoints"), socket_dir / str(len(list(socket_dir.iterdir())))
             sockets.mkdir()
-            shards: list[WholeShard] = [
+            shards: list[Shard] = [
                 stack.enter_context(open_shard(transport, socket_dir=sockets, index=index, checkpoint_dir=directory))
                 for index in range(num_shards)
             ]
@@ -204,7 +214,7 @@ def test_steps_continue_while_a_checkpoint_is_written(open_training: Open) -> No
     expected = training.state()
     requests = [SaveRequest(fence=fence(3, CHIEF), step=2, tag="t", num_shards=2)] * 2
     for shard, request in zip(training.shards, requests, strict=True):
-        shard.save(request)
+        shard.call(request)
     training.train(5)
     # The copy was made at once: asking again does not save what is there now.
     checkpoint = dataclasses.replace(training, step=2).save("t")
@@ -234,9 +244,9 @@ def test_save_of_another_step_is_refused(open_training: Open, transport: str) ->
     training.create()
     training.train(1)
     with pytest.raises(StepMismatch, match="step 0 cannot be saved, it is at step 1"):
-        training.shards[0].save(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
+        training.shards[0].call(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
     with pytest.raises(Superseded):
-        training.shards[0].save(SaveRequest(fence=fence(3, CHIEF - 1), step=1, tag="t"))
+        training.shards[0].call(SaveRequest(fence=fence(3, CHIEF - 1), step=1, tag="t"))
 
 
 @pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
@@ -245,7 +255,7 @@ def test_a_shard_without_a_place_for_checkpoints_refuses_to_save(socket_dir: Pat
         trainer = Trainer(shard)
         trainer.create()
         with pytest.raises(CheckpointStorageMissing, match="without --checkpoint-dir"):
-            shard.save(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
+            shard.call(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
 
 
 def test_a_failed_save_is_reported_and_can_be_repeated(open_training: Open, tmp_path: Path) -> None:
@@ -255,14 +265,14 @@ def test_a_failed_save_is_reported_and_can_be_repeated(open_training: Open, tmp_
     blocking = tmp_path / "checkpoints"
     blocking.write_text("")
     request = SaveRequest(fence=fence(3, CHIEF), step=0, tag="t")
-    training.shards[0].save(request)
-    progress = training.shards[0].save(request, max_wait_s=10.0)
+    training.shards[0].call(request)
+    progress = training.shards[0].call(replace(request, max_wait_s=10.0))
     assert progress.state is SaveState.FAILED and progress.failure is not None and "t.incomplete" in progress.failure.message
     blocking.unlink()
     assert training.save("t").files[0].num_bytes > 0
-    held = training.shards[0].status().report.allocated_bytes
+    held = training.shards[0].call(ShardStatusRequest()).report.allocated_bytes
     assert training.save("u").files[0].num_bytes > 0
-    assert training.shards[0].status().report.allocated_bytes == held
+    assert training.shards[0].call(ShardStatusRequest()).report.allocated_bytes == held
 
 
 def test_a_changed_file_is_not_restored(open_training: Open, tmp_path: Path) -> None:
@@ -277,7 +287,7 @@ def test_a_changed_file_is_not_restored(open_training: Open, tmp_path: Path) -> 
         training.restore("t", step=0, epoch=4)
     # The shard holds nothing then: half a checkpoint is none.
     with pytest.raises(NotInitialized):
-        training.shards[1].read_metrics(epoch=4)
+        training.shards[1].call(ReadMetricsRequest(epoch=4))
 
 
 @pytest.mark.parametrize("transport", WITHOUT_SOCKETS)
@@ -288,14 +298,14 @@ def test_a_failed_restoration_leaves_the_present_values(open_training: Open, tra
     other = dataclasses.replace(VARIABLES[0], shape=(13, 8))
     stranger = dataclasses.replace(training.model, variables=(other, *VARIABLES[1:]))
     wrong = dataclasses.replace(training, model=stranger, epoch=4)
-    training.shards[0].adopt(fence(4, CHIEF))
+    training.shards[0].call(AdoptRequest(fence=fence(4, CHIEF)))
     request = wrong.restore_request(0, "t")
     with pytest.raises(CheckpointMismatch, match=r"variable 'w' has shape \(13, 7\)"):
-        training.shards[0].restore(request, max_wait_s=10.0)
+        training.shards[0].call(replace(request, max_wait_s=10.0))
     with pytest.raises(DataLoss, match="sha256 mismatch"):
-        training.shards[0].restore(dataclasses.replace(request, manifest_sha256="0" * 64), max_wait_s=10.0)
+        training.shards[0].call(replace(dataclasses.replace(request, manifest_sha256="0" * 64), max_wait_s=10.0))
     with pytest.raises(CheckpointNotFound):
-        training.shards[0].restore(dataclasses.replace(request, tag="never-saved"), max_wait_s=10.0)
+        training.shards[0].call(replace(dataclasses.replace(request, tag="never-saved"), max_wait_s=10.0))
     training.epoch = 4
     training.train(1)
 
@@ -304,22 +314,22 @@ def test_a_failed_restoration_leaves_the_present_values(open_training: Open, tra
 def test_an_adoption_returns_the_pushes_and_settings_that_a_new_chief_needs(open_training: Open, transport: str) -> None:
     training = open_training(1, transport=transport)
     shard = training.shards[0]
-    assert shard.adopt(fence(3, 1), chief_address="host:1") == Adoption(step=None, layout_hash="")
+    assert shard.call(AdoptRequest(fence=fence(3, 1), chief_address="host:1")) == Adoption(step=None, layout_hash="")
     training.create()
     training.train(20)
     for version, record in ((2, b"two"), (1, b"one"), (3, b"three")):
-        shard.keep_record(fence(3, CHIEF), version=version, record=record)
-    adoption = shard.adopt(fence(3, CHIEF + 1), chief_address="host:2")
+        shard.call(KeepRecordRequest(fence=fence(3, CHIEF), version=version, record=record))
+    adoption = shard.call(AdoptRequest(fence=fence(3, CHIEF + 1), chief_address="host:2"))
     assert (adoption.step, adoption.record, adoption.record_version) == (20, b"three", 3)
     assert adoption.last_apply is not None and adoption.last_apply.step == 19
     assert adoption.last_apply.contributors == tuple(PushId(worker=worker, incarnation=1, sequence=20) for worker in (0, 1))
     assert [(pushes.worker, [push.step for push in pushes.applied]) for pushes in adoption.pushes] == [
         (worker, list(range(4, 20))) for worker in (0, 1)
     ]
-    status = shard.status()
+    status = shard.call(ShardStatusRequest())
     assert status.chief_address == "host:2" and status.chief_heard_ago_s is not None
     with pytest.raises(Superseded):
-        shard.keep_record(fence(3, CHIEF), version=9, record=b"")
+        shard.call(KeepRecordRequest(fence=fence(3, CHIEF), version=9, record=b""))
 
 
 def test_applied_pushes_come_back_with_the_checkpoint(open_training: Open) -> None:
@@ -329,6 +339,6 @@ def test_applied_pushes_come_back_with_the_checkpoint(open_training: Open) -> No
     training.save("t")
     training.train(3)
     training.restore("t", step=2, epoch=4)
-    adoption = training.shards[0].adopt(fence(4, CHIEF))
+    adoption = training.shards[0].call(AdoptRequest(fence=fence(4, CHIEF)))
     assert [[push.step for push in pushes.applied] for pushes in adoption.pushes] == [[0, 1], [0, 1]]
     assert adoption.last_apply is None

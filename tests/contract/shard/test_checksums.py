@@ -1,4 +1,4 @@
-"""Every `WholeShard` reports checksums of the contributions that it applies: equal ones for equal gradients, on each transport."""
+"""Every `Shard` reports checksums of the contributions that it applies: equal ones for equal gradients, on each transport."""
 
 from collections.abc import Callable
 from dataclasses import replace
@@ -13,7 +13,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import PushResult, WholeShard
+from ps_protocol.roles.shard import PushResult, Shard
 from tests.support.parameter_servers.shards import EACH_WAY, Trainer, layout_of, shard_over, table, variable
 
 shard = shard_over(EACH_WAY)
@@ -33,7 +33,7 @@ Give = Callable[[Trainer, int, float], PushId]
 
 
 @pytest.fixture
-def all_kinds(shard: WholeShard) -> Trainer:
+def all_kinds(shard: Shard) -> Trainer:
     trainer = Trainer(shard, LAYOUT)
     trainer.create()
     return trainer
@@ -122,7 +122,7 @@ _KINDS: dict[str, Give] = {
 def test_checksums_are_equal_exactly_for_equal_gradients(all_kinds: Trainer, kind: str) -> None:
     trainer, give = all_kinds, _KINDS[kind]
     given = [give(trainer, worker, change) for worker, change in enumerate((0.0, 0.0, 1.0))]
-    reply = trainer.shard.apply_step(replace(trainer.request(*given), wants_checksums=True))
+    reply = trainer.shard.call(replace(trainer.request(*given), wants_checksums=True))
     first, second, changed = reply.checksums
     assert first == second != changed
 
@@ -133,8 +133,8 @@ def test_checksums_come_when_they_are_asked_for_and_again_with_the_answer(all_ki
         header = trainer.header(step=step)
         trainer.push(header, trainer.random(1))
         request = replace(trainer.request(header.push_id, step=step), wants_checksums=wants_checksums)
-        replies.append(trainer.shard.apply_step(request))
-        again = trainer.shard.apply_step(request)
+        replies.append(trainer.shard.call(request))
+        again = trainer.shard.call(request)
         assert (again.repeated_request, again.checksums) == (True, replies[-1].checksums)
     assert [len(reply.checksums) for reply in replies] == [0, 1, 1, 0]
     assert replies[1].checksums == replies[2].checksums

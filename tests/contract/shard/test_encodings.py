@@ -1,4 +1,4 @@
-"""Encoded gradients at every `WholeShard`."""
+"""Encoded gradients at every `Shard`."""
 
 from dataclasses import replace
 
@@ -11,7 +11,7 @@ from ps_protocol.errors import IndexOutOfRange, MalformedMessage, NonFiniteGradi
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import Array, DataType
-from ps_protocol.roles.shard import PushHeader, PushResult, SparsePart, WholeShard
+from ps_protocol.roles.shard import PrepareRequest, PushHeader, PushResult, Shard, ShardStatusRequest, SparsePart
 from tests.support.parameter_servers.shards import EACH_WAY, Trainer, layout_of, shard_over, table, variable, views
 from tests.unit.ps_protocol.encodings.test_gradient_encoder import decoded
 
@@ -23,7 +23,7 @@ WIDE = layout_of(variable("w", (40, 7)), variable("b", (3,)), variable("d", (9,)
 
 
 @pytest.fixture
-def wide(shard: WholeShard) -> Trainer:
+def wide(shard: Shard) -> Trainer:
     """Three dense variables and a table, all 0."""
     trainer = Trainer(shard, WIDE)
     trainer.create()
@@ -94,13 +94,13 @@ def test_rows_alone_need_no_arena_whatever_the_encoding(wide: Trainer, encoding:
 
 
 @pytest.mark.parametrize("encoding", LOSSY)
-def test_norms_are_computed_from_the_decoded_gradients(shard: WholeShard, encoding: FloatEncoding) -> None:
+def test_norms_are_computed_from_the_decoded_gradients(shard: Shard, encoding: FloatEncoding) -> None:
     trainer = Trainer(shard, WIDE, clip=ClipSpec(norm=1.0))
     trainer.create()
     one = Encoded(WIDE, encoding, trainer.random(1))
     header = one.header(trainer)
     trainer.push(header, one.bytes)
-    sums = shard.prepare_step(trainer.request(header.push_id))
+    sums = shard.call(PrepareRequest(of=trainer.request(header.push_id)))
     for position, name in enumerate(("w", "b", "d")):
         expected = np.square(as_float32(WIDE, one.arrived, name).astype(np.float64)).sum()
         np.testing.assert_allclose(sums[position], expected, rtol=1e-12)
@@ -115,7 +115,7 @@ def test_encoded_gradients_are_applied_on_arrival(wide: Trainer, encoding: Float
 
 
 @pytest.mark.parametrize("encoding", LOSSY)
-def test_garbage_in_the_padding_changes_no_variable(shard: WholeShard, encoding: FloatEncoding) -> None:
+def test_garbage_in_the_padding_changes_no_variable(shard: Shard, encoding: FloatEncoding) -> None:
     trainer = Trainer(shard, WIDE, clip=ClipSpec(norm=1.0))
     trainer.create()
     gradients = trainer.random(1)
@@ -125,7 +125,7 @@ def test_garbage_in_the_padding_changes_no_variable(shard: WholeShard, encoding:
     other = Encoded(WIDE, encoding, spoilt)
     header = other.header(trainer)
     trainer.push(header, other.bytes)
-    sums = shard.prepare_step(trainer.request(header.push_id))
+    sums = shard.call(PrepareRequest(of=trainer.request(header.push_id)))
     assert sums[1] <= np.square(as_float32(WIDE, gradients, "b")).sum() * 1.5
     assert one.bytes.nbytes == other.bytes.nbytes
 
@@ -138,7 +138,7 @@ def test_an_arena_of_another_length_is_refused_before_it_comes(wide: Trainer, en
     # Other numbers of the top k are possible, but then its bytes do not fit them.
     with pytest.raises(MalformedMessage):
         wide.push(header, np.resize(one.bytes, one.bytes.nbytes + min(change, 8)))
-    assert wide.shard.status().report.num_staged == 0
+    assert wide.shard.call(ShardStatusRequest()).report.num_staged == 0
     plain = wide.header(1)
     wide.push(plain, wide.arena(1.0))
     assert wide.apply(plain.push_id).step == 1
@@ -166,7 +166,7 @@ def test_top_k_that_make_no_sense_are_refused(wide: Trainer, count: int, positio
     header = replace(wide.header(), encoding=FloatEncoding.TOP_K, encoded_bytes=len(encoded))
     with pytest.raises(error, match="top k"):
         wide.push(header, np.frombuffer(encoded, np.uint8).copy())
-    assert wide.shard.status().report.num_staged == 0
+    assert wide.shard.call(ShardStatusRequest()).report.num_staged == 0
     assert wide.train(0).step == 1
 
 
@@ -187,5 +187,5 @@ def test_a_scale_of_int8_that_no_client_sends_harms_its_own_block_only(wide: Tra
     else:
         with pytest.raises(NonFiniteGradient, match="'w' has"):
             wide.push(again, one.bytes)
-        assert wide.shard.status().report.num_staged == 0
+        assert wide.shard.call(ShardStatusRequest()).report.num_staged == 0
     assert wide.train(1, worker=2).step == 2

@@ -1,4 +1,4 @@
-"""Fences of every `WholeShard`, on every transport: which callers are admitted, and how a shard ends."""
+"""Fences of every `Shard`, on every transport: which callers are admitted, and how a shard ends."""
 
 import dataclasses
 from collections.abc import Callable
@@ -15,22 +15,33 @@ from ps_protocol.errors import (
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import session_secret
-from ps_protocol.roles.shard import Adoption, PushHeader, PushResult, WholeShard
+from ps_protocol.roles.shard import (
+    Adoption,
+    AdoptRequest,
+    KeepRecordRequest,
+    PushHeader,
+    PushResult,
+    ReadMetricsRequest,
+    ReadRequest,
+    Shard,
+    ShardStatusRequest,
+    ShutdownRequest,
+)
 from tests.support.chief.eras import era, fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, SharingWorkers, Trainer
 
 # Adoption and fences
 
 
-def test_fresh_shard_has_no_step(shard: WholeShard) -> None:
-    assert shard.adopt(fence(1, 1)) == Adoption(step=None, layout_hash="")
-    assert shard.adopt(fence(1, 1)) == Adoption(step=None, layout_hash="")
+def test_fresh_shard_has_no_step(shard: Shard) -> None:
+    assert shard.call(AdoptRequest(fence=fence(1, 1))) == Adoption(step=None, layout_hash="")
+    assert shard.call(AdoptRequest(fence=fence(1, 1))) == Adoption(step=None, layout_hash="")
 
 
 def test_an_adoption_returns_the_shards_step(trainer: Trainer) -> None:
     trainer.create()
     trainer.train(0)
-    adoption = trainer.shard.adopt(fence(EPOCH, CHIEF + 1))
+    adoption = trainer.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1)))
     assert (adoption.step, adoption.layout_hash) == (1, MIXED.hash)
 
 
@@ -38,14 +49,14 @@ def test_an_adoption_returns_the_shards_step(trainer: Trainer) -> None:
 def test_earlier_chief_is_superseded(trainer: Trainer, epoch: int, chief_incarnation: int) -> None:
     trainer.adopt()
     with pytest.raises(Superseded):
-        trainer.shard.adopt(fence(epoch, chief_incarnation))
+        trainer.shard.call(AdoptRequest(fence=fence(epoch, chief_incarnation)))
 
 
 def test_earlier_chief_cannot_apply(trainer: Trainer) -> None:
     trainer.create()
     header = trainer.header()
     trainer.push(header)
-    trainer.shard.adopt(fence(EPOCH, CHIEF + 1))
+    trainer.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1)))
     with pytest.raises(Superseded, match=f"chief incarnation {CHIEF + 1} has adopted it"):
         trainer.apply(header.push_id)
     assert trainer.apply(header.push_id, chief_incarnation=CHIEF + 1).step == 1
@@ -55,11 +66,11 @@ def test_earlier_chief_of_an_earlier_epoch_hears_that_it_is_superseded_and_not_t
     """What it does then is to end; for one that rules, another epoch at a server would mean that the training has failed."""
     trainer.create()
     header = trainer.header()
-    trainer.shard.adopt(fence(EPOCH + 1, CHIEF + 1))
+    trainer.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF + 1)))
     with pytest.raises(Superseded, match="end this chief"):
         trainer.apply(header.push_id)
     with pytest.raises(Superseded, match="end this chief"):
-        trainer.shard.keep_record(fence(EPOCH, CHIEF), version=1, record=b"")
+        trainer.shard.call(KeepRecordRequest(fence=fence(EPOCH, CHIEF), version=1, record=b""))
 
 
 @pytest.mark.parametrize("epoch", [0, EPOCH - 1, EPOCH + 1])
@@ -71,9 +82,9 @@ def test_every_call_of_another_epoch_is_refused(trainer: Trainer, epoch: int) ->
         lambda: trainer.read(epoch=epoch),
         lambda: trainer.push(trainer.header(epoch=epoch)),
         lambda: trainer.apply(PushId(worker=0, incarnation=1, sequence=1), epoch=epoch),
-        lambda: shard.read_metrics(epoch=epoch),
-        lambda: shard.read_slot("momentum", into, epoch=epoch, layout_hash=MIXED.hash),
-        lambda: shard.shutdown(fence(epoch, CHIEF), reason="test"),
+        lambda: shard.call(ReadMetricsRequest(epoch=epoch)),
+        lambda: shard.read(ReadRequest(epoch=epoch, layout_hash=MIXED.hash, slot="momentum"), into),
+        lambda: shard.call(ShutdownRequest(fence=fence(epoch, CHIEF), reason="test")),
     ]
     for call in calls:
         with pytest.raises(EpochMismatch, match=f"cluster epoch is {EPOCH}, you have epoch {epoch}"):
@@ -85,15 +96,15 @@ def test_a_shard_that_no_chief_adopted_refuses_with_a_reason(trainer: Trainer) -
     with pytest.raises(EpochMismatch, match="no chief has adopted it since it started"):
         trainer.read()
     with pytest.raises(EpochMismatch, match="no chief has adopted it"):
-        trainer.shard.read_metrics(epoch=0)
+        trainer.shard.call(ReadMetricsRequest(epoch=0))
 
 
 def test_a_later_epoch_drops_staged_contributions(trainer: Trainer) -> None:
     trainer.create()
     header = trainer.header()
     trainer.push(header)
-    trainer.shard.adopt(fence(EPOCH + 1, CHIEF))
-    assert trainer.shard.status().report.num_staged == 0
+    trainer.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF)))
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
     with pytest.raises(ContributionMissing):
         trainer.apply(header.push_id, epoch=EPOCH + 1)
 
@@ -108,24 +119,24 @@ def test_contribution_of_another_life_is_refused(trainer: Trainer) -> None:
     Memory is shared with one process, which is of one life.
     """
     trainer.create()
-    trainer.shard.adopt(fence(EPOCH, CHIEF + 1, life=2**63 + 5))
-    assert trainer.shard.status().fence.life == 2**63 + 5
+    trainer.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1, life=2**63 + 5)))
+    assert trainer.shard.call(ShardStatusRequest()).fence.life == 2**63 + 5
     mine = trainer.header()
     with pytest.raises(EpochMismatch, match="the cluster has begun anew since you joined it"):
         trainer.push(mine)
-    assert trainer.shard.status().report.num_staged == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
     trainer.push(dataclasses.replace(mine, era=era(EPOCH, life=2**63 + 5)))
-    assert trainer.shard.status().report.num_staged == 1
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 1
 
 
 def test_a_chiefs_number_of_another_life_says_nothing(trainer: Trainer) -> None:
     trainer.create()
-    trainer.shard.adopt(fence(EPOCH, CHIEF + 1, life=5))
+    trainer.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1, life=5)))
     with pytest.raises(Superseded, match="a chief of another life of the cluster has adopted it"):
-        trainer.shard.adopt(fence(EPOCH + 1, CHIEF + 1, life=6))
-    assert trainer.shard.status().fence.epoch == EPOCH
-    trainer.shard.adopt(fence(EPOCH + 1, CHIEF + 2, life=6))
-    assert trainer.shard.status().fence.life == 6, "that one has looked at who was here"
+        trainer.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF + 1, life=6)))
+    assert trainer.shard.call(ShardStatusRequest()).fence.epoch == EPOCH
+    trainer.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF + 2, life=6)))
+    assert trainer.shard.call(ShardStatusRequest()).fence.life == 6, "that one has looked at who was here"
 
 
 # The end
@@ -133,19 +144,19 @@ def test_a_chiefs_number_of_another_life_says_nothing(trainer: Trainer) -> None:
 
 def test_shard_that_shuts_down_refuses_with_the_reason(trainer: Trainer) -> None:
     trainer.create()
-    trainer.shard.shutdown(fence(EPOCH, CHIEF), reason="training is finished")
-    trainer.shard.shutdown(fence(EPOCH, CHIEF), reason="again")
+    trainer.shard.call(ShutdownRequest(fence=fence(EPOCH, CHIEF), reason="training is finished"))
+    trainer.shard.call(ShutdownRequest(fence=fence(EPOCH, CHIEF), reason="again"))
     with pytest.raises(ShuttingDown, match="ps 0 is shutting down: training is finished"):
         trainer.read()
     with pytest.raises(ShuttingDown):
         trainer.push(trainer.header())
-    assert trainer.shard.status().step == 0
+    assert trainer.shard.call(ShardStatusRequest()).step == 0
 
 
-def test_a_shard_that_no_chief_adopted_can_be_shut_down(shard: WholeShard) -> None:
-    shard.shutdown(fence(1, 1), reason="not needed")
+def test_a_shard_that_no_chief_adopted_can_be_shut_down(shard: Shard) -> None:
+    shard.call(ShutdownRequest(fence=fence(1, 1), reason="not needed"))
     with pytest.raises(ShuttingDown):
-        shard.adopt(fence(1, 1))
+        shard.call(AdoptRequest(fence=fence(1, 1)))
 
 
 # Workers
@@ -163,7 +174,7 @@ def header_of(trainer: Trainer, incarnation: int, *, key: bytes) -> PushHeader:
 def guarded(trainer: Trainer) -> Trainer:
     """A shard with a model, whose chief makes secrets with KEY."""
     trainer.create()
-    trainer.shard.adopt(fence(EPOCH, CHIEF), session_keys=(KEY,))
+    trainer.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF), session_keys=(KEY,)))
     return trainer
 
 
@@ -196,7 +207,7 @@ def test_the_secret_of_another_worker_or_incarnation_is_not_enough(guarded: Trai
 
 def test_workers_of_an_earlier_chief_are_known_to_the_next_one(guarded: Trainer) -> None:
     mine = header_of(guarded, 1, key=KEY)
-    adoption = guarded.shard.adopt(fence(EPOCH, CHIEF + 1), session_keys=(LATER_KEY,))
+    adoption = guarded.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1), session_keys=(LATER_KEY,)))
     assert adoption.session_keys == (LATER_KEY, KEY)
     assert guarded.push(mine).result is PushResult.STAGED
     with pytest.raises(LeaseExpired):
@@ -205,5 +216,7 @@ def test_workers_of_an_earlier_chief_are_known_to_the_next_one(guarded: Trainer)
 
 
 def test_another_epoch_of_the_same_life_knows_the_keys_and_another_life_does_not(guarded: Trainer) -> None:
-    assert guarded.shard.adopt(fence(EPOCH + 1, CHIEF)).session_keys == (KEY,)
-    assert guarded.shard.adopt(fence(EPOCH + 1, CHIEF + 1, life=99), session_keys=(LATER_KEY,)).session_keys == (LATER_KEY,)
+    assert guarded.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF))).session_keys == (KEY,)
+    assert guarded.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF + 1, life=99), session_keys=(LATER_KEY,))).session_keys == (
+        LATER_KEY,
+    )

@@ -1,4 +1,4 @@
-"""Contributions with formulas at every `WholeShard`: new values of variables, computed at the shard, once."""
+"""Contributions with formulas at every `Shard`: new values of variables, computed at the shard, once."""
 
 import itertools
 from dataclasses import replace
@@ -14,7 +14,7 @@ from ps_protocol.model.layout import Segments, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.updates import MAX_UPDATES, FormulaUpdate
 from ps_protocol.model.variables import Array, DataType, VariableSpec
-from ps_protocol.roles.shard import PushHeader, PushResult, WholeShard
+from ps_protocol.roles.shard import PushHeader, PushResult, Shard, ShardStatusRequest
 from tests.support.parameter_servers.shards import Trainer, layout_of, variable, views
 
 PLAIN = OptimizerSpec(name="assign_mean", learning_rate=constant(1.0))
@@ -41,7 +41,7 @@ ALL = tuple(range(len(LAYOUT.slices)))
 
 
 @pytest.fixture
-def model(shard: WholeShard) -> Trainer:
+def model(shard: Shard) -> Trainer:
     """All variables, of ones."""
     trainer = Trainer(shard, LAYOUT)
     trainer.create(1.0)
@@ -156,7 +156,7 @@ def test_a_formula_that_does_not_fit_the_shard_is_refused_and_changes_nothing(mo
         model.shard.push_gradients(header, Segments([]))
     with pytest.raises(InvalidSpec, match=r"two of one contribution assign to the same variable"):
         pushed(model, *(FormulaUpdate(text=f"v + {number}", variables={"v": 1}) for number in range(2)))
-    assert model.shard.status().report.num_staged == 0
+    assert model.shard.call(ShardStatusRequest()).report.num_staged == 0
     assert all((value == 1).all() for value in values(model).values())
 
 

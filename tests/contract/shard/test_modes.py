@@ -1,4 +1,4 @@
-"""Settings of every `WholeShard` other than the defaults: stale contributions, arrivals, weights, limits, other numbers."""
+"""Settings of every `Shard` other than the defaults: stale contributions, arrivals, weights, limits, other numbers."""
 
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -10,7 +10,7 @@ from ps_protocol.errors import ContributionMissing, InvalidSpec, MalformedMessag
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import Metric, PushResult, WholeShard
+from ps_protocol.roles.shard import AdoptRequest, Metric, PrepareRequest, PushResult, ReadMetricsRequest, Shard, ShardStatusRequest
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, table, variable, views
 
@@ -18,7 +18,7 @@ SMALL = layout_of(variable("w", (4,)), variable("b", (2,)), table("emb", (6, 2))
 
 
 @pytest.fixture
-def small(shard: WholeShard) -> Trainer:
+def small(shard: Shard) -> Trainer:
     """Two dense variables and a table, all 0."""
     trainer = Trainer(shard, SMALL)
     trainer.create()
@@ -49,7 +49,7 @@ def test_mean_is_over_those_that_have_a_gradient(small: Trainer) -> None:
 def test_weights_change_the_gradients_but_not_what_the_sum_is_divided_by(small: Trainer) -> None:
     one, _ = small.push_rows(0, dense=small.arena(2.0), rows={0: ([1], 2.0)})
     other, _ = small.push_rows(1, dense=small.arena(6.0), rows={0: ([1], 6.0)})
-    small.shard.apply_step(small.request(one.push_id, other.push_id, weights=(1.0, 0.5)))
+    small.shard.call(small.request(one.push_id, other.push_id, weights=(1.0, 0.5)))
     np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-1.25] * 4)
     np.testing.assert_array_equal(small.rows([1])[1], [[-1.25] * 2])
 
@@ -58,39 +58,39 @@ def test_weights_change_the_gradients_but_not_what_the_sum_is_divided_by(small: 
 def test_weights_and_scales_of_the_wrong_number_are_refused(small: Trainer, factors: dict[str, Any]) -> None:
     header, _ = small.push_rows(dense=small.arena(2.0))
     with pytest.raises((InvalidSpec, MalformedMessage), match="give one"):
-        small.shard.apply_step(small.request(header.push_id, **factors))
+        small.shard.call(small.request(header.push_id, **factors))
     assert small.apply(header.push_id).step == 1
 
 
 # Limits on norms
 
 
-def test_sums_of_squares_are_of_the_mean_that_is_applied(shard: WholeShard) -> None:
+def test_sums_of_squares_are_of_the_mean_that_is_applied(shard: Shard) -> None:
     trainer = Trainer(shard, SMALL, clip=ClipSpec(value=4.0, norm=1.0))
     trainer.create()
     one, _ = trainer.push_rows(0, dense=trainer.arena(2.0), rows={0: ([1, 2], 3.0)})
     other, _ = trainer.push_rows(1, dense=trainer.arena(4.0), rows={0: ([2], 13.0)}, absent=(1,))
     request = trainer.request(one.push_id, other.push_id)
-    sums = shard.prepare_step(request)
+    sums = shard.call(PrepareRequest(of=request))
     assert list(sums) == [4 * 9.0, 2 * 4.0, 2 * 9.0 + 2 * 16.0]
-    assert (trainer.read()[0], shard.status().report.num_staged) == (0, 2)
-    assert list(shard.prepare_step(request)) == list(sums)
+    assert (trainer.read()[0], shard.call(ShardStatusRequest()).report.num_staged) == (0, 2)
+    assert list(shard.call(PrepareRequest(of=request))) == list(sums)
 
 
 def test_scales_multiply_the_means(small: Trainer) -> None:
     header, _ = small.push_rows(dense=small.arena(2.0), rows={0: ([1], 2.0)})
-    small.shard.apply_step(small.request(header.push_id, scales=(0.5, 0.25, 0.125)))
+    small.shard.call(small.request(header.push_id, scales=(0.5, 0.25, 0.125)))
     values = views(small.layout, small.read()[1])
     np.testing.assert_array_equal([values["w"][0], values["b"][0], small.rows([1])[1][0, 0]], [-0.5, -0.25, -0.125])
 
 
 def test_a_repeated_prepare_is_answered_after_its_step(small: Trainer) -> None:
     header, _ = small.push_rows(dense=small.arena(2.0))
-    sums = small.shard.prepare_step(small.request(header.push_id))
+    sums = small.shard.call(PrepareRequest(of=small.request(header.push_id)))
     small.apply(header.push_id)
-    assert list(small.shard.prepare_step(small.request(header.push_id))) == list(sums)
+    assert list(small.shard.call(PrepareRequest(of=small.request(header.push_id)))) == list(sums)
     with pytest.raises(ContributionMissing):
-        small.shard.prepare_step(small.request(header.push_id, step=1))
+        small.shard.call(PrepareRequest(of=small.request(header.push_id, step=1)))
 
 
 # Steps gone by
@@ -106,7 +106,7 @@ def test_stale_contributions_stay_until_they_are_applied(small: Trainer) -> None
     small.apply(second.push_id, step=1)
     small.apply(late.push_id, step=2)
     step, memory = small.read()
-    assert (step, small.shard.status().report.num_staged) == (3, 0)
+    assert (step, small.shard.call(ShardStatusRequest()).report.num_staged) == (3, 0)
     np.testing.assert_array_equal(views(small.layout, memory)["w"], [-6.0] * 4)
 
 
@@ -114,12 +114,14 @@ def test_discarded_contributions_are_dropped(small: Trainer) -> None:
     small.configure(1, accepts_stale=True)
     headers = [small.push_rows(worker, dense=small.arena(2.0))[0] for worker in (0, 1, 2, 2)]
     gone = PushId(worker=2, incarnation=1, sequence=0)
-    small.shard.apply_step(small.request(headers[0].push_id, discards=(headers[1].push_id, gone)))
-    assert small.shard.status().report.num_staged == 0
+    small.shard.call(small.request(headers[0].push_id, discards=(headers[1].push_id, gone)))
+    assert small.shard.call(ShardStatusRequest()).report.num_staged == 0
     with pytest.raises(ContributionMissing):
         small.apply(headers[1].push_id, step=1)
-    assert small.shard.adopt(fence(EPOCH, CHIEF + 1)).given_up == (gone,), "the next chief has to know whom it cannot take for the same"
-    assert small.shard.adopt(fence(EPOCH + 1, CHIEF + 1)).given_up == ()
+    assert small.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1))).given_up == (gone,), (
+        "the next chief has to know whom it cannot take for the same"
+    )
+    assert small.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF + 1))).given_up == ()
 
 
 def test_a_return_to_strict_steps_drops_stale_contributions(small: Trainer) -> None:
@@ -129,7 +131,7 @@ def test_a_return_to_strict_steps_drops_stale_contributions(small: Trainer) -> N
     small.apply(first.push_id, step=0)
     present, _ = small.push_rows(2, step=1, dense=small.arena(4.0))
     small.configure(2)
-    assert small.shard.status().report.num_staged == 1
+    assert small.shard.call(ShardStatusRequest()).report.num_staged == 1
     assert small.push_rows(3, step=0, dense=small.arena(1.0))[1].result is PushResult.STALE
     small.apply(present.push_id, step=1)
     np.testing.assert_array_equal(views(small.layout, small.read()[1])["w"], [-3.0] * 4)
@@ -151,11 +153,11 @@ def test_contribution_is_applied_on_arrival_once(small: Trainer) -> None:
     assert reply.result is PushResult.APPLIED
     assert small.push(header, small.arena(2.0)).result is PushResult.DUPLICATE
     step, memory = small.read()
-    assert (step, small.shard.status().report.num_staged) == (1, 0)
+    assert (step, small.shard.call(ShardStatusRequest()).report.num_staged) == (1, 0)
     values = views(small.layout, memory)
     np.testing.assert_array_equal([values["w"][0], values["b"][0]], [-1.0, 0.0])
     np.testing.assert_array_equal(small.rows([1, 0])[1][:, 0], [-2.0, 0.0])
-    assert small.shard.status().report.last_apply_s > 0
+    assert small.shard.call(ShardStatusRequest()).report.last_apply_s > 0
 
 
 def test_old_steps_are_applied_on_arrival_too(small: Trainer) -> None:
@@ -192,31 +194,31 @@ def test_applying_on_arrival_cannot_be_switched_once_a_contribution_has_been_app
         small.apply(header.push_id, step=0)
     with pytest.raises(InvalidSpec, match="applies_on_arrival: it cannot change once anything has been applied"):
         small.configure(2, applies_on_arrival=not before)
-    assert small.shard.status().settings_version == 1
+    assert small.shard.call(ShardStatusRequest()).settings_version == 1
 
 
-def test_limit_on_a_norm_needs_all_shards_and_so_no_arrivals(shard: WholeShard) -> None:
+def test_limit_on_a_norm_needs_all_shards_and_so_no_arrivals(shard: Shard) -> None:
     trainer = Trainer(shard, SMALL, clip=ClipSpec(norm=1.0))
     trainer.create()
     with pytest.raises(InvalidSpec, match="use locking"):
         trainer.configure(1, applies_on_arrival=True)
-    assert shard.status().settings_version == 0
+    assert shard.call(ShardStatusRequest()).settings_version == 0
 
 
 # Settings
 
 
-def test_numbers_of_an_optimizer_change_between_steps(shard: WholeShard) -> None:
+def test_numbers_of_an_optimizer_change_between_steps(shard: Shard) -> None:
     trainer = Trainer(shard, SMALL, optimizer="momentum")
     trainer.create()
     trainer.train(0)
     slower = OptimizerSpec(name="momentum", hyperparameters={"momentum": 0.0}, learning_rate=constant(0.25))
     trainer.configure(3, optimizers=((trainer.optimizer, slower),))
-    assert shard.status().settings_version == 3
+    assert shard.call(ShardStatusRequest()).settings_version == 3
     trainer.train(1)
     np.testing.assert_array_equal(views(trainer.layout, trainer.read()[1])["w"], [-0.75] * 4)
     trainer.configure(3)
-    assert shard.status().settings_version == 3
+    assert shard.call(ShardStatusRequest()).settings_version == 3
     trainer.configure(4)
     trainer.train(2)
     np.testing.assert_allclose(views(trainer.layout, trainer.read()[1])["w"], [-0.75 - 0.5 * 1.9] * 4, rtol=1e-6)
@@ -225,10 +227,10 @@ def test_numbers_of_an_optimizer_change_between_steps(shard: WholeShard) -> None
 def test_a_change_to_another_optimizer_is_refused_and_changes_nothing(small: Trainer) -> None:
     with pytest.raises(InvalidSpec, match="'sgd' cannot become 'adam'"):
         small.configure(1, accepts_stale=True, optimizers=((small.optimizer, OptimizerSpec(name="adam", learning_rate=constant(1.0))),))
-    assert small.shard.status().settings_version == 0
+    assert small.shard.call(ShardStatusRequest()).settings_version == 0
 
 
-def test_settings_need_variables_and_the_newest_chief(shard: WholeShard) -> None:
+def test_settings_need_variables_and_the_newest_chief(shard: Shard) -> None:
     trainer = Trainer(shard, SMALL)
     trainer.adopt()
     with pytest.raises(NotInitialized):
@@ -239,15 +241,15 @@ def test_settings_need_variables_and_the_newest_chief(shard: WholeShard) -> None
     trainer.configure(5)
     # Its successor counts anew.
     trainer.configure(1, chief_incarnation=CHIEF + 1, accepts_stale=True)
-    assert shard.status().settings_version == 1
+    assert shard.call(ShardStatusRequest()).settings_version == 1
 
 
 def test_later_epoch_begins_with_the_settings_of_the_model(small: Trainer) -> None:
     faster = OptimizerSpec(name="sgd", learning_rate=constant(8.0))
     small.configure(4, accepts_stale=True, optimizers=((small.optimizer, faster),))
     small.train(0)
-    adoption = small.shard.adopt(fence(EPOCH + 1, CHIEF))
-    assert (adoption.step, small.shard.status().settings_version) == (1, 0)
+    adoption = small.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF)))
+    assert (adoption.step, small.shard.call(ShardStatusRequest()).settings_version) == (1, 0)
     header = small.header(step=1, epoch=EPOCH + 1)
     assert small.push(header).result is PushResult.STAGED
     assert small.apply(header.push_id, step=1, epoch=EPOCH + 1).step == 2
@@ -257,7 +259,7 @@ def test_later_epoch_begins_with_the_settings_of_the_model(small: Trainer) -> No
 def test_shard_keeps_applying_on_arrival_in_a_later_epoch(small: Trainer) -> None:
     small.configure(4, applies_on_arrival=True)
     small.push(small.header())
-    assert small.shard.adopt(fence(EPOCH + 1, CHIEF)).step == 1
+    assert small.shard.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF))).step == 1
     assert small.push(small.header(step=1, epoch=EPOCH + 1)).result is PushResult.APPLIED
 
 
@@ -270,7 +272,7 @@ def test_metrics_are_counted_when_their_contribution_is_applied(small: Trainer) 
         header = small.header(worker, metrics={"loss": Metric(value=value, weight=weight)})
         small.push(header)
         headers.append(header)
-    assert list(small.shard.read_metrics(epoch=EPOCH)) == []
+    assert list(small.shard.call(ReadMetricsRequest(epoch=EPOCH))) == []
     small.apply(headers[1].push_id)
-    (cell,) = small.shard.read_metrics(epoch=EPOCH)
+    (cell,) = small.shard.call(ReadMetricsRequest(epoch=EPOCH))
     assert (cell.name, cell.worker, cell.total, cell.weight, cell.count, cell.last) == ("loss", 1, 12.0, 3.0, 1, 4.0)

@@ -17,7 +17,7 @@ from ps_protocol.errors import (
     TruncatedStream,
 )
 from ps_protocol.model.layout import aligned_bytes
-from ps_protocol.roles.shard import PushReply, PushResult
+from ps_protocol.roles.shard import PushReply, PushResult, ShardStatusRequest
 from tests.support.parameter_servers.shards import MIXED, TRANSPORTS, Trainer, layout_of, open_shard, shard_over, variable
 
 shard = shard_over(TRANSPORTS)
@@ -27,7 +27,7 @@ def test_push_is_staged_and_changes_no_variable(trainer: Trainer) -> None:
     trainer.create(1.0)
     assert trainer.push(trainer.header()) == PushReply(result=PushResult.STAGED, step=0)
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
-    assert trainer.shard.status().report.num_staged == 1
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 1
 
 
 def test_push_sent_twice_counts_once(trainer: Trainer) -> None:
@@ -38,7 +38,7 @@ def test_push_sent_twice_counts_once(trainer: Trainer) -> None:
     trainer.apply(header.push_id)
     assert trainer.push(header, trainer.arena(99.0)) == PushReply(result=PushResult.DUPLICATE, step=1)
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
-    status = trainer.shard.status()
+    status = trainer.shard.call(ShardStatusRequest())
     assert (status.report.num_pushes, status.report.num_duplicates, status.report.num_staged) == (1, 2, 0)
 
 
@@ -48,7 +48,7 @@ def test_a_push_for_a_past_step_is_stale(trainer: Trainer) -> None:
     header = trainer.header(1, step=0)
     assert trainer.push(header) == PushReply(result=PushResult.STALE, step=1)
     assert trainer.push(header) == PushReply(result=PushResult.STALE, step=1)
-    assert trainer.shard.status().report.num_stale == 1
+    assert trainer.shard.call(ShardStatusRequest()).report.num_stale == 1
 
 
 def test_push_for_a_step_to_come_is_refused(trainer: Trainer) -> None:
@@ -77,7 +77,7 @@ def test_push_of_another_length_has_no_effect(trainer: Trainer, num_bytes: int, 
     header = trainer.header()
     with pytest.raises(error):
         trainer.push(header, aligned_bytes(MIXED.nbytes + num_bytes))
-    assert trainer.shard.status().report.num_staged == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
     assert trainer.push(header).result is PushResult.STAGED
 
 
@@ -121,4 +121,4 @@ def test_memory_is_checked_before_it_is_taken(transport: str, socket_dir: Path) 
         assert trainer.push(trainer.header(0)).result is PushResult.STAGED
         with pytest.raises(LimitExceeded):
             trainer.push(trainer.header(1))
-        assert shard.status().report.allocated_bytes == 3 * layout.nbytes
+        assert shard.call(ShardStatusRequest()).report.allocated_bytes == 3 * layout.nbytes

@@ -8,7 +8,16 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import StepGone, Superseded, Unavailable
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, RowsRequest, ShardSettings, WholeShard
+from ps_protocol.roles.shard import (
+    AdoptRequest,
+    ApplyRequest,
+    PushHeader,
+    ReadRequest,
+    RowsRequest,
+    Shard,
+    ShardSettings,
+    ShardStatusRequest,
+)
 from ps_server.numbers.memory import MemoryBudget
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
@@ -32,13 +41,13 @@ class _Fixture:
 
     def __init__(self) -> None:
         self.store = ServedShard(index=0, process_incarnation=1)
-        self.store.adopt(fence(EPOCH, CHIEF))
+        self.store.call(AdoptRequest(fence=fence(EPOCH, CHIEF)))
         # Only makes specifications and headers; its own shard is not used.
         self.words = Trainer(InProcessShard(index=0), LAYOUT)
         with self.store.open_creation(self.words.spec()) as creation:
             creation.write(0, bytes(self.words.spec().content_bytes))
             creation.finish()
-        self.store.configure(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, accepts_stale=True))
+        self.store.call(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, accepts_stale=True))
 
     def push(self) -> PushHeader:
         header = self.words.header()
@@ -58,7 +67,7 @@ def fixture() -> _Fixture:
 
 
 def test_step_waits_for_a_reader_of_what_it_would_overwrite(fixture: _Fixture) -> None:
-    reading = fixture.store.open_variables(epoch=EPOCH, step=None, layout_hash=LAYOUT.hash)
+    reading = fixture.store.open_variables(ReadRequest(epoch=EPOCH, step=None, layout_hash=LAYOUT.hash))
     chunks = reading.chunks(8)
     next(chunks)
     fixture.step(0)
@@ -74,7 +83,7 @@ def test_step_waits_for_a_reader_of_what_it_would_overwrite(fixture: _Fixture) -
         for _ in chunks:
             reading.check()
         applied.result(10)
-    assert fixture.store.status().step == 2
+    assert fixture.store.call(ShardStatusRequest()).step == 2
 
 
 def test_step_waits_for_a_reader_of_rows(fixture: _Fixture) -> None:
@@ -93,12 +102,12 @@ def test_step_waits_for_a_reader_of_rows(fixture: _Fixture) -> None:
             for row in range(6):
                 reading.take(np.array([row]))
         applied.result(10)
-    assert fixture.store.status().step == 2
+    assert fixture.store.call(ShardStatusRequest()).step == 2
 
 
 def test_step_does_not_wait_for_ever(fixture: _Fixture, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(gate, "READERS_WAIT_S", 0.01)
-    reading = fixture.store.open_variables(epoch=EPOCH, step=None, layout_hash=LAYOUT.hash)
+    reading = fixture.store.open_variables(ReadRequest(epoch=EPOCH, step=None, layout_hash=LAYOUT.hash))
     chunks = reading.chunks(8)
     next(chunks)
     fixture.step(0)
@@ -157,7 +166,7 @@ def test_a_caller_that_is_refused_after_its_wait_gives_its_turn_back() -> None:
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_readers_of_rows_never_see_half_a_step(shard: WholeShard, optimizer: str) -> None:
+def test_readers_of_rows_never_see_half_a_step(shard: Shard, optimizer: str) -> None:
     """A chief that steps as fast as it can, and readers; all rows that were read belong to one step, bit for bit."""
     num_rows, num_steps = 1 << 13, 30
     layout = layout_of(table("emb", (num_rows, 16)))

@@ -12,10 +12,10 @@ import pytest
 from ps_protocol.errors import Cancelled, LeaseExpired, NotInitialized, Unavailable
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.chief import Participant, ParticipantKind, Registration
-from ps_protocol.roles.shard import PushHeader, PushReply, PushResult, WholeShard
+from ps_protocol.roles.shard import AdoptRequest, PushHeader, PushReply, PushResult, ReadRequest, Shard, ShardStatusRequest
 from tests.support.chief.eras import era, fence
+from tests.support.parameter_servers.commanded_shard import ForwardingShard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, open_shard
-from tests.support.parameter_servers.whole_shard import ForwardingShard
 from worker_client.shards.standbys import ReplicatedShard, ShardPlaces
 
 FIRST, SECOND, THIRD = ADDRESSES = ("host-a:1", "host-b:1", "host-c:1")
@@ -25,7 +25,7 @@ STAGED, STALE, DUPLICATE = PushResult.STAGED, PushResult.STALE, PushResult.DUPLI
 class Moody(ForwardingShard):
     """A replica that can be lost: it refuses, or hangs until its client is closed."""
 
-    def __init__(self, shard: WholeShard) -> None:
+    def __init__(self, shard: Shard) -> None:
         super().__init__(shard)
         self.failure: Exception | None = None
         self.on_push: Callable[[], None] = lambda: None
@@ -38,18 +38,9 @@ class Moody(ForwardingShard):
         self.on_push()
         return reply
 
-    def read_variables(
-        self,
-        into: Segments,
-        *,
-        epoch: int,
-        step: int | None,
-        layout_hash: str,
-        held_step: int | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
+    def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
         self._be_moody()
-        return self._forward.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
+        return self._forward.read(request, into, timeout_s=timeout_s)
 
     def close(self) -> None:
         """The shard continues: it is the fixture's."""
@@ -67,11 +58,11 @@ class Moody(ForwardingShard):
 class Scene:
     """Three replicas, and a chief that names some of them."""
 
-    def __init__(self, shards: list[WholeShard]) -> None:
+    def __init__(self, shards: list[Shard]) -> None:
         self.replicas = {address: Moody(shard) for address, shard in zip(ADDRESSES, shards, strict=True)}
         self.trainers = {address: Trainer(shard) for address, shard in zip(ADDRESSES, shards, strict=True)}
         for shard in shards:
-            shard.adopt(fence(EPOCH, CHIEF))
+            shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF)))
         self.opened: list[str] = []
         self.num_asked = 0
         participant = Participant(era=era(EPOCH), kind=ParticipantKind.WORKER, index=0, incarnation=1)
@@ -87,7 +78,7 @@ class Scene:
         self.places = ShardPlaces(self.known, ask_again=self._ask)
         self.shard = ReplicatedShard(0, self.places, open_replica=self._open)
         # A worker's half of a shard is all that is used of it.
-        self.trainer = Trainer(cast("WholeShard", self.shard))
+        self.trainer = Trainer(cast("Shard", self.shard))
 
     def name(self, first: str, standby: str = "") -> None:
         """The chief counts on these from now on."""
@@ -97,14 +88,14 @@ class Scene:
         return self.trainer.push(self.trainer.header(worker, step=0), self.trainer.arena(1.0)).result
 
     def num_staged(self, address: str) -> int:
-        return self.replicas[address].status().report.num_staged
+        return self.replicas[address].call(ShardStatusRequest()).report.num_staged
 
     def _ask(self, version: int) -> Registration:
         self.num_asked += 1
         self.known = self.said
         return self.known
 
-    def _open(self, index: int, address: str) -> WholeShard:
+    def _open(self, index: int, address: str) -> Shard:
         assert index == 0
         self.opened.append(address)
         return self.replicas[address]

@@ -10,7 +10,7 @@ from ps_protocol.model.layout import Layout, VariableSlice
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import AVERAGE_SLOT, AverageSpec, ClipSpec
 from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, VariableSpec
-from ps_protocol.roles.shard import ShardSpec, WholeShard
+from ps_protocol.roles.shard import Shard, ShardSpec, ShardStatusRequest
 from tests.support.parameter_servers.shards import Trainer, layout_of, table, variable, views
 
 MOMENTUM = OptimizerSpec(name="momentum", learning_rate=constant(1.0))
@@ -39,7 +39,7 @@ def _first(layout: Layout, trainer: Trainer) -> dict[str, float]:
     return {name: float(values[0]) for name, values in views(layout, trainer.read()[1]).items()}
 
 
-def test_each_variable_follows_its_own_rule(shard: WholeShard) -> None:
+def test_each_variable_follows_its_own_rule(shard: Shard) -> None:
     trainer = Trainer(shard, RULES)
     trainer.create(1.0)
     for step in range(2):
@@ -51,19 +51,19 @@ def test_each_variable_follows_its_own_rule(shard: WholeShard) -> None:
     assert _first(RULES, trainer) == pytest.approx(expected)
 
 
-def test_slot_is_zero_where_a_variable_has_none(shard: WholeShard) -> None:
+def test_slot_is_zero_where_a_variable_has_none(shard: Shard) -> None:
     trainer = Trainer(shard, RULES)
     trainer.create(1.0)
     header, _ = trainer.push_rows(dense=trainer.arena(2.0))
     trainer.apply(header.push_id)
-    assert list(shard.status().slots) == ["momentum"]
+    assert list(shard.call(ShardStatusRequest()).slots) == ["momentum"]
     slots = views(RULES, trainer.slot("momentum")[1])
     assert {name: float(values[0]) for name, values in slots.items() if values.any()} == {"m": 2.0}
     with pytest.raises(SlotNotFound, match="no slot 'velocity'; it has momentum"):
         trainer.slot("velocity")
 
 
-def test_moving_averages_are_kept_and_read_like_a_slot(shard: WholeShard) -> None:
+def test_moving_averages_are_kept_and_read_like_a_slot(shard: Shard) -> None:
     trainer = Trainer(shard, layout_of(variable("w", (4,)), variable("b", (2,))))
     trainer.adopt()
     spec = dataclasses.replace(trainer.spec(), averages=AverageSpec(decay=0.5, variables=("w",)))
@@ -74,7 +74,7 @@ def test_moving_averages_are_kept_and_read_like_a_slot(shard: WholeShard) -> Non
     # Of 4, 2 and 0.
     np.testing.assert_array_equal(averages["w"], [0.5 * 3.0] * 4)
     np.testing.assert_array_equal(averages["b"], [0.0] * 2)
-    assert list(shard.status().slots) == []
+    assert list(shard.call(ShardStatusRequest()).slots) == []
 
 
 def test_without_averages_there_is_no_such_slot(trainer: Trainer) -> None:
@@ -83,7 +83,7 @@ def test_without_averages_there_is_no_such_slot(trainer: Trainer) -> None:
         trainer.slot(AVERAGE_SLOT)
 
 
-def test_variables_with_other_options_are_other_variables(shard: WholeShard) -> None:
+def test_variables_with_other_options_are_other_variables(shard: Shard) -> None:
     initializer = Initializer(kind=InitializerKind.CONSTANT, low=1.0)
     trainer = Trainer(shard, layout_of(variable("w", (4,)), table("emb", (4, 2))))
     trainer.create()

@@ -12,7 +12,7 @@ from ps_protocol.errors import (
     StepMismatch,
 )
 from ps_protocol.roles.contribution import PushId, contributions_named
-from ps_protocol.roles.shard import PushResult
+from ps_protocol.roles.shard import PushResult, ShardStatusRequest
 from tests.support.parameter_servers.shards import MIXED, TRANSPORTS, Trainer, open_shard, shard_over, views
 
 shard = shard_over(TRANSPORTS)
@@ -25,7 +25,7 @@ def test_mean_of_the_named_contributions_is_applied(trainer: Trainer) -> None:
         trainer.push(header, trainer.arena(value))
     assert trainer.apply(headers[0].push_id, headers[1].push_id).step == 1
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0 - 0.5 * 3.0))
-    assert trainer.shard.status().report.num_staged == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
 
 
 def test_result_does_not_depend_on_the_order_of_arrival(socket_dir: Path) -> None:
@@ -104,7 +104,7 @@ def test_a_missing_contribution_that_arrives_late_is_dropped(trainer: Trainer) -
         trainer.push(header, trainer.arena(2.0))
     trainer.apply(*(header.push_id for header in headers), without=(headers[1].push_id,))
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.0))
-    assert trainer.shard.status().report.num_staged == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
     assert trainer.train(1, worker=1).step == 2
 
 
@@ -142,9 +142,9 @@ def test_nonfinite_elements_of_the_mean_are_counted(trainer: Trainer) -> None:
     header = trainer.header()
     assert trainer.push(header, gradients).result is PushResult.STAGED
     trainer.apply(header.push_id)
-    assert trainer.shard.status().report.num_nonfinite == 4
+    assert trainer.shard.call(ShardStatusRequest()).report.num_nonfinite == 4
     trainer.train(1)
-    assert trainer.shard.status().report.num_nonfinite == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_nonfinite == 0
 
 
 def test_a_single_warning_reports_that_gradients_are_no_longer_finite(trainer: Trainer, caplog: pytest.LogCaptureFixture) -> None:

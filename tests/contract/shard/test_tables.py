@@ -1,4 +1,4 @@
-"""Sparse variables at every `WholeShard`, on every transport: rows are pushed and read, and other rows stay untouched."""
+"""Sparse variables at every `Shard`, on every transport: rows are pushed and read, and other rows stay untouched."""
 
 import threading
 
@@ -18,7 +18,7 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ClipSpec
 from ps_protocol.model.variables import DataType, Initializer, InitializerKind, SparseMean
-from ps_protocol.roles.shard import PushResult, RowsRequest, SparsePart, WholeShard
+from ps_protocol.roles.shard import PushResult, RowsRequest, Shard, ShardStatusRequest, SparsePart
 from tests.support.parameter_servers.shards import EPOCH, Trainer, layout_of, table, variable, views
 
 TABLE = layout_of(table("emb", (10, 3)))
@@ -27,7 +27,7 @@ LAZY_ADAM = OptimizerSpec(name="adam", hyperparameters={"lazy": 1.0}, learning_r
 
 
 @pytest.fixture
-def tables(shard: WholeShard) -> Trainer:
+def tables(shard: Shard) -> Trainer:
     """A shard with one table of ten rows, all 1."""
     trainer = Trainer(shard, TABLE)
     trainer.create(1.0)
@@ -54,7 +54,7 @@ def test_rows_of_one_index_are_summed(tables: Trainer) -> None:
     np.testing.assert_array_equal(tables.rows([4, 1])[1][:, 0], [1 - 3.0, 1 - 4.0])
 
 
-def test_half_precision_sums_and_means_are_not_rounded_on_their_way_to_the_optimizer(shard: WholeShard) -> None:
+def test_half_precision_sums_and_means_are_not_rounded_on_their_way_to_the_optimizer(shard: Shard) -> None:
     trainer = Trainer(shard, layout_of(table("t", (2, 1), DataType.FLOAT16)))
     trainer.create(1024.0)
     # In float16, 2048 + 1 is 2048.
@@ -71,7 +71,7 @@ def test_each_row_is_divided_by_the_contributions_that_have_it(tables: Trainer) 
     np.testing.assert_array_equal(tables.rows([1, 2, 3])[1][:, 0], [1 - 2.0, 1 - 3.0, 1 - 4.0])
 
 
-def test_rows_may_be_divided_by_all_contributions_instead(shard: WholeShard) -> None:
+def test_rows_may_be_divided_by_all_contributions_instead(shard: Shard) -> None:
     trainer = Trainer(shard, layout_of(table("emb", (10, 3), sparse_mean=SparseMean.PER_REPLICA)))
     trainer.create(1.0)
     one, _ = trainer.push_rows(0, rows={0: ([1, 2], 4.0)})
@@ -81,7 +81,7 @@ def test_rows_may_be_divided_by_all_contributions_instead(shard: WholeShard) -> 
     np.testing.assert_allclose(trainer.rows([1, 2])[1][:, 0], [1 - 2 / 3, 1 - 2.0], rtol=1e-6)
 
 
-def test_dense_variables_and_tables_change_in_one_step(shard: WholeShard) -> None:
+def test_dense_variables_and_tables_change_in_one_step(shard: Shard) -> None:
     trainer = Trainer(shard, BOTH)
     trainer.create(1.0)
     header, reply = trainer.push_rows(rows={0: ([9], 2.0), 1: ([0, 3], 4.0)}, dense=trainer.arena(2.0))
@@ -92,7 +92,7 @@ def test_dense_variables_and_tables_change_in_one_step(shard: WholeShard) -> Non
     np.testing.assert_array_equal(trainer.rows(range(4), position=1)[1], [-1.0, 1.0, 1.0, -1.0])
 
 
-def test_step_without_a_gradient_of_a_table_leaves_it_alone(shard: WholeShard) -> None:
+def test_step_without_a_gradient_of_a_table_leaves_it_alone(shard: Shard) -> None:
     trainer = Trainer(shard, BOTH, optimizer="adam")
     trainer.create(1.0)
     trainer.train_rows(0, [3], 1.0)
@@ -143,7 +143,7 @@ def test_step_is_kept_while_its_reader_is_at_work_where_steps_wait_for_readers(t
     assert tables.rows([7])[0] == 3
 
 
-def test_rows_of_the_step_before_can_be_read_where_every_row_moves(shard: WholeShard) -> None:
+def test_rows_of_the_step_before_can_be_read_where_every_row_moves(shard: Shard) -> None:
     trainer = Trainer(shard, TABLE, optimizer="adam")
     trainer.create(1.0)
     copies = [trainer.rows(range(10))[1]]
@@ -153,7 +153,7 @@ def test_rows_of_the_step_before_can_be_read_where_every_row_moves(shard: WholeS
         np.testing.assert_array_equal(trainer.rows(range(10), step=step)[1], copies[step])
 
 
-def test_adam_moves_every_row_unless_it_is_lazy(shard: WholeShard) -> None:
+def test_adam_moves_every_row_unless_it_is_lazy(shard: Shard) -> None:
     trainer = Trainer(shard, layout_of(table("emb", (10, 3)), table("lazy", (10, 3), optimizer=LAZY_ADAM)), optimizer="adam")
     trainer.create(1.0)
     for step, index in enumerate((3, 5)):
@@ -166,7 +166,7 @@ def test_adam_moves_every_row_unless_it_is_lazy(shard: WholeShard) -> None:
     np.testing.assert_array_equal(before, after)
 
 
-def test_slots_of_a_table_are_read_by_rows(shard: WholeShard) -> None:
+def test_slots_of_a_table_are_read_by_rows(shard: Shard) -> None:
     trainer = Trainer(shard, layout_of(variable("w", (5,)), table("emb", (10, 3))), optimizer="momentum")
     trainer.create()
     trainer.train_rows(0, [3], 2.0)
@@ -177,7 +177,7 @@ def test_slots_of_a_table_are_read_by_rows(shard: WholeShard) -> None:
         trainer.rows([3], slot="velocity")
     with pytest.raises(StepGone):
         trainer.rows([3], slot="momentum", step=0)
-    assert list(shard.status().slots) == ["momentum"]
+    assert list(shard.call(ShardStatusRequest()).slots) == ["momentum"]
     np.testing.assert_array_equal(views(trainer.layout, trainer.slot("momentum")[1])["w"], np.zeros(5))
 
 
@@ -187,7 +187,7 @@ def test_row_that_does_not_exist_is_refused_and_changes_nothing(tables: Trainer,
         tables.push_rows(rows={0: (indices, 1.0)})
     with pytest.raises(IndexOutOfRange):
         tables.rows(indices)
-    assert tables.shard.status().report.num_staged == 0
+    assert tables.shard.call(ShardStatusRequest()).report.num_staged == 0
     tables.train_rows(0, [9], 2.0)
     np.testing.assert_array_equal(tables.rows([9, 0])[1][:, 0], [0.0, 1.0])
 
@@ -204,24 +204,24 @@ def test_header_that_does_not_fit_the_layout_is_refused(tables: Trainer) -> None
     with pytest.raises(InvalidSpec, match="table 1: the shard has 1"):
         request = RowsRequest(epoch=EPOCH, layout_hash=TABLE.hash, table=1, step=None)
         tables.shard.read_rows(request, np.zeros(1, "<i8"), Segments([np.zeros(12, np.uint8)]))
-    assert tables.shard.status().report.num_staged == 0
+    assert tables.shard.call(ShardStatusRequest()).report.num_staged == 0
 
 
 def test_memory_of_staged_rows_is_counted_and_comes_back(tables: Trainer) -> None:
-    before = tables.shard.status().report.allocated_bytes
-    variables = tables.shard.status().report.variables_bytes
+    before = tables.shard.call(ShardStatusRequest()).report.allocated_bytes
+    variables = tables.shard.call(ShardStatusRequest()).report.variables_bytes
     header, _ = tables.push_rows(rows={0: (range(10), 1.0)})
-    assert tables.shard.status().report.allocated_bytes >= before + 10 * (8 + 12)
+    assert tables.shard.call(ShardStatusRequest()).report.allocated_bytes >= before + 10 * (8 + 12)
     tables.apply(header.push_id)
     # The journal of the rows that were touched stays until the next step.
-    assert tables.shard.status().report.allocated_bytes == before + 10 * (8 + 12)
-    assert tables.shard.status().report.variables_bytes == variables + 10 * (8 + 12)
+    assert tables.shard.call(ShardStatusRequest()).report.allocated_bytes == before + 10 * (8 + 12)
+    assert tables.shard.call(ShardStatusRequest()).report.variables_bytes == variables + 10 * (8 + 12)
     other, _ = tables.push_rows(step=1, rows={0: ([], 1.0)})
     tables.apply(other.push_id, step=1)
-    assert tables.shard.status().report.allocated_bytes == before
+    assert tables.shard.call(ShardStatusRequest()).report.allocated_bytes == before
 
 
-def test_server_makes_first_values_by_itself(shard: WholeShard) -> None:
+def test_server_makes_first_values_by_itself(shard: Shard) -> None:
     initializer = Initializer(kind=InitializerKind.NORMAL, low=2.0, high=0.5, seed=7)
     trainer = Trainer(shard, layout_of(variable("w", (5,)), table("emb", (1000, 8), rows=(100, 900), initializer=initializer)))
     trainer.create(3.0)
@@ -231,7 +231,7 @@ def test_server_makes_first_values_by_itself(shard: WholeShard) -> None:
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(3.0))
 
 
-def test_limit_on_elements_holds_for_rows(shard: WholeShard) -> None:
+def test_limit_on_elements_holds_for_rows(shard: Shard) -> None:
     trainer = Trainer(shard, TABLE, clip=ClipSpec(value=1.0))
     trainer.create()
     trainer.train_rows(0, [1, 2], [[-8.0] * 3, [0.5] * 3])
@@ -239,7 +239,7 @@ def test_limit_on_elements_holds_for_rows(shard: WholeShard) -> None:
 
 
 @pytest.mark.parametrize("shape", [(0, 3), (4, 0), (4,)])
-def test_tables_of_any_shape_are_trained(shard: WholeShard, shape: tuple[int, ...]) -> None:
+def test_tables_of_any_shape_are_trained(shard: Shard, shape: tuple[int, ...]) -> None:
     trainer = Trainer(shard, layout_of(table("emb", shape)), optimizer="momentum")
     trainer.create(1.0)
     indices = range(shape[0])

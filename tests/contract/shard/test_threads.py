@@ -13,7 +13,7 @@ from ps_protocol.errors import (
     StepGone,
 )
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.shard import PushResult, WholeShard
+from ps_protocol.roles.shard import PushResult, Shard
 from tests.support.parameter_servers.shards import TRANSPORTS, Trainer, layout_of, shard_over, variable
 
 shard = shard_over(TRANSPORTS)
@@ -25,7 +25,7 @@ def _run(*tasks: Callable[[], None]) -> None:
             future.result(50)
 
 
-def test_readers_never_see_a_torn_model(shard: WholeShard) -> None:
+def test_readers_never_see_a_torn_model(shard: Shard) -> None:
     """Two workers, a chief, and three readers that read as fast as they can; every read is of one step, bit for bit."""
     layout, num_steps = layout_of(variable("w", (1 << 18,)), variable("b", (5,))), 20
     trainer = Trainer(shard, layout)
@@ -60,7 +60,7 @@ def test_readers_never_see_a_torn_model(shard: WholeShard) -> None:
     assert reads, "no reader came through"
 
 
-def test_many_workers_push_at_once(shard: WholeShard) -> None:
+def test_many_workers_push_at_once(shard: Shard) -> None:
     trainer, num_workers = Trainer(shard), 16
     trainer.create()
     headers = [trainer.header(worker) for worker in range(num_workers)]
@@ -73,7 +73,7 @@ def test_many_workers_push_at_once(shard: WholeShard) -> None:
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(-0.5 * (num_workers - 1) / 2))
 
 
-def test_a_caller_may_pass_several_segments(shard: WholeShard) -> None:
+def test_a_caller_may_pass_several_segments(shard: Shard) -> None:
     trainer = Trainer(shard)
     trainer.create()
     values = trainer.arena(4.0)
@@ -84,7 +84,7 @@ def test_a_caller_may_pass_several_segments(shard: WholeShard) -> None:
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(-2.0))
 
 
-def test_a_read_that_is_refused_leaves_no_cycle(shard: WholeShard) -> None:
+def test_a_read_that_is_refused_leaves_no_cycle(shard: Shard) -> None:
     """A program that makes few objects seldom looks for cycles: the error would keep what its frames hold for hours."""
     trainer, error = Trainer(shard, layout_of(variable("w", (4,)))), None
     gc.disable()

@@ -1,4 +1,4 @@
-"""Variables of every `WholeShard`, on every transport: creation, reading, slots, status."""
+"""Variables of every `Shard`, on every transport: creation, reading, slots, status."""
 
 from collections.abc import Callable
 
@@ -20,7 +20,7 @@ from ps_protocol.errors import (
 from ps_protocol.model.layout import Layout, Segments, aligned_bytes
 from ps_protocol.model.variables import DataType
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import WholeShard
+from ps_protocol.roles.shard import AdoptRequest, ReadMetricsRequest, Shard, ShardStatusRequest
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.shards import CHIEF, EACH_WAY, EPOCH, MIXED, Trainer, layout_of, shard_over, variable, views
 
@@ -63,17 +63,17 @@ def test_later_attempt_that_breaks_off_leaves_the_values(trainer: Trainer) -> No
 
 def test_creation_that_comes_late_changes_nothing_that_another_chief_has_found(trainer: Trainer) -> None:
     trainer.create(1.0)
-    trainer.shard.adopt(fence(EPOCH, CHIEF + 1))
+    trainer.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1)))
     trainer.push(trainer.header())
     assert not trainer.shard.create_variables(trainer.spec(attempt=2), trainer.first_values(2.0))
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(1.0))
-    assert trainer.shard.status().report.num_staged == 1
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 1
 
 
 def test_creation_in_the_next_epoch_replaces_values_that_another_chief_has_found_and_nobody_has_trained(trainer: Trainer) -> None:
     trainer.create(1.0)
     for epoch in (EPOCH, EPOCH + 1):
-        trainer.shard.adopt(fence(epoch, CHIEF + 1))
+        trainer.shard.call(AdoptRequest(fence=fence(epoch, CHIEF + 1)))
     assert trainer.shard.create_variables(trainer.spec(epoch=EPOCH + 1), trainer.first_values(2.0))
 
 
@@ -111,7 +111,7 @@ def test_values_of_another_length_create_nothing(trainer: Trainer, num_bytes: in
         trainer.shard.create_variables(trainer.spec(), Segments([aligned_bytes(MIXED.nbytes + num_bytes)]))
     with pytest.raises(NotInitialized, match="ps 0: the variables have no values yet; waiting for a worker to initialise the model"):
         trainer.read()
-    assert trainer.shard.status().report.allocated_bytes == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.allocated_bytes == 0
     assert trainer.create()
 
 
@@ -121,7 +121,7 @@ def test_calls_before_the_variables_exist_are_refused(trainer: Trainer) -> None:
         lambda: trainer.read(),
         lambda: trainer.push(trainer.header()),
         lambda: trainer.apply(PushId(worker=0, incarnation=1, sequence=1)),
-        lambda: trainer.shard.read_metrics(epoch=EPOCH),
+        lambda: trainer.shard.call(ReadMetricsRequest(epoch=EPOCH)),
         lambda: trainer.slot("momentum"),
     ]
     for call in calls:
@@ -135,13 +135,13 @@ def test_calls_before_the_variables_exist_are_refused(trainer: Trainer) -> None:
     ids=["no variables", "no elements", "a scalar", "a double"],
 )
 @pytest.mark.parametrize("optimizer", ["sgd", "adam"])
-def test_shards_with_the_smallest_models_advance_with_the_others(shard: WholeShard, layout: Layout, optimizer: str) -> None:
+def test_shards_with_the_smallest_models_advance_with_the_others(shard: Shard, layout: Layout, optimizer: str) -> None:
     trainer = Trainer(shard, layout, optimizer=optimizer)
     assert trainer.create(1.0)
     for step in range(3):
         assert trainer.train(step).step == step + 1
     assert trainer.read()[0] == 3
-    for slot in shard.status().slots:
+    for slot in shard.call(ShardStatusRequest()).slots:
         assert trainer.slot(slot)[0] == 3
 
 
@@ -157,7 +157,7 @@ def test_padding_that_a_client_fills_stays_zero(trainer: Trainer) -> None:
     trainer.push(header, dirty)
     trainer.apply(header.push_id)
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
-    assert trainer.shard.status().report.num_nonfinite == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_nonfinite == 0
 
 
 # Reading
@@ -198,15 +198,15 @@ def test_reader_with_another_layout_is_refused(trainer: Trainer) -> None:
     ("optimizer", "slots"),
     [("sgd", []), ("momentum", ["momentum"]), ("adagrad", ["accumulator"]), ("adam", ["m", "v"])],
 )
-def test_slots_have_the_names_of_the_original(shard: WholeShard, optimizer: str, slots: list[str]) -> None:
+def test_slots_have_the_names_of_the_original(shard: Shard, optimizer: str, slots: list[str]) -> None:
     trainer = Trainer(shard, optimizer=optimizer)
     trainer.create()
-    assert list(shard.status().slots) == slots
+    assert list(shard.call(ShardStatusRequest()).slots) == slots
     with pytest.raises(SlotNotFound, match=f"optimizer '{optimizer}' has no slot 'velocity'; it has {', '.join(slots) or 'none'}"):
         trainer.slot("velocity")
 
 
-def test_slot_is_read_with_its_step(shard: WholeShard) -> None:
+def test_slot_is_read_with_its_step(shard: Shard) -> None:
     trainer = Trainer(shard, optimizer="adagrad", hyperparameters={"initial_accumulator_value": 0.25})
     trainer.create()
     step, slot = trainer.slot("accumulator")
@@ -221,12 +221,12 @@ def test_slot_is_read_with_its_step(shard: WholeShard) -> None:
 
 
 def test_the_status_counts_steps_contributions_and_memory(trainer: Trainer) -> None:
-    fresh = trainer.shard.status()
+    fresh = trainer.shard.call(ShardStatusRequest())
     assert (fresh.shard, fresh.fence.epoch, fresh.fence.chief_incarnation, fresh.step, fresh.report.allocated_bytes) == (0, 0, 0, None, 0)
     trainer.create()
     trainer.train(0)
     trainer.push(trainer.header(step=1))
-    status = trainer.shard.status()
+    status = trainer.shard.call(ShardStatusRequest())
     assert (status.fence, status.step) == (fence(EPOCH, CHIEF), 1)
     assert status.report.allocated_bytes == 3 * MIXED.nbytes
     assert (status.report.variables_bytes, status.report.slots_bytes) == (2 * MIXED.nbytes, 0)
@@ -243,5 +243,5 @@ def test_steps_take_no_more_memory(trainer: Trainer) -> None:
         for header in headers:
             trainer.push(header)
         trainer.apply(*(header.push_id for header in headers), step=step)
-        allocated.append(trainer.shard.status().report.allocated_bytes)
+        allocated.append(trainer.shard.call(ShardStatusRequest()).report.allocated_bytes)
     assert set(allocated) == {5 * MIXED.nbytes}

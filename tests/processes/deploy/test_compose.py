@@ -16,7 +16,7 @@ import pytest
 import yaml
 
 from ps_protocol.process.options import TABLE
-from ps_protocol.security.permissions import CallerRole
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.tokens import parse_tokens
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until

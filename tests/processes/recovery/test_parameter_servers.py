@@ -8,16 +8,17 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 from ps_protocol.errors import PsError, StorageFailed, StorageFull
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
-from ps_protocol.roles.shard import SaveRequest, SaveState, WholeShard
+from ps_protocol.roles.shard import SaveRequest, SaveState, Shard
 from tests.support.chief.eras import fence
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -29,7 +30,7 @@ MODEL = ModelSpec(
 
 
 @contextlib.contextmanager
-def _server(directory: Path, index: int, *, failpoints: str = "") -> Iterator[tuple[subprocess.Popen[bytes], WholeShard]]:
+def _server(directory: Path, index: int, *, failpoints: str = "") -> Iterator[tuple[subprocess.Popen[bytes], Shard]]:
     announced = directory / f"announced-{index}"
     announced.unlink(missing_ok=True)
     command = [sys.executable, "-m", "ps_server", "--index", str(index), "--announce", str(announced), "--enable-failpoints"]
@@ -37,7 +38,7 @@ def _server(directory: Path, index: int, *, failpoints: str = "") -> Iterator[tu
     with subprocess.Popen([*command, "--checkpoint-dir", str(directory / "checkpoints")], cwd=ROOT, env=environment) as process:
         try:
             wait_until(lambda: announced.exists() or process.poll() is not None, timeout_s=30, what="the server has announced its address")
-            with contextlib.closing(WholeGrpcShard(announced.read_text().strip(), index=index)) as shard:
+            with contextlib.closing(CommandedShard(announced.read_text().strip(), index=index)) as shard:
                 yield process, shard
         finally:
             process.kill()
@@ -69,7 +70,7 @@ def test_server_killed_while_it_writes_leaves_the_checkpoint_before_whole(tmp_pa
         expected = training.state()
         training.train(1)
         with contextlib.suppress(Exception):
-            shard.save(SaveRequest(fence=fence(3, CHIEF), step=1, tag="torn"))
+            shard.call(SaveRequest(fence=fence(3, CHIEF), step=1, tag="torn"))
         assert process.wait(30) == -signal.SIGKILL
     with _server(tmp_path, 0) as (_, shard):
         restored = dataclasses.replace(training, shards=[shard])
@@ -114,8 +115,8 @@ def _failure(training: ShardedTraining, tag: str) -> PsError | None:
     """Saves, which is to fail, and returns why it did."""
     request = SaveRequest(fence=fence(training.epoch, CHIEF), step=training.step, tag=tag)
     (shard,) = training.shards
-    shard.save(request)
-    progress = shard.save(request, max_wait_s=20.0)
+    shard.call(request)
+    progress = shard.call(replace(request, max_wait_s=20.0))
     assert progress.state is SaveState.FAILED
     return progress.failure
 
@@ -124,7 +125,7 @@ def test_save_under_way_is_finished_before_the_server_ends(tmp_path: Path) -> No
     with _server(tmp_path, 0, failpoints="ps.save.before_fsync=delay:0.3") as (process, shard):
         training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=str(tmp_path / "checkpoints"))
         training.create()
-        shard.save(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
+        shard.call(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
         process.send_signal(signal.SIGTERM)
         assert process.wait(30) == 0
     (file,) = (tmp_path / "checkpoints" / "t.incomplete").iterdir()

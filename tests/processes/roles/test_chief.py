@@ -16,6 +16,7 @@ from typing import Any
 from chief.page.story import unpack
 from ps_protocol.process.listening import end_beside, page_beside
 from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.shard import KeepStoryRequest
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
 from tests.support.chief.running_chief import Worker, parameter_server
@@ -128,8 +129,12 @@ def test_the_page_of_a_new_chief_shows_the_past_of_one_that_was_killed(tmp_path:
                 for _ in range(3):
                     worker.wait(worker.push())
                     wait_for_points(lambda: page("a")["speed"])
-                wait_until(lambda: unpack(shard.keep_story(b"")).counts.accepted == 3, timeout_s=30, what="the page's past is kept")
-                kept = unpack(shard.keep_story(b""))
+                wait_until(
+                    lambda: unpack(shard.call(KeepStoryRequest(story=b""))).counts.accepted == 3,
+                    timeout_s=30,
+                    what="the page's past is kept",
+                )
+                kept = unpack(shard.call(KeepStoryRequest(story=b"")))
                 first.kill()
                 first.wait()
             client.close()

@@ -11,11 +11,12 @@ import pytest
 
 import lockstep.combined.__main__ as command
 from ps_protocol.errors import Unauthenticated
-from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.chief import ClusterState, DeregisterRequest
+from ps_protocol.roles.shard import ShardStatusRequest, ShutdownRequest
 from ps_protocol.rpc.chief import GrpcChief
 from tests.support.chief.running_chief import Worker, parameter_server
 from tests.support.network.certificates import make
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.processes.commands import TRAIN, run_up
 from tests.support.processes.processes import announced, end_of, speaking
 from tests.support.waiting import wait_until
@@ -40,7 +41,7 @@ def test_training_with_another_server_runs_to_its_end_and_both_processes_end(tmp
             for _ in range(3):
                 worker.wait(worker.push(value=1.0))
             assert [round(value, 3) for value in worker.read()["w"]] == [-0.3] * 3
-            client.deregister_worker(worker.participant)
+            client.call(DeregisterRequest(participant=worker.participant))
         assert "max_steps 3 reached" in other.wait()
         code, words = end_of(process)
     assert code == 0, words
@@ -62,9 +63,9 @@ def test_a_signal_ends_both_roles_with_zero_and_no_training(tmp_path: Path) -> N
 def test_a_server_that_is_shut_down_ends_with_its_chief(tmp_path: Path) -> None:
     with combined(tmp_path) as process:
         announced(process, tmp_path / "chief")
-        with contextlib.closing(WholeGrpcShard(announced(process, tmp_path / "ps"))) as shard:
-            wait_until(lambda: shard.status().fence.epoch == 1, what="it is adopted")
-            shard.shutdown(shard.status().fence, reason="an operator")
+        with contextlib.closing(CommandedShard(announced(process, tmp_path / "ps"))) as shard:
+            wait_until(lambda: shard.call(ShardStatusRequest()).fence.epoch == 1, what="it is adopted")
+            shard.call(ShutdownRequest(fence=shard.call(ShardStatusRequest()).fence, reason="an operator"))
         code, words = end_of(process)
     assert code == 0, words
     assert "its parameter server ends: an operator" in words
@@ -108,7 +109,7 @@ def test_a_combined_process_killed_with_tokens_and_checkpoints_comes_back_at_the
         with contextlib.closing(GrpcChief(announced(process, tmp_path / "chief"))) as stranger, pytest.raises(Unauthenticated):
             stranger.status()
         with contextlib.closing(client()) as chief, Worker(chief) as worker:
-            worker.shards = [WholeGrpcShard(announced(process, tmp_path / "ps"), access=files.caller(tls=False))]
+            worker.shards = [CommandedShard(announced(process, tmp_path / "ps"), access=files.caller(tls=False))]
             worker.join_model()
             for _ in range(3):
                 worker.wait(worker.push(value=1.0))

@@ -14,13 +14,14 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_protocol.errors import PsError
+from ps_protocol.roles.shard import AdoptRequest, ShardStatusRequest, ShutdownRequest
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_server.config import ParameterServerConfig, parse_config
 from ps_server.server import ParameterServer
 from tests.support.chief.eras import fence
 from tests.support.network.servers import unused_address
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -69,7 +70,7 @@ def test_a_server_announces_its_address_and_a_signal_ends_it_in_order_within_two
     address = f"unix:{socket_dir / 'ps'}" if is_unix else "127.0.0.1:0"
     with _serving(tmp_path, "--address", address, "--cluster", "job-a") as (process, announced):
         assert announced == address if is_unix else announced.startswith("127.0.0.1:") and not announced.endswith(":0")
-        with contextlib.closing(WholeGrpcShard(announced, index=0, cluster="job-a")) as shard:
+        with contextlib.closing(CommandedShard(announced, index=0, cluster="job-a")) as shard:
             assert shard.handshake().identity.cluster == "job-a"
         assert {_health(announced, service) for service in ("", "ps_protocol.v1.ParameterService")} == {"SERVING"}
         with DEFAULT_ACCESS.open_channel(announced) as channel:
@@ -87,9 +88,9 @@ def test_a_server_announces_its_address_and_a_signal_ends_it_in_order_within_two
 
 def test_the_chief_can_shut_a_parameter_server_down(tmp_path: Path) -> None:
     with _serving(tmp_path) as (process, announced):
-        with contextlib.closing(WholeGrpcShard(announced)) as shard:
-            shard.adopt(fence(1, 1))
-            shard.shutdown(fence(1, 1), reason="training is finished")
+        with contextlib.closing(CommandedShard(announced)) as shard:
+            shard.call(AdoptRequest(fence=fence(1, 1)))
+            shard.call(ShutdownRequest(fence=fence(1, 1), reason="training is finished"))
             _, said = process.communicate(timeout=10)
     assert process.returncode == 0
     assert "ps 0 ended reason=training is finished" in said
@@ -110,24 +111,24 @@ def test_socket_of_a_living_server_is_not_taken_over(tmp_path: Path, socket_dir:
     address = f"unix:{socket_dir / 'ps'}"
     with _serving(tmp_path, "--address", address) as (_, announced):
         assert "another process listens there" in _refusal("--address", address)
-        with contextlib.closing(WholeGrpcShard(announced)) as shard:
-            assert shard.status().shard == 0
+        with contextlib.closing(CommandedShard(announced)) as shard:
+            assert shard.call(ShardStatusRequest()).shard == 0
 
 
 def test_a_killed_server_is_reported_unavailable_and_its_socket_file_is_replaced(tmp_path: Path, socket_dir: Path) -> None:
     address = f"unix:{socket_dir / 'ps'}"
-    with _serving(tmp_path, "--address", address) as (process, announced), contextlib.closing(WholeGrpcShard(announced, index=0)) as shard:
-        assert shard.status().shard == 0
+    with _serving(tmp_path, "--address", address) as (process, announced), contextlib.closing(CommandedShard(announced, index=0)) as shard:
+        assert shard.call(ShardStatusRequest()).shard == 0
         process.kill()
         process.wait(10)
         with pytest.raises(PsError, match=f"ps 0 at {announced}") as caught:
-            shard.status()
+            shard.call(ShardStatusRequest())
         assert caught.value.reason == "UNAVAILABLE"
     assert (socket_dir / "ps").exists()
     (tmp_path / "announced").unlink()
     with _serving(tmp_path, "--address", address) as (_, announced):
-        with contextlib.closing(WholeGrpcShard(announced)) as shard:
-            assert shard.status().shard == 0
+        with contextlib.closing(CommandedShard(announced)) as shard:
+            assert shard.call(ShardStatusRequest()).shard == 0
 
 
 def test_file_that_is_not_a_socket_is_left_alone(socket_dir: Path) -> None:

@@ -9,10 +9,10 @@ from typing import Any
 import psutil
 import pytest
 
-from ps_protocol.roles.shard import ShardStatus
+from ps_protocol.roles.shard import ShardStatus, ShardStatusRequest
 from ps_protocol.shared_memory import segment
 from ps_protocol.shared_memory.segment import NAME_PREFIX
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.processes.real_cluster import RealCluster, real_cluster
 from tests.support.processes.worker_tasks import PATIENCE_VARIABLE
 from tests.support.sessions.clusters import Shape
@@ -43,8 +43,8 @@ def launch(socket_dir: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Launch
 
 def status(directory: Path) -> ShardStatus:
     """What the parameter server reports."""
-    with closing(WholeGrpcShard(f"unix:{directory}/ps0")) as shard:
-        return shard.status()
+    with closing(CommandedShard(f"unix:{directory}/ps0")) as shard:
+        return shard.call(ShardStatusRequest())
 
 
 def mapping(process_incarnation: int) -> set[int]:

@@ -35,13 +35,13 @@ from ps_protocol.roles.chief import (
     RegisterModelRequest,
     RegisterRequest,
     Registration,
-    Request,
     SettingsReply,
     TokenReply,
     TokenResult,
 )
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
 from ps_protocol.roles.fence import Fence, joined_keys
+from ps_protocol.roles.request import Request
 from ps_protocol.roles.shard import (
     Adoption,
     AppliedPush,

@@ -1,7 +1,7 @@
 """A runner on an event loop, with shards that answer at once, or fail on request. Asserts nothing of the runner."""
 
 import asyncio
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine
 from typing import Any
 
 from chief.options import CoordinationConfig
@@ -24,9 +24,12 @@ from ps_protocol.roles.fence import NOBODY, Fence
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.shard import (
     Adoption,
+    AdoptRequest,
     ApplyReply,
     ApplyRequest,
     CheckpointFile,
+    KeepRecordRequest,
+    PrepareRequest,
     RestoreProgress,
     RestoreRequest,
     SaveProgress,
@@ -35,6 +38,8 @@ from ps_protocol.roles.shard import (
     ShardReport,
     ShardSettings,
     ShardStatus,
+    ShardStatusRequest,
+    ShutdownRequest,
 )
 from tests.support.chief import eras
 from tests.support.chief.running_chief import MODEL
@@ -69,6 +74,17 @@ class FakeLink:
         self.is_closed = False
         self.never = asyncio.Event()
         self.hangs: set[str] = set()
+        self._answers: dict[type, tuple[Callable[[Any], Any], str]] = {
+            ShardStatusRequest: (self._status, "status"),
+            AdoptRequest: (self._adopt, "adopt"),
+            KeepRecordRequest: (self._keep_record, "keep_record"),
+            SaveRequest: (self._save, "save"),
+            RestoreRequest: (self._restore, "restore"),
+            ShardSettings: (self.configured.append, "configure"),
+            PrepareRequest: (lambda request: self.sums, "prepare_step"),
+            ApplyRequest: (self._apply, "apply_step"),
+            ShutdownRequest: (self._shut_down, "shutdown"),
+        }
 
     async def _answer(self, method: str) -> None:
         if method in self.hangs:
@@ -83,8 +99,12 @@ class FakeLink:
         identity = Identity(cluster="lockstep", role=Role.PARAMETER_SERVER, index=self.index, process_incarnation=self.process_incarnation)
         return HandshakeReply(identity=identity, version=PROTOCOL_VERSION, epoch=0, warning="")
 
-    async def status(self, *, timeout_s: float, fence: Fence = NOBODY) -> ShardStatus:
-        await self._answer("status")
+    async def call(self, request: Any, *, timeout_s: float) -> Any:
+        answer, name = self._answers[type(request)]
+        await self._answer("begin_save" if isinstance(request, SaveRequest) and not request.max_wait_s else name)
+        return answer(request)
+
+    def _status(self, request: ShardStatusRequest) -> ShardStatus:
         self.num_looks += 1
         fields: dict[str, Any] = dict.fromkeys(ShardStatus.__dataclass_fields__, 0)
         fields.update(shard=self.index, process_incarnation=self.process_incarnation, step=self.step, report=ShardReport())
@@ -95,49 +115,36 @@ class FakeLink:
     def _fence(self) -> Fence:
         return eras.fence(self.epoch, self.chief_incarnation, life=self.life) if self.chief_incarnation or self.epoch else NOBODY
 
-    async def adopt(self, fence: Fence, *, chief_address: str = "", session_keys: tuple[bytes, ...] = (), timeout_s: float) -> Adoption:
-        await self._answer("adopt")
-        self.epoch, self.chief_incarnation, self.chief_address = fence.epoch, fence.chief_incarnation, chief_address
+    def _adopt(self, request: AdoptRequest) -> Adoption:
+        fence = request.fence
+        self.epoch, self.chief_incarnation, self.chief_address = fence.epoch, fence.chief_incarnation, request.chief_address
         self.life = fence.life
         return self.adoption
 
-    async def keep_record(self, fence: Fence, *, version: int, record: bytes, timeout_s: float) -> None:
-        await self._answer("keep_record")
-        self.records[version] = record
+    def _keep_record(self, request: KeepRecordRequest) -> None:
+        self.records[request.version] = request.record
 
-    async def save(self, request: SaveRequest, *, max_wait_s: float, timeout_s: float) -> SaveProgress:
-        await self._answer("save" if max_wait_s else "begin_save")
+    def _save(self, request: SaveRequest) -> SaveProgress:
         self.saved.append(request)
-        if not max_wait_s:
+        if not request.max_wait_s:
             return SaveProgress(state=SaveState.WRITING)
         return SaveProgress(state=SaveState.DONE, file=CheckpointFile(name=f"ps-{self.index}", shard=self.index, num_bytes=1, sha256="ab"))
 
-    async def restore(self, request: RestoreRequest, *, max_wait_s: float, timeout_s: float) -> RestoreProgress:
-        await self._answer("restore")
+    def _restore(self, request: RestoreRequest) -> RestoreProgress:
         if self.far:
             return self.far.pop(0)
         self.restored.append(request)
         self.step = request.spec.initial_step
         return RestoreProgress(is_done=True)
 
-    async def configure(self, settings: ShardSettings, *, timeout_s: float) -> None:
-        await self._answer("configure")
-        self.configured.append(settings)
-
-    async def prepare_step(self, request: ApplyRequest, *, timeout_s: float) -> Sequence[float]:
-        await self._answer("prepare_step")
-        return self.sums
-
-    async def apply_step(self, request: ApplyRequest, *, timeout_s: float) -> ApplyReply:
-        await self._answer("apply_step")
+    def _apply(self, request: ApplyRequest) -> ApplyReply:
         self.applied.append(request)
         return ApplyReply(step=request.step + 1, repeated_request=False)
 
-    async def shutdown(self, fence: Fence, *, reason: str, timeout_s: float) -> None:
-        await self._answer("shutdown")
-        if fence.is_overtaken_by(self._fence):
+    def _shut_down(self, request: ShutdownRequest) -> None:
+        if request.fence.is_overtaken_by(self._fence):
             raise Superseded("another chief has adopted it; end this chief")
-        self.ended_because = reason
+        self.ended_because = request.reason
 
     async def close(self) -> None:
         self.is_closed = True

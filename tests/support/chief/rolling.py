@@ -6,13 +6,14 @@ cluster, whose epoch is always 1.
 
 import dataclasses
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import EpochMismatch, LeaseExpired
 from ps_protocol.roles.chief import Participant, ParticipantKind, PushCommit, RegisterRequest, Registration
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import PushHeader, ShardStatus
+from ps_protocol.roles.shard import PushHeader, ReadMetricsRequest, ReadRequest, RowsRequest, ShardStatusRequest
 from tests.support.chief.eras import era, fence
 from tests.support.network.faults import Flaky
 from worker_client import Session
@@ -93,6 +94,14 @@ class RollingCluster:
             case PushHeader():
                 self._check_epoch(value.era.epoch, value.era.life)
                 return dataclasses.replace(value, era=era(1, life=_INNER_LIFE), push_id=self._push_id(value.push_id))
+            case ReadRequest() | RowsRequest() | ReadMetricsRequest():
+                self._check_epoch(value.epoch)
+                return dataclasses.replace(value, epoch=1)
+            case _ if hasattr(value, "participant"):
+                changes = {"participant": self.inside(value.participant)}
+                if getattr(value, "commit", None) is not None:
+                    changes["commit"] = self.inside(value.commit)
+                return dataclasses.replace(value, **changes)
         return value
 
     def outside(self, registration: Registration) -> Registration:
@@ -105,12 +114,7 @@ class RollingCluster:
 
     def call(self, target: Any, method: str, arguments: tuple[Any, ...], named: dict[str, Any]) -> Any:
         """Passes a call on."""
-        if "epoch" in named:
-            self._check_epoch(named["epoch"])
-            named["epoch"] = 1
-        return getattr(target, method)(
-            *[self.inside(value) for value in arguments], **{name: self.inside(value) for name, value in named.items()}
-        )
+        return getattr(target, method)(*map(self.inside, arguments), **named)
 
     def _push_id(self, push_id: PushId) -> PushId:
         return push_id._replace(incarnation=push_id.incarnation + self._offset(push_id.worker))
@@ -130,12 +134,17 @@ class _Chief:
         self._cluster = cluster
         self._places: dict[tuple[ParticipantKind, int, int], Registration] = {}
 
-    def register_worker(self, request: RegisterRequest) -> Registration:
+    def call(self, request: Any) -> Any:
+        if isinstance(request, RegisterRequest):
+            return self._register(request)
+        return self._cluster.inner.chief.call(self._cluster.inside(request))
+
+    def _register(self, request: RegisterRequest) -> Registration:
         cluster, former = self._cluster, request.former
         key = (request.kind, -1 if request.index is None else request.index, cluster.num_rollbacks)
         if former is not None and key in self._places:
             return cluster.outside(self._places[key])
-        found = cluster.inner.chief.register_worker(dataclasses.replace(request, former=None, takeover=former is not None))
+        found = cluster.inner.chief.call(dataclasses.replace(request, former=None, takeover=former is not None))
         self._places[found.participant.kind, found.participant.index, cluster.num_rollbacks] = found
         return cluster.outside(found)
 
@@ -152,16 +161,19 @@ class _Shard:
         spec = dataclasses.replace(spec, epoch=1)
         return self._cluster.inner.shards[self._index].create_variables(spec, *arguments, **named)
 
-    def status(self) -> ShardStatus:
-        return dataclasses.replace(self._cluster.inner.shards[self._index].status(), fence=fence(self._cluster.epoch))
+    def call(self, request: Any, **named: Any) -> Any:
+        shard = self._cluster.inner.shards[self._index]
+        if isinstance(request, ShardStatusRequest):
+            return dataclasses.replace(shard.call(request), fence=fence(self._cluster.epoch))
+        return self._forwarded("call", request, **named)
 
     def close(self) -> None:
         """Does nothing: there is no connection."""
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
-        def call(*arguments: Any, **named: Any) -> Any:
-            if self._index in self._cluster.restarted_shards:
-                raise EpochMismatch(f"ps {self._index}: no chief has adopted it since it started, you have epoch 1; reconnect")
-            return self._cluster.call(self._cluster.inner.shards[self._index], method, arguments, named)
+        return partial(self._forwarded, method)
 
-        return call
+    def _forwarded(self, method: str, *arguments: Any, **named: Any) -> Any:
+        if self._index in self._cluster.restarted_shards:
+            raise EpochMismatch(f"ps {self._index}: no chief has adopted it since it started, you have epoch 1; reconnect")
+        return self._cluster.call(self._cluster.inner.shards[self._index], method, arguments, named)

@@ -17,24 +17,28 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy, layouts
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.chief import (
+    CommitPushRequest,
     CommitResult,
+    CompleteInitializationRequest,
+    DequeueTokenRequest,
     ModelReply,
     ModelState,
     ParticipantKind,
     PushCommit,
+    RegisterModelRequest,
     RegisterRequest,
     TokenReply,
     TokenResult,
 )
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import KEY_BYTES
-from ps_protocol.roles.shard import PushHeader, PushResult, ShardSpec
+from ps_protocol.roles.shard import PushHeader, PushResult, ReadRequest, ShardSpec
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.options import OPEN, Security
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.chief.eras import LIFE
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 
 _requests = itertools.count(1)
 
@@ -157,10 +161,10 @@ class Worker:
     ) -> None:
         self.chief = chief
         request: dict[str, Any] = {"host": "host-b", "pid": 912, "request_id": next(_requests), **fields}
-        self.registration = chief.register_worker(RegisterRequest(kind=kind, index=index, **request))
+        self.registration = chief.call(RegisterRequest(kind=kind, index=index, **request))
         self.participant = self.registration.participant
         self.local_step = self.registration.global_step
-        self.shards = [WholeGrpcShard(address) for address in self.registration.shard_addresses]
+        self.shards = [CommandedShard(address) for address in self.registration.shard_addresses]
         self._sequence = 0
         self.request_id = 0
 
@@ -173,7 +177,7 @@ class Worker:
 
     def join_model(self) -> ModelReply:
         """Presents the model, and initialises it if it shall."""
-        reply = self.chief.register_model(self.participant, MODEL, max_wait_s=10.0)
+        reply = self.chief.call(RegisterModelRequest(participant=self.participant, model=MODEL, max_wait_s=10.0))
         self._layouts = layouts(reply.placement, num_shards=len(self.shards))
         if reply.state is ModelState.INITIALIZE:
             for index, (shard, layout) in enumerate(zip(self.shards, self._layouts, strict=True)):
@@ -181,7 +185,7 @@ class Worker:
                     epoch=self.participant.era.epoch, shard=index, layout=layout, optimizer=MODEL.optimizer, attempt=reply.attempt
                 )
                 shard.create_variables(spec, Segments([aligned_bytes(layout.nbytes)]))
-            self.chief.complete_initialization(self.participant, attempt=reply.attempt)
+            self.chief.call(CompleteInitializationRequest(participant=self.participant, attempt=reply.attempt))
         return reply
 
     def push(self, *, is_sent: bool = True, num_shards: int | None = None, value: float = 0.0) -> PushCommit:
@@ -205,17 +209,19 @@ class Worker:
         values = {}
         for shard, layout in zip(self.shards, self._layouts, strict=True):
             arena = aligned_bytes(layout.nbytes)
-            shard.read_variables(Segments([arena]), epoch=self.participant.era.epoch, step=None, layout_hash=layout.hash)
+            shard.read(ReadRequest(epoch=self.participant.era.epoch, step=None, layout_hash=layout.hash), Segments([arena]))
             values.update({piece.variable.name: layout.view(arena, index).tolist() for index, piece in enumerate(layout.slices)})
         return values
 
     def commit(self, commit: PushCommit) -> CommitResult:
-        return self.chief.commit_push(self.participant, commit)
+        return self.chief.call(CommitPushRequest(participant=self.participant, commit=commit))
 
     def wait(self, commit: PushCommit | None = None, *, max_wait_s: float = 10.0) -> TokenReply:
         self.request_id += 1
-        reply = self.chief.dequeue_token(
-            self.participant, local_step=self.local_step, request_id=self.request_id, max_wait_s=max_wait_s, commit=commit
+        reply = self.chief.call(
+            DequeueTokenRequest(
+                participant=self.participant, local_step=self.local_step, request_id=self.request_id, max_wait_s=max_wait_s, commit=commit
+            )
         )
         # A token may be older than the one before: those of "sync, fifo tokens" keep their order.
         self.local_step = reply.step if reply.result is TokenResult.TOKEN else max(self.local_step, reply.step)

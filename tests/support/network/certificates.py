@@ -9,9 +9,9 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 
 from lockstep import certs
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import write_secret
 
 

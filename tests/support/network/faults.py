@@ -15,8 +15,16 @@ from ps_protocol.model.layout import Segments
 # Shards and chiefs whose answers get lost, for tests of what the SDK repeats. Knows the Protocols; decides nothing.
 
 
+def _named(method: str, arguments: tuple[Any, ...]) -> str:
+    """The name that a call goes by: its method's, or for `call` that of the request's class."""
+    return type(arguments[0]).__name__ if method == "call" else method
+
+
 class Flaky:
-    """Passes every call on to `target`, but for the faults it is told of; counts the calls that came."""
+    """Passes every call on to `target`, but for the faults it is told of; counts the calls that came.
+
+    A request goes by the name of its class, all else by that of the method.
+    """
 
     def __init__(self, target: Any) -> None:
         self._target = target
@@ -41,12 +49,13 @@ class Flaky:
         """Returns the first argument of each call of a method."""
         return [arguments[0] for name, arguments, _ in self.calls if name == method]
 
-    def __getattr__(self, method: str) -> Callable[..., Any]:
+    def __getattr__(self, wanted: str) -> Callable[..., Any]:
         def call(*arguments: Any, **named: Any) -> Any:
+            method = _named(wanted, arguments)
             self.calls.append((method, arguments, named))
             if refused := self._refused.get(method):
                 raise refused.pop(0)
-            result = getattr(self._target, method)(*arguments, **named)
+            result = getattr(self._target, wanted)(*arguments, **named)
             if self._lost[method]:
                 self._lost[method] -= 1
                 raise Unavailable(f"the answer of {method} was lost")
@@ -65,7 +74,7 @@ class Flaky:
 WORST = ("request lost", "answer lost", "sent twice", "held back")
 # What callers that do not repeat can bear.
 REPEATS = ("sent twice", "held back and sent twice")
-_PASSED_ON = ("close", "know_layout", "gradient_memory", "variables_view", "expect_variables", "handshake")
+_PASSED_ON = ("close", "know_layout", "gradient_memory", "variables_view", "expect", "handshake")
 _MAX_HELD = 5
 
 
@@ -92,6 +101,7 @@ class Nemesis:
 
     def _call(self, method: str, given: tuple[Any, ...], named: dict[str, Any]) -> Any:
         work = getattr(self._target, method)
+        method = _named(method, given)
         with self._lock:
             evil = self._random.choice(self._evils) if self._random.random() < self._probability else ""
             num_released = self._random.choice((0, 0, 0, 1, 2))

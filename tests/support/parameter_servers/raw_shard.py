@@ -11,15 +11,15 @@ import grpc
 import numpy as np
 
 from ps_protocol.model.layout import Layout
-from ps_protocol.roles.shard import PushHeader, PushReply, ShardSpec
+from ps_protocol.roles.shard import PushHeader, PushReply, ShardSpec, ShardStatusRequest
 from ps_protocol.rpc.status import status_of
 from ps_protocol.v1 import error_pb2, handshake_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import decode_call_error
 from ps_server.config import ParameterServerConfig
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import MIXED, Trainer, open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 # A parameter server called with bytes: nothing is checked or repaired on the way out. Knows methods and messages; asserts nothing.
 
@@ -152,7 +152,7 @@ class Server:
 
     @property
     def step(self) -> int:
-        step = self.trainer.shard.status().step
+        step = self.trainer.shard.call(ShardStatusRequest()).step
         assert step is not None
         return step
 
@@ -209,7 +209,7 @@ def fresh_shard(**fields: Any) -> Iterator[Server]:
 @contextlib.contextmanager
 def _called_server(**fields: Any) -> Iterator[Server]:
     with open_server(ParameterServerConfig(index=0, **fields)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
+        with contextlib.closing(CommandedShard(running.address)) as shard:
             yield Server(raw, Trainer(shard))
 
 

@@ -2,7 +2,7 @@
 
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -16,17 +16,21 @@ from ps_protocol.model.variables import Array, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint, ChiefRecord
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
+    AdoptRequest,
     ApplyRequest,
     Metric,
     PushHeader,
+    ReadMetricsRequest,
+    ReadRequest,
     RestoreRequest,
     RowsRequest,
     SaveRequest,
     SaveState,
+    Shard,
     ShardSettings,
     ShardSpec,
+    ShardStatusRequest,
     SparsePart,
-    WholeShard,
 )
 from tests.support.chief.eras import era, fence
 
@@ -38,7 +42,7 @@ CHIEF = 2
 class ShardedTraining:
     """Does to several shards what chief and two workers do."""
 
-    shards: Sequence[WholeShard]
+    shards: Sequence[Shard]
     model: ModelSpec
     checkpoint_dir: str
     epoch: int = 3
@@ -71,14 +75,14 @@ class ShardedTraining:
     def create(self) -> None:
         """Adopts the shards and creates the variables."""
         for index, shard in enumerate(self.shards):
-            shard.adopt(fence(self.epoch, CHIEF))
+            shard.call(AdoptRequest(fence=fence(self.epoch, CHIEF)))
             pieces = [self._arena(index, seed=0)]
             for piece in self.layouts[index].tables:
                 if piece.variable.initializer is None:
                     pieces.append(_bytes_of(_cut(_values(piece.variable, seed=0), piece)))
             assert shard.create_variables(self.spec(index), Segments(pieces))
             if self.optimizers:
-                shard.configure(self.settings)
+                shard.call(self.settings)
 
     def train(self, num_steps: int) -> None:
         """So many steps; each worker's gradients depend on the step only. Every other step has none of the last variable, a table."""
@@ -88,17 +92,17 @@ class ShardedTraining:
             for index, shard in enumerate(self.shards):
                 for push_id in push_ids:
                     self.push(index, push_id)
-                shard.apply_step(request)
+                shard.call(request)
             self.step += 1
 
     def save(self, tag: str) -> Checkpoint:
         """Saves the present step and makes the checkpoint whole."""
         requests = [SaveRequest(fence=fence(self.epoch, CHIEF), step=self.step, tag=tag, num_shards=len(self.shards)) for _ in self.shards]
         for shard, request in zip(self.shards, requests, strict=True):
-            assert shard.save(request).state in (SaveState.WRITING, SaveState.DONE)
+            assert shard.call(request).state in (SaveState.WRITING, SaveState.DONE)
         files = []
         for shard, request in zip(self.shards, requests, strict=True):
-            progress = shard.save(request, max_wait_s=10.0)
+            progress = shard.call(replace(request, max_wait_s=10.0))
             assert progress.state is SaveState.DONE and progress.file is not None, progress
             files.append(progress.file)
         checkpoint = Checkpoint(
@@ -125,11 +129,11 @@ class ShardedTraining:
         """Brings all shards back to a checkpoint."""
         self.step, self.epoch = step, epoch
         for shard in self.shards:
-            shard.adopt(fence(epoch, CHIEF))
+            shard.call(AdoptRequest(fence=fence(epoch, CHIEF)))
         for index, shard in enumerate(self.shards):
             request = self.restore_request(index, tag)
-            if not shard.restore(request).is_done:
-                assert shard.restore(request, max_wait_s=10.0).is_done
+            if not shard.call(request).is_done:
+                assert shard.call(replace(request, max_wait_s=10.0)).is_done
 
     def state(self) -> dict[str, bytes]:
         """All variables, slots and averages, put together from the shards, as bytes."""
@@ -141,16 +145,16 @@ class ShardedTraining:
         # A slot that a variable does not have reads as zeros where another variable of its shard has it.
         return {name: values.tobytes() for name, values in sorted(states.items()) if "@" not in name or values.any()}
 
-    def _read_dense(self, shard: WholeShard, layout: Layout, states: dict[str, Array]) -> None:
+    def _read_dense(self, shard: Shard, layout: Layout, states: dict[str, Array]) -> None:
         memory = aligned_bytes(layout.nbytes)
-        assert shard.read_variables(Segments([memory]), epoch=self.epoch, step=None, layout_hash=layout.hash) == self.step
+        assert shard.read(ReadRequest(epoch=self.epoch, step=None, layout_hash=layout.hash), Segments([memory])) == self.step
         self._put(layout, memory, "", states)
-        names = list(shard.status().slots)
+        names = list(shard.call(ShardStatusRequest()).slots)
         if self.model.averages is not None and layout.slices:
             names.append(AVERAGE_SLOT)
         for name in names if layout.slices else ():
             memory = aligned_bytes(layout.nbytes)
-            shard.read_slot(name, Segments([memory]), epoch=self.epoch, layout_hash=layout.hash)
+            shard.read(ReadRequest(epoch=self.epoch, layout_hash=layout.hash, slot=name), Segments([memory]))
             self._put(layout, memory, f"@{name}", states)
 
     def _put(self, layout: Layout, memory: Array, part: str, states: dict[str, Array]) -> None:
@@ -158,7 +162,7 @@ class ShardedTraining:
             target = states.setdefault(piece.variable.name + part, _zeros(piece.variable))
             _cut(target, piece)[...] = layout.view(memory, position)
 
-    def _read_table(self, shard: WholeShard, index: int, position: int, piece: VariableSlice, states: dict[str, Array]) -> None:
+    def _read_table(self, shard: Shard, index: int, position: int, piece: VariableSlice, states: dict[str, Array]) -> None:
         optimizer = piece.variable.optimizer or self.model.optimizer
         slots = {"momentum": ("momentum",), "adagrad": ("accumulator",), "adam": ("m", "v")}.get(optimizer.name, ())
         for slot in ("", *slots):
@@ -198,7 +202,7 @@ class ShardedTraining:
 
 def metrics_of(training: ShardedTraining) -> Mapping[tuple[str, int], tuple[float, int]]:
     """Totals and counts of the metrics, which the first shard has."""
-    cells = training.shards[0].read_metrics(epoch=training.epoch)
+    cells = training.shards[0].call(ReadMetricsRequest(epoch=training.epoch))
     return {(cell.name, cell.worker): (cell.total, cell.count) for cell in cells}
 
 

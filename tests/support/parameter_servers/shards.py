@@ -16,48 +16,50 @@ from ps_protocol.model.spec import NO_CLIP, ClipSpec
 from ps_protocol.model.variables import Array, DataType, Initializer, SparseMean, VariableSpec
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import (
+    AdoptRequest,
     ApplyReply,
     ApplyRequest,
     Metric,
     PushHeader,
     PushReply,
+    ReadRequest,
     RowsRequest,
+    Shard,
     ShardSettings,
     ShardSpec,
     SparsePart,
-    WholeShard,
 )
 from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard, share_memory
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from ps_server.serving.local import InProcessShard
 from tests.support.chief.eras import era, fence
-from tests.support.parameter_servers.whole_shard import ForwardingShard, WholeGrpcShard
+from tests.support.parameter_servers.commanded_shard import CommandedShard, ForwardingShard
 
-# All workers of a test behind one WholeShard, each of which shares the server's memory on its own, as soon as it pushes. Asserts nothing.
+# All workers of a test behind one Shard, each of which shares the server's memory on its own, as soon as it pushes. Asserts nothing.
 
 
 class SharingWorkers(ForwardingShard):
     """Implements Shard. A worker that cannot share goes by gRPC, as it would in a session; its connection is its own."""
 
-    def __init__(self, shard: WholeGrpcShard) -> None:
+    def __init__(self, shard: CommandedShard) -> None:
         super().__init__(shard)
         self.shard = shard
         self.of: dict[tuple[int, int], SharedMemoryShard] = {}
         self._layout: Layout | None = None
         self._lock = threading.Lock()
 
-    def worker(self, index: int, *, incarnation: int, epoch: int, secret: int = 0) -> SharedMemoryShard | WholeGrpcShard:
+    def worker(self, index: int, *, incarnation: int, epoch: int, secret: int = 0) -> SharedMemoryShard | CommandedShard:
         """The shard as one incarnation of a worker has it."""
         with self._lock:
             return self._worker_locked(index, incarnation, epoch, secret)
 
-    def _worker_locked(self, index: int, incarnation: int, epoch: int, secret: int) -> SharedMemoryShard | WholeGrpcShard:
+    def _worker_locked(self, index: int, incarnation: int, epoch: int, secret: int) -> SharedMemoryShard | CommandedShard:
         key = index, incarnation
         if key not in self.of or not self.of[key].is_shared:
             if self._layout is None:
                 return self.shard
-            own = WholeGrpcShard(self.shard.address)
+            own = CommandedShard(self.shard.address)
             try:
                 self.of[key] = share_memory(
                     own, epoch=epoch, worker=index, incarnation=incarnation, layout=self._layout, num_buffers=1, secret=secret
@@ -83,30 +85,13 @@ class SharingWorkers(ForwardingShard):
         shard = self.worker(header.push_id.worker, incarnation=header.push_id.incarnation, epoch=header.era.epoch, secret=header.secret)
         return shard.push_gradients(header, gradients, timeout_s=timeout_s)
 
-    def read_variables(
-        self,
-        into: Segments,
-        *,
-        epoch: int,
-        step: int | None,
-        layout_hash: str,
-        held_step: int | None = None,
-        timeout_s: float | None = None,
-    ) -> int:
+    def read(self, request: ReadRequest, into: Segments, *, timeout_s: float | None = None) -> int:
         """Reads as the first worker that shares."""
-        return self._reader.read_variables(into, epoch=epoch, step=step, layout_hash=layout_hash, held_step=held_step, timeout_s=timeout_s)
+        return self._reader.read(request, into, timeout_s=timeout_s)
 
-    def expect_variables(self, *, epoch: int, step: int, layout_hash: str) -> None:
+    def expect(self, request: ReadRequest) -> None:
         """As the first worker that shares."""
-        self._reader.expect_variables(epoch=epoch, step=step, layout_hash=layout_hash)
-
-    def variables_view(self, *, epoch: int, step: int, layout_hash: str) -> Array | None:
-        """As the first worker that shares."""
-        return self._reader.variables_view(epoch=epoch, step=step, layout_hash=layout_hash)
-
-    def gradient_memory(self) -> Array | None:
-        """As the first worker that shares."""
-        return self._reader.gradient_memory()
+        self._reader.expect(request)
 
     def close(self) -> None:
         """Ends all sharing."""
@@ -114,7 +99,7 @@ class SharingWorkers(ForwardingShard):
             shard.close()
 
     @property
-    def _reader(self) -> SharedMemoryShard | WholeGrpcShard:
+    def _reader(self) -> SharedMemoryShard | CommandedShard:
         return next(iter(self.of.values()), self.shard)
 
 
@@ -144,7 +129,7 @@ def open_server(config: ParameterServerConfig) -> Iterator[ParameterServer]:
 @contextlib.contextmanager
 def open_shard(
     transport: str, *, socket_dir: Path, index: int = 0, max_memory_bytes: int | None = None, checkpoint_dir: str = ""
-) -> Iterator[WholeShard]:
+) -> Iterator[Shard]:
     """A shard that nobody has adopted, over one of TRANSPORTS."""
     if transport == "in_process":
         storage = open_storage(checkpoint_dir) if checkpoint_dir else None
@@ -155,7 +140,7 @@ def open_shard(
     with open_server(config) as server:
         least_bytes = 1 if transport.startswith("sockets") else None
         with contextlib.closing(
-            WholeGrpcShard(server.address, index=index, least_socket_bytes=least_bytes, must_use_sockets=least_bytes is not None)
+            CommandedShard(server.address, index=index, least_socket_bytes=least_bytes, must_use_sockets=least_bytes is not None)
         ) as shard:
             if transport != "shared_memory":
                 yield shard
@@ -168,7 +153,7 @@ def shard_over(transports: Sequence[str]) -> Any:
     """Returns the fixture `shard`, which opens a shard that nobody has adopted over each of some transports."""
 
     @pytest.fixture(params=transports, name="shard")
-    def opened(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[WholeShard]:
+    def opened(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Shard]:
         with open_shard(request.param, socket_dir=socket_dir) as found:
             yield found
 
@@ -215,7 +200,7 @@ class Trainer:
 
     def __init__(
         self,
-        shard: WholeShard,
+        shard: Shard,
         layout: Layout = MIXED,
         *,
         optimizer: str = "sgd",
@@ -259,7 +244,7 @@ class Trainer:
 
     def adopt(self) -> None:
         """Puts the shard under the chief."""
-        self.shard.adopt(fence(EPOCH, CHIEF))
+        self.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF)))
 
     def create(self, value: float = 0.0, **changes: int) -> bool:
         """Adopts the shard and creates the variables."""
@@ -364,7 +349,7 @@ class Trainer:
     ) -> ApplyReply:
         """Applies a step."""
         request = self.request(*contributors, step=step, chief_incarnation=chief_incarnation, epoch=epoch, without=without)
-        return self.shard.apply_step(request)
+        return self.shard.call(request)
 
     def train_rows(self, step: int, indices: Sequence[int], values: object, *, position: int = 0) -> ApplyReply:
         """One whole step of one worker that has a gradient for rows of one table only."""
@@ -382,7 +367,7 @@ class Trainer:
         chief_incarnation: int = CHIEF,
     ) -> None:
         """Changes how the shard works."""
-        self.shard.configure(
+        self.shard.call(
             ShardSettings(
                 fence=fence(EPOCH, chief_incarnation),
                 version=version,
@@ -412,12 +397,12 @@ class Trainer:
         memory = aligned_bytes(self.layout.nbytes)
         memory[:] = 255
         hash_ = self.layout.hash if layout_hash is None else layout_hash
-        return self.shard.read_variables(Segments([memory]), epoch=epoch, step=step, layout_hash=hash_), memory
+        return self.shard.read(ReadRequest(epoch=epoch, step=step, layout_hash=hash_), Segments([memory])), memory
 
     def slot(self, name: str) -> tuple[int, Array]:
         """The step and one slot."""
         memory = aligned_bytes(self.layout.nbytes)
-        return self.shard.read_slot(name, Segments([memory]), epoch=EPOCH, layout_hash=self.layout.hash), memory
+        return self.shard.read(ReadRequest(epoch=EPOCH, layout_hash=self.layout.hash, slot=name), Segments([memory])), memory
 
 
 def views(layout: Layout, memory: Array) -> dict[str, Array]:

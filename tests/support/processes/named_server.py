@@ -6,12 +6,12 @@ import sys
 from ps_protocol.errors import Unavailable
 from ps_protocol.process.waiting import call
 from ps_protocol.roles.identity import HandshakeReply
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 
 
 def main(address: str) -> None:
     said = set[str]()
-    with contextlib.closing(WholeGrpcShard(address, index=0)) as shard:
+    with contextlib.closing(CommandedShard(address, index=0)) as shard:
 
         def ask(timeout_s: float) -> HandshakeReply:
             try:

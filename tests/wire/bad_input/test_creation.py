@@ -5,6 +5,7 @@ from collections.abc import Iterator
 import grpc
 import pytest
 
+from ps_protocol.roles.shard import ShardStatusRequest, ShutdownRequest
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from tests.support.chief.eras import fence
@@ -33,7 +34,7 @@ def test_the_refusal_of_a_push_before_initialisation_says_what_is_missing(fresh:
 )
 def test_creation_that_is_not_whole_creates_nothing(fresh: Server, frames: tuple[tensor_pb2.ArenaFrame, ...], reason: str) -> None:
     assert fresh.create(fresh.encoded_spec(), *frames).reason == reason
-    assert fresh.trainer.shard.status().report.allocated_bytes == 0
+    assert fresh.trainer.shard.call(ShardStatusRequest()).report.allocated_bytes == 0
     assert fresh.trainer.create()
 
 
@@ -60,7 +61,7 @@ def test_scalar_is_not_a_vector_of_one(fresh: Server) -> None:
 
 def test_a_shard_that_shuts_down_refuses_pushes_and_says_why(fresh: Server) -> None:
     fresh.trainer.create()
-    fresh.trainer.shard.shutdown(fence(EPOCH, CHIEF), reason="training is finished")
+    fresh.trainer.shard.call(ShutdownRequest(fence=fence(EPOCH, CHIEF), reason="training is finished"))
     ended = fresh.raw.push(*push_stream(fresh.trainer.header(), WHOLE))
     assert (ended.code, ended.reason) == (CODE.UNAVAILABLE, "SHUTTING_DOWN")
     assert ended.text == "ps 0 is shutting down: training is finished"

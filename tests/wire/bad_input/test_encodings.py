@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 
 from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
+from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import Outcome, RawShard, frame, push_stream
 from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 HALVED = encoded_nbytes(MIXED, FloatEncoding.BFLOAT16)
 INT8 = encoded_nbytes(MIXED, FloatEncoding.INT8_BLOCKS)
@@ -31,7 +32,7 @@ def top_k(count: int, positions: list[int], rest: bytes = DOUBLES) -> bytes:
 @pytest.fixture(scope="module")
 def trainer() -> Iterator[Trainer]:
     """A real parameter server with a model."""
-    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(WholeGrpcShard(running.address)) as shard:
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(CommandedShard(running.address)) as shard:
         trainer = Trainer(shard)
         trainer.create()
         trainer.train(0)
@@ -40,8 +41,8 @@ def trainer() -> Iterator[Trainer]:
 
 def push(trainer: Trainer, encoding: int, encoded_bytes: int, content: bytes, **changes: object) -> Outcome:
     """Pushes bytes under a header that says that."""
-    step = trainer.shard.status().step
-    assert step is not None and isinstance(trainer.shard, WholeGrpcShard)
+    step = trainer.shard.call(ShardStatusRequest()).step
+    assert step is not None and isinstance(trainer.shard, CommandedShard)
     header = codec.encode(trainer.header(step=step))
     header.MergeFrom(pb.PushHeader(encoding=encoding, encoded_bytes=encoded_bytes, **changes))  # type: ignore[arg-type]
     with RawShard(trainer.shard.address) as raw:
@@ -79,7 +80,7 @@ def test_bad_encoded_gradients_get_a_reason_and_harm_nobody(trainer: Trainer, ca
     outcome = push(trainer, encoding, encoded_bytes, content)
     assert (outcome.code, outcome.reason) != (grpc.StatusCode.OK, "")
     assert outcome.reason == reason and text in outcome.text
-    status = trainer.shard.status()
+    status = trainer.shard.call(ShardStatusRequest())
     assert status.report.num_staged == 0 and status.step is not None
     assert trainer.train(status.step).step == status.step + 1
 
@@ -96,7 +97,7 @@ def test_bad_gradients_in_great_number_do_not_make_the_server_grow(trainer: Trai
             push(trainer, encoding, encoded_bytes, content)
         for count in range(1, 20):  # each of another length, and each right
             push(trainer, TOP_K, 8 + 8 * count + 128, top_k(count, [5] * count))
-        return trainer.shard.status().report.allocated_bytes
+        return trainer.shard.call(ShardStatusRequest()).report.allocated_bytes
 
     first = push_all()
     assert max(push_all(), push_all()) <= first
@@ -104,7 +105,7 @@ def test_bad_gradients_in_great_number_do_not_make_the_server_grow(trainer: Trai
 
 @pytest.mark.parametrize("encoding", [3, 4, 99])
 def test_variables_are_not_read_in_an_encoding_for_gradients(trainer: Trainer, encoding: int) -> None:
-    assert isinstance(trainer.shard, WholeGrpcShard)
+    assert isinstance(trainer.shard, CommandedShard)
     request = pb.ReadRequest(epoch=EPOCH, layout_hash=MIXED.hash, encoding=encoding)  # type: ignore[arg-type]
     with RawShard(trainer.shard.address) as raw:
         outcome = raw.read(request.SerializeToString())

@@ -17,9 +17,9 @@ from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
 from tests.support.chief.eras import LIFE
 from tests.support.chief.running_chief import Worker
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import Outcome, RawShard, Server
 from tests.support.parameter_servers.shards import Trainer
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.processes.processes import Process, announced, start_role
 from tests.support.waiting import wait_until
 from tests.wire.bad_input import test_accumulators as accumulators
@@ -68,7 +68,7 @@ def called(tmp_path: Path) -> Iterator[tuple[dict[str, Process], list[Call]]]:
             "chief", "chief", "--ps", start("ps", "ps_server", "--index", 0), "--replicas-to-aggregate", 1, "--workers", 3, "--lease", 600
         )
         raw = {name: stack.enter_context(RawShard(address)) for name, address in addresses.items()}
-        clients = {name: stack.enter_context(contextlib.closing(WholeGrpcShard(address))) for name, address in addresses.items()}
+        clients = {name: stack.enter_context(contextlib.closing(CommandedShard(address))) for name, address in addresses.items()}
         trainer = Trainer(clients["shard"])
         trainer.create()
         trainer.train(0)

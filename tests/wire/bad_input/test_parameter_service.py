@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
+from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.v1 import handshake_service_pb2, tensor_pb2
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -47,6 +48,8 @@ def _header(server: Server) -> pb.PushHeader:
     header: pb.PushHeader = codec.encode(server.trainer.header(step=server.step))
     return header
 
+
+NOBODYS = pb.AdoptShardRequest(fence=tensor_pb2.Fence()).SerializeToString()
 
 FIRST, REST = frame(0, bytes(HALF)), bytes(MIXED.nbytes - HALF)
 Row = tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]
@@ -92,7 +95,8 @@ ROWS: list[Row] = [
         "chief incarnation 2 has adopted it",
     ),
     ("chief at no address", _adoption_from_nowhere, INVALID, "INVALID_SPEC", "want host:port or unix:/path"),
-    ("adoption by nobody", lambda s: s.raw.call("AdoptShard", b""), INVALID, "INVALID_SPEC", "want life, epoch and chief"),
+    ("adoption without a fence", lambda s: s.raw.call("AdoptShard", b""), INVALID, "MALFORMED_MESSAGE", "fence is missing"),
+    ("adoption by nobody", lambda s: s.raw.call("AdoptShard", NOBODYS), INVALID, "INVALID_SPEC", "want life, epoch and chief"),
     # Specifications
     ("no data type", lambda s: s.create_variable(data_type=0), INVALID, "INVALID_SPEC", "dtype 0 unknown; want one of float32, float64"),
     ("unknown data type", lambda s: s.create_variable(data_type=99), INVALID, "INVALID_SPEC", "slices[0]: variable 'w': dtype 99 unknown"),
@@ -240,24 +244,24 @@ def test_bad_input_to_a_parameter_server_is_refused_and_others_are_served(
     server: Server, case: str, call: Callable[[Server], Outcome], code: grpc.StatusCode, reason: str, text: str
 ) -> None:
     server.apply_one()
-    allocated, num_staged = server.trainer.shard.status().report.allocated_bytes, server.trainer.shard.status().report.num_staged
+    before = server.trainer.shard.call(ShardStatusRequest()).report
     ended = call(server)
     assert (ended.code, ended.reason) == (code, reason), ended.text
     assert text in ended.text
-    status = server.trainer.shard.status()
-    assert status.report.allocated_bytes == allocated
-    assert status.report.num_staged == num_staged + (case in ("one byte at a time", "empty frames"))
+    status = server.trainer.shard.call(ShardStatusRequest())
+    assert status.report.allocated_bytes == before.allocated_bytes
+    assert status.report.num_staged == before.num_staged + (case in ("one byte at a time", "empty frames"))
     server.apply_one()
 
 
 def test_defect_is_answered_with_a_number_that_is_in_the_log(
     server: Server, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    def defective(store: Shard) -> None:
+    def defective(store: Shard, request: object) -> None:
         raise ZeroDivisionError("secret")
 
     with monkeypatch.context() as patched, caplog.at_level(logging.ERROR):
-        patched.setattr(Shard, "status", defective)
+        patched.setattr(Shard, "call", defective)
         ended = server.raw.call("GetShardStatus", b"")
     assert (ended.code, ended.reason) == (CODE.INTERNAL, "INTERNAL")
     assert ended.text.startswith("internal error ") and ended.text.endswith(" (see the log of ps 0)")

@@ -12,12 +12,13 @@ from google.protobuf import message_factory
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import Message
 
+from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.running_chief import Worker, client_of, cluster
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import outcome
 from tests.support.parameter_servers.shards import Trainer, open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 NUM_CALLS = 400
 MAX_DEPTH = 5
@@ -130,7 +131,7 @@ def addresses() -> Iterator[dict[str, str]]:
     """A server with a model and no chief, a cluster that trains, and what is left of both in the end: they still work."""
     with contextlib.ExitStack() as stack:
         alone = stack.enter_context(open_server(ParameterServerConfig(index=0)))
-        trainer = Trainer(stack.enter_context(contextlib.closing(WholeGrpcShard(alone.address))))
+        trainer = Trainer(stack.enter_context(contextlib.closing(CommandedShard(alone.address))))
         trainer.create()
         chief = stack.enter_context(cluster(total_num_replicas=4, replicas_to_aggregate=1, lease_s=600.0))
         with client_of(chief) as client, Worker(client) as worker:
@@ -139,7 +140,7 @@ def addresses() -> Iterator[dict[str, str]]:
             yield {"shard": alone.address, "chief": chief.address}
             assert client.status().state is not None
         # A chief may have a model forgotten, and the messages were a chief's, too.
-        assert trainer.shard.status().shard == 0
+        assert trainer.shard.call(ShardStatusRequest()).shard == 0
 
 
 @pytest.mark.parametrize("seed", range(2))

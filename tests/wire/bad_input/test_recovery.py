@@ -8,14 +8,14 @@ import pytest
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 
-from ps_protocol.roles.shard import RestoreRequest, SaveRequest, ShardSettings
+from ps_protocol.roles.shard import RestoreRequest, SaveRequest, ShardSettings, ShardStatusRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.eras import fence
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import RawShard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 SHA256 = "0" * 64
 
@@ -26,7 +26,7 @@ def server(tmp_path: Path) -> Iterator[tuple[RawShard, Trainer]]:
     config = ParameterServerConfig(index=0, checkpoint_dir=str(tmp_path / "inside" / "checkpoints"))
     with (
         open_server(config) as running,
-        contextlib.closing(WholeGrpcShard(running.address, index=0)) as shard,
+        contextlib.closing(CommandedShard(running.address, index=0)) as shard,
         RawShard(running.address) as raw,
     ):
         trainer = Trainer(shard)
@@ -35,8 +35,8 @@ def server(tmp_path: Path) -> Iterator[tuple[RawShard, Trainer]]:
 
 
 def _save(**changes: object) -> pb.SaveShardRequest:
-    save = SaveRequest(fence=fence(EPOCH, CHIEF), step=0, tag="t")
-    request: pb.SaveShardRequest = codec.encode_with(save, max_wait=codec.some_wait(5.0))
+    save = SaveRequest(fence=fence(EPOCH, CHIEF), step=0, tag="t", max_wait_s=5.0)
+    request: pb.SaveShardRequest = codec.encode(save)
     request.MergeFrom(pb.SaveShardRequest(**changes))  # type: ignore[arg-type]
     return request
 
@@ -44,8 +44,10 @@ def _save(**changes: object) -> pb.SaveShardRequest:
 def _restore(change: Callable[[pb.RestoreShardRequest], object] = lambda _: None) -> pb.RestoreShardRequest:
     settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=0)
     spec = Trainer(None).spec()  # type: ignore[arg-type]  # its shard is not called
-    restore = RestoreRequest(fence=fence(EPOCH, CHIEF), spec=spec, tag="never-saved", manifest_sha256=SHA256, settings=settings)
-    request: pb.RestoreShardRequest = codec.encode_with(restore, max_wait=codec.some_wait(5.0))
+    restore = RestoreRequest(
+        fence=fence(EPOCH, CHIEF), spec=spec, tag="never-saved", manifest_sha256=SHA256, settings=settings, max_wait_s=5.0
+    )
+    request: pb.RestoreShardRequest = codec.encode(restore)
     change(request)
     return request
 
@@ -91,13 +93,13 @@ def test_wrong_request_is_refused_and_changes_nothing(
     server: tuple[RawShard, Trainer], tmp_path: Path, method: str, request_: Message, reason: str, text: str
 ) -> None:
     raw, trainer = server
-    before = trainer.shard.status().report.allocated_bytes
+    before = trainer.shard.call(ShardStatusRequest()).report.allocated_bytes
     found = raw.call(method, request_.SerializeToString())
     assert (found.reason, text in found.text) == (reason, True), found
     assert trainer.train(0).step == 1
     assert sorted(path.relative_to(tmp_path).as_posix() for path in tmp_path.rglob("*")) == ["inside", "inside/checkpoints"]
     # The contribution of that step had a buffer, which is kept.
-    assert trainer.shard.status().report.allocated_bytes - before <= trainer.layout.nbytes
+    assert trainer.shard.call(ShardStatusRequest()).report.allocated_bytes - before <= trainer.layout.nbytes
 
 
 @pytest.mark.parametrize("method", ["KeepRecord", "SaveShard", "RestoreShard"])

@@ -12,7 +12,7 @@ import pytest
 
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
-from ps_protocol.roles.shard import RowsRequest
+from ps_protocol.roles.shard import ReadMetricsRequest, RowsRequest, ShardStatusRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
@@ -22,9 +22,9 @@ from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
 from tests.support.network.servers import serving
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import Outcome, RawShard, frame, push_stream
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 CODE = grpc.StatusCode
@@ -44,7 +44,7 @@ def sparse_bytes(*indices: int, value: float = 1.0) -> bytes:
 class Server:
     """A parameter server with the model, called rightly by `trainer` and wrongly by `raw`."""
 
-    def __init__(self, raw: RawShard, shard: WholeGrpcShard) -> None:
+    def __init__(self, raw: RawShard, shard: CommandedShard) -> None:
         self.raw, self.shard, self.trainer = raw, shard, Trainer(shard, LAYOUT)
         self.trainer.adopt()
         # A table's first values follow the arena.
@@ -52,7 +52,7 @@ class Server:
 
     @property
     def step(self) -> int:
-        step = self.shard.status().step
+        step = self.shard.call(ShardStatusRequest()).step
         assert step is not None
         return step
 
@@ -96,7 +96,7 @@ class Server:
 @pytest.fixture(scope="module")
 def server() -> Iterator[Server]:
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
+        with contextlib.closing(CommandedShard(running.address)) as shard:
             yield Server(raw, shard)
 
 
@@ -237,11 +237,11 @@ def test_bad_rows_are_refused_and_others_are_served(
     server: Server, case: str, call: Callable[[Server], Outcome], code: grpc.StatusCode, reason: str, text: str
 ) -> None:
     server.apply_one(3)
-    before, rows = server.shard.status(), server.rows()
+    before, rows = server.shard.call(ShardStatusRequest()), server.rows()
     ended = call(server)
     assert (ended.code, ended.reason) == (code, reason), ended.text
     assert text in ended.text
-    after = server.shard.status()
+    after = server.shard.call(ShardStatusRequest())
     assert (after.report.allocated_bytes, after.report.num_staged) == (before.report.allocated_bytes, before.report.num_staged)
     assert np.array_equal(server.rows(), rows)
     server.apply_one(3)
@@ -263,16 +263,16 @@ def test_value_of_a_metric_may_be_anything(server: Server) -> None:
     assert pushed.code is CODE.OK
     last = server.trainer.header(sequence=server.trainer.last_sequence()).push_id
     server.trainer.apply(last, step=server.step)
-    assert any(np.isnan(cell.last) for cell in server.shard.read_metrics(epoch=EPOCH) if cell.name == "loss")
+    assert any(np.isnan(cell.last) for cell in server.shard.call(ReadMetricsRequest(epoch=EPOCH)) if cell.name == "loss")
 
 
 def test_reader_of_rows_that_goes_away_in_the_middle_holds_nothing_up() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
-    service = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None)
+    service = ParameterService(store, idle_streams=idle_streams)
     with (
         serving(service_handler(SERVICE, service)) as address,
         RawShard(address) as raw,
-        contextlib.closing(WholeGrpcShard(address)) as shard,
+        contextlib.closing(CommandedShard(address)) as shard,
     ):
         Server(raw, shard)
         header = pb.RowsHeader(epoch=EPOCH, layout_hash=LAYOUT.hash, num_rows=2)

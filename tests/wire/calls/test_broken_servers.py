@@ -17,7 +17,7 @@ from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, Redu
 from ps_protocol.roles.chief import CommitPushRequest, DequeueTokenRequest, Participant, ParticipantKind, PushCommit, RegisterRequest
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era
-from ps_protocol.roles.shard import PushHeader, RowsRequest, ShardSpec
+from ps_protocol.roles.shard import PushHeader, ReadMetricsRequest, ReadRequest, RowsRequest, ShardSpec, ShardStatusRequest
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
@@ -56,7 +56,7 @@ def each_with(*messages: bytes) -> Callable[[Messages], Iterator[bytes]]:
 
 
 def read(shard: GrpcShard, *, step: int | None, nbytes: int = 8) -> int:
-    return shard.read_variables(Segments([np.zeros(nbytes, np.uint8)]), epoch=1, step=step, layout_hash="abc", timeout_s=10.0)
+    return shard.read(ReadRequest(epoch=1, step=step, layout_hash="abc"), Segments([np.zeros(nbytes, np.uint8)]), timeout_s=10.0)
 
 
 def read_row(shard: GrpcShard, *, step: int | None) -> int:
@@ -87,8 +87,8 @@ CHIEF_CALLS: dict[str, Callable[[GrpcChief], object]] = {
 }
 SHARD_CALLS: dict[str, Callable[[GrpcShard], object]] = {
     "handshake": lambda shard: shard.handshake(),
-    "status": lambda shard: shard.status(),
-    "metrics": lambda shard: shard.read_metrics(epoch=1),
+    "status": lambda shard: shard.call(ShardStatusRequest()),
+    "metrics": lambda shard: shard.call(ReadMetricsRequest(epoch=1)),
     "creation in one message": lambda shard: shard.create_variables(SPEC, Segments([np.zeros(8, np.uint8)])),
     "creation in several messages": lambda shard: shard.create_variables(SPEC, Segments([np.zeros(3 << 20, np.uint8)])),
 }

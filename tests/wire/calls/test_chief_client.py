@@ -12,6 +12,19 @@ import pytest
 from ps_protocol.errors import DeadlineExceeded, LeaseExpired, Unavailable
 from ps_protocol.model.data import DataSpec
 from ps_protocol.roles import chief
+from ps_protocol.roles.chief import (
+    ChangeSettingsRequest,
+    CommitPushRequest,
+    CompleteInitializationRequest,
+    DequeueTokenRequest,
+    DeregisterRequest,
+    FinishTrainingRequest,
+    GetModelRequest,
+    HeartbeatRequest,
+    LeaseRangesRequest,
+    RegisterModelRequest,
+    SaveCheckpointRequest,
+)
 from ps_protocol.rpc import chief as chief_client
 from ps_protocol.rpc.chief import SERVICE, TIMEOUT_S, GrpcChief
 from ps_protocol.v1 import chief_service_pb2 as pb
@@ -36,43 +49,44 @@ LEASE = chief.LeaseReply(result=chief.LeaseResult.GRANTED, ranges=(DATA.range(0)
 
 # Method, call, what the server receives, what it answers, what the caller gets, the wait that the call asks for.
 CALLS: list[tuple[str, Call, Any, Any, object, float]] = [
-    ("RegisterWorker", lambda c: c.register_worker(REGISTER), codec.encode(REGISTER),
+    ("RegisterWorker", lambda c: c.call(REGISTER), codec.encode(REGISTER),
      codec.encode(REGISTRATION), REGISTRATION, 0.0),
-    ("Heartbeat", lambda c: c.heartbeat(WORKER), pb.HeartbeatRequest(participant=codec.encode(WORKER)),
+    ("Heartbeat", lambda c: c.call(HeartbeatRequest(participant=WORKER)), pb.HeartbeatRequest(participant=codec.encode(WORKER)),
      pb.HeartbeatResponse(end=pb.END_INTERRUPTED), chief.End.INTERRUPTED, 0.0),
-    ("DeregisterWorker", lambda c: c.deregister_worker(WORKER, failure="x"),
+    ("DeregisterWorker", lambda c: c.call(DeregisterRequest(participant=WORKER, failure="x")),
      pb.DeregisterWorkerRequest(participant=codec.encode(WORKER), failure="x"), pb.DeregisterWorkerResponse(), None, 0.0),
-    ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0),
+    ("RegisterModel", lambda c: c.call(RegisterModelRequest(participant=WORKER, model=MODEL, max_wait_s=2.0)),
      pb.RegisterModelRequest(participant=codec.encode(WORKER), model=codec.encode(MODEL),
                              max_wait=encode_duration(2.0)), codec.encode(REPLY), REPLY, 2.0),
-    ("RegisterModel", lambda c: c.register_model(WORKER, MODEL, max_wait_s=2.0, joins_only=True),
+    ("RegisterModel", lambda c: c.call(RegisterModelRequest(participant=WORKER, model=MODEL, max_wait_s=2.0, joins_only=True)),
      pb.RegisterModelRequest(participant=codec.encode(WORKER), model=codec.encode(MODEL),
                              max_wait=encode_duration(2.0), joins_only=True),
      codec.encode(REPLY), REPLY, 2.0),
-    ("CompleteInitialization", lambda c: c.complete_initialization(WORKER, attempt=3),
+    ("CompleteInitialization", lambda c: c.call(CompleteInitializationRequest(participant=WORKER, attempt=3)),
      pb.CompleteInitializationRequest(participant=codec.encode(WORKER), attempt=3),
      pb.CompleteInitializationResponse(), None, 0.0),
-    ("GetModel", lambda c: c.get_model(max_wait_s=1e9), pb.GetModelRequest(max_wait=encode_duration(20.0)),
+    ("GetModel", lambda c: c.call(GetModelRequest(max_wait_s=1e9)), pb.GetModelRequest(max_wait=encode_duration(20.0)),
      codec.encode(AGREED), AGREED, 20.0),
     ("GetClusterStatus", lambda c: c.status(max_ledger_entries=3), pb.GetClusterStatusRequest(max_ledger_entries=3),
      codec.encode(STATUS), STATUS, 0.0),
-    ("ChangeSettings", lambda c: c.set_policy(POLICIES[2], request_id=7, max_wait_s=2.0),
+    ("ChangeSettings", lambda c: c.call(ChangeSettingsRequest(policy=POLICIES[2], request_id=7, max_wait_s=2.0)),
      pb.ChangeSettingsRequest(policy=codec.encode(POLICIES[2]), request_id=7, max_wait=encode_duration(2.0)),
      pb.ChangeSettingsResponse(settings=pb.SettingsState(version=3, step=9)), chief.SettingsReply(version=3, step=9), 2.0),
-    ("ChangeSettings", lambda c: c.set_hyperparameters(CHANGE, request_id=(1 << 64) - 1, max_wait_s=2.0),
+    ("ChangeSettings", lambda c: c.call(ChangeSettingsRequest(hyperparameters=CHANGE, request_id=(1 << 64) - 1, max_wait_s=2.0)),
      pb.ChangeSettingsRequest(hyperparameters=codec.encode(CHANGE), request_id=(1 << 64) - 1, max_wait=encode_duration(2.0)),
      pb.ChangeSettingsResponse(), None, 2.0),
-    ("SaveCheckpoint", lambda c: c.save_checkpoint(request_id=7, max_wait_s=2.0),
+    ("SaveCheckpoint", lambda c: c.call(SaveCheckpointRequest(request_id=7, max_wait_s=2.0)),
      pb.SaveCheckpointRequest(request_id=7, max_wait=encode_duration(2.0)),
      pb.SaveCheckpointResponse(tag="step-000000009", step=9), chief.SavedCheckpoint(tag="step-000000009", step=9), 2.0),
-    ("SaveCheckpoint", lambda c: c.save_checkpoint(request_id=7, max_wait_s=0.0),
+    ("SaveCheckpoint", lambda c: c.call(SaveCheckpointRequest(request_id=7, max_wait_s=0.0)),
      pb.SaveCheckpointRequest(request_id=7, max_wait=encode_duration(0.0)), pb.SaveCheckpointResponse(waiting_for="ps 1"),
      chief.SavedCheckpoint(tag="", step=0, waiting_for="ps 1"), 0.0),
-    ("LeaseRanges", lambda c: c.lease_ranges(WORKER, DATA, max_ranges=2, request_id=5, max_wait_s=1.0, held=(3,)),
+    ("LeaseRanges",
+     lambda c: c.call(LeaseRangesRequest(participant=WORKER, data=DATA, max_ranges=2, request_id=5, max_wait_s=1.0, held=(3,))),
      pb.LeaseRangesRequest(participant=codec.encode(WORKER), data=codec.encode(DATA), max_ranges=2,
                            request_id=5, max_wait=encode_duration(1.0), held=[3]),
      codec.encode(LEASE), LEASE, 1.0),
-    ("FinishTraining", lambda c: c.finish(reason="enough"), pb.FinishTrainingRequest(reason="enough"),
+    ("FinishTraining", lambda c: c.call(FinishTrainingRequest(reason="enough")), pb.FinishTrainingRequest(reason="enough"),
      pb.FinishTrainingResponse(global_step=12), 12, 0.0),
 ]  # fmt: skip
 
@@ -128,14 +142,14 @@ def conversing(serve: Callable[[Any], Any]) -> Iterator[GrpcChief]:
 
 # Call, what the server receives, what it answers, what the caller gets.
 TALKS: list[tuple[Call, Any, Any, object]] = [
-    (lambda c: c.commit_push(WORKER, COMMIT),
+    (lambda c: c.call(CommitPushRequest(participant=WORKER, commit=COMMIT)),
      pb.ConverseRequest(commit=pb.CommitPushRequest(participant=codec.encode(WORKER), commit=codec.encode(COMMIT))),
      pb.ConverseResponse(commit=codec.encode(RESULT)), RESULT),
-    (lambda c: c.dequeue_token(WORKER, local_step=4, request_id=7, max_wait_s=20.0, commit=COMMIT),
+    (lambda c: c.call(DequeueTokenRequest(participant=WORKER, local_step=4, request_id=7, max_wait_s=20.0, commit=COMMIT)),
      pb.ConverseRequest(token=pb.DequeueTokenRequest(participant=codec.encode(WORKER), local_step=4, request_id=7,
                                               commit=codec.encode(COMMIT))),
      pb.ConverseResponse(token=codec.encode(TOKEN)), TOKEN),
-    (lambda c: c.dequeue_token(WORKER, local_step=0, request_id=7, max_wait_s=0.5),
+    (lambda c: c.call(DequeueTokenRequest(participant=WORKER, local_step=0, request_id=7, max_wait_s=0.5)),
      pb.ConverseRequest(token=pb.DequeueTokenRequest(participant=codec.encode(WORKER), request_id=7, max_wait=encode_duration(0.5))),
      pb.ConverseResponse(token=codec.encode(TOKEN)), TOKEN),
 ]  # fmt: skip
@@ -157,7 +171,7 @@ def test_call_of_every_step_travels_on_a_stream(call: Call, request_: Any, answe
 
 
 def take(client: GrpcChief, *, max_wait_s: float = 0.0) -> chief.TokenReply:
-    return client.dequeue_token(WORKER, local_step=4, request_id=7, max_wait_s=max_wait_s)
+    return client.call(DequeueTokenRequest(participant=WORKER, local_step=4, request_id=7, max_wait_s=max_wait_s))
 
 
 def answer_to(data: bytes, number: int | None = None) -> bytes:
@@ -218,5 +232,5 @@ def test_error_on_the_stream_is_the_error_of_its_call() -> None:
     with conversing(serve) as client:
         for _ in range(2):
             with pytest.raises(LeaseExpired, match="gone") as raised:
-                client.commit_push(WORKER, COMMIT)
+                client.call(CommitPushRequest(participant=WORKER, commit=COMMIT))
             assert raised.value.facts == {"worker": "2"}

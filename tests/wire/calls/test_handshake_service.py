@@ -13,8 +13,8 @@ from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.server import handshake_handler
 from tests.support.network.servers import serving, unary, unused_address
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import HANDSHAKE, RawShard
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 PS = Identity(cluster="job-a", role=Role.PARAMETER_SERVER, index=1, process_incarnation=7)
 CHIEF = Identity(cluster="job-a", role=Role.CHIEF, index=0, process_incarnation=8)
@@ -30,7 +30,7 @@ Serve = Callable[[Identity], contextlib.AbstractContextManager[str]]
 
 def test_clients_learn_the_servers_identity(serve: Serve) -> None:
     with serve(PS) as address:
-        shard = WholeGrpcShard(address, index=1, cluster="job-a")
+        shard = CommandedShard(address, index=1, cluster="job-a")
         assert shard.handshake() == HandshakeReply(identity=PS, version=PROTOCOL_VERSION, epoch=4, warning="")
         shard.close()
     with serve(CHIEF) as address:
@@ -47,9 +47,9 @@ def test_a_caller_that_expects_nothing_accepts_any_server(serve: Serve) -> None:
 def test_a_wrong_index_role_or_cluster_is_reported_with_the_address(serve: Serve) -> None:
     with serve(PS) as address:
         for client, error, words in (
-            (WholeGrpcShard(address, index=0), errors.WrongRole, f"{address}: this is ps 1, not ps 0"),
+            (CommandedShard(address, index=0), errors.WrongRole, f"{address}: this is ps 1, not ps 0"),
             (GrpcChief(address), errors.WrongRole, f"{address}: this is ps 1, not the chief"),
-            (WholeGrpcShard(address, cluster="job-b"), errors.WrongCluster, f"{address}: this is ps 1 of cluster 'job-a', not 'job-b'"),
+            (CommandedShard(address, cluster="job-b"), errors.WrongCluster, f"{address}: this is ps 1 of cluster 'job-a', not 'job-b'"),
         ):
             with pytest.raises(error) as caught:
                 client.handshake()
@@ -71,7 +71,7 @@ def test_garbage_is_refused_with_a_reason_and_not_logged(serve: Serve, caplog: p
 
 def test_server_of_another_kind_is_recognised() -> None:
     with serving(unary("other.Service", Call=lambda request, context: request)) as address:
-        shard = WholeGrpcShard(address, index=0)
+        shard = CommandedShard(address, index=0)
         with pytest.raises(errors.WrongRole, match="a gRPC server answers there, but not one of Lockstep's"):
             shard.handshake()
         shard.close()

@@ -1,4 +1,4 @@
-"""WholeGrpcShard against servers that misbehave, answer early, or hold large tensors; tests/contract has real servers."""
+"""CommandedShard against servers that misbehave, answer early, or hold large tensors; tests/contract has real servers."""
 
 import contextlib
 import itertools
@@ -15,7 +15,22 @@ from ps_protocol.model.layout import Layout, Segments, VariableSlice, aligned_by
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import ApplyReply, ApplyRequest, MetricCell, PushHeader, PushReply, PushResult, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import (
+    AdoptRequest,
+    ApplyReply,
+    ApplyRequest,
+    MetricCell,
+    PrepareRequest,
+    PushHeader,
+    PushReply,
+    PushResult,
+    ReadMetricsRequest,
+    ReadRequest,
+    ShardSettings,
+    ShardSpec,
+    ShardStatusRequest,
+    ShutdownRequest,
+)
 from ps_protocol.rpc.shard import SERVICE
 from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
@@ -24,7 +39,7 @@ from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.frames import encode_frame, encode_stream, parse
 from tests.support.chief.eras import era, fence
 from tests.support.network.servers import both_ways, serving, unary, upward
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 
 MIB = 1 << 20
 ID = PushId(worker=0, incarnation=1, sequence=1)
@@ -36,8 +51,8 @@ Messages = Iterator[bytes]
 
 
 @contextlib.contextmanager
-def client_of(*handlers: grpc.GenericRpcHandler) -> Iterator[WholeGrpcShard]:
-    with serving(*handlers) as address, contextlib.closing(WholeGrpcShard(address, index=0)) as shard:
+def client_of(*handlers: grpc.GenericRpcHandler) -> Iterator[CommandedShard]:
+    with serving(*handlers) as address, contextlib.closing(CommandedShard(address, index=0)) as shard:
         yield shard
 
 
@@ -45,8 +60,8 @@ def random_bytes(nbytes: int, seed: int = 0) -> Array:
     return np.random.default_rng(seed).integers(0, 256, nbytes, np.uint8)
 
 
-def read(shard: WholeGrpcShard, into: Array, *, timeout_s: float = 10.0) -> int:
-    return shard.read_variables(Segments([into]), epoch=1, step=4, layout_hash="abc", timeout_s=timeout_s)
+def read(shard: CommandedShard, into: Array, *, timeout_s: float = 10.0) -> int:
+    return shard.read(ReadRequest(epoch=1, step=4, layout_hash="abc"), Segments([into]), timeout_s=timeout_s)
 
 
 def pushed_to(answer: Callable[[pb.PushHeader, Messages], pb.PushResponse]) -> grpc.GenericRpcHandler:
@@ -98,7 +113,7 @@ class Memory:
 
 
 @contextlib.contextmanager
-def remembering(nbytes: int) -> Iterator[tuple[WholeGrpcShard, Memory]]:
+def remembering(nbytes: int) -> Iterator[tuple[CommandedShard, Memory]]:
     memory = Memory(nbytes)
     with client_of(pushed_to(memory.push), read_from(memory.read)) as shard:
         yield shard, memory
@@ -111,7 +126,7 @@ def test_bytes_travel_both_ways(nbytes: int) -> None:
         pieces = Segments([content[: nbytes // 3], content[nbytes // 3 :]])
         assert shard.push_gradients(HEADER, pieces) == PushReply(result=PushResult.STAGED, step=4)
         assert np.array_equal(memory.runs[0], content)
-        assert shard.read_variables(Segments([back]), epoch=0, step=4, layout_hash="abc") == 4
+        assert shard.read(ReadRequest(epoch=0, step=4, layout_hash="abc"), Segments([back])) == 4
     assert np.array_equal(back, content)
 
 
@@ -124,7 +139,7 @@ def test_threads_may_share_one_shard() -> None:
             header = PushHeader(era=era(1), push_id=PushId(worker=worker, incarnation=1, sequence=1), step=4, layout_hash="abc")
             for _ in range(3):
                 shard.push_gradients(header, Segments([content]))
-                shard.read_variables(Segments([back]), epoch=worker, step=4, layout_hash="abc")
+                shard.read(ReadRequest(epoch=worker, step=4, layout_hash="abc"), Segments([back]))
                 outcome.append(np.array_equal(back, content))
 
         threads = [threading.Thread(target=work, args=(worker,)) for worker in range(4)]
@@ -256,33 +271,33 @@ def test_specification_and_initial_values_travel_together() -> None:
 
 REPORT = pb.ShardReport(num_pushes=1)
 FENCE = codec.encode(fence(1, 2))
-CONTROL: list[tuple[str, Callable[[WholeGrpcShard], object], bytes, object]] = [
+CONTROL: list[tuple[str, Callable[[CommandedShard], object], bytes, object]] = [
     (
         "ReadMetrics",
-        lambda shard: shard.read_metrics(epoch=1),
+        lambda shard: shard.call(ReadMetricsRequest(epoch=1)),
         pb.ReadMetricsResponse(cells=[pb.MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0)]).SerializeToString(),
         (MetricCell(name="loss", worker=1, total=3.0, weight=2.0, count=2, last=1.0),),
     ),
     (
         "GetShardStatus",
-        lambda shard: shard.status().step,
+        lambda shard: shard.call(ShardStatusRequest()).step,
         pb.GetShardStatusResponse(step=0, fence=FENCE, report=REPORT).SerializeToString(),
         0,
     ),
     (
         "GetShardStatus",
-        lambda shard: shard.status().slots,
+        lambda shard: shard.call(ShardStatusRequest()).slots,
         pb.GetShardStatusResponse(slots=["m", "v"], fence=FENCE, report=REPORT).SerializeToString(),
         ("m", "v"),
     ),
-    ("AdoptShard", lambda shard: shard.adopt(fence(1, 2)).step, pb.AdoptShardResponse().SerializeToString(), None),
-    ("ShutdownShard", lambda shard: shard.shutdown(fence(1, 2), reason="done"), b"", None),
+    ("AdoptShard", lambda shard: shard.call(AdoptRequest(fence=fence(1, 2))).step, pb.AdoptShardResponse().SerializeToString(), None),
+    ("ShutdownShard", lambda shard: shard.call(ShutdownRequest(fence=fence(1, 2), reason="done")), b"", None),
 ]
 
 
 @pytest.mark.parametrize(("method", "call", "answer", "expected"), CONTROL, ids=[row[0] for row in CONTROL])
 def test_control_calls_have_a_deadline_and_return_values(
-    method: str, call: Callable[[WholeGrpcShard], object], answer: bytes, expected: object
+    method: str, call: Callable[[CommandedShard], object], answer: bytes, expected: object
 ) -> None:
     remaining: list[float | None] = []
 
@@ -297,19 +312,19 @@ def test_control_calls_have_a_deadline_and_return_values(
     assert 0 < remaining[0] <= 121
 
 
-COMMANDS: list[tuple[Callable[[WholeGrpcShard], object], Any, object]] = [
+COMMANDS: list[tuple[Callable[[CommandedShard], object], Any, object]] = [
     (
-        lambda shard: shard.apply_step(ApplyRequest(fence=fence(1, 1), step=4, contributors=(ID,))),
+        lambda shard: shard.call(ApplyRequest(fence=fence(1, 1), step=4, contributors=(ID,))),
         pb.CommandResponse(apply=pb.ApplyReply(step=5)),
         ApplyReply(step=5, repeated_request=False),
     ),
     (
-        lambda shard: shard.configure(ShardSettings(fence=fence(1, 1), version=2)),
+        lambda shard: shard.call(ShardSettings(fence=fence(1, 1), version=2)),
         pb.CommandResponse(configure=pb.ConfigureReply()),
         None,
     ),
     (
-        lambda shard: shard.prepare_step(ApplyRequest(fence=fence(1, 1), step=4, contributors=(ID,))),
+        lambda shard: shard.call(PrepareRequest(of=ApplyRequest(fence=fence(1, 1), step=4, contributors=(ID,)))),
         pb.CommandResponse(prepare=pb.PrepareReply(sums=[1.5, 0.0])),
         (1.5, 0.0),
     ),
@@ -318,7 +333,7 @@ COMMANDS: list[tuple[Callable[[WholeGrpcShard], object], Any, object]] = [
 
 @pytest.mark.parametrize(("call", "answer", "expected"), COMMANDS, ids=["apply", "configure", "prepare"])
 def test_commands_return_values_and_raise_errors(
-    call: Callable[[WholeGrpcShard], object], answer: pb.CommandResponse, expected: object
+    call: Callable[[CommandedShard], object], answer: pb.CommandResponse, expected: object
 ) -> None:
     refused = pb.CommandResponse(error=encode_call_error(errors.Superseded("end this chief")))
     answers = iter([answer, refused, answer])

@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.errors import EpochMismatch, Superseded
-from ps_protocol.roles.chief import ClusterState
+from ps_protocol.roles.chief import ClusterState, DeregisterRequest
 from ps_protocol.roles.fence import NOBODY
+from ps_protocol.roles.shard import AdoptRequest, ShutdownRequest
 from tests.support.chief.eras import fence
 from tests.support.chief.running_chief import RunningChief, Worker, client_of, parameter_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.waiting import wait_until
 
 
@@ -27,7 +28,7 @@ def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket
             lost.close()
             second = stack.enter_context(parameter_server(1, address=address))
             wait_until(lambda: client.status().state is ClusterState.FAILED, timeout_s=20, what="the chief sees that its shard is new")
-            client.deregister_worker(worker.participant)
+            client.call(DeregisterRequest(participant=worker.participant))
         assert chief.ended() == 1
         assert "was restarted and has lost its variables" in other.wait()
         assert "was restarted and has lost its variables" in second.wait()
@@ -35,14 +36,14 @@ def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket
 
 
 def test_a_server_ends_for_its_own_chief_and_for_every_chief_if_none_has_adopted_it() -> None:
-    with parameter_server() as server, contextlib.closing(WholeGrpcShard(server.address)) as shard:
-        shard.adopt(fence(1, 2))
+    with parameter_server() as server, contextlib.closing(CommandedShard(server.address)) as shard:
+        shard.call(AdoptRequest(fence=fence(1, 2)))
         for another in (NOBODY, fence(1, 1), fence(1, 2, life=8)):
             with pytest.raises(Superseded):
-                shard.shutdown(another, reason="not mine")
+                shard.call(ShutdownRequest(fence=another, reason="not mine"))
         with pytest.raises(EpochMismatch):
-            shard.shutdown(fence(2, 2), reason="of another epoch")
-        assert shard.adopt(fence(1, 2)).step is None
-    with parameter_server() as server, contextlib.closing(WholeGrpcShard(server.address)) as shard:
-        shard.shutdown(fence(4, 4), reason="nobody's")
+            shard.call(ShutdownRequest(fence=fence(2, 2), reason="of another epoch"))
+        assert shard.call(AdoptRequest(fence=fence(1, 2))).step is None
+    with parameter_server() as server, contextlib.closing(CommandedShard(server.address)) as shard:
+        shard.call(ShutdownRequest(fence=fence(4, 4), reason="nobody's"))
         assert server.wait() == "nobody's"

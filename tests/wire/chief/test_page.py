@@ -14,9 +14,9 @@ import pytest
 import worker_client
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import constant
-from ps_protocol.roles.chief import HyperparameterChange
+from ps_protocol.roles.chief import ChangeSettingsRequest, HyperparameterChange
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.options import OPEN, Security
-from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import new_token_lines, token_of
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.running_chief import RunningChief, client_of
@@ -82,7 +82,9 @@ def test_a_reader_sees_the_training() -> None:
 
 def set_learning_rate(chief: RunningChief, rate: float) -> None:
     with client_of(chief) as client:
-        client.set_hyperparameters(HyperparameterChange(learning_rate=constant(rate)), request_id=1, max_wait_s=10.0)
+        client.call(
+            ChangeSettingsRequest(hyperparameters=HyperparameterChange(learning_rate=constant(rate)), request_id=1, max_wait_s=10.0)
+        )
 
 
 def test_metrics_that_workers_report_become_curves() -> None:

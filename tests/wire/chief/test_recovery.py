@@ -14,8 +14,8 @@ from ps_protocol.checkpoint.catalog import list_checkpoints
 from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.errors import EpochMismatch, PsError, TrainingFailed, Unavailable
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import ClusterState, ClusterStatus, PushOutcome, TokenResult
-from ps_protocol.roles.shard import ApplyRequest
+from ps_protocol.roles.chief import ClusterState, ClusterStatus, PushOutcome, SaveCheckpointRequest, TokenResult
+from ps_protocol.roles.shard import ApplyRequest, ShardStatusRequest
 from ps_protocol.rpc.chief import GrpcChief
 from ps_server.model.shard_model import ShardModel
 from tests.support.chief.eras import fence
@@ -115,14 +115,14 @@ def test_a_step_that_a_killed_chief_left_half_applied_is_applied_once_everywhere
     commit = scene.worker.push(value=1.0)
     scene.chief.kill()
     # What the chief did last: one server has the step, the other one was never asked.
-    scene.worker.shards[0].apply_step(ApplyRequest(fence=fence(1, 1), step=2, contributors=(commit.push_id,)))
+    scene.worker.shards[0].call(ApplyRequest(fence=fence(1, 1), step=2, contributors=(commit.push_id,)))
     scene.chief, scene.client = scene.start_chief(address=scene.chief.address, checkpoint_dir="", checkpoints=None, is_takeover=True)
     scene.come_back()
     assert scene.status().global_step == 3
     result = scene.worker.commit(commit)
     assert PushOutcome.ACCEPTED in (result.outcome, result.first_outcome)
     assert scene.values() == pytest.approx([-0.3] * 6)
-    assert [shard.status().step for shard in scene.worker.shards] == [3, 3]
+    assert [shard.call(ShardStatusRequest()).step for shard in scene.worker.shards] == [3, 3]
 
 
 @contextlib.contextmanager
@@ -156,7 +156,7 @@ def test_a_chief_that_finds_a_server_half_way_through_a_step_goes_back_or_says_w
     commit = scene.worker.push(value=1.0)
     scene.chief.kill()
     with half_applied(), pytest.raises(PsError):
-        scene.worker.shards[0].apply_step(ApplyRequest(fence=fence(1, 1), step=2, contributors=(commit.push_id,)))
+        scene.worker.shards[0].call(ApplyRequest(fence=fence(1, 1), step=2, contributors=(commit.push_id,)))
     scene.chief, scene.client = scene.start_chief(address=scene.chief.address, is_takeover=True, **options)
     if is_saved:
         wait_until(lambda: scene._is_reachable() and scene.status().epoch == 2, timeout_s=20, what="the next chief goes back")
@@ -180,9 +180,9 @@ def test_a_chief_does_not_take_servers_from_one_that_lives(open_scene: Callable[
 def test_a_checkpoint_is_saved_on_demand(open_scene: Callable[..., Scene]) -> None:
     scene = open_scene(checkpoints=CheckpointConfig(durability=Durability.NONE))
     scene.train(2)
-    saved = scene.client.save_checkpoint(request_id=5, max_wait_s=20.0)
+    saved = scene.client.call(SaveCheckpointRequest(request_id=5, max_wait_s=20.0))
     assert (saved.tag, saved.step) == ("step-000000002", 2)
-    assert scene.client.save_checkpoint(request_id=5, max_wait_s=20.0) == saved
+    assert scene.client.call(SaveCheckpointRequest(request_id=5, max_wait_s=20.0)) == saved
     assert scene.tags() == [saved.tag]
 
 
@@ -197,5 +197,5 @@ def test_contributions_of_a_rolled_back_worker_are_in_no_step(open_scene: Callab
     assert scene.values() == before
     request = ApplyRequest(fence=fence(1, 1), step=2, contributors=(lost.push_id,))
     with pytest.raises(PsError):
-        scene.worker.shards[0].apply_step(request)
+        scene.worker.shards[0].call(request)
     assert scene.values() == before

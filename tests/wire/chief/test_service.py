@@ -22,7 +22,19 @@ from ps_protocol.errors import (
     WrongCluster,
     WrongRole,
 )
-from ps_protocol.roles.chief import ClusterState, End, ModelState, ParticipantKind, PushOutcome, TokenResult
+from ps_protocol.roles.chief import (
+    ClusterState,
+    DeregisterRequest,
+    End,
+    FinishTrainingRequest,
+    GetModelRequest,
+    HeartbeatRequest,
+    ModelState,
+    ParticipantKind,
+    PushOutcome,
+    RegisterModelRequest,
+    TokenResult,
+)
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -48,11 +60,11 @@ def test_workers_train_to_the_end_and_every_process_learns_of_it() -> None:
             assert reply.commit.outcome is PushOutcome.ACCEPTED
             first.wait()
         assert (reply.result, reply.step) == (TokenResult.FINISHED, 5)
-        assert client.heartbeat(first.participant) is End.FINISHED
+        assert client.call(HeartbeatRequest(participant=first.participant)) is End.FINISHED
         status = client.status(max_ledger_entries=10)
         assert (status.state, status.reason, len(status.ledger)) == (ClusterState.FINISHED, "max_steps 5 reached", 5)
         for worker in (first, second):
-            client.deregister_worker(worker.participant)
+            client.call(DeregisterRequest(participant=worker.participant))
         assert chief.ended() == 0
         assert [server.wait() for server in servers] == ["max_steps 5 reached"] * 2
 
@@ -64,11 +76,14 @@ def test_workers_train_after_a_server_was_lost_while_the_model_was_created() -> 
         with parameter_server(1, address=address):
             client = stack.enter_context(client_of(stack.enter_context(RunningChief(*servers, total_num_replicas=1))))
             worker = stack.enter_context(Worker(client))
-            assert client.register_model(worker.participant, MODEL, max_wait_s=10.0).state is ModelState.INITIALIZE
+            assert (
+                client.call(RegisterModelRequest(participant=worker.participant, model=MODEL, max_wait_s=10.0)).state
+                is ModelState.INITIALIZE
+            )
         stack.enter_context(parameter_server(1, address=address))
         wait_until(lambda: client.status().epoch == 2, timeout_s=20, what="all begin anew")
         with pytest.raises(EpochMismatch):
-            client.heartbeat(worker.participant)
+            client.call(HeartbeatRequest(participant=worker.participant))
         again = stack.enter_context(Worker(client, former=worker.participant))
         assert again.join_model().state is ModelState.INITIALIZE
         assert again.wait(again.push()).result is TokenResult.TOKEN
@@ -82,8 +97,8 @@ def test_an_index_that_is_taken_is_refused_with_facts_and_a_takeover_fences_its_
         assert float(caught.value.facts["lease_left_s"]) == pytest.approx(10.0, abs=1.0)
         newer = Worker(client, 3, takeover=True)
         with pytest.raises(Superseded):
-            client.heartbeat(older.participant)
-        assert client.heartbeat(newer.participant) is End.NOT_YET
+            client.call(HeartbeatRequest(participant=older.participant))
+        assert client.call(HeartbeatRequest(participant=newer.participant)) is End.NOT_YET
 
 
 def test_a_silent_worker_loses_its_lease_and_a_replacement_continues() -> None:
@@ -95,7 +110,7 @@ def test_a_silent_worker_loses_its_lease_and_a_replacement_continues() -> None:
 
         def beat() -> None:
             while not beating.wait(0.1):
-                client.heartbeat(alive.participant)
+                client.call(HeartbeatRequest(participant=alive.participant))
 
         threads = [threading.Thread(target=beat), threading.Thread(target=lambda: call.append(alive.wait()))]
         for thread in threads:
@@ -208,8 +223,8 @@ def test_a_restarted_parameter_server_fails_the_training_with_a_reason() -> None
         text = f"ps 0 at {address} was restarted and has lost its variables"
         assert text in client.status().reason
         with pytest.raises(TrainingFailed, match="was restarted"):
-            client.heartbeat(worker.participant)
-        client.deregister_worker(worker.participant)
+            client.call(HeartbeatRequest(participant=worker.participant))
+        client.call(DeregisterRequest(participant=worker.participant))
         assert chief.ended() == 1
 
 
@@ -229,11 +244,11 @@ def test_an_observer_reads_the_model_and_holds_up_the_end_until_it_leaves() -> N
     with cluster() as chief, client_of(chief) as client, Worker(client) as worker:
         observer = Worker(client, kind=ParticipantKind.OBSERVER)
         worker.join_model()
-        assert client.get_model(max_wait_s=5.0).model == MODEL
-        assert client.finish(reason="enough") == 0
-        client.deregister_worker(worker.participant)
+        assert client.call(GetModelRequest(max_wait_s=5.0)).model == MODEL
+        assert client.call(FinishTrainingRequest(reason="enough")) == 0
+        client.call(DeregisterRequest(participant=worker.participant))
         assert "waiting for observer 0" in client.status().waiting_for
-        client.deregister_worker(observer.participant)
+        client.call(DeregisterRequest(participant=observer.participant))
         assert chief.ended() == 0
 
 

@@ -8,7 +8,16 @@ import pytest
 from ps_protocol import errors
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
-from ps_protocol.roles.chief import HyperparameterChange, ModelState, PushOutcome, SettingsReply, TokenResult
+from ps_protocol.roles.chief import (
+    ChangeSettingsRequest,
+    HyperparameterChange,
+    ModelState,
+    PushOutcome,
+    RegisterModelRequest,
+    SettingsReply,
+    TokenResult,
+)
+from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.rpc.chief import GrpcChief
 from tests.support.chief.running_chief import MODEL, Worker, client_of, cluster
 
@@ -27,13 +36,13 @@ def chief() -> Iterator[GrpcChief]:
 
 
 def set_policy(chief: GrpcChief, policy: PolicySpec) -> SettingsReply:
-    reply = chief.set_policy(policy, request_id=next(_request_ids), max_wait_s=10.0)
+    reply = chief.call(ChangeSettingsRequest(policy=policy, request_id=next(_request_ids), max_wait_s=10.0))
     assert reply is not None
     return reply
 
 
 def change(chief: GrpcChief, change: HyperparameterChange, *, request_id: int | None = None) -> SettingsReply:
-    reply = chief.set_hyperparameters(change, request_id=request_id or next(_request_ids), max_wait_s=10.0)
+    reply = chief.call(ChangeSettingsRequest(hyperparameters=change, request_id=request_id or next(_request_ids), max_wait_s=10.0))
     assert reply is not None
     return reply
 
@@ -89,7 +98,7 @@ def test_contribution_that_is_too_stale_is_dropped_on_every_shard(chief: GrpcChi
         fast.local_step = 1
         fast.wait(fast.push())
         assert values(slow) == 0.0
-        assert [shard.status().report.num_staged for shard in slow.shards] == [0, 0]
+        assert [shard.call(ShardStatusRequest()).report.num_staged for shard in slow.shards] == [0, 0]
 
 
 def test_without_a_lock_shards_apply_and_the_chief_counts(chief: GrpcChief) -> None:
@@ -125,17 +134,17 @@ def test_optimizer_changes_between_two_steps_on_all_shards(chief: GrpcChief) -> 
         assert values(worker) == pytest.approx(-RATE - 1.0)
         status = chief.status()
         assert status.hyperparameters_version == reply.version
-        assert {shard.status().settings_version for shard in worker.shards} == {reply.version}
+        assert {shard.call(ShardStatusRequest()).settings_version for shard in worker.shards} == {reply.version}
         assert status.optimizer == "sgd (learning_rate 1)"
 
 
 def test_a_worker_that_only_joins_is_never_told_to_initialise(chief: GrpcChief) -> None:
     with Worker(chief) as guest, Worker(chief) as host:
-        reply = guest.chief.register_model(guest.participant, MODEL, max_wait_s=0.05, joins_only=True)
+        reply = guest.chief.call(RegisterModelRequest(participant=guest.participant, model=MODEL, max_wait_s=0.05, joins_only=True))
         assert reply.state in (ModelState.ABSENT, ModelState.WAIT)
         set_policy(chief, ASYNC)
         assert host.join_model().state is ModelState.INITIALIZE
-        reply = guest.chief.register_model(guest.participant, MODEL, max_wait_s=10.0, joins_only=True)
+        reply = guest.chief.call(RegisterModelRequest(participant=guest.participant, model=MODEL, max_wait_s=10.0, joins_only=True))
         assert (reply.state, reply.policy) == (ModelState.READY, ASYNC)
 
 

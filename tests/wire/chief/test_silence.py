@@ -3,14 +3,13 @@
 import logging
 import queue
 from collections.abc import Iterator
-from functools import partial
 
 import grpc
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import ApplyRequest
+from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, ShardStatusRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server import server as server_module
@@ -27,38 +26,43 @@ APPLY = ApplyRequest(fence=fence(1, 1), step=0, contributors=(PushId(worker=0, i
 
 
 @pytest.fixture
-def calls() -> list[str]:
-    return []
+def clock() -> list[float]:
+    return [0.0]
 
 
 @pytest.fixture
-def shard(calls: list[str]) -> Iterator[RawShard]:
-    store = Shard(index=0, process_incarnation=7)
-    streams, hear = IdleStreams(), partial(calls.append, "chief")
-    parts = (
-        ParameterService(store, idle_streams=streams, on_chief_call=hear),
-        StreamService(store, idle_streams=streams, on_chief_call=hear),
-    )
+def store(clock: list[float]) -> Shard:
+    return Shard(index=0, process_incarnation=7, clock=lambda: clock[0])
+
+
+@pytest.fixture
+def shard(store: Shard) -> Iterator[RawShard]:
+    streams = IdleStreams()
+    parts = ParameterService(store, idle_streams=streams), StreamService(store, idle_streams=streams)
     with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
         yield raw
 
 
 @pytest.mark.parametrize(
-    ("method", "message", "is_of_a_chief"),
+    ("method", "message", "is_of_the_chief"),
     [
         ("AdoptShard", pb.AdoptShardRequest(fence=codec.encode(fence(1, 1))), True),
         ("Command", pb.CommandRequest(apply=codec.encode(APPLY)), True),
-        ("GetShardStatus", pb.GetShardStatusRequest(), True),
+        ("GetShardStatus", pb.GetShardStatusRequest(fence=codec.encode(fence(1, 1))), True),
+        ("GetShardStatus", pb.GetShardStatusRequest(), False),
+        ("AdoptShard", pb.AdoptShardRequest(fence=codec.encode(fence(1, 0))), False),
         ("Read", pb.ReadRequest(epoch=1), False),
         ("ReadMetrics", pb.ReadMetricsRequest(epoch=1), False),
     ],
-    ids=["AdoptShard", "Command", "GetShardStatus", "Read", "ReadMetrics"],
+    ids=["AdoptShard", "Command", "GetShardStatus", "another's status", "a former chief", "Read", "ReadMetrics"],
 )
-def test_methods_that_only_a_chief_calls_count_as_a_sign_of_life(
-    shard: RawShard, calls: list[str], method: str, message: pb.AdoptShardRequest, is_of_a_chief: bool
+def test_only_calls_in_the_name_of_the_chief_that_has_the_server_are_a_sign_of_its_life(
+    store: Shard, shard: RawShard, clock: list[float], method: str, message: pb.AdoptShardRequest, is_of_the_chief: bool
 ) -> None:
+    store.call(AdoptRequest(fence=fence(1, 1)))
+    clock[0] = 5.0
     shard.call(method, message.SerializeToString())
-    assert calls == ["chief"] * is_of_a_chief
+    assert store.call(ShardStatusRequest()).chief_heard_ago_s == (0.0 if is_of_the_chief else 5.0)
 
 
 class _Clock:

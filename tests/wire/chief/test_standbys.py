@@ -2,8 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator
-from contextlib import ExitStack, closing
+from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,22 +13,52 @@ import pytest
 
 from chief.core import messages as rev
 from chief.shards import standby
-from chief.shards.link import GrpcShardLink
+from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicaReturn, ReplicatedLink, distrust_unconfirmed
 from ps_protocol import errors
 from ps_protocol.roles.contribution import PushId, contributions_named
 from ps_protocol.roles.fence import KEY_BYTES
-from ps_protocol.roles.shard import ApplyRequest, PushResult, ReplicaState, ShardSettings
+from ps_protocol.roles.shard import (
+    AdoptRequest,
+    ApplyRequest,
+    KeepRecordRequest,
+    PushResult,
+    ReplicaState,
+    ShardSettings,
+    ShardStatus,
+    ShardStatusRequest,
+)
 from ps_server.config import ParameterServerConfig
 from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.server import ParameterServer
 from ps_server.shard import gate
 from tests.support.chief.eras import LIFE, fence
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, variable
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 LAYOUT = layout_of(variable("a", (2,)), variable("b", (3,)))
 PRIMARY, STANDBY = 0, 1
+
+
+@contextmanager
+def instead(link: ShardLink, kind: type, act: Callable[[Any], Coroutine[Any, Any, Any]]) -> Iterator[None]:
+    """Has an act take the place of one kind of requests by a link."""
+    call = link.call
+
+    async def called(request: Any, *, timeout_s: float) -> Any:
+        return await (act(request) if isinstance(request, kind) else call(request, timeout_s=timeout_s))
+
+    with patch.object(link, "call", called):
+        yield
+
+
+def failing(why: str) -> Callable[[Any], Coroutine[Any, Any, Any]]:
+    """An act that reaches nobody."""
+
+    async def fail(request: object) -> None:
+        raise errors.Unavailable(why)
+
+    return fail
 
 
 class Pair:
@@ -83,7 +113,7 @@ class Pair:
         return self.trainers[which].read(step)[1].tobytes()
 
     def status(self, which: int) -> Any:
-        return self.trainers[which].shard.status()
+        return self.trainers[which].shard.call(ShardStatusRequest())
 
     def _started(self, address: str) -> ParameterServer:
         config = ParameterServerConfig(index=0, address=address, cluster="job", checkpoint_dir=str(self.directory / "checkpoints"))
@@ -93,12 +123,12 @@ class Pair:
         return server
 
     def _trainer(self, address: str) -> Trainer:
-        return Trainer(self.stack.enter_context(closing(WholeGrpcShard(address))), LAYOUT)
+        return Trainer(self.stack.enter_context(closing(CommandedShard(address))), LAYOUT)
 
 
 async def take(link: ReplicatedLink, *, epoch: int = EPOCH, chief: int = CHIEF) -> Any:
-    await link.status(timeout_s=5)
-    return await link.adopt(fence(epoch, chief), chief_address="chief:1", timeout_s=5)
+    await link.call(ShardStatusRequest(), timeout_s=5)
+    return await link.call(AdoptRequest(fence=fence(epoch, chief), chief_address="chief:1"), timeout_s=5)
 
 
 async def repeated(call: Callable[[], Awaitable[Any]]) -> Any:
@@ -123,7 +153,7 @@ def pair(socket_dir: Path) -> Iterator[Pair]:
 def test_a_step_is_applied_at_both_replicas_with_equal_results(pair: Pair) -> None:
     pair.create()
     push = pair.push()
-    reply = pair.run(lambda link: link.apply_step(request(push), timeout_s=10))
+    reply = pair.run(lambda link: link.call(request(push), timeout_s=10))
     assert reply.step == 1
     assert pair.values(PRIMARY, 1) == pair.values(STANDBY, 1)
     assert pair.reports[-1] == rev.ReplicasChanged(shard=0, address=pair.addresses[0], standby=pair.addresses[1])
@@ -132,7 +162,7 @@ def test_a_step_is_applied_at_both_replicas_with_equal_results(pair: Pair) -> No
 def test_the_next_chief_gets_the_newest_record_that_one_of_the_replicas_keeps(pair: Pair) -> None:
     pair.create()
     for which, version, record in ((PRIMARY, 3, b"older"), (STANDBY, 7, b"newer")):
-        pair.trainers[which].shard.keep_record(fence(EPOCH, CHIEF), version=version, record=record)
+        pair.trainers[which].shard.call(KeepRecordRequest(fence=fence(EPOCH, CHIEF), version=version, record=record))
     adoption = pair.run(lambda link: take(link, chief=CHIEF + 1))
     assert (adoption.record_version, adoption.record) == (7, b"newer")
 
@@ -140,7 +170,7 @@ def test_the_next_chief_gets_the_newest_record_that_one_of_the_replicas_keeps(pa
 def test_the_processor_time_of_both_replicas_is_counted(pair: Pair) -> None:
     pair.create()
     before_s = time.process_time()
-    status = pair.run(lambda link: link.status(timeout_s=5))
+    status = pair.run(lambda link: link.call(ShardStatusRequest(), timeout_s=5))
     # Both run in this process.
     assert 2 * before_s <= status.report.cpu_s <= 2 * time.process_time()
 
@@ -150,10 +180,10 @@ def test_the_standby_takes_over_from_a_lost_primary_and_records_that_it_is_alone
     push = pair.push()
 
     async def act(link: ReplicatedLink) -> Any:
-        before = (await link.status(timeout_s=5)).process_incarnation
+        before = (await link.call(ShardStatusRequest(), timeout_s=5)).process_incarnation
         pair.stop(PRIMARY)
-        reply = await link.apply_step(request(push), timeout_s=10)
-        return before, reply, await link.status(timeout_s=5), link.address
+        reply = await link.call(request(push), timeout_s=10)
+        return before, reply, await link.call(ShardStatusRequest(), timeout_s=5), link.address
 
     before, reply, status, address = pair.run(act)
     assert (reply.step, address) == (1, pair.addresses[STANDBY])
@@ -170,9 +200,9 @@ def test_a_chief_that_is_superseded_at_the_standby_names_it_to_no_worker_as_the_
 
     async def act(link: ReplicatedLink) -> Any:
         later = fence(EPOCH, CHIEF + 1)
-        await link.replicas[STANDBY].link.adopt(later, chief_address="chief:2", timeout_s=5)
+        await link.replicas[STANDBY].link.call(AdoptRequest(fence=later, chief_address="chief:2"), timeout_s=5)
         pair.stop(PRIMARY)
-        return later.chief_incarnation, (await link.status(timeout_s=5, fence=link.fence)).fence.chief_incarnation
+        return later.chief_incarnation, (await link.call(ShardStatusRequest(fence=link.fence), timeout_s=5)).fence.chief_incarnation
 
     later, found = pair.run(act)
     assert found == later, "by this the chief ends"
@@ -182,7 +212,7 @@ def test_a_chief_that_is_superseded_at_the_standby_names_it_to_no_worker_as_the_
 def test_a_replica_that_lacks_a_contribution_is_dropped_and_the_other_one_continues(pair: Pair) -> None:
     pair.create()
     push = pair.push(PRIMARY)
-    assert pair.run(lambda link: link.apply_step(request(push), timeout_s=10)).step == 1
+    assert pair.run(lambda link: link.call(request(push), timeout_s=10)).step == 1
     assert pair.reports[-1].standby == ""
     assert "not staged" in pair.reports[-1].missing
     assert not [report for report in pair.reports if isinstance(report, rev.Done)], "its worker may not have known better"
@@ -192,7 +222,7 @@ def test_a_replica_that_lacks_a_contribution_is_dropped_and_the_other_one_contin
 def test_a_replica_that_was_given_other_gradients_is_dropped_and_the_worker_is_named(pair: Pair) -> None:
     pair.create()
     honest, lie, other = pair.push(worker=0), pair.push(worker=1, lie=0.5), pair.push(worker=2, lie=0.5)
-    assert pair.run(lambda link: link.apply_step(request(honest, lie, other), timeout_s=10)).step == 1
+    assert pair.run(lambda link: link.call(request(honest, lie, other), timeout_s=10)).step == 1
     differ, changed = pair.reports[-2:]
     assert differ == rev.ContributionsDiffer(shard=0, step=0, contributions=(lie, other))
     assert (changed.address, changed.standby) == (pair.addresses[PRIMARY], "")
@@ -208,24 +238,27 @@ def test_a_replica_that_was_given_other_gradients_keeps_its_variables_if_the_pri
 
     async def act(link: ReplicatedLink) -> Any:
         primary, standby = (one.link for one in link.replicas)
-        other_process = replace(await primary.status(timeout_s=5), process_incarnation=1)
-        is_marking, are_compared, adopt = asyncio.Event(), asyncio.Event(), standby.adopt
+        other_process = replace(await primary.call(ShardStatusRequest(), timeout_s=5), process_incarnation=1)
+        is_marking, are_compared, call = asyncio.Event(), asyncio.Event(), standby.call
 
         def report(event: Any) -> None:
             pair.reports.append(event)
             if isinstance(event, rev.ContributionsDiffer):
                 are_compared.set()
 
-        async def adopt_late(*args: Any, **kwargs: Any) -> Any:
+        async def adopt_late(request: AdoptRequest) -> Any:
             is_marking.set()
             await are_compared.wait()
-            return await adopt(*args, **kwargs)
+            return await call(request, timeout_s=5)
+
+        async def say(request: ShardStatusRequest) -> ShardStatus:
+            return other_process
 
         link.attach(report)
-        with patch.object(primary, "status", return_value=other_process), patch.object(standby, "adopt", side_effect=adopt_late):
-            looking = asyncio.create_task(link.status(timeout_s=5))
+        with instead(primary, ShardStatusRequest, say), instead(standby, AdoptRequest, adopt_late):
+            looking = asyncio.create_task(link.call(ShardStatusRequest(), timeout_s=5))
             await is_marking.wait()
-            reply = await link.apply_step(request(lie), timeout_s=10)
+            reply = await link.call(request(lie), timeout_s=10)
             await looking
         return reply
 
@@ -247,7 +280,7 @@ def test_a_standby_with_different_gradients_takes_over_from_a_primary_that_is_lo
 
     async def act(link: ReplicatedLink) -> Any:
         with patch.object(standby, "different_contributions", compare_late):
-            return await link.apply_step(request(lie), timeout_s=10)
+            return await link.call(request(lie), timeout_s=10)
 
     assert pair.run(act).step == 1
     last = pair.reports[-1]
@@ -258,7 +291,7 @@ def test_a_standby_with_different_gradients_takes_over_from_a_primary_that_is_lo
 def test_a_step_that_both_replicas_refuse_is_refused_and_neither_is_dropped(pair: Pair) -> None:
     pair.create()
     with pytest.raises(errors.ContributionMissing):
-        pair.run(lambda link: link.apply_step(request(PushId(worker=9, incarnation=1, sequence=1)), timeout_s=10))
+        pair.run(lambda link: link.call(request(PushId(worker=9, incarnation=1, sequence=1)), timeout_s=10))
     assert pair.reports[-1].standby == pair.addresses[STANDBY]
 
 
@@ -271,8 +304,8 @@ def test_of_two_replicas_that_lack_contributions_the_one_that_lacks_more_is_drop
 
     async def act(link: ReplicatedLink) -> Any:
         with pytest.raises(errors.ContributionMissing) as caught:
-            await link.apply_step(forged, timeout_s=10)
-        return contributions_named(caught.value.facts), await link.apply_step(replace(forged, without=(nowhere,)), timeout_s=10)
+            await link.call(forged, timeout_s=10)
+        return contributions_named(caught.value.facts), await link.call(replace(forged, without=(nowhere,)), timeout_s=10)
 
     lacked, reply = pair.run(act)
     assert (lacked, reply.step) == ((nowhere,), 1)
@@ -287,7 +320,7 @@ def test_a_restarted_replica_is_noticed_without_a_step(pair: Pair) -> None:
 
     async def act(link: ReplicatedLink) -> Any:
         pair.restart(STANDBY)
-        return await link.status(timeout_s=5)
+        return await link.call(ShardStatusRequest(), timeout_s=5)
 
     assert pair.run(act).step == 0
     assert (pair.reports[-1].standby, "restarted" in pair.reports[-1].missing) == ("", True)
@@ -297,12 +330,12 @@ def test_the_loss_of_both_replicas_shows_as_another_process(pair: Pair) -> None:
     pair.create()
 
     async def act(link: ReplicatedLink) -> Any:
-        before = (await link.status(timeout_s=5)).process_incarnation
+        before = (await link.call(ShardStatusRequest(), timeout_s=5)).process_incarnation
         pair.restart(PRIMARY)
         pair.restart(STANDBY)
-        after = await repeated(lambda: link.status(timeout_s=5))
-        await link.adopt(fence(EPOCH + 1, CHIEF), timeout_s=5)
-        return before, after.process_incarnation, (await link.status(timeout_s=5)).process_incarnation
+        after = await repeated(lambda: link.call(ShardStatusRequest(), timeout_s=5))
+        await link.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF)), timeout_s=5)
+        return before, after.process_incarnation, (await link.call(ShardStatusRequest(), timeout_s=5)).process_incarnation
 
     before, after, later = pair.run(act)
     assert before != after == later
@@ -312,7 +345,7 @@ def test_the_loss_of_both_replicas_shows_as_another_process(pair: Pair) -> None:
 def test_settings_that_allow_no_standby_drop_the_standby(pair: Pair) -> None:
     pair.create()
     settings = ShardSettings(fence=fence(EPOCH, CHIEF), version=1, applies_on_arrival=True)
-    pair.run(lambda link: link.configure(settings, timeout_s=5))
+    pair.run(lambda link: link.call(settings, timeout_s=5))
     assert "as they arrive" in pair.reports[-1].missing
     assert (pair.status(PRIMARY).settings_version, pair.status(STANDBY).settings_version) == (1, 0)
 
@@ -346,7 +379,7 @@ def test_another_chief_compares_the_gradients_of_the_last_step(pair: Pair, has_b
     pair.create()
     push = pair.push(lie=lie)
     for trainer in pair.trainers[: 1 + has_both]:
-        trainer.shard.apply_step(replace(request(push), wants_checksums=True))
+        trainer.shard.call(replace(request(push), wants_checksums=True))
     assert pair.run(lambda link: take(link, chief=CHIEF + 1), is_taken=False).step == 1
     differ = [report.contributions for report in pair.reports if isinstance(report, rev.ContributionsDiffer)]
     assert differ == ([(push,)] if lie else [])
@@ -388,12 +421,12 @@ def test_another_chief_continues_once_no_replica_obeys_the_former_chief(pair: Pa
     pair.create()
 
     async def act(link: ReplicatedLink) -> Any:
-        await link.status(timeout_s=5)
-        with patch.object(link.replicas[STANDBY].link, "adopt", side_effect=errors.Unavailable("the answer was lost")):
+        await link.call(ShardStatusRequest(), timeout_s=5)
+        with instead(link.replicas[STANDBY].link, AdoptRequest, failing("the answer was lost")):
             with pytest.raises(errors.Unavailable, match="the answer was lost"):
-                await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+                await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1), chief_address="chief:2"), timeout_s=5)
         assert not link.members
-        return await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+        return await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1), chief_address="chief:2"), timeout_s=5)
 
     assert pair.run(act, is_taken=False).step == 0
     assert pair.reports[-1].standby == pair.addresses[STANDBY]
@@ -406,21 +439,20 @@ def test_another_chief_begins_without_a_replica_that_was_left_behind_before(pair
     pair.run(lambda link: _mark_alone(link, PRIMARY), is_taken=False)
 
     async def act(link: ReplicatedLink) -> Any:
-        await link.status(timeout_s=5)
-        adopt, lost = link.replicas[PRIMARY].link.adopt, iter(range(num_losses - 1))
+        await link.call(ShardStatusRequest(), timeout_s=5)
+        call, lost = link.replicas[PRIMARY].link.call, iter(range(num_losses - 1))
 
-        async def losing(*args: Any, **words: Any) -> Any:
-            adoption = await adopt(*args, **words)
+        async def losing(request: AdoptRequest) -> Any:
+            adoption = await call(request, timeout_s=5)
             if next(lost, None) is not None:
                 raise errors.Unavailable("the answer was lost")
             return adoption
 
-        gone = errors.Unavailable("it is away")
         with (
-            patch.object(link.replicas[PRIMARY].link, "adopt", losing),
-            patch.object(link.replicas[STANDBY].link, "adopt", side_effect=gone),
+            instead(link.replicas[PRIMARY].link, AdoptRequest, losing),
+            instead(link.replicas[STANDBY].link, AdoptRequest, failing("it is away")),
         ):
-            return await repeated(lambda: link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5))
+            return await repeated(lambda: link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1), chief_address="chief:2"), timeout_s=5))
 
     assert pair.run(act, is_taken=False).step == 0
     assert (pair.reports[-1].address, pair.reports[-1].standby) == (pair.addresses[PRIMARY], "")
@@ -431,9 +463,9 @@ def test_another_chief_keeps_the_step_that_the_former_one_has_made_at_one_meanwh
     push = pair.push()
 
     async def act(link: ReplicatedLink) -> Any:
-        await link.status(timeout_s=5)
+        await link.call(ShardStatusRequest(), timeout_s=5)
         await asyncio.to_thread(pair.trainers[STANDBY].apply, push)
-        return await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+        return await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1), chief_address="chief:2"), timeout_s=5)
 
     assert pair.run(act, is_taken=False).step == 1
     assert pair.values(PRIMARY, 1) == pair.values(STANDBY, 1)
@@ -455,15 +487,15 @@ def test_a_replica_restarted_after_the_chief_looked_may_have_been_the_only_one_b
     pair.create()
 
     async def act(link: ReplicatedLink) -> Any:
-        await link.status(timeout_s=5)
+        await link.call(ShardStatusRequest(), timeout_s=5)
         assert link.is_proven
         pair.restart(STANDBY)
-        adoption = await repeated(lambda: link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5))
+        adoption = await repeated(lambda: link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1)), timeout_s=5))
         assert (adoption.step, link.is_proven) == (0, False)
-        found = await link.status(timeout_s=5)
+        found = await link.call(ShardStatusRequest(), timeout_s=5)
         assert distrust_unconfirmed([link, None], [found, replace(found, shard=1)]) == [], "another shard confirms it"
         assert distrust_unconfirmed([link], [found]) == [0]
-        return (await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)).step
+        return (await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1)), timeout_s=5)).step
 
     assert pair.run(act, is_taken=False) is None
     assert [pair.status(which).step for which in (PRIMARY, STANDBY)] == [None, None]
@@ -474,17 +506,16 @@ def test_another_chief_takes_also_the_replica_that_the_former_one_has_counted_on
     """Else the former chief could have it make a step that this chief does not know."""
     pair.create()
     pair.run(lambda link: _mark_alone(link, STANDBY), is_taken=False)
-    gone = errors.Unavailable("it is away")
 
     async def act(link: ReplicatedLink) -> Any:
         primary, standby = (one.link for one in link.replicas)
-        with patch.object(primary, "status", side_effect=gone):
-            await link.status(timeout_s=5)
-        await standby.adopt(fence(EPOCH, CHIEF), timeout_s=5, replica=ReplicaState(version=10))
-        with patch.object(primary, "adopt", side_effect=gone), pytest.raises(errors.Unavailable, match="it is away"):
-            await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+        with instead(primary, ShardStatusRequest, failing("it is away")):
+            await link.call(ShardStatusRequest(), timeout_s=5)
+        await standby.call(AdoptRequest(fence=fence(EPOCH, CHIEF), replica=ReplicaState(version=10)), timeout_s=5)
+        with instead(primary, AdoptRequest, failing("it is away")), pytest.raises(errors.Unavailable, match="it is away"):
+            await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1), chief_address="chief:2"), timeout_s=5)
         assert not link.members
-        return await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+        return await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1), chief_address="chief:2"), timeout_s=5)
 
     assert pair.run(act, is_taken=False).step == 0
     assert (pair.reports[-1].address, pair.reports[-1].standby) == (pair.addresses[STANDBY], pair.addresses[PRIMARY])
@@ -496,19 +527,19 @@ def test_another_chief_takes_also_the_replica_that_the_former_one_counts_on_agai
 
     async def act(link: ReplicatedLink) -> Any:
         primary, standby = (one.link for one in link.replicas)
-        with patch.object(primary, "status", side_effect=errors.Unavailable("it is away")):
-            await link.status(timeout_s=5)
-        adopt, numbers = standby.adopt, iter([10])
+        with instead(primary, ShardStatusRequest, failing("it is away")):
+            await link.call(ShardStatusRequest(), timeout_s=5)
+        call, numbers = standby.call, iter([10])
 
-        async def adopt_late(*args: Any, **words: Any) -> Any:
+        async def adopt_late(request: AdoptRequest) -> Any:
             for number in numbers:
-                await adopt(fence(EPOCH, CHIEF), timeout_s=5, replica=ReplicaState(version=number))
-            return await adopt(*args, **words)
+                await call(AdoptRequest(fence=fence(EPOCH, CHIEF), replica=ReplicaState(version=number)), timeout_s=5)
+            return await call(request, timeout_s=5)
 
-        with patch.object(standby, "adopt", adopt_late):
-            await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:2", timeout_s=5)
+        with instead(standby, AdoptRequest, adopt_late):
+            await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1), chief_address="chief:2"), timeout_s=5)
         with pytest.raises(errors.Superseded):
-            await primary.adopt(fence(EPOCH, CHIEF), timeout_s=5)
+            await primary.call(AdoptRequest(fence=fence(EPOCH, CHIEF)), timeout_s=5)
 
     pair.run(act, is_taken=False)
     assert (pair.reports[-1].address, pair.reports[-1].standby) == (pair.addresses[STANDBY], pair.addresses[PRIMARY])
@@ -521,7 +552,7 @@ def test_a_replica_that_was_left_out_stays_out_when_the_chief_takes_the_shard_ag
 
     async def act(link: ReplicatedLink) -> Any:
         await take(link, chief=CHIEF + 1)
-        return await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)
+        return await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1)), timeout_s=5)
 
     assert pair.run(act, is_taken=False).step == 1
     assert pair.reports[-1].standby == ""
@@ -533,14 +564,14 @@ def test_a_standby_beside_an_empty_primary_is_not_used_without_confirmation(pair
     pair.restart(PRIMARY)
 
     async def act(link: ReplicatedLink) -> Any:
-        found = await link.status(timeout_s=5)
+        found = await link.call(ShardStatusRequest(), timeout_s=5)
         assert (found.step, link.is_proven) == (0, False)
         assert distrust_unconfirmed([link], [found]) == [0]
         for _ in range(num_looks):
-            again = await link.status(timeout_s=5)
+            again = await link.call(ShardStatusRequest(), timeout_s=5)
             assert (again.step, again.fence) == (None, found.fence), "the next chief is above what that one obeys"
             assert distrust_unconfirmed([link], [again]) == []
-        return [(await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)).step for _ in range(2)]
+        return [(await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1)), timeout_s=5)).step for _ in range(2)]
 
     assert pair.run(act, is_taken=False) == [None, None]
     with pytest.raises(errors.NotInitialized):
@@ -554,10 +585,10 @@ def test_a_shard_confirms_a_standby_only_if_that_has_heard_of_its_settings(pair:
     pair.restart(PRIMARY)
 
     async def act(link: ReplicatedLink) -> Any:
-        found = await link.status(timeout_s=5)
+        found = await link.call(ShardStatusRequest(), timeout_s=5)
         confirming = replace(found, shard=1, settings_version=settings_version)
         distrust_unconfirmed([link, None], [found, confirming])
-        return (await link.adopt(fence(EPOCH, CHIEF + 1), timeout_s=5)).step
+        return (await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1)), timeout_s=5)).step
 
     assert pair.run(act, is_taken=False) == step
 
@@ -568,36 +599,38 @@ def test_a_restarted_replica_learns_from_the_other_one_which_workers_earlier_chi
 ) -> None:
     earlier, later = b"1" * KEY_BYTES, b"2" * KEY_BYTES
     for trainer in pair.trainers:
-        trainer.shard.adopt(fence(EPOCH, CHIEF), session_keys=(earlier,))
+        trainer.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF), session_keys=(earlier,)))
     if is_trained:
         pair.create()  # then the one that is empty is not counted on
     pair.restart(restarted)
 
     async def act(link: ReplicatedLink) -> Any:
         first, second = (replica.link for replica in link.replicas)
-        adopt, is_adopted = (first.adopt, second.adopt), asyncio.Event()
+        calls, is_adopted = (first.call, second.call), asyncio.Event()
 
-        async def before(*args: Any, **words: Any) -> Any:
+        async def before(request: AdoptRequest) -> Any:
             try:
-                return await adopt[PRIMARY](*args, **words)
+                return await calls[PRIMARY](request, timeout_s=5)
             finally:
                 is_adopted.set()
 
-        async def after(*args: Any, **words: Any) -> Any:
+        async def after(request: AdoptRequest) -> Any:
             await is_adopted.wait()
-            return await adopt[STANDBY](*args, **words)
+            return await calls[STANDBY](request, timeout_s=5)
 
-        with patch.object(first, "adopt", before), patch.object(second, "adopt", after):
-            await link.status(timeout_s=5)
-            return await link.adopt(fence(EPOCH, CHIEF + 1), chief_address="chief:1", session_keys=(later,), timeout_s=5)
+        with instead(first, AdoptRequest, before), instead(second, AdoptRequest, after):
+            await link.call(ShardStatusRequest(), timeout_s=5)
+            return await link.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1), chief_address="chief:1", session_keys=(later,)), timeout_s=5)
 
     assert pair.run(act, is_taken=False).session_keys == (later, earlier)
     for trainer in pair.trainers:
-        assert set(trainer.shard.adopt(fence(EPOCH, CHIEF + 1)).session_keys) == {earlier, later}
+        assert set(trainer.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1))).session_keys) == {earlier, later}
 
 
 async def _mark_alone(link: ReplicatedLink, which: int) -> None:
-    await link.replicas[which].link.adopt(fence(EPOCH, CHIEF), timeout_s=5, replica=ReplicaState(version=9, is_alone=True))
+    await link.replicas[which].link.call(
+        AdoptRequest(fence=fence(EPOCH, CHIEF), replica=ReplicaState(version=9, is_alone=True)), timeout_s=5
+    )
 
 
 # -- coming back
@@ -609,7 +642,7 @@ def test_a_lost_replica_is_emptied_and_brought_back_from_what_the_other_one_save
 
     async def act(link: ReplicatedLink) -> None:
         pair.stop(PRIMARY)
-        await link.apply_step(request(push), timeout_s=10)
+        await link.call(request(push), timeout_s=10)
         pair.restart(PRIMARY)
         told: asyncio.Queue[Any] = asyncio.Queue()
         loop = asyncio.get_running_loop()
@@ -639,7 +672,7 @@ def test_a_replica_that_fails_half_way_through_a_step_can_take_a_checkpoint_in_t
 
     async def act(link: ReplicatedLink) -> None:
         with patch.object(ShardModel, "run_apply", half_applied):
-            assert (await link.apply_step(request(push), timeout_s=10)).step == 1
+            assert (await link.call(request(push), timeout_s=10)).step == 1
         assert "failed half-way through step 0" in pair.status(STANDBY).damage
         told: asyncio.Queue[Any] = asyncio.Queue()
         back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=asyncio.get_running_loop().time)
@@ -660,7 +693,7 @@ def test_a_replica_that_answers_again_after_it_was_dropped_keeps_nothing_that_co
     push = pair.push(PRIMARY)
 
     async def act(link: ReplicatedLink) -> None:
-        await link.apply_step(request(push), timeout_s=10)  # the standby lacks the contribution
+        await link.call(request(push), timeout_s=10)  # the standby lacks the contribution
         told: asyncio.Queue[Any] = asyncio.Queue()
         back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=asyncio.get_running_loop().time)
         watching = asyncio.create_task(back.watch(is_paused=lambda: False))
@@ -689,9 +722,9 @@ def test_a_replica_that_obeyed_another_chief_of_equal_incarnation_returns_once_t
 
     async def act(link: ReplicatedLink) -> None:
         pair.restart(STANDBY)
-        await link.status(timeout_s=5)
+        await link.call(ShardStatusRequest(), timeout_s=5)
         of_other = fence(EPOCH, CHIEF, life=life)
-        await repeated(lambda: link.replicas[STANDBY].link.adopt(of_other, chief_address="chief:2", timeout_s=5))
+        await repeated(lambda: link.replicas[STANDBY].link.call(AdoptRequest(fence=of_other, chief_address="chief:2"), timeout_s=5))
         told: asyncio.Queue[Any] = asyncio.Queue()
         back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=asyncio.get_running_loop().time)
         watching = asyncio.create_task(back.watch(is_paused=lambda: False))
@@ -709,7 +742,7 @@ def test_a_replica_that_waits_to_be_brought_back_hears_its_chief_all_the_time(pa
 
     async def act(link: ReplicatedLink) -> None:
         pair.restart(STANDBY)
-        await link.status(timeout_s=5)
+        await link.call(ShardStatusRequest(), timeout_s=5)
         told: asyncio.Queue[Any] = asyncio.Queue()
         back = ReplicaReturn({0: link}, report=told.put_nowait, manifest_of=lambda tag: "", clock=asyncio.get_running_loop().time)
         watching = asyncio.create_task(back.watch(is_paused=lambda: False))

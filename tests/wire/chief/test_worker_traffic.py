@@ -13,8 +13,8 @@ import pytest
 import worker_client
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.roles.chief import WorkerTraffic
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.options import OPEN, Security
-from ps_protocol.security.permissions import CallerRole
 from ps_protocol.security.tokens import new_token_lines, token_of
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.running_chief import RunningChief

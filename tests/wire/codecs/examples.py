@@ -29,6 +29,7 @@ from ps_protocol.model.variables import (
 )
 from ps_protocol.roles import chief, contribution, shard
 from ps_protocol.roles.accumulators import AccumulatorSpec, Reduction
+from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.wire.pairs import PAIRS
 from tests.support.chief.eras import era
 
@@ -143,6 +144,8 @@ KNOWN: dict[Any, tuple[Any, ...]] = {
     "formulas": ((UPDATE, ANOTHER_UPDATE), ()),
     "contributors": ((contribution.PushId(worker=1, incarnation=1, sequence=1), ID),),
     "shard_addresses": (("a:1", "unix:/b"),),
+    "chief_address": ("host:5000", ""),
+    "session_keys": ((b"k" * KEY_BYTES, b"l" * KEY_BYTES), ()),
 }
 _NUMBERS = itertools.count(3)
 

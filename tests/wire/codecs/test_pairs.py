@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 from google.protobuf.message import Message
 
+from ps_protocol.roles.shard import PrepareRequest
 from ps_protocol.wire import codec
 from ps_protocol.wire.pairs import PAIRS as ALL_PAIRS
 from ps_protocol.wire.pairs import Pair, message_fields
@@ -55,4 +56,5 @@ def test_fields_have_the_same_names_on_both_sides(pair: Pair) -> None:
 
 
 def test_every_value_and_every_message_has_one_pair() -> None:
-    assert len({pair.value for pair in ALL_PAIRS}) == len({pair.message for pair in ALL_PAIRS}) == len(ALL_PAIRS)
+    pairs = [pair for pair in ALL_PAIRS if pair.value is not PrepareRequest]  # the same message as a step to apply
+    assert len({pair.value for pair in pairs}) == len({pair.message for pair in pairs}) == len(pairs)

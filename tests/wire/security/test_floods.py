@@ -14,6 +14,7 @@ import pytest
 
 from ps_protocol.process import descriptors
 from ps_protocol.process.descriptors import EVERYWHERE, Network, network_of
+from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.rpc import strangers
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.rpc.client_stream import StreamEnded, open_stream
@@ -23,8 +24,8 @@ from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.network.certificates import make
 from tests.support.network.floods import CONTROL_KINDS, KINDS, Flood
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import Trainer, layout_of, open_server, variable
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="elsewhere nobody can look at gRPC's connections")
@@ -191,19 +192,19 @@ def test_a_shut_out_address_waits_and_its_open_connections_continue(family: sock
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind != "nothing"])
 @pytest.mark.shows("F36")
 def test_connection_that_floods_is_cut_and_others_are_answered(kind: str, server: ParameterServer) -> None:
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
-        shard.status()
+    with contextlib.closing(CommandedShard(server.address)) as shard:
+        shard.call(ShardStatusRequest())
         flood_until_cut(kind, port_of(server))
-        assert shard.status()
+        assert shard.call(ShardStatusRequest())
 
 
 def test_flood_stops_no_caller(server: ParameterServer) -> None:
     """Without the guard, next to nothing is answered while it lasts."""
     words = [sys.executable, "-m", "tests.support.network.floods", server.address, "priority", "--seconds", "2"]
     num_answers = 0
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard, subprocess.Popen(words, stdout=subprocess.PIPE) as process:
+    with contextlib.closing(CommandedShard(server.address)) as shard, subprocess.Popen(words, stdout=subprocess.PIPE) as process:
         while process.poll() is None:
-            shard.status()
+            shard.call(ShardStatusRequest())
             num_answers += 1
         process.communicate(timeout=30)
     assert num_answers >= 50
@@ -211,8 +212,8 @@ def test_flood_stops_no_caller(server: ParameterServer) -> None:
 
 def test_an_address_whose_connections_fail_too_often_waits_and_another_does_not(server: ParameterServer) -> None:
     port = port_of(server)
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
-        shard.status()
+    with contextlib.closing(CommandedShard(server.address)) as shard:
+        shard.call(ShardStatusRequest())
 
         def come_in_vain() -> bool:
             with contextlib.ExitStack() as stack, contextlib.suppress(TimeoutError):
@@ -223,7 +224,7 @@ def test_an_address_whose_connections_fail_too_often_waits_and_another_does_not(
 
         wait_until(come_in_vain, timeout_s=20, what="the address has to wait")
         assert is_let_in(port, host="127.0.0.2")
-        assert shard.status()
+        assert shard.call(ShardStatusRequest())
         wait_until(lambda: is_let_in(port), timeout_s=30, what="it may come again")
 
 
@@ -233,17 +234,17 @@ def test_an_authorised_connection_that_then_sends_frames_that_carry_nothing_is_c
 ) -> None:
     """After 17 MiB; here after 1."""
     monkeypatch.setattr(strangers, "SURPLUS_BYTES", 1 << 20)
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
-        shard.status()
+    with contextlib.closing(CommandedShard(server.address)) as shard:
+        shard.call(ShardStatusRequest())
         flood_until_cut(kind, port_of(server), is_let_in=True)
-        assert shard.status()
+        assert shard.call(ShardStatusRequest())
         wait_until(lambda: "and few calls and messages" in caplog.text, timeout_s=20, what="the guard says so")
 
 
 def test_an_authorised_caller_may_send_any_number_of_messages(server: ParameterServer) -> None:
     """Also such as are nonsense: it is known by then who sends them."""
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard, DEFAULT_ACCESS.open_channel(server.address) as channel:
-        shard.status()
+    with contextlib.closing(CommandedShard(server.address)) as shard, DEFAULT_ACCESS.open_channel(server.address) as channel:
+        shard.call(ShardStatusRequest())
         call: Any = channel.unary_unary(STATUS)
         for _ in range(3):
             call(bytes(0))
@@ -257,7 +258,7 @@ def test_caller_whose_bytes_are_tensors_is_never_cut(
 ) -> None:
     """However much it gives and takes: 400 MiB each way, where 8 MiB of anything else are too many."""
     monkeypatch.setattr(strangers, "SURPLUS_BYTES", 8 << 20)
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
+    with contextlib.closing(CommandedShard(server.address)) as shard:
         trainer = Trainer(shard, layout_of(variable("w", (10 << 20,))))
         trainer.create()
         for step in range(10):

@@ -11,7 +11,16 @@ from ps_protocol.errors import ContributionMissing, LeaseExpired, WorkerIndexTak
 from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.model.optimizers import StepHyperparameter
 from ps_protocol.model.spec import layouts
-from ps_protocol.roles.chief import ClusterState, Participant, PushCommit, TokenResult
+from ps_protocol.roles.chief import (
+    ClusterState,
+    CommitPushRequest,
+    DequeueTokenRequest,
+    DeregisterRequest,
+    HeartbeatRequest,
+    Participant,
+    PushCommit,
+    TokenResult,
+)
 from ps_protocol.roles.contribution import Attachments, PushId
 from ps_protocol.roles.shard import PushHeader
 from ps_protocol.shared_memory.worker import share_memory
@@ -58,7 +67,7 @@ def test_a_commit_of_a_contribution_that_a_shard_lacks_expels_its_worker_and_no_
         # Where it was given, it counts; the mean of the others is what counts elsewhere.
         assert honest.read() == {"w": pytest.approx([-0.2 if num_given else -0.1] * 3), "b": pytest.approx([-0.1] * 3)}
         with pytest.raises(ContributionMissing, match="was expelled"):
-            forger.chief.heartbeat(forger.participant)
+            forger.chief.call(HeartbeatRequest(participant=forger.participant))
         with trained(chief, 1) as (another,):
             assert both_wait(honest, another, (honest.push(), another.push())) == (TokenResult.TOKEN, None)
         assert honest.chief.status().state is ClusterState.TRAINING
@@ -80,10 +89,10 @@ def test_no_caller_commits_or_leaves_in_another_workers_name(chief: RunningChief
         them = stranger_to(honest)
         push_id = PushId(worker=0, incarnation=them.incarnation, sequence=1 << 63)
         for attempt in (
-            lambda: attacker.commit_push(them, PushCommit(push_id=push_id, step=0, staged=True)),
-            lambda: attacker.dequeue_token(them, local_step=0, request_id=1, max_wait_s=0.0),
-            lambda: attacker.heartbeat(them),
-            lambda: attacker.deregister_worker(them),
+            lambda: attacker.call(CommitPushRequest(participant=them, commit=PushCommit(push_id=push_id, step=0, staged=True))),
+            lambda: attacker.call(DequeueTokenRequest(participant=them, local_step=0, request_id=1, max_wait_s=0.0)),
+            lambda: attacker.call(HeartbeatRequest(participant=them)),
+            lambda: attacker.call(DeregisterRequest(participant=them)),
         ):
             with pytest.raises(LeaseExpired, match=r"worker 0 .* is registered to another caller"):
                 attempt()

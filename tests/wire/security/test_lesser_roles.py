@@ -6,19 +6,20 @@ from collections.abc import Iterator
 import pytest
 
 from ps_protocol.errors import LimitExceeded, PermissionDenied
-from ps_protocol.roles.chief import Participant, ParticipantKind, RegisterRequest
+from ps_protocol.roles.chief import DeregisterRequest, HeartbeatRequest, Participant, ParticipantKind, RegisterRequest
 from ps_protocol.roles.fence import NOBODY
+from ps_protocol.roles.request import CallerRole
+from ps_protocol.roles.shard import ShardStatusRequest, ShutdownRequest
 from ps_protocol.rpc import admission
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.client_stream import open_stream
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.running_chief import RunningChief
 from tests.support.network.certificates import Files, make
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 
@@ -48,7 +49,7 @@ def calling(access: Access, address: str) -> Iterator[GrpcChief]:
 
 def register(chief: GrpcChief, kind: ParticipantKind, request_id: int) -> Participant:
     request = RegisterRequest(kind=kind, index=None, host="a", pid=1, request_id=request_id, takeover=False)
-    return chief.register_worker(request).participant
+    return chief.call(request).participant
 
 
 @pytest.mark.parametrize("role", ["observer", "admin"])
@@ -57,8 +58,8 @@ def test_a_role_that_may_only_observe_takes_no_workers_place(chief_address: str,
         with pytest.raises(PermissionDenied, match="RegisterWorker as a worker needs role worker"):
             register(chief, ParticipantKind.WORKER, 1)
         observer = register(chief, ParticipantKind.OBSERVER, 2)
-        chief.heartbeat(observer)
-        chief.deregister_worker(observer)
+        chief.call(HeartbeatRequest(participant=observer))
+        chief.call(DeregisterRequest(participant=observer))
 
 
 @pytest.mark.parametrize("role", ["observer", "admin"])
@@ -67,16 +68,16 @@ def test_a_role_that_may_only_observe_cannot_act_for_a_worker(chief_address: str
     with calling(files.caller("worker", tls=False), chief_address) as own, calling(files.caller(role, tls=False), chief_address) as chief:
         worker = register(own, ParticipantKind.WORKER, len(role) + 10)
         with pytest.raises(PermissionDenied, match="Heartbeat as a worker needs role worker"):
-            chief.heartbeat(worker)
+            chief.call(HeartbeatRequest(participant=worker))
         with pytest.raises(PermissionDenied, match="DeregisterWorker as a worker needs role worker"):
-            chief.deregister_worker(worker)
-        own.heartbeat(worker)  # it is still there
-        own.deregister_worker(worker)
+            chief.call(DeregisterRequest(participant=worker))
+        own.call(HeartbeatRequest(participant=worker))  # it is still there
+        own.call(DeregisterRequest(participant=worker))
 
 
 def look(access: Access, address: str) -> None:
-    with contextlib.closing(WholeGrpcShard(address, access=access)) as shard:
-        shard.status()
+    with contextlib.closing(CommandedShard(address, access=access)) as shard:
+        shard.call(ShardStatusRequest())
 
 
 def test_the_calls_of_observing_roles_are_limited_in_number(files: Files, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -106,7 +107,7 @@ def test_the_calls_of_observing_roles_are_limited_in_number(files: Files, monkey
 def test_the_reason_of_a_shutdown_forges_no_line_of_the_log(files: Files) -> None:
     security = Security(token_file=files.directory / "tokens")
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as server:
-        with contextlib.closing(WholeGrpcShard(server.address, access=files.caller("admin", tls=False))) as shard:
-            shard.shutdown(NOBODY, reason="done\n2026-01-01 WARNING forged\x1b[2J" + "x" * 10_000)
+        with contextlib.closing(CommandedShard(server.address, access=files.caller("admin", tls=False))) as shard:
+            shard.call(ShutdownRequest(fence=NOBODY, reason="done\n2026-01-01 WARNING forged\x1b[2J" + "x" * 10_000))
         reason = server.wait()
     assert reason.startswith("done?2026-01-01 WARNING forged?[2J") and len(reason) <= 301

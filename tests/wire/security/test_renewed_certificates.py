@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.errors import PsError
+from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.rpc.channel import Access
 from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.security import certificates
@@ -62,7 +63,7 @@ def worker(files: Files, *, tokens: Files) -> Access:
 
 def answers(shard: GrpcShard) -> bool:
     try:
-        shard.status()
+        shard.call(ShardStatusRequest())
     except PsError:
         return False
     return True

@@ -10,19 +10,21 @@ import grpc
 import pytest
 
 from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated, Unavailable
+from ps_protocol.roles.request import CallerRole
+from ps_protocol.roles.shard import AdoptRequest
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access, Metadata
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.status import REASON_KEY
 from ps_protocol.security import tokens
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import ALLOWED, CallerRole
+from ps_protocol.security.permissions import ALLOWED
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.eras import fence
 from tests.support.chief.running_chief import RunningChief
 from tests.support.network.certificates import Files, make
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 MISSING = r"^missing token\. Set LOCKSTEP_TOKEN_FILE or pass token=$"
 
@@ -57,7 +59,7 @@ def with_certificates(files: Files) -> Iterator[str]:
 
 
 def greet(address: str, access: Access) -> str:
-    with contextlib.closing(WholeGrpcShard(address, index=0, cluster="job", access=access)) as shard:
+    with contextlib.closing(CommandedShard(address, index=0, cluster="job", access=access)) as shard:
         return shard.handshake().identity.name
 
 
@@ -82,8 +84,8 @@ def test_wrong_token_is_refused(tokens_only: str) -> None:
 
 
 def adopt(access: Access, address: str) -> None:
-    with contextlib.closing(WholeGrpcShard(address, access=access)) as shard:
-        shard.adopt(fence(1, 1))
+    with contextlib.closing(CommandedShard(address, access=access)) as shard:
+        shard.call(AdoptRequest(fence=fence(1, 1)))
 
 
 def test_worker_cannot_do_the_chiefs_work(tokens_only: str, files: Files) -> None:
@@ -210,10 +212,10 @@ def test_server_of_another_name_is_not_trusted(with_tls: str, files: Files) -> N
 @pytest.mark.parametrize("host", ["10.0.0.5:5000", "ps0.example:5000"])
 def test_token_does_not_leave_the_machine_in_the_clear(files: Files, host: str) -> None:
     for access in (files.caller(tls=False), Access(Security(token=tokens.new_token()))):
-        for client in (WholeGrpcShard, GrpcChief, GrpcAccumulators):
+        for client in (CommandedShard, GrpcChief, GrpcAccumulators):
             with pytest.raises(InvalidSpec, match=rf"^refusing to send a token without TLS to {host.partition(':')[0]}"):
                 client(host, access=access)
-    WholeGrpcShard(host, access=files.caller()).close()
+    CommandedShard(host, access=files.caller()).close()
 
 
 def test_certificate_of_the_cluster_and_role_lets_in(with_certificates: str, files: Files) -> None:

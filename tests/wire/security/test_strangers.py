@@ -16,6 +16,7 @@ import grpc
 import pytest
 
 from ps_protocol.process.listening import allow_many_connections
+from ps_protocol.roles.shard import AdoptRequest, ShardStatusRequest
 from ps_protocol.rpc import admission
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION, Access, server_options
 from ps_protocol.rpc.client_stream import Stream, StreamEnded, open_stream
@@ -29,8 +30,8 @@ from ps_server.server import ParameterServer
 from tests.support.chief.eras import fence
 from tests.support.network.certificates import Files, make
 from tests.support.network.floods import KINDS, RST_STREAM
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 # How a client begins TLS: a record of 512 bytes, of which these are the first.
@@ -318,15 +319,15 @@ def many_descriptors() -> Iterator[None]:
 def test_idle_connections_keep_nobody_from_calling(num_connections: int) -> None:
     """Before they are there, while they are, and for new callers, too."""
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0")) as server, contextlib.ExitStack() as stack:
-        shard = stack.enter_context(contextlib.closing(WholeGrpcShard(server.address)))
+        shard = stack.enter_context(contextlib.closing(CommandedShard(server.address)))
         port = int(server.address.rpartition(":")[2])
         for number in range(num_connections):
             stack.enter_context(socket.create_connection(("127.0.0.1", port), timeout=20))
             if number % 250 == 0:
-                assert shard.status()
-        assert shard.status()
-        other = stack.enter_context(contextlib.closing(WholeGrpcShard(server.address)))
-        assert other.status()
+                assert shard.call(ShardStatusRequest())
+        assert shard.call(ShardStatusRequest())
+        other = stack.enter_context(contextlib.closing(CommandedShard(server.address)))
+        assert other.call(ShardStatusRequest())
 
 
 def claim_to_be_the_chief(access: Access, address: str, *, incarnation: int) -> None:
@@ -337,8 +338,8 @@ def claim_to_be_the_chief(access: Access, address: str, *, incarnation: int) -> 
 
 
 def heard_ago(access: Access, address: str) -> float | None:
-    with contextlib.closing(WholeGrpcShard(address, access=access)) as shard:
-        return shard.status().chief_heard_ago_s
+    with contextlib.closing(CommandedShard(address, access=access)) as shard:
+        return shard.call(ShardStatusRequest()).chief_heard_ago_s
 
 
 def test_no_role_but_the_chief_makes_a_chief_seem_alive(files: Files, tmp_path: Path) -> None:
@@ -346,8 +347,8 @@ def test_no_role_but_the_chief_makes_a_chief_seem_alive(files: Files, tmp_path: 
     security = Security(token_file=files.directory / "tokens")
     with open_server(ParameterServerConfig(index=0, cluster="job", address="127.0.0.1:0", security=security)) as running:
         chief, address = files.caller("chief", tls=False), running.address
-        with contextlib.closing(WholeGrpcShard(address, access=chief)) as shard:
-            shard.adopt(fence(1, 7))
+        with contextlib.closing(CommandedShard(address, access=chief)) as shard:
+            shard.call(AdoptRequest(fence=fence(1, 7)))
         since = heard_ago(chief, address)
         assert since is not None
         wait_until(lambda: (heard_ago(chief, address) or 0.0) > since + 0.05, timeout_s=10, what="the chief has been silent for a while")

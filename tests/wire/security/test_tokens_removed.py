@@ -12,16 +12,17 @@ import numpy as np
 import pytest
 
 import worker_client
+from ps_protocol.roles.request import CallerRole
+from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.rpc.admission import LongLivedCalls
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security import tokens as credentials
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole
 from ps_protocol.shared_memory.worker import MemoryLink
 from ps_server.config import ParameterServerConfig
 from tests.support.chief.running_chief import RunningChief
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 SHARD, CHIEF = "/ps_protocol.v1.ParameterService", "/ps_protocol.v1.ChiefService"
@@ -186,12 +187,12 @@ def test_worker_that_does_not_hear_that_its_shared_memory_is_taken_away_loses_no
                 assert session.step({"w": np.full(4, -1.0, np.float32)}).outcome is worker_client.PushOutcome.ACCEPTED
 
         train(3)
-        with contextlib.closing(WholeGrpcShard(addresses["of the chief"], access=tokens.of("observer"))) as shard:
-            assert shard.status().report.num_sharing == 1
+        with contextlib.closing(CommandedShard(addresses["of the chief"], access=tokens.of("observer"))) as shard:
+            assert shard.call(ShardStatusRequest()).report.num_sharing == 1
             tokens.lines["worker"] = [credentials.new_token()]
             credentials.write_secret(own, f"{tokens.lines['worker'][0]}\n")
             tokens.write()
-            wait_until(lambda: shard.status().report.num_sharing == 0, timeout_s=20, what="the server shares no more")
+            wait_until(lambda: shard.call(ShardStatusRequest()).report.num_sharing == 0, timeout_s=20, what="the server shares no more")
         train(10)
         assert session.global_step == 13
         np.testing.assert_array_equal(session.read()["w"], np.full(4, 13, np.float32))

@@ -24,11 +24,11 @@ from ps_protocol.errors import Cancelled, DeadlineExceeded, MalformedMessage, Ps
 from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.process.waiting import Progress
 from ps_protocol.roles.identity import Address
-from ps_protocol.roles.shard import PushResult
+from ps_protocol.roles.shard import Invitation, PushResult, ReadRequest, ShardStatusRequest
 from ps_protocol.rpc import payloads
 from ps_protocol.sockets import data_socket as sockets
 from ps_protocol.sockets import listener as listeners
-from ps_protocol.sockets.data_socket import DataSocket, Invitation, connect
+from ps_protocol.sockets.data_socket import DataSocket, connect
 from ps_protocol.sockets.listener import DataListener
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -36,8 +36,8 @@ from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE
 from ps_server.shard.handles import Reading
 from tests.support.network import certificates
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import EPOCH, Trainer, layout_of, open_server, variable
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 # Larger than what the kernel buffers, so that who does not read stops the sender.
@@ -47,10 +47,10 @@ TIMEOUT_S = 20.0
 
 
 @contextlib.contextmanager
-def a_shard(layout: Any = SMALL, **options: Any) -> Iterator[tuple[Trainer, WholeGrpcShard]]:
+def a_shard(layout: Any = SMALL, **options: Any) -> Iterator[tuple[Trainer, CommandedShard]]:
     """A parameter server with variables, and a client of it that must use data sockets."""
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
-        with contextlib.closing(WholeGrpcShard(server.address, least_socket_bytes=1, must_use_sockets=True, **options)) as shard:
+        with contextlib.closing(CommandedShard(server.address, least_socket_bytes=1, must_use_sockets=True, **options)) as shard:
             trainer = Trainer(shard, layout)
             trainer.create(1.0)
             yield trainer, shard
@@ -126,16 +126,16 @@ BAD_PAYLOADS: list[tuple[str, bytes]] = [
 
 
 @pytest.fixture(scope="module")
-def shard() -> Iterator[tuple[Trainer, WholeGrpcShard]]:
+def shard() -> Iterator[tuple[Trainer, CommandedShard]]:
     with a_shard() as made:
         yield made
 
 
 @pytest.mark.parametrize(("case", "sent"), BAD_PAYLOADS, ids=[case for case, _ in BAD_PAYLOADS])
-def test_payload_that_is_not_what_the_stream_says_has_no_effect(shard: tuple[Trainer, WholeGrpcShard], case: str, sent: bytes) -> None:
+def test_payload_that_is_not_what_the_stream_says_has_no_effect(shard: tuple[Trainer, CommandedShard], case: str, sent: bytes) -> None:
     trainer, client = shard
-    step = client.status().step or 0
-    before = client.status().report.num_staged
+    step = client.call(ShardStatusRequest()).step or 0
+    before = client.call(ShardStatusRequest()).report.num_staged
     with contextlib.closing(Raw(client.address, "Push")) as raw:
         raw.send(push_message(trainer, raw, 1, step=step))
         with contextlib.suppress(OSError):  # the server may have closed it already
@@ -145,13 +145,13 @@ def test_payload_that_is_not_what_the_stream_says_has_no_effect(shard: tuple[Tra
         assert answer.error.reason == "UNAVAILABLE", answer
         assert "data socket" in answer.error.message
         assert raw.is_closed_by_the_server()
-        assert client.status().report.num_staged == before
+        assert client.call(ShardStatusRequest()).report.num_staged == before
     assert trainer.train(step).step == step + 1
 
 
-def test_payloads_follow_each_other_over_one_socket(shard: tuple[Trainer, WholeGrpcShard]) -> None:
+def test_payloads_follow_each_other_over_one_socket(shard: tuple[Trainer, CommandedShard]) -> None:
     trainer, client = shard
-    step = client.status().step or 0
+    step = client.call(ShardStatusRequest()).step or 0
     with contextlib.closing(Raw(client.address, "Push")) as raw:
         for number in (1, 2):
             raw.send(push_message(trainer, raw, number, step=step))
@@ -169,17 +169,17 @@ BAD_NAMES: list[tuple[str, Callable[[Raw], bytes]]] = [
 
 @pytest.mark.parametrize(("case", "nonce"), BAD_NAMES, ids=[case for case, _ in BAD_NAMES])
 def test_a_push_that_names_no_socket_of_its_own_is_refused(
-    shard: tuple[Trainer, WholeGrpcShard], case: str, nonce: Callable[[Raw], bytes]
+    shard: tuple[Trainer, CommandedShard], case: str, nonce: Callable[[Raw], bytes]
 ) -> None:
     trainer, client = shard
     with contextlib.closing(Raw(client.address, "Push")) as raw:
-        raw.send(push_message(trainer, raw, 1, step=client.status().step or 0, nonce=nonce(raw)))
+        raw.send(push_message(trainer, raw, 1, step=client.call(ShardStatusRequest()).step or 0, nonce=nonce(raw)))
         assert pb.PushResponse.FromString(next(raw.answers)).error.reason == "MALFORMED_MESSAGE"
 
 
-def test_a_socket_belongs_to_the_stream_that_named_it_first(shard: tuple[Trainer, WholeGrpcShard]) -> None:
+def test_a_socket_belongs_to_the_stream_that_named_it_first(shard: tuple[Trainer, CommandedShard]) -> None:
     trainer, client = shard
-    step = client.status().step or 0
+    step = client.call(ShardStatusRequest()).step or 0
     with contextlib.closing(Raw(client.address, "Push")) as raw, contextlib.closing(Raw(client.address, "Push")) as thief:
         raw.send(push_message(trainer, raw, 1, step=step))
         raw.socket.sendall(begin(1, NBYTES) + bytes(NBYTES) + end(1))
@@ -188,7 +188,7 @@ def test_a_socket_belongs_to_the_stream_that_named_it_first(shard: tuple[Trainer
         assert pb.PushResponse.FromString(next(thief.answers)).error.reason == "MALFORMED_MESSAGE"
 
 
-def test_a_read_that_names_no_socket_of_its_own_is_refused(shard: tuple[Trainer, WholeGrpcShard]) -> None:
+def test_a_read_that_names_no_socket_of_its_own_is_refused(shard: tuple[Trainer, CommandedShard]) -> None:
     trainer, client = shard
     with contextlib.closing(Raw(client.address, "Read")) as raw:
         request = pb.ReadRequest(epoch=EPOCH, layout_hash=trainer.layout.hash, payload=pb.Payload(socket=bytes(16), number=1))
@@ -196,7 +196,7 @@ def test_a_read_that_names_no_socket_of_its_own_is_refused(shard: tuple[Trainer,
         assert pb.ReadResponse.FromString(next(raw.answers)).header.error.reason == "MALFORMED_MESSAGE"
 
 
-def test_variables_arrive_as_one_payload(shard: tuple[Trainer, WholeGrpcShard]) -> None:
+def test_variables_arrive_as_one_payload(shard: tuple[Trainer, CommandedShard]) -> None:
     trainer, client = shard
     with contextlib.closing(Raw(client.address, "Read")) as raw:
         request = pb.ReadRequest(epoch=EPOCH, layout_hash=trainer.layout.hash, payload=pb.Payload(socket=raw.nonce, number=7))
@@ -260,7 +260,7 @@ def test_push_whose_socket_breaks_is_unavailable_and_counts_once_when_repeated(m
         header = trainer.header(0)
         with pytest.raises(Unavailable, match="data socket"):
             trainer.push(header)
-        assert client.status().report.num_staged == 0
+        assert client.call(ShardStatusRequest()).report.num_staged == 0
         monkeypatch.undo()
         assert trainer.push(header).result is PushResult.STAGED
         assert trainer.push(header).result is PushResult.DUPLICATE
@@ -274,7 +274,7 @@ def test_without_access_to_the_data_port_grpc_carries_all_and_the_user_is_warned
         port = closed.getsockname()[1]
     monkeypatch.setattr(payloads, "connect", lambda address, invited, peer: connect(address, replace(invited, port=port), peer=peer))
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server, caplog.at_level(logging.WARNING):
-        with contextlib.closing(WholeGrpcShard(server.address, least_socket_bytes=1)) as client:
+        with contextlib.closing(CommandedShard(server.address, least_socket_bytes=1)) as client:
             trainer = Trainer(client, SMALL)
             trainer.create(1.0)
             assert trainer.train(0).step == 1
@@ -285,7 +285,7 @@ def test_without_access_to_the_data_port_grpc_carries_all_and_the_user_is_warned
 
 def test_encoded_variables_and_contributions_arrive_as_over_grpc() -> None:
     with a_shard(LARGE, variables_encoding=FloatEncoding.BFLOAT16) as (trainer, client):
-        with contextlib.closing(WholeGrpcShard(client.address, variables_encoding=FloatEncoding.BFLOAT16)) as plain:
+        with contextlib.closing(CommandedShard(client.address, variables_encoding=FloatEncoding.BFLOAT16)) as plain:
             for each in (client, plain):
                 each.know_layout(LARGE)
             header = trainer.header(0)
@@ -293,7 +293,7 @@ def test_encoded_variables_and_contributions_arrive_as_over_grpc() -> None:
             trainer.apply(header.push_id)
             into, other = aligned_bytes(LARGE.nbytes), aligned_bytes(LARGE.nbytes)
             for shard, memory in ((client, into), (plain, other)):
-                assert shard.read_variables(Segments([memory]), epoch=EPOCH, step=1, layout_hash=LARGE.hash) == 1
+                assert shard.read(ReadRequest(epoch=EPOCH, step=1, layout_hash=LARGE.hash), Segments([memory])) == 1
             assert into.tobytes() == other.tobytes()
             assert client.uses_sockets and not plain.uses_sockets
 
@@ -303,7 +303,7 @@ def test_each_megabyte_of_a_payload_counts_as_progress(way: str) -> None:
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
         progress, must = Progress(), way == "sockets"
         options: dict[str, Any] = {"least_socket_bytes": 1 if must else None, "must_use_sockets": must, "progress": progress}
-        with contextlib.closing(WholeGrpcShard(server.address, **options)) as shard:
+        with contextlib.closing(CommandedShard(server.address, **options)) as shard:
             trainer, counts = Trainer(shard, LARGE), [0]
             for transfer in (trainer.create, trainer.read, lambda: trainer.push(trainer.header(0))):
                 transfer()
@@ -318,7 +318,7 @@ def test_an_encrypted_server_refuses_data_sockets_with_a_reason(tmp_path: Path) 
     config = ParameterServerConfig(index=0, address="127.0.0.1:0", cluster="job", security=files.server())
     with (
         open_server(config) as server,
-        contextlib.closing(WholeGrpcShard(server.address, access=files.caller(), least_socket_bytes=1, must_use_sockets=True)) as client,
+        contextlib.closing(CommandedShard(server.address, access=files.caller(), least_socket_bytes=1, must_use_sockets=True)) as client,
     ):
         with pytest.raises(Unimplemented, match="encrypted"):
             Trainer(client, SMALL).read()
@@ -337,15 +337,15 @@ def test_values_overwritten_while_they_are_sent_are_reported_as_over_grpc(monkey
         assert trainer.read()[0] == 0
 
 
-def test_contribution_that_is_taken_back_at_its_end_has_no_effect(shard: tuple[Trainer, WholeGrpcShard]) -> None:
+def test_contribution_that_is_taken_back_at_its_end_has_no_effect(shard: tuple[Trainer, CommandedShard]) -> None:
     trainer, client = shard
-    step = client.status().step or 0
-    before = client.status().report.num_staged
+    step = client.call(ShardStatusRequest()).step or 0
+    before = client.call(ShardStatusRequest()).report.num_staged
     with contextlib.closing(Raw(client.address, "Push")) as raw:
         raw.send(push_message(trainer, raw, 1, step=step))
         raw.socket.sendall(begin(1, NBYTES) + bytes(NBYTES) + end(0))
         assert pb.PushResponse.FromString(next(raw.answers)).error.reason == "TRUNCATED_STREAM"
-        assert client.status().report.num_staged == before
+        assert client.call(ShardStatusRequest()).report.num_staged == before
 
 
 def test_an_expected_step_arrives_although_its_socket_is_lost_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,7 +353,7 @@ def test_an_expected_step_arrives_although_its_socket_is_lost_meanwhile(monkeypa
         with contextlib.closing(Proxy(monkeypatch, breaks_after=24 + LARGE.nbytes)):
             trainer.read()
             monkeypatch.undo()
-        client.expect_variables(epoch=EPOCH, step=1, layout_hash=LARGE.hash)
+        client.expect(ReadRequest(epoch=EPOCH, step=1, layout_hash=LARGE.hash))
         trainer.train(0)
         assert trainer.read(1)[0] == 1
 
@@ -363,7 +363,7 @@ def test_server_that_comes_back_is_given_payloads_over_sockets_again(
 ) -> None:
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
         address = server.address
-        client = WholeGrpcShard(address, least_socket_bytes=1)
+        client = CommandedShard(address, least_socket_bytes=1)
         trainer = Trainer(client, SMALL)
         trainer.create(1.0)
         trainer.train(0)
@@ -371,7 +371,7 @@ def test_server_that_comes_back_is_given_payloads_over_sockets_again(
         with pytest.raises(Unavailable):
             trainer.read()
         with open_server(ParameterServerConfig(index=0, address=address)):
-            again = WholeGrpcShard(address, least_socket_bytes=1)
+            again = CommandedShard(address, least_socket_bytes=1)
             with contextlib.closing(again):
                 Trainer(again, SMALL).create(1.0)
             received: list[int] = []
@@ -405,7 +405,7 @@ def test_a_data_socket_that_cannot_connect_is_tried_less_and_less_often(monkeypa
     monkeypatch.setattr(payloads, "connect", fail)
     monkeypatch.setattr(payloads, "time", SimpleNamespace(monotonic=lambda: now + 1e6))
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server:
-        with contextlib.closing(WholeGrpcShard(server.address, least_socket_bytes=1)) as client:
+        with contextlib.closing(CommandedShard(server.address, least_socket_bytes=1)) as client:
             trainer = Trainer(client, SMALL)
             trainer.create(1.0)
             for _ in range(200):

@@ -11,7 +11,8 @@ import pytest
 from ps_protocol.errors import LimitExceeded, Unavailable
 from ps_protocol.process.listening import most_connections
 from ps_protocol.roles.identity import Address
-from ps_protocol.sockets.data_socket import NONCE_BYTES, Invitation, connect
+from ps_protocol.roles.shard import Invitation
+from ps_protocol.sockets.data_socket import NONCE_BYTES, connect
 from ps_protocol.sockets.listener import DataListener
 from tests.support.waiting import wait_until
 

@@ -18,7 +18,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import Array, DataType, VariableSpec
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import PushHeader, WholeShard
+from ps_protocol.roles.shard import PushHeader, Shard, ShardStatusRequest
 from tests.support.chief.eras import era
 from tests.support.parameter_servers.sharded_training import ShardedTraining
 from tests.support.parameter_servers.shards import open_shard
@@ -49,7 +49,7 @@ class Halves:
         yield half, self.memory.data[half:]
 
 
-def training_on(shard: WholeShard, directory: Path) -> ShardedTraining:
+def training_on(shard: Shard, directory: Path) -> ShardedTraining:
     training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=str(directory))
     training.create()
     training.train(2)
@@ -79,7 +79,7 @@ def test_rollback_in_the_middle_of_a_payload_leaves_nothing_of_it(tmp_path: Path
         assert halves.has_begun.wait(TIMEOUT_S)
         for training in trainings:
             training.restore("two", step=2, epoch=4)
-        assert shard.status().report.num_staged == 0
+        assert shard.call(ShardStatusRequest()).report.num_staged == 0
         halves.go_on.set()
         thread.join(TIMEOUT_S)
         assert len(errors) == 1
@@ -89,7 +89,7 @@ def test_rollback_in_the_middle_of_a_payload_leaves_nothing_of_it(tmp_path: Path
         for training in trainings:
             training.train(2)
         assert disturbed.state() == quiet.state()
-        assert shard.status().report.num_staged == 0
+        assert shard.call(ShardStatusRequest()).report.num_staged == 0
 
 
 def test_observers_read_whole_steps_while_workers_train_over_sockets(socket_dir: Path) -> None:

@@ -19,7 +19,7 @@ import pytest
 from ps_protocol.errors import ContributionMissing, MalformedMessage
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import PushResult
+from ps_protocol.roles.shard import PushResult, ReadRequest, ShardStatusRequest
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory.segment import map_segment
@@ -29,8 +29,8 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from tests.support.network.tampering import Tampering
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.skipif(not memory_segments.boot_id(), reason="this system has no memory that can be shared")
@@ -50,12 +50,12 @@ def sharing(answer: Answer) -> Iterator[tuple[Trainer, SharedMemoryShard]]:
 
     with (
         open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server,
-        contextlib.closing(WholeGrpcShard(server.address)) as shard,
+        contextlib.closing(CommandedShard(server.address)) as shard,
         Tampering(server.address, change) as between,
     ):
         trainer = Trainer(shard)
         trainer.create(1.0)
-        own = WholeGrpcShard(between.address)
+        own = CommandedShard(between.address)
         with contextlib.closing(own):
             mine = share_memory(own, epoch=EPOCH, worker=0, incarnation=1, layout=MIXED)
             with contextlib.closing(mine):
@@ -88,7 +88,7 @@ def test_memory_that_differs_from_its_servers_answers_is_given_up(changes: dict[
         assert shard.variables_view(epoch=EPOCH, step=0, layout_hash=MIXED.hash) is None
         assert not shard.is_shared
         into = np.zeros(MIXED.nbytes, np.uint8)
-        assert shard.read_variables(Segments([into]), epoch=EPOCH, step=0, layout_hash=MIXED.hash) == 0
+        assert shard.read(ReadRequest(epoch=EPOCH, step=0, layout_hash=MIXED.hash), Segments([into])) == 0
         np.testing.assert_array_equal(into, trainer.arena(1.0))
         assert shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)])).result is PushResult.STAGED
 
@@ -97,7 +97,7 @@ def test_memory_that_differs_from_its_servers_answers_is_given_up(changes: dict[
 def test_an_impossible_step_in_shared_memory_is_not_used(step: int) -> None:
     with sharing(with_words(dict.fromkeys(STEPS, step))) as (_, shard):
         into = np.zeros(MIXED.nbytes, np.uint8)
-        assert shard.read_variables(Segments([into]), epoch=EPOCH, step=None, layout_hash=MIXED.hash) == 0
+        assert shard.read(ReadRequest(epoch=EPOCH, step=None, layout_hash=MIXED.hash), Segments([into])) == 0
 
 
 def granted_at_once(response: pb.ShareMemoryResponse, number: int) -> list[pb.ShareMemoryResponse]:
@@ -204,11 +204,11 @@ def test_a_worker_that_overwrites_its_buffer_all_the_time_harms_no_other() -> No
     """Header and gradients, also while they are applied; the others' contributions count as they are."""
     with (
         open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as server,
-        contextlib.closing(WholeGrpcShard(server.address)) as plain,
+        contextlib.closing(CommandedShard(server.address)) as plain,
     ):
         trainer = Trainer(plain)
         trainer.create(1.0)
-        own = share_memory(WholeGrpcShard(server.address), epoch=EPOCH, worker=5, incarnation=1, layout=MIXED, num_buffers=2)
+        own = share_memory(CommandedShard(server.address), epoch=EPOCH, worker=5, incarnation=1, layout=MIXED, num_buffers=2)
         with contextlib.closing(own) as scribbler:
             buffers, is_over = scribbler._buffers._buffers, threading.Event()
 
@@ -231,11 +231,11 @@ def test_a_worker_that_overwrites_its_buffer_all_the_time_harms_no_other() -> No
                         trainer.apply(PushId(worker=5, incarnation=1, sequence=1), step=step, without=())
                         continue
                     trainer.apply(header.push_id, step=step)
-                    trainer.shard.status()
+                    trainer.shard.call(ShardStatusRequest())
             finally:
                 is_over.set()
                 thread.join()
-        assert trainer.shard.status().step == 40
+        assert trainer.shard.call(ShardStatusRequest()).step == 40
         other = trainer.header(1, step=40)
         before = trainer.read()[1]
         trainer.push(other, trainer.arena(0.0))

@@ -5,6 +5,7 @@ import contextlib
 import queue
 import re
 from collections.abc import Awaitable, Callable, Iterator
+from functools import partial
 from typing import Any
 
 import grpc
@@ -14,7 +15,7 @@ from chief.shards.link import GrpcShardLink
 from ps_protocol.errors import DeadlineExceeded, Unavailable
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.roles.contribution import PushId
-from ps_protocol.roles.shard import ApplyRequest, RestoreRequest, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import ApplyRequest, PrepareRequest, RestoreRequest, ShardSettings, ShardSpec, ShardStatusRequest
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -25,9 +26,9 @@ from ps_server.serving.streams import MAX_OF_CHIEFS, IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
 from tests.support.network.servers import both_ways, serving
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import RawShard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, variable
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 LAYOUT = layout_of(variable("w", (3,)))
@@ -65,7 +66,7 @@ def server() -> Iterator[ParameterServer]:
 
 @pytest.fixture
 def trainer(server: ParameterServer) -> Iterator[Trainer]:
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
+    with contextlib.closing(CommandedShard(server.address)) as shard:
         trainer = Trainer(shard, LAYOUT)
         trainer.create()
         yield trainer
@@ -110,7 +111,7 @@ def test_commands_are_carried_out_in_order_and_answered_by_number(trainer: Train
 def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: ParameterServer, commands: Commands) -> None:
     apply = codec.encode(request_of(trainer, 0))
     commands.send(pb.CommandRequest(call=1, apply=apply).SerializeToString())
-    wait_until(lambda: trainer.shard.status().step == 1)
+    wait_until(lambda: trainer.shard.call(ShardStatusRequest()).step == 1)
     commands.call.cancel()
     with DEFAULT_ACCESS.open_channel(server.address) as channel:
         again = Commands(channel)
@@ -123,11 +124,8 @@ def test_step_whose_answer_was_lost_is_applied_once(trainer: Trainer, server: Pa
 def test_a_server_whose_answer_to_a_command_is_no_message_is_reported_by_name() -> None:
     request = ApplyRequest(fence=fence(EPOCH, CHIEF), step=0, contributors=(PushId(0, 1, 1),))
     with serving(both_ways(SERVICE, Command=lambda requests, _: (b"\xff\xff" for _ in requests))) as address:
-        for ask in (
-            lambda link: link.apply_step(request, timeout_s=10),
-            lambda link: link.prepare_step(request, timeout_s=10),
-            lambda link: link.configure(ShardSettings(fence=fence(EPOCH, CHIEF), version=1), timeout_s=10),
-        ):
+        for asked in (request, PrepareRequest(of=request), ShardSettings(fence=fence(EPOCH, CHIEF), version=1)):
+            ask = partial(GrpcShardLink.call, request=asked, timeout_s=10)
             with pytest.raises(Unavailable, match=r"^cannot understand ps 0 at 127.0.0.1:\d+: 2 bytes are not a CommandResponse"):
                 linked(address, ask)
 
@@ -137,7 +135,7 @@ def test_a_servers_refusal_of_a_request_keeps_its_text(server: ParameterServer) 
     spec = ShardSpec(epoch=EPOCH, shard=0, layout=LAYOUT, optimizer=OptimizerSpec(name="sgd", learning_rate=constant(0.1)))
     request = RestoreRequest(fence=settings.fence, spec=spec, tag="step-1", manifest_sha256="none", settings=settings)
     with pytest.raises(Unavailable, match=r"^manifest_sha256: "):
-        linked(server.address, lambda link: link.restore(request, max_wait_s=0.0, timeout_s=10))
+        linked(server.address, lambda link: link.call(request, timeout_s=10))
 
 
 def test_a_chief_whose_command_is_no_message_is_reported_by_name(
@@ -172,8 +170,8 @@ def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.05)
     idle_streams.start()
     parts = (
-        ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None),
-        StreamService(store, idle_streams=idle_streams, on_chief_call=lambda: None),
+        ParameterService(store, idle_streams=idle_streams),
+        StreamService(store, idle_streams=idle_streams),
     )
     with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw, DEFAULT_ACCESS.open_channel(address) as channel:
         commands = Commands(channel)
@@ -189,7 +187,7 @@ def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
 
 def test_a_chief_gets_in_and_stays_however_many_streams_there_are() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_open=0)
-    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
+    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
     with serving(service_handler(SERVICE, *parts)) as address, contextlib.ExitStack() as stack:
         chief = Commands(stack.enter_context(DEFAULT_ACCESS.open_channel(address)))
         assert chief.command(1).call == 1
@@ -207,10 +205,10 @@ def test_link_repeats_a_step_on_a_new_stream_when_the_server_came_back(trainer: 
     request = request_of(trainer, 0)
 
     async def twice(link: GrpcShardLink) -> tuple[bool, bool]:
-        first = await link.apply_step(request, timeout_s=10)
+        first = await link.call(request, timeout_s=10)
         link._commands._cut()
         wait_until(lambda: link._commands._stream is None, what="the stream has ended")
-        return first.repeated_request, (await link.apply_step(request, timeout_s=10)).repeated_request
+        return first.repeated_request, (await link.call(request, timeout_s=10)).repeated_request
 
     assert linked(server.address, twice) == (False, True)
 
@@ -229,4 +227,4 @@ def test_link_tells_a_stream_that_breaks_from_one_that_is_silent(behaviour: Any,
     request = ApplyRequest(fence=fence(EPOCH, CHIEF), step=0, contributors=())
     handler = grpc.method_handlers_generic_handler(SERVICE, {"Command": grpc.stream_stream_rpc_method_handler(behaviour)})
     with serving(handler) as address, pytest.raises(error):
-        linked(address, lambda link: link.apply_step(request, timeout_s=timeout_s))
+        linked(address, lambda link: link.call(request, timeout_s=timeout_s))

@@ -6,7 +6,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol.roles.chief import Participant, PushCommit
+from ps_protocol.roles.chief import DeregisterRequest, Participant, PushCommit
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
@@ -156,7 +156,7 @@ def test_many_answers_that_nobody_takes_stop_the_reading_and_harm_nobody(first: 
 def test_ending_chief_ends_streams_at_once(chief: RunningChief, first: Worker, talk: Talk) -> None:
     talk.ask(1, commit=of_stranger())
     talk.answer()
-    first.chief.deregister_worker(first.participant)
+    first.chief.call(DeregisterRequest(participant=first.participant))
     chief.request_stop()
     chief.request_stop()
     with pytest.raises((StopIteration, grpc.RpcError)):

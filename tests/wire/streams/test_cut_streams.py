@@ -10,13 +10,14 @@ import pytest
 
 from ps_protocol.errors import StepGone
 from ps_protocol.model.layout import Segments, aligned_bytes
-from ps_protocol.roles.shard import PushResult
+from ps_protocol.roles.shard import PushResult, ShardStatusRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support.network.servers import serving
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import (
     HALF,
     Outcome,
@@ -31,7 +32,6 @@ from tests.support.parameter_servers.raw_shard import (
     trained_shard,
 )
 from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 CODE = grpc.StatusCode
@@ -46,11 +46,11 @@ def server() -> Iterator[Server]:
 def test_push_cut_off_half_way_has_no_effect_and_can_be_repeated(server: Server) -> None:
     server.apply_one()
     before = server.trainer.read()[1]
-    num_staged = server.trainer.shard.status().report.num_staged
+    num_staged = server.trainer.shard.call(ShardStatusRequest()).report.num_staged
     header = server.trainer.header(step=server.step)
     content = server.trainer.arena(1.0).tobytes()
     cut_push_off(server, push_stream(header, frame(0, content[:HALF])))
-    assert server.trainer.shard.status().report.num_staged == num_staged
+    assert server.trainer.shard.call(ShardStatusRequest()).report.num_staged == num_staged
     assert server.trainer.push(header, server.trainer.arena(1.0)).result is PushResult.STAGED
     server.trainer.apply(header.push_id, step=server.step)
     assert_moved(server, before, by=-0.5)
@@ -58,10 +58,10 @@ def test_push_cut_off_half_way_has_no_effect_and_can_be_repeated(server: Server)
 
 def test_streams_that_are_cancelled_leave_nothing_behind(server: Server) -> None:
     server.apply_one()
-    allocated, num_threads = server.trainer.shard.status().report.allocated_bytes, threading.active_count()
+    allocated, num_threads = server.trainer.shard.call(ShardStatusRequest()).report.allocated_bytes, threading.active_count()
     for _ in range(20):
         cut_push_off(server, push_stream(server.trainer.header(worker=5, step=server.step), frame(0, bytes(HALF))))
-    assert server.trainer.shard.status().report.allocated_bytes <= allocated + MIXED.nbytes
+    assert server.trainer.shard.call(ShardStatusRequest()).report.allocated_bytes <= allocated + MIXED.nbytes
     # Threads of the server's pool stay; those of calls do not.
     wait_until(lambda: threading.active_count() <= num_threads + 3, what="the threads of the cancelled calls have ended")
     # Each would count towards the worker's limit, were it still open.
@@ -85,7 +85,7 @@ def test_push_that_is_not_wanted_is_answered_before_it_is_sent(server: Server) -
 def test_a_reader_that_stops_in_the_middle_delays_no_other() -> None:
     layout = layout_of(variable("w", (1 << 22,)))
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
+        with contextlib.closing(CommandedShard(running.address)) as shard:
             trainer = Trainer(shard, layout)
             trainer.create()
             message = pb.ReadRequest(epoch=EPOCH, layout_hash=layout.hash).SerializeToString()
@@ -117,7 +117,7 @@ def test_streams_opened_and_cancelled_without_pause_hold_nothing(server: Server)
     push = push_stream(server.trainer.header(7, step=server.step))[:1]
     server.apply_one()
     step, num_before = server.step, num_threads()
-    num_staged = server.trainer.shard.status().report.num_staged
+    num_staged = server.trainer.shard.call(ShardStatusRequest()).report.num_staged
     for number in range(500):
         reading, pushing = server.raw.begin_read(read), server.raw.begin_push(push)
         if number % 10 == 0:
@@ -129,7 +129,7 @@ def test_streams_opened_and_cancelled_without_pause_hold_nothing(server: Server)
         pushing.cancel()
     server.apply_one()
     assert server.step == step + 6
-    assert server.trainer.shard.status().report.num_staged == num_staged
+    assert server.trainer.shard.call(ShardStatusRequest()).report.num_staged == num_staged
     # Threads begin calls, a few at a time, and none stays with one.
     assert num_threads() <= num_before + 32
 
@@ -138,12 +138,12 @@ def test_streams_opened_and_cancelled_without_pause_hold_nothing(server: Server)
 def test_idle_streams_are_cut() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
-    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
+    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
     layout = layout_of(variable("w", (1 << 24,)))
     with (
         serving(service_handler(SERVICE, *parts)) as address,
         RawShard(address) as raw,
-        contextlib.closing(WholeGrpcShard(address)) as shard,
+        contextlib.closing(CommandedShard(address)) as shard,
     ):
         trainer = Trainer(shard, layout)
         trainer.create()
@@ -170,7 +170,7 @@ def test_64_mib_travel_there_and_back() -> None:
     layout = layout_of(variable("w", (1 << 24,)))
     values = aligned_bytes(layout.nbytes)
     values.view(np.uint32)[:] = np.arange(1 << 24, dtype=np.uint32) & 0x3F7FFFFF
-    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(WholeGrpcShard(running.address)) as shard:
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(CommandedShard(running.address)) as shard:
         trainer = Trainer(shard, layout)
         trainer.adopt()
         assert shard.create_variables(trainer.spec(), Segments([values]))

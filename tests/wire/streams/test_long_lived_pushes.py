@@ -8,7 +8,7 @@ from typing import Any
 import grpc
 import pytest
 
-from ps_protocol.roles.shard import PushHeader
+from ps_protocol.roles.shard import PushHeader, ShardStatusRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
@@ -18,9 +18,9 @@ from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support.network.servers import serving
 from tests.support.parameter_servers import raw_shard
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import HALF, TIMEOUT_S, WHOLE, Outcome, RawShard, frame
 from tests.support.parameter_servers.shards import MIXED, Trainer, open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 CODE = grpc.StatusCode
@@ -89,15 +89,15 @@ def test_bad_contribution_is_answered_in_the_stream_and_the_next_counts(
     server: Server, case: str, bad: Callable[[Server], list[bytes]], reason: str, text: str
 ) -> None:
     server.trainer.train(server.step)
-    before = server.trainer.shard.status()
+    before = server.trainer.shard.call(ShardStatusRequest())
     messages, good = bad(server), server.header()
     answers = _answers(server.raw.call("Push", *messages, _message(good, WHOLE)))
     assert [answer.error.reason for answer in answers] == [reason, ""]
     assert text in answers[0].error.message
     assert answers[1].push_id == good.push_id and answers[1].reply.result == pb.PUSH_RESULT_STAGED
-    assert server.trainer.shard.status().report.num_staged == before.report.num_staged + 1
+    assert server.trainer.shard.call(ShardStatusRequest()).report.num_staged == before.report.num_staged + 1
     server.apply(good)
-    assert server.trainer.shard.status().report.allocated_bytes == before.report.allocated_bytes
+    assert server.trainer.shard.call(ShardStatusRequest()).report.allocated_bytes == before.report.allocated_bytes
 
 
 def test_header_again_in_the_middle_begins_again(server: Server) -> None:
@@ -111,7 +111,7 @@ def test_header_again_in_the_middle_begins_again(server: Server) -> None:
 def test_contribution_that_the_stream_ends_in_has_no_effect(server: Server) -> None:
     answers = _answers(server.raw.call("Push", _message(server.header(), frame(0, bytes(HALF)))))
     assert [answer.error.reason for answer in answers] == ["TRUNCATED_STREAM"]
-    assert server.trainer.shard.status().report.num_staged == 0
+    assert server.trainer.shard.call(ShardStatusRequest()).report.num_staged == 0
 
 
 def test_an_unwanted_contribution_is_answered_before_it_is_sent_and_its_frames_are_dropped(server: Server) -> None:
@@ -144,9 +144,9 @@ def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(server: Server)
 def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
-    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
+    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
     with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
-        with contextlib.closing(WholeGrpcShard(address)) as shard:
+        with contextlib.closing(CommandedShard(address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
             trainer.train(0)
@@ -169,7 +169,7 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
 
 def test_a_caller_that_opens_streams_without_end_is_refused() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_open=2)
-    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
+    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
     is_over = threading.Event()
 
     def silent() -> Iterator[bytes]:
@@ -190,7 +190,7 @@ def test_a_caller_that_opens_streams_without_end_is_refused() -> None:
 
 
 def test_server_that_ends_does_not_wait_for_streams_at_rest() -> None:
-    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(WholeGrpcShard(running.address)) as shard:
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(CommandedShard(running.address)) as shard:
         trainer = Trainer(shard)
         trainer.create()
         trainer.train(0)

@@ -10,6 +10,7 @@ import pytest
 
 from ps_protocol.encodings.formats import FloatEncoding
 from ps_protocol.model.layout import Segments, aligned_bytes
+from ps_protocol.roles.shard import ReadRequest, ShardStatusRequest, ShutdownRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.fields import encode_duration
 from ps_server.config import ParameterServerConfig
@@ -18,9 +19,9 @@ from ps_server.serving.streams import IdleStreams, StreamService
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
 from tests.support.network.servers import serving
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import TIMEOUT_S, Outcome, RawShard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer, open_server
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 CODE = grpc.StatusCode
@@ -30,7 +31,7 @@ CODE = grpc.StatusCode
 def trained() -> Iterator[tuple[RawShard, Trainer]]:
     """A shard at step 3."""
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
+        with contextlib.closing(CommandedShard(running.address)) as shard:
             trainer = Trainer(shard)
             trainer.create(1.0)
             for step in range(3):
@@ -68,13 +69,13 @@ def test_bad_request_is_answered_in_the_stream_and_the_next_is_served(
     trained: tuple[RawShard, Trainer], case: str, bad: Callable[[], bytes], reason: str, text: str
 ) -> None:
     raw, trainer = trained
-    before = trainer.shard.status().report.allocated_bytes
+    before = trainer.shard.call(ShardStatusRequest()).report.allocated_bytes
     failed, *good = _messages(raw.call("Read", bad(), _request(step=3)))
     assert (failed.header.error.reason, failed.HasField("frame")) == (reason, False)
     assert text in failed.header.error.message
     assert (good[0].header.step, good[0].header.num_bytes) == (3, MIXED.nbytes)
     assert b"".join(message.frame.data for message in good) == bytes(trainer.read(3)[1])
-    assert trainer.shard.status().report.allocated_bytes == before
+    assert trainer.shard.call(ShardStatusRequest()).report.allocated_bytes == before
 
 
 @pytest.mark.parametrize("fields", [{"step": 3}, {}], ids=["that step", "the newest"])
@@ -91,7 +92,7 @@ def test_step_that_the_reader_holds_is_sent_if_another_one_is_asked_for(trained:
 @pytest.mark.parametrize("encoding", [FloatEncoding.BFLOAT16, FloatEncoding.FLOAT16])
 def test_variables_are_sent_in_half_precision(encoding: FloatEncoding) -> None:
     with open_server(ParameterServerConfig(index=0)) as running:
-        with contextlib.closing(WholeGrpcShard(running.address, variables_encoding=encoding)) as shard:
+        with contextlib.closing(CommandedShard(running.address, variables_encoding=encoding)) as shard:
             trainer = Trainer(shard)
             trainer.create(1.0)
             assert np.array_equal(trainer.read()[1], trainer.arena(1.0)), "as it is, as long as the layout is not known"
@@ -101,7 +102,7 @@ def test_variables_are_sent_in_half_precision(encoding: FloatEncoding) -> None:
 
 def test_step_that_is_expected_leaves_as_soon_as_it_is_there() -> None:
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
+        with contextlib.closing(CommandedShard(running.address)) as shard:
             trainer = Trainer(shard)
             trainer.create(1.0)
             call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
@@ -111,9 +112,9 @@ def test_step_that_is_expected_leaves_as_soon_as_it_is_there() -> None:
 
 def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
-    parts = ParameterService(store, idle_streams=idle_streams, on_chief_call=lambda: None), StreamService(store, idle_streams=idle_streams)
+    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
     with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
-        with contextlib.closing(WholeGrpcShard(address)) as shard:
+        with contextlib.closing(CommandedShard(address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
             call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
@@ -125,24 +126,24 @@ def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
 
 def test_a_waiting_reader_learns_that_the_server_ends() -> None:
     with open_server(ParameterServerConfig(index=0)) as running, RawShard(running.address) as raw:
-        with contextlib.closing(WholeGrpcShard(running.address)) as shard:
+        with contextlib.closing(CommandedShard(running.address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
             call = raw._channel.stream_stream(f"/{SERVICE}/Read")(iter([_request(step=1, max_wait_s=20.0)]), timeout=TIMEOUT_S)
             wait_until(lambda: running.shard.num_listeners == 1, what="the request waits")
-            shard.shutdown(fence(EPOCH, CHIEF), reason="training is finished")
+            shard.call(ShutdownRequest(fence=fence(EPOCH, CHIEF), reason="training is finished"))
             assert pb.ReadResponse.FromString(next(call)).header.error.reason == "SHUTTING_DOWN"
 
 
 def test_a_read_takes_the_expected_step_and_no_other() -> None:
-    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(WholeGrpcShard(running.address)) as shard:
+    with open_server(ParameterServerConfig(index=0)) as running, contextlib.closing(CommandedShard(running.address)) as shard:
         trainer = Trainer(shard)
         trainer.create(1.0)
         for step, expected in enumerate((1, 1, 3, 9, 5)):
-            shard.expect_variables(epoch=EPOCH, step=expected, layout_hash=MIXED.hash)
+            shard.expect(ReadRequest(epoch=EPOCH, step=expected, layout_hash=MIXED.hash))
             trainer.train(step)
             found, memory = trainer.read(step + 1)
             assert found == step + 1
             assert np.array_equal(MIXED.view(memory, 1), np.full(3, 1.0 - 0.5 * found, np.float32))
-        assert shard.read_variables(Segments([aligned_bytes(0)]), epoch=EPOCH, step=5, layout_hash=MIXED.hash, held_step=5) == 5
+        assert shard.read(ReadRequest(epoch=EPOCH, step=5, layout_hash=MIXED.hash, held_step=5), Segments([aligned_bytes(0)])) == 5
         assert trainer.read(None)[0] == 5

@@ -6,7 +6,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import PsError
-from ps_protocol.roles.shard import PushHeader, PushReply
+from ps_protocol.roles.shard import PushHeader, PushReply, ShardStatusRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
@@ -136,12 +136,12 @@ def test_stream_that_ends_in_a_contribution_leaves_nothing() -> None:
     scene = _Scene()
     scene.take_first_half()
     scene.stream.close()
-    assert not scene.store.status().report.num_staged and not scene.idle_streams.num_streams
+    assert not scene.store.call(ShardStatusRequest()).report.num_staged and not scene.idle_streams.num_streams
     scene.take_second_half()
     assert not scene.peer.answers
-    allocated_bytes = scene.store.status().report.allocated_bytes
+    allocated_bytes = scene.store.call(ShardStatusRequest()).report.allocated_bytes
     assert scene.trainer.train(0).step == 1
-    assert scene.store.status().report.allocated_bytes == allocated_bytes
+    assert scene.store.call(ShardStatusRequest()).report.allocated_bytes == allocated_bytes
 
 
 def test_stream_that_ends_while_its_thread_is_at_work_leaves_that_to_it(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -154,4 +154,4 @@ def test_stream_that_ends_while_its_thread_is_at_work_leaves_that_to_it(monkeypa
     assert not scene.idle_streams.num_streams
     held.may_go_on.set()
     held.threads[0].join(20)
-    assert not held.threads[0].is_alive() and scene.store.status().report.num_staged == 1
+    assert not held.threads[0].is_alive() and scene.store.call(ShardStatusRequest()).report.num_staged == 1

@@ -18,8 +18,8 @@ from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire.frames import FRAME_BYTES, parse
 from ps_server.serving.streams import index_blocks, row_messages
 from tests.support.network.servers import serving
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import RawShard, frame
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 
 REQUEST = RowsRequest(epoch=1, layout_hash="abc", table=2, step=None)
 INDICES_PER_FRAME = FRAME_BYTES // 8
@@ -56,8 +56,8 @@ def handler_of(table: Table) -> grpc.GenericRpcHandler:
 
 
 @contextlib.contextmanager
-def client_of(table: Table) -> Iterator[WholeGrpcShard]:
-    with serving(handler_of(table)) as address, contextlib.closing(WholeGrpcShard(address, index=0)) as shard:
+def client_of(table: Table) -> Iterator[CommandedShard]:
+    with serving(handler_of(table)) as address, contextlib.closing(CommandedShard(address, index=0)) as shard:
         yield shard
 
 

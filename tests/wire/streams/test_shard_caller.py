@@ -1,5 +1,6 @@
 """The fast path of steps to one server: it blocks no caller, reports each step once, and an error ends no other step."""
 
+import asyncio
 import contextlib
 import queue
 from collections.abc import Callable, Iterator
@@ -7,12 +8,10 @@ from collections.abc import Callable, Iterator
 import grpc
 import pytest
 
-from chief.shards import link
-from chief.shards.link import GrpcShardCaller
+from chief.shards import link as link_module
+from chief.shards.link import GrpcShardLink
 from ps_protocol.roles.shard import ApplyRequest
 from ps_protocol.rpc import client_stream, commands
-from ps_protocol.rpc.client import Connection
-from ps_protocol.rpc.commands import Commands
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.serving.calls import SERVICE
 from tests.support.chief.eras import fence
@@ -27,17 +26,19 @@ def kind(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 @contextlib.contextmanager
-def caller_of(handler: Handler) -> Iterator[GrpcShardCaller]:
+def link_to(handler: Handler) -> Iterator[GrpcShardLink]:
     generic = grpc.method_handlers_generic_handler(SERVICE, {"Command": grpc.stream_stream_rpc_method_handler(handler)})
-    with serving(generic) as address, commands_to(address) as commands:
-        yield GrpcShardCaller(commands)
+    with serving(generic) as address, link_at(address) as link:
+        yield link
 
 
 @contextlib.contextmanager
-def commands_to(address: str) -> Iterator[Commands]:
-    with contextlib.closing(Connection(address, name="ps 0", service=SERVICE)) as connection:
-        with contextlib.closing(Commands(connection)) as commands:
-            yield commands
+def link_at(address: str) -> Iterator[GrpcShardLink]:
+    link = GrpcShardLink(address, index=0, cluster="")
+    try:
+        yield link
+    finally:
+        asyncio.run(link.close())
 
 
 def step(number: int) -> ApplyRequest:
@@ -50,11 +51,11 @@ def answer(data: bytes, *, is_error: bool = False) -> bytes:
     return said.SerializeToString()
 
 
-def reported(caller: GrpcShardCaller, *numbers: int) -> list[bool]:
+def reported(link: GrpcShardLink, *numbers: int) -> list[bool]:
     """Begins steps, all before any is answered, and returns the reports in their order."""
     reports: queue.SimpleQueue[bool] = queue.SimpleQueue()
     for number in numbers:
-        caller.begin(step(number), reports.put)
+        link.begin(step(number), reports.put)
     return [reports.get(timeout=20) for _ in numbers]
 
 
@@ -65,9 +66,9 @@ def test_steps_are_reported_one_by_one_on_one_stream() -> None:
         opened.append(context)
         yield from map(answer, requests)
 
-    with caller_of(serve) as caller:
-        assert [reported(caller, number) for number in range(10)] == [[True]] * 10
-        assert reported(caller, 10, 11, 12) == [True] * 3
+    with link_to(serve) as link:
+        assert [reported(link, number) for number in range(10)] == [[True]] * 10
+        assert reported(link, 10, 11, 12) == [True] * 3
     assert len(opened) == 1
 
 
@@ -76,8 +77,8 @@ def test_a_step_that_a_server_refuses_is_not_applied_and_the_next_one_is() -> No
         for number, data in enumerate(requests):
             yield answer(data, is_error=number == 0)
 
-    with caller_of(serve) as caller:
-        assert [reported(caller, number) for number in range(2)] == [[False], [True]]
+    with link_to(serve) as link:
+        assert [reported(link, number) for number in range(2)] == [[False], [True]]
 
 
 def test_stream_that_breaks_gives_up_its_steps_and_the_next_one_opens_another() -> None:
@@ -86,12 +87,12 @@ def test_stream_that_breaks_gives_up_its_steps_and_the_next_one_opens_another() 
         next(requests)
         context.abort(grpc.StatusCode.UNAVAILABLE, "broken")
 
-    with caller_of(serve) as caller:
-        assert [reported(caller, number) for number in range(4)] == [[True], [False], [True], [False]]
+    with link_to(serve) as link:
+        assert [reported(link, number) for number in range(4)] == [[True], [False], [True], [False]]
 
 
 def test_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(link, "_TIMEOUT_S", 0.05)
+    monkeypatch.setattr(link_module, "_TIMEOUT_S", 0.05)
 
     def serve(requests: Iterator[bytes], context: grpc.ServicerContext) -> Iterator[bytes]:
         for data in requests:
@@ -99,12 +100,12 @@ def test_server_that_does_not_answer_is_given_up_in_time(monkeypatch: pytest.Mon
                 yield answer(data)
 
     is_silent: queue.SimpleQueue[None] = queue.SimpleQueue()
-    with caller_of(serve) as caller:
+    with link_to(serve) as link:
         is_silent.put(None)
-        assert reported(caller, 0) == [False]
+        assert reported(link, 0) == [False]
         is_silent.get()
-        monkeypatch.setattr(link, "_TIMEOUT_S", 20.0)
-        assert reported(caller, 1) == [True]
+        monkeypatch.setattr(link_module, "_TIMEOUT_S", 20.0)
+        assert reported(link, 1) == [True]
 
 
 def test_closing_ends_calls_under_way_and_takes_no_more() -> None:
@@ -116,16 +117,15 @@ def test_closing_ends_calls_under_way_and_takes_no_more() -> None:
     heard: queue.SimpleQueue[None] = queue.SimpleQueue()
     reports: queue.SimpleQueue[bool] = queue.SimpleQueue()
     generic = grpc.method_handlers_generic_handler(SERVICE, {"Command": grpc.stream_stream_rpc_method_handler(serve)})
-    with serving(generic) as address, commands_to(address) as commands:
-        caller = GrpcShardCaller(commands)
-        caller.begin(step(0), reports.put)
+    with serving(generic) as address, link_at(address) as link:
+        link.begin(step(0), reports.put)
         heard.get(timeout=20)
-        commands.close()
+        asyncio.run(link.close())
         assert not reports.get(timeout=20)
-        caller.begin(step(1), reports.put)
+        link.begin(step(1), reports.put)
         assert not reports.get(timeout=20)
 
 
 def test_an_address_without_a_listener_is_reported() -> None:
-    with commands_to("127.0.0.1:1") as commands:
-        assert reported(GrpcShardCaller(commands), 0) == [False]
+    with link_at("127.0.0.1:1") as link:
+        assert reported(link, 0) == [False]

@@ -15,7 +15,7 @@ import pytest
 from ps_protocol.errors import Cancelled, ContributionMissing, StepGone, StepNotReady, Superseded
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.contribution import contributions_named
-from ps_protocol.roles.shard import Metric, PushResult
+from ps_protocol.roles.shard import AdoptRequest, Metric, PushResult, ReadMetricsRequest, ReadRequest, ShardStatusRequest
 from ps_protocol.shared_memory import segment as memory_segments
 from ps_protocol.shared_memory import words
 from ps_protocol.shared_memory.segment import NAME_PREFIX, SegmentMaker
@@ -24,9 +24,9 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.chief.eras import fence
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import RawShard
 from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
-from tests.support.parameter_servers.whole_shard import WholeGrpcShard
 from tests.support.waiting import wait_until
 
 pytestmark = pytest.mark.skipif(not memory_segments.boot_id(), reason="this system has no memory that can be shared")
@@ -40,7 +40,7 @@ def server() -> Iterator[ParameterServer]:
 
 @pytest.fixture
 def trainer(server: ParameterServer) -> Iterator[Trainer]:
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
+    with contextlib.closing(CommandedShard(server.address)) as shard:
         trainer = Trainer(shard)
         trainer.create(1.0)
         yield trainer
@@ -49,7 +49,7 @@ def trainer(server: ParameterServer) -> Iterator[Trainer]:
 @contextlib.contextmanager
 def sharing(server: ParameterServer, worker: int = 0, *, incarnation: int = 1, num_buffers: int = 1) -> Iterator[SharedMemoryShard]:
     shard = share_memory(
-        WholeGrpcShard(server.address), epoch=EPOCH, worker=worker, incarnation=incarnation, layout=MIXED, num_buffers=num_buffers
+        CommandedShard(server.address), epoch=EPOCH, worker=worker, incarnation=incarnation, layout=MIXED, num_buffers=num_buffers
     )
     with contextlib.closing(shard):
         yield shard
@@ -78,7 +78,7 @@ def num_mapped() -> int:
 
 
 def allocated(trainer: Trainer) -> int:
-    return trainer.shard.status().report.allocated_bytes
+    return trainer.shard.call(ShardStatusRequest()).report.allocated_bytes
 
 
 @pytest.mark.parametrize(
@@ -105,7 +105,7 @@ def test_wrong_claim_is_refused_and_takes_no_memory(server: ParameterServer, tra
         assert raw.call("ShareMemory", *messages).reason == reason
     wait_until(lambda: allocated(trainer) == before, timeout_s=5, what="the memory is given back")
     wait_until(lambda: num_mapped() <= mapped, timeout_s=5, what="the segments are gone")  # and perhaps those of a test before
-    assert trainer.shard.status().report.num_sharing == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_sharing == 0
     assert trainer.train(0).step == 1
 
 
@@ -113,9 +113,9 @@ def test_slots_are_counted_and_given_back(server: ParameterServer, trainer: Trai
     before = allocated(trainer)
     with sharing(server, num_buffers=2):
         assert allocated(trainer) == before + 2 * MIXED.nbytes
-        assert trainer.shard.status().report.num_sharing == 1
+        assert trainer.shard.call(ShardStatusRequest()).report.num_sharing == 1
     wait_until(lambda: allocated(trainer) == before, timeout_s=5, what="the memory is given back")
-    assert trainer.shard.status().report.num_sharing == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_sharing == 0
 
 
 def test_wish_for_slots_without_end_is_cut_to_what_the_shard_holds(server: ParameterServer, trainer: Trainer) -> None:
@@ -144,7 +144,7 @@ def test_view_of_a_step_that_is_not_there_says_which_are(server: ParameterServer
 
 def test_views_stay_the_same_two_and_readable_after_the_server_has_ended(trainer: Trainer) -> None:
     with open_server(ParameterServerConfig(index=0, address="127.0.0.1:0")) as other:
-        own = Trainer(WholeGrpcShard(other.address))
+        own = Trainer(CommandedShard(other.address))
         own.create(1.0)
         with sharing(other) as shard:
             views = []
@@ -181,22 +181,22 @@ def test_padding_that_a_worker_fills_poisons_nothing(server: ParameterServer, tr
         header = trainer.header()
         shard.push_gradients(header, Segments([memory]))
         trainer.apply(header.push_id)
-    assert trainer.shard.status().report.num_nonfinite == 0
+    assert trainer.shard.call(ShardStatusRequest()).report.num_nonfinite == 0
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
 
 
 def test_copy_is_of_one_step_while_steps_are_made(server: ParameterServer) -> None:
     layout = layout_of(variable("w", (1 << 18,)))
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard, ThreadPoolExecutor(1) as pool:
+    with contextlib.closing(CommandedShard(server.address)) as shard, ThreadPoolExecutor(1) as pool:
         trainer = Trainer(shard, layout)
         trainer.create(1.0)
         with contextlib.closing(
-            share_memory(WholeGrpcShard(server.address), epoch=EPOCH, worker=0, incarnation=1, layout=layout, num_buffers=0)
+            share_memory(CommandedShard(server.address), epoch=EPOCH, worker=0, incarnation=1, layout=layout, num_buffers=0)
         ) as reader:
             training = pool.submit(lambda: [trainer.train(step, worker=1) for step in range(60)])
             into, last = np.zeros(layout.nbytes, np.uint8), 0
             while not training.done():
-                step = reader.read_variables(Segments([into]), epoch=EPOCH, step=None, layout_hash=layout.hash)
+                step = reader.read(ReadRequest(epoch=EPOCH, step=None, layout_hash=layout.hash), Segments([into]))
                 assert set(np.unique(into.view(np.float32))) == {1.0 - 0.5 * step}
                 assert step >= last
                 last = step
@@ -209,7 +209,7 @@ def test_push_with_metrics_tells_only_of_its_slot(server: ParameterServer, train
         assert shard.push_locally(header, Segments([trainer.arena(1.0)])) is None
         assert shard.push_gradients(header, Segments([trainer.arena(1.0)])).result is PushResult.STAGED
         trainer.apply(header.push_id)
-        assert [(cell.name, cell.total) for cell in trainer.shard.read_metrics(epoch=EPOCH)] == [("loss", 2.0)]
+        assert [(cell.name, cell.total) for cell in trainer.shard.call(ReadMetricsRequest(epoch=EPOCH))] == [("loss", 2.0)]
         np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
 
 
@@ -218,8 +218,8 @@ def test_contribution_counts_even_if_its_worker_goes(server: ParameterServer, tr
     with sharing(server) as shard:
         header = trainer.header()
         shard.push_gradients(header, Segments([trainer.arena(1.0)]))
-    wait_until(lambda: trainer.shard.status().report.num_sharing == 0, timeout_s=5, what="the worker has gone")
-    assert trainer.shard.status().report.num_staged == 1
+    wait_until(lambda: trainer.shard.call(ShardStatusRequest()).report.num_sharing == 0, timeout_s=5, what="the worker has gone")
+    assert trainer.shard.call(ShardStatusRequest()).report.num_staged == 1
     trainer.apply(header.push_id)
     np.testing.assert_array_equal(trainer.read()[1], trainer.arena(0.5))
     assert allocated(trainer) == before
@@ -251,10 +251,10 @@ def test_new_epoch_ends_sharing(server: ParameterServer, trainer: Trainer) -> No
     before = allocated(trainer)
     with sharing(server) as shard:
         shard.push_gradients(trainer.header(), Segments([trainer.arena(1.0)]))
-        trainer.shard.adopt(fence(EPOCH + 1, 9))
+        trainer.shard.call(AdoptRequest(fence=fence(EPOCH + 1, 9)))
         wait_until(lambda: not shard.is_shared, timeout_s=5, what="the worker has heard")
         assert shard.gradient_memory() is None
-    assert (allocated(trainer), trainer.shard.status().report.num_staged) == (before, 0)
+    assert (allocated(trainer), trainer.shard.call(ShardStatusRequest()).report.num_staged) == (before, 0)
 
 
 def test_a_closed_shared_memory_shard_raises(server: ParameterServer, trainer: Trainer) -> None:
@@ -268,7 +268,7 @@ def test_memory_that_cannot_be_mapped_leaves_the_connection_as_it_was(
     server: ParameterServer, trainer: Trainer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(os, "getpid", lambda: 1 << 30)  # of another space of process numbers
-    with contextlib.closing(WholeGrpcShard(server.address)) as shard:
+    with contextlib.closing(CommandedShard(server.address)) as shard:
         with pytest.raises(MemoryNotShared, match="cannot be mapped here") as caught:
             share_memory(shard, epoch=EPOCH, worker=0, incarnation=1, layout=MIXED)
         assert caught.value.facts == {"same_host": "true"}

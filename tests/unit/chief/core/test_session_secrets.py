@@ -16,10 +16,10 @@ from ps_protocol.roles.chief import (
     Participant,
     ParticipantKind,
     PushOutcome,
-    Request,
 )
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import session_secret
+from ps_protocol.roles.request import Request
 from tests.support.chief.chief_driver import KEY, Driver, Worker
 
 

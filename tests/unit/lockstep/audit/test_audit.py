@@ -22,11 +22,11 @@ from ps_protocol.process.history import HistoryWriter, read_history
 from ps_protocol.roles import history as events
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.history import Answered, Applied, Counted, StateKept
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ReplicaState
+from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, PushHeader, PushReply, ReplicaState
 from ps_server.serving.local import InProcessShard
 from tests.contract.shard.test_checkpoints import model_of
+from tests.support.parameter_servers.commanded_shard import ForwardingShard
 from tests.support.parameter_servers.sharded_training import NUM_WORKERS, ShardedTraining
-from tests.support.parameter_servers.whole_shard import ForwardingShard
 
 # Of the records of each process.
 _BOUND = 40_000
@@ -143,7 +143,7 @@ def test_a_step_without_contributions_that_servers_never_received_passes_the_aud
             training.push(index, forged)
         without = () if index < num_given else (forged,)
         fence = training.settings.fence
-        shard.apply_step(ApplyRequest(fence=fence, step=1, contributors=(honest, forged), without=without))
+        shard.call(ApplyRequest(fence=fence, step=1, contributors=(honest, forged), without=without))
     training.step += 1
     training.train(1)
     facts = facts_of(read_history(tmp_path / "history"))
@@ -235,9 +235,9 @@ def test_contributions_staged_before_a_server_left_and_returned_in_one_epoch_cou
         other.save(f"step-{other.step}")
         shard, lost.step = lost.shards[0], other.step
         assert isinstance(shard, _Noted)
-        shard.server.adopt(lost.settings.fence, replica=ReplicaState(version=number, forgets=True))
+        shard.server.call(AdoptRequest(fence=lost.settings.fence, replica=ReplicaState(version=number, forgets=True)))
         request = replace(lost.restore_request(0, f"step-{other.step}"), replica_version=number)
-        assert shard.restore(request, max_wait_s=10.0).is_done or shard.restore(request, max_wait_s=10.0).is_done
+        assert shard.call(replace(request, max_wait_s=10.0)).is_done or shard.call(replace(request, max_wait_s=10.0)).is_done
         for one in pair:
             one.train(1)
     for step in range(pair[0].step):
@@ -264,7 +264,7 @@ def test_contributions_applied_on_arrival_have_no_common_order_and_are_at_all_se
     training.create()
     first, second, third = (PushId(worker=worker, incarnation=1, sequence=1) for worker in range(3))
     for index, shard in enumerate(training.shards):
-        shard.configure(replace(training.settings, version=1, accepts_stale=True, applies_on_arrival=True))
+        shard.call(replace(training.settings, version=1, accepts_stale=True, applies_on_arrival=True))
         for push_id in (first, second) if index else (second, first):
             training.push(index, push_id)
         if index in given:

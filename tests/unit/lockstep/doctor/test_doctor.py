@@ -20,9 +20,9 @@ from lockstep.doctor.files import file_findings, role_to_call_as
 from lockstep.doctor.findings import Finding, Verdict, fail, is_fit, lines, ok, summary, warn
 from lockstep.doctor.machine import LEAST_PYTHON, LEAST_VERSIONS, machine_findings
 from ps_protocol.errors import InvalidSpec, StorageFull
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security.options import Security
-from ps_protocol.security.permissions import CallerRole
 from tests.support.network.certificates import make
 from tests.support.repository import ROOT
 

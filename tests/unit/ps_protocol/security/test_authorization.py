@@ -8,8 +8,9 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec, PermissionDenied, Unauthenticated
 from ps_protocol.process.options import Given, security_of
+from ps_protocol.roles.request import CallerRole
 from ps_protocol.security import tokens
-from ps_protocol.security.permissions import ALLOWED, HEALTH, CallerRole, check_allowed, is_long_lived, is_open
+from ps_protocol.security.permissions import ALLOWED, HEALTH, check_allowed, is_long_lived, is_open
 from ps_protocol.security.tokens import (
     TokenSource,
     TokenTable,

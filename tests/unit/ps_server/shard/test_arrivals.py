@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from ps_protocol.errors import NotInitialized, Unavailable
-from ps_protocol.roles.shard import PushResult
+from ps_protocol.roles.shard import PushResult, ReadMetricsRequest, ShardStatusRequest
 from ps_server.optimizers.rule import UpdateRule
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import gate
@@ -64,7 +64,7 @@ def test_without_locking_an_update_that_overlaps_another_is_lost(arrivals: Train
         assert first.result(10)[1].result is PushResult.APPLIED
     # Of the two only the one that was written last is there.
     np.testing.assert_array_equal(arrivals.rows([3])[1], [[-1.0] * 2])
-    assert arrivals.shard.status().step == 2
+    assert arrivals.shard.call(ShardStatusRequest()).step == 2
 
 
 def test_locked_updates_are_never_lost(arrivals: Trainer, held: _HeldRule) -> None:
@@ -113,4 +113,4 @@ def test_a_shard_whose_arrival_failed_half_way_refuses_further_calls(arrivals: T
     with pytest.raises(MemoryError):
         arrivals.push(arrivals.header())
     with pytest.raises(NotInitialized, match="ps 0 failed half-way through step 0 and has lost its variables"):
-        arrivals.shard.read_metrics(epoch=EPOCH)
+        arrivals.shard.call(ReadMetricsRequest(epoch=EPOCH))

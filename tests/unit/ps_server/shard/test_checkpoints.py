@@ -2,6 +2,7 @@
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
@@ -22,7 +23,7 @@ from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.checkpoint import Checkpoint
-from ps_protocol.roles.shard import ReplicaState, SaveRequest, SaveState, ShardSettings
+from ps_protocol.roles.shard import AdoptRequest, ReplicaState, SaveRequest, SaveState, ShardSettings, ShardStatusRequest, ShutdownRequest
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
 from tests.support.chief.eras import fence
@@ -71,54 +72,54 @@ def _request(training: ShardedTraining, tag: str = "t") -> SaveRequest:
 
 
 def _saved(training: ShardedTraining, later: Later, tag: str = "t") -> Checkpoint:
-    training.shards[0].save(_request(training, tag))
+    training.shards[0].call(_request(training, tag))
     later.do_all()
     return training.save(tag)
 
 
 def test_save_is_begun_once_however_often_it_is_asked_for(training: ShardedTraining, later: Later) -> None:
     for _ in range(3):
-        assert training.shards[0].save(_request(training)).state is SaveState.WRITING
+        assert training.shards[0].call(_request(training)).state is SaveState.WRITING
     assert len(later.work) == 1
     later.do_all()
-    done = training.shards[0].save(_request(training), max_wait_s=1.0)
+    done = training.shards[0].call(replace(_request(training), max_wait_s=1.0))
     assert done.state is SaveState.DONE
     # Its file is there: nothing is to be done again, though steps have continued.
-    assert training.shards[0].save(_request(training)) == done
+    assert training.shards[0].call(_request(training)) == done
     assert not later.work
 
 
 def test_a_save_writes_the_requested_step_however_late_it_is_written(training: ShardedTraining, later: Later) -> None:
     expected = training.state()
-    training.shards[0].save(_request(training))
+    training.shards[0].call(_request(training))
     training.train(3)
     later.do_all()
     training.step = 1
     training.save("t")
     training.epoch = 4
-    training.shards[0].restore(training.restore_request(0, "t"))
+    training.shards[0].call(training.restore_request(0, "t"))
     later.do_all()
     assert training.state() == expected
 
 
 def test_a_save_whose_file_was_removed_is_started_again(training: ShardedTraining, later: Later) -> None:
-    training.shards[0].save(_request(training))
+    training.shards[0].call(_request(training))
     later.do_all()
     open_storage(training.checkpoint_dir).remove_incomplete("t")
-    assert training.shards[0].save(_request(training)).state is SaveState.WRITING
+    assert training.shards[0].call(_request(training)).state is SaveState.WRITING
     later.do_all()
-    assert training.shards[0].save(_request(training)).state is SaveState.DONE
+    assert training.shards[0].call(_request(training)).state is SaveState.DONE
 
 
 def test_another_save_waits_until_the_one_before_has_been_given_up(training: ShardedTraining, later: Later) -> None:
     shard = training.shards[0]
-    shard.save(_request(training, "one"))
+    shard.call(_request(training, "one"))
     with pytest.raises(Unavailable, match="checkpoint one is still being written"):
-        shard.save(_request(training, "two"))
+        shard.call(_request(training, "two"))
     later.do_all()
-    assert shard.save(_request(training, "two")).state is SaveState.WRITING
+    assert shard.call(_request(training, "two")).state is SaveState.WRITING
     later.do_all()
-    assert shard.save(_request(training, "two")).state is SaveState.DONE
+    assert shard.call(_request(training, "two")).state is SaveState.DONE
 
 
 def test_a_copy_without_memory_for_it_does_no_harm(tmp_path: Path, later: Later) -> None:
@@ -128,36 +129,36 @@ def test_a_copy_without_memory_for_it_does_no_harm(tmp_path: Path, later: Later)
     training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=directory)
     training.create()
     training.train(1)
-    before = shard.status().report.allocated_bytes
+    before = shard.call(ShardStatusRequest()).report.allocated_bytes
     with pytest.raises(LimitExceeded, match=r"the copy for checkpoint t needs 12\.0 KiB.*--max-memory-bytes"):
-        shard.save(_request(training))
-    assert shard.status().report.allocated_bytes == before
+        shard.call(_request(training))
+    assert shard.call(ShardStatusRequest()).report.allocated_bytes == before
     training.train(1)
 
 
 def test_save_under_way_is_answered_while_the_shard_ends(training: ShardedTraining, later: Later) -> None:
     shard = training.shards[0]
-    shard.save(_request(training))
-    shard.shutdown(fence(training.epoch, CHIEF), reason="test")
+    shard.call(_request(training))
+    shard.call(ShutdownRequest(fence=fence(training.epoch, CHIEF), reason="test"))
     later.do_all()
-    assert shard.save(_request(training), max_wait_s=1.0).state is SaveState.DONE
+    assert shard.call(replace(_request(training), max_wait_s=1.0)).state is SaveState.DONE
     with pytest.raises(ShuttingDown):
-        shard.save(_request(training, "another"))
+        shard.call(_request(training, "another"))
 
 
 def test_a_shard_reports_its_restoration_and_refuses_other_values_meanwhile(training: ShardedTraining, later: Later) -> None:
     _saved(training, later)
     shard = training.shards[0]
-    shard.adopt(fence(4, CHIEF))
+    shard.call(AdoptRequest(fence=fence(4, CHIEF)))
     training.epoch = 4
     request = training.restore_request(0, "t")
     for _ in range(2):
-        assert not shard.restore(request).is_done
+        assert not shard.call(request).is_done
     assert len(later.work) == 1
     with pytest.raises(Unavailable, match="being restored from checkpoint t"):
         training.create()
     later.do_all()
-    progress = shard.restore(request, max_wait_s=1.0)
+    progress = shard.call(replace(request, max_wait_s=1.0))
     assert progress.is_done and progress.num_bytes_read == progress.num_bytes > 0
     training.train(1)
 
@@ -167,14 +168,14 @@ def test_later_epoch_breaks_a_restoration_off(training: ShardedTraining, later: 
     shard = training.shards[0]
     training.epoch = 4
     old = training.restore_request(0, "t")
-    shard.restore(old)
-    shard.adopt(fence(5, CHIEF))
+    shard.call(old)
+    shard.call(AdoptRequest(fence=fence(5, CHIEF)))
     with pytest.raises(EpochMismatch):
-        shard.restore(old, max_wait_s=1.0)
+        shard.call(replace(old, max_wait_s=1.0))
     training.epoch = 5
-    assert not shard.restore(training.restore_request(0, "t")).is_done
+    assert not shard.call(training.restore_request(0, "t")).is_done
     later.do_all()
-    assert shard.restore(training.restore_request(0, "t"), max_wait_s=1.0).is_done
+    assert shard.call(replace(training.restore_request(0, "t"), max_wait_s=1.0)).is_done
     training.train(1)
 
 
@@ -182,37 +183,37 @@ def test_a_replica_that_was_brought_back_ignores_late_copies_of_earlier_commands
     _saved(training, later)
     shard = training.shards[0]
     assert isinstance(shard, InProcessShard)
-    lost = partial(shard.adopt, fence(training.epoch, CHIEF))
-    assert lost(replica=ReplicaState(version=1, forgets=True)).step is None
+    lost = partial(AdoptRequest, fence=fence(training.epoch, CHIEF))
+    assert shard.call(lost(replica=ReplicaState(version=1, forgets=True))).step is None
     earlier = dataclasses.replace(training.restore_request(0, "t"), replica_version=1)
-    shard.restore(earlier)
+    shard.call(earlier)
     later.do_all()
     training.train(1)
     _saved(training, later, "another")
     # It is lost once more, and brought back from a later checkpoint.
-    assert lost(replica=ReplicaState(version=2, forgets=True)).step is None
+    assert shard.call(lost(replica=ReplicaState(version=2, forgets=True))).step is None
     request = dataclasses.replace(training.restore_request(0, "another"), replica_version=2)
-    shard.restore(request)
+    shard.call(request)
     later.do_all()
     training.train(1)
     for version in (1, 2):
-        assert lost(replica=ReplicaState(version=version, forgets=True)).step == training.step
+        assert shard.call(lost(replica=ReplicaState(version=version, forgets=True))).step == training.step
         lost(replica=ReplicaState(version=version, is_alone=True))
-        assert not shard.status().is_alone
+        assert not shard.call(ShardStatusRequest()).is_alone
     with pytest.raises(Unavailable):
-        shard.restore(earlier)
-    assert shard.restore(request).is_done
+        shard.call(earlier)
+    assert shard.call(request).is_done
     training.train(1)
 
 
 def test_the_replica_state_of_a_later_chief_replaces_one_with_a_higher_version(training: ShardedTraining) -> None:
     shard = training.shards[0]
     assert isinstance(shard, InProcessShard)
-    shard.adopt(fence(training.epoch, CHIEF), replica=ReplicaState(version=7, is_alone=True))
-    assert shard.status().is_alone
-    shard.adopt(fence(training.epoch, CHIEF + 1), replica=ReplicaState(version=1))
-    assert not shard.status().is_alone
-    assert shard.adopt(fence(training.epoch, CHIEF + 1), replica=ReplicaState(version=2, forgets=True)).step is None
+    shard.call(AdoptRequest(fence=fence(training.epoch, CHIEF), replica=ReplicaState(version=7, is_alone=True)))
+    assert shard.call(ShardStatusRequest()).is_alone
+    shard.call(AdoptRequest(fence=fence(training.epoch, CHIEF + 1), replica=ReplicaState(version=1)))
+    assert not shard.call(ShardStatusRequest()).is_alone
+    assert shard.call(AdoptRequest(fence=fence(training.epoch, CHIEF + 1), replica=ReplicaState(version=2, forgets=True))).step is None
 
 
 def test_memory_is_the_same_after_any_number_of_restorations(training: ShardedTraining, later: Later) -> None:
@@ -221,10 +222,10 @@ def test_memory_is_the_same_after_any_number_of_restorations(training: ShardedTr
     for epoch in range(4, 8):
         training.epoch, training.step = epoch, 1
         request = training.restore_request(0, "t")
-        training.shards[0].restore(request)
+        training.shards[0].call(request)
         later.do_all()
         training.train(2)
-        counts.append(training.shards[0].status().report.allocated_bytes)
+        counts.append(training.shards[0].call(ShardStatusRequest()).report.allocated_bytes)
     assert len(set(counts)) == 1
 
 
@@ -245,34 +246,34 @@ def test_shard_whose_step_failed_half_way_is_whole_again_after_a_restoration(
     with pytest.raises(NotInitialized):
         training.state()
     # What is half old and half new is gone, not served under the new epoch.
-    assert shard.adopt(fence(4, CHIEF)).step is None
+    assert shard.call(AdoptRequest(fence=fence(4, CHIEF))).step is None
     training.epoch = 4
     with pytest.raises(NotInitialized):
         training.state()
-    shard.restore(training.restore_request(0, "t"))
+    shard.call(training.restore_request(0, "t"))
     later.do_all()
     assert training.state() == expected
 
 
 def test_values_applied_on_arrival_are_saved_unchanged(training: ShardedTraining, later: Later) -> None:
     with pytest.raises(StepMismatch):
-        training.shards[0].save(SaveRequest(fence=fence(training.epoch, CHIEF), step=7, tag="t"))
+        training.shards[0].call(SaveRequest(fence=fence(training.epoch, CHIEF), step=7, tag="t"))
     shard = InProcessShard(index=0, storage=open_storage(training.checkpoint_dir), run_in_background=later)
     training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=training.checkpoint_dir)
     training.create()
-    shard.configure(ShardSettings(fence=fence(training.epoch, CHIEF), version=1, applies_on_arrival=True))
+    shard.call(ShardSettings(fence=fence(training.epoch, CHIEF), version=1, applies_on_arrival=True))
     training.step = 7
     assert _saved(training, later).step == 7
     training.epoch = 4
-    shard.restore(training.restore_request(0, "t"))
+    shard.call(training.restore_request(0, "t"))
     later.do_all()
-    assert shard.status().step == 7
+    assert shard.call(ShardStatusRequest()).step == 7
 
 
 def test_untrained_values_are_replaced_by_those_of_a_later_epoch(training: ShardedTraining) -> None:
     shard = training.shards[0]
     training.epoch = 4
-    shard.adopt(fence(4, CHIEF))
+    shard.call(AdoptRequest(fence=fence(4, CHIEF)))
     other = dataclasses.replace(MODEL, variables=(VariableSpec(name="v", data_type=DataType.FLOAT64, shape=(3,)),))
     with pytest.raises(VariableExists):
         ShardedTraining(shards=[shard], model=other, checkpoint_dir="", epoch=4).create()

@@ -12,7 +12,7 @@ from ps_protocol.encodings.formats import FloatEncoding, encoded_nbytes
 from ps_protocol.errors import StepGone
 from ps_protocol.model.layout import Layout
 from ps_protocol.model.variables import Array, DataType
-from ps_protocol.roles.shard import ApplyRequest, ReplicaState, ShardSettings
+from ps_protocol.roles.shard import AdoptRequest, ApplyRequest, ReadRequest, ReplicaState, ShardSettings, ShardStatusRequest
 from ps_server.serving.local import InProcessShard
 from ps_server.shard import encoded_variables
 from ps_server.shard.handles import Reading
@@ -31,7 +31,7 @@ class _Training:
 
     def __init__(self, *, memory_limit_bytes: int | None = None) -> None:
         self.shard = Shard(index=0, process_incarnation=1, memory_limit_bytes=memory_limit_bytes)
-        self.shard.adopt(fence(EPOCH, CHIEF))
+        self.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF)))
         self._words = Trainer(InProcessShard(index=0), LARGE)
         self._step = 0
         self.values = self._words.random(0)
@@ -52,7 +52,7 @@ class _Training:
 
     def read(self) -> Reading:
         """Begins to read the latest variables."""
-        return self.shard.open_variables(epoch=EPOCH, step=None, layout_hash=LARGE.hash)
+        return self.shard.open_variables(ReadRequest(epoch=EPOCH, step=None, layout_hash=LARGE.hash))
 
     def encoded(self, encoding: FloatEncoding = FloatEncoding.BFLOAT16) -> bytes:
         """The latest variables as a reader that encodes for itself gets them."""
@@ -60,7 +60,7 @@ class _Training:
 
     @property
     def allocated_bytes(self) -> int:
-        return self.shard.status().report.allocated_bytes
+        return self.shard.call(ShardStatusRequest()).report.allocated_bytes
 
 
 def frames(reading: Reading, encoding: FloatEncoding = FloatEncoding.BFLOAT16) -> Iterator[tuple[int, memoryview]]:
@@ -265,13 +265,13 @@ def test_the_memory_of_encoded_variables_goes_with_the_model() -> None:
         read_by_turns(training)
     slow = frames(training.read())
     next(slow)
-    training.shard.adopt(fence(EPOCH, CHIEF), replica=ReplicaState(version=1, forgets=True))
+    training.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF), replica=ReplicaState(version=1, forgets=True)))
     assert training.allocated_bytes == 0
 
 
 def test_readers_of_values_that_change_in_place_see_each_change() -> None:
     training = _Training()
-    training.shard.configure(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, applies_on_arrival=True))
+    training.shard.call(ShardSettings(fence=fence(EPOCH, CHIEF), version=1, applies_on_arrival=True))
     for sequence in range(3):
         header = training._words.header(step=sequence)
         with training.shard.open_push(header) as push:

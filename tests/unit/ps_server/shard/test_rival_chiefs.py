@@ -5,7 +5,7 @@ import pytest
 from ps_protocol.errors import NotInitialized, Superseded
 from ps_protocol.model.layout import Segments
 from ps_protocol.roles.fence import KEY_BYTES, LIVING_CHIEF_S
-from ps_protocol.roles.shard import ReplicaState, RestoreRequest, ShardSettings
+from ps_protocol.roles.shard import AdoptRequest, KeepRecordRequest, ReplicaState, RestoreRequest, ShardSettings, ShardStatusRequest
 from ps_server.serving.local import InProcessShard
 from tests.support.chief.eras import LIFE, fence
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer
@@ -22,16 +22,18 @@ class Scene:
         self.shard = InProcessShard(index=0, clock=lambda: self.now)
         self.trainer = Trainer(self.shard)
         self.rival = fence(EPOCH, CHIEF, life=life)
-        self.shard.adopt(self.rival, chief_address=OTHER, session_keys=(b"o" * KEY_BYTES,), replica=ReplicaState(version=50))
+        self.shard.call(
+            AdoptRequest(fence=self.rival, chief_address=OTHER, session_keys=(b"o" * KEY_BYTES,), replica=ReplicaState(version=50))
+        )
 
     def adopt(self, *, epoch: int = EPOCH, replica: ReplicaState = LEFT_OUT) -> None:
         """This chief, of the same number, wants the server."""
-        self.shard.adopt(fence(epoch, CHIEF), chief_address=MINE, session_keys=(b"m" * KEY_BYTES,), replica=replica)
+        self.shard.call(AdoptRequest(fence=fence(epoch, CHIEF), chief_address=MINE, session_keys=(b"m" * KEY_BYTES,), replica=replica))
 
     def assert_refused(self, *, epoch: int = EPOCH, replica: ReplicaState = LEFT_OUT) -> None:
         with pytest.raises(Superseded, match=r"another life|the chief at chief:2"):
             self.adopt(epoch=epoch, replica=replica)
-        assert self.shard.status().fence == self.rival
+        assert self.shard.call(ShardStatusRequest()).fence == self.rival
 
 
 @pytest.fixture(params=[LIFE, LIFE + 1], ids=["same life", "other life"])
@@ -42,19 +44,19 @@ def scene(request: pytest.FixtureRequest) -> Scene:
 def test_a_chief_that_is_heard_keeps_an_empty_server(scene: Scene) -> None:
     scene.now += LIVING_CHIEF_S - 0.1
     scene.assert_refused()
-    scene.shard.hear_chief(scene.rival)
+    scene.shard.call(ShardStatusRequest(fence=scene.rival))
     scene.now += LIVING_CHIEF_S - 0.1
     scene.assert_refused()
 
 
 @pytest.mark.shows("F38")
 def test_an_empty_server_of_a_silent_chief_accepts_a_rival_chief(scene: Scene) -> None:
-    scene.shard.keep_record(scene.rival, version=9, record=b"of the other one")
+    scene.shard.call(KeepRecordRequest(fence=scene.rival, version=9, record=b"of the other one"))
     scene.now += LIVING_CHIEF_S
     scene.adopt()
-    status = scene.shard.status()
+    status = scene.shard.call(ShardStatusRequest())
     assert (status.fence, status.chief_address, status.chief_heard_ago_s) == (fence(EPOCH, CHIEF), MINE, 0.0)
-    adoption = scene.shard.adopt(fence(EPOCH, CHIEF), chief_address=MINE)
+    adoption = scene.shard.call(AdoptRequest(fence=fence(EPOCH, CHIEF), chief_address=MINE))
     assert (adoption.record, adoption.session_keys) == (b"", (b"m" * KEY_BYTES,)), "nothing of the other chief's is left"
 
 
@@ -62,7 +64,7 @@ def test_the_replica_state_of_a_rival_chief_is_discarded(scene: Scene) -> None:
     """It had counted further: the number of what this one says would be old."""
     scene.now += LIVING_CHIEF_S
     scene.adopt(replica=ReplicaState(version=1, is_alone=True))
-    assert scene.shard.status().is_alone
+    assert scene.shard.call(ShardStatusRequest()).is_alone
 
 
 def test_a_server_with_a_model_accepts_a_rival_chief_only_in_the_same_life_and_if_it_is_not_counted_on() -> None:
@@ -73,7 +75,7 @@ def test_a_server_with_a_model_accepts_a_rival_chief_only_in_the_same_life_and_i
         scene.assert_refused(replica=ReplicaState(version=1))
     other.assert_refused()
     same.adopt()
-    assert same.shard.status().step is None
+    assert same.shard.call(ShardStatusRequest()).step is None
     with pytest.raises(NotInitialized):
         same.trainer.read(0)
 
@@ -81,7 +83,7 @@ def test_a_server_with_a_model_accepts_a_rival_chief_only_in_the_same_life_and_i
 def test_a_server_that_was_rolled_back_accepts_no_rival_chief_of_an_earlier_epoch() -> None:
     scene = Scene(life=LIFE)
     scene.rival = fence(EPOCH + 1, CHIEF)
-    scene.shard.adopt(scene.rival, chief_address=OTHER)
+    scene.shard.call(AdoptRequest(fence=scene.rival, chief_address=OTHER))
     scene.now += 10 * LIVING_CHIEF_S
     scene.assert_refused()
     scene.adopt(epoch=EPOCH + 1)
@@ -95,5 +97,5 @@ def test_a_chief_that_only_restores_takes_no_server() -> None:
     settings = ShardSettings(fence=late, version=0)
     request = RestoreRequest(fence=late, spec=scene.trainer.spec(epoch=EPOCH + 1), tag="step-1", manifest_sha256="", settings=settings)
     with pytest.raises(Superseded):
-        scene.shard.restore(request)
-    assert scene.shard.status().fence == scene.rival
+        scene.shard.call(request)
+    assert scene.shard.call(ShardStatusRequest()).fence == scene.rival

@@ -4,6 +4,7 @@ import errno
 import mmap
 import re
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,7 @@ from ps_protocol.errors import PermissionDenied, PsError, StorageFailed, Storage
 from ps_protocol.model.optimizers import OptimizerSpec, constant
 from ps_protocol.model.spec import ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
-from ps_protocol.roles.shard import SaveRequest, SaveState
+from ps_protocol.roles.shard import AdoptRequest, SaveRequest, SaveState, ShardStatusRequest
 from ps_server.model.snapshot import StateMemory
 from ps_server.numbers.apply import ONE_THREAD
 from ps_server.numbers.memory import MemoryBudget
@@ -60,8 +61,8 @@ def _lazily_free_bytes() -> int:
 def _save(training: ShardedTraining, tag: str) -> PsError | None:
     """Saves, and returns why not."""
     shard, request = training.shards[0], _request(training, tag)
-    shard.save(request)
-    progress = shard.save(request, max_wait_s=20.0)
+    shard.call(request)
+    progress = shard.call(replace(request, max_wait_s=20.0))
     assert progress.state in (SaveState.DONE, SaveState.FAILED)
     return progress.failure
 
@@ -69,10 +70,10 @@ def _save(training: ShardedTraining, tag: str) -> PsError | None:
 def test_memory_of_a_copy_is_kept_once_for_the_next(storage: WatchedStorage) -> None:
     training = _training(storage)
     shard = training.shards[0]
-    before = shard.status().report.allocated_bytes
+    before = shard.call(ShardStatusRequest()).report.allocated_bytes
     for tag in ("one", "two", "three"):
         assert _save(training, tag) is None
-        assert shard.status().report.allocated_bytes == before + _COPY_BYTES
+        assert shard.call(ShardStatusRequest()).report.allocated_bytes == before + _COPY_BYTES
 
 
 def test_system_may_take_the_pages_of_a_copy_that_is_written() -> None:
@@ -91,7 +92,7 @@ def test_memory_that_is_kept_is_released_when_it_is_needed(storage: WatchedStora
     training = _training(storage, memory_limit_bytes=9 * _MIB)
     for tag in ("one", "two", "three"):
         training.train(1)
-        training.shards[0].configure(training.settings)
+        training.shards[0].call(training.settings)
         failure = _save(training, tag)
         assert failure is None
 
@@ -115,12 +116,12 @@ def test_disk_that_fails_at_any_write_harms_no_step_and_no_older_checkpoint(
             raise OSError(number, "no")
 
     storage.on_write = fail
-    held = training.shards[0].status().report.allocated_bytes
+    held = training.shards[0].call(ShardStatusRequest()).report.allocated_bytes
     for tag in ("a", "b", "c"):
         training.train(1)
         writes.clear()
         assert isinstance(_save(training, tag), kind)
-    assert training.shards[0].status().report.allocated_bytes <= held + _COPY_BYTES
+    assert training.shards[0].call(ShardStatusRequest()).report.allocated_bytes <= held + _COPY_BYTES
     assert [(stored.tag, bool(stored.files)) for stored in storage.stored() if stored.files] == [("old", True)]
     # And as soon as there is room again, the same save succeeds.
     storage.on_write = lambda size: None
@@ -136,10 +137,10 @@ def test_a_file_that_is_no_longer_needed_is_given_up_before_its_next_piece(stora
     def rise(size: int) -> None:
         writes.append(size)
         if len(writes) == 2:
-            shard.adopt(fence(4, CHIEF))
+            shard.call(AdoptRequest(fence=fence(4, CHIEF)))
 
     storage.on_write = rise
-    shard.save(_request(training, "t"))
+    shard.call(_request(training, "t"))
     wait_until(lambda: len(writes) == 2 and not any(stored.files for stored in storage.stored()), timeout_s=20.0)
     training.epoch = 4
 

@@ -16,7 +16,17 @@ from ps_protocol.errors import (
     TooManyPushes,
     TruncatedStream,
 )
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, PushResult, ShardSpec
+from ps_protocol.roles.shard import (
+    AdoptRequest,
+    ApplyRequest,
+    PushHeader,
+    PushReply,
+    PushResult,
+    ReadRequest,
+    ShardSpec,
+    ShardStatusRequest,
+    ShutdownRequest,
+)
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
 from ps_server.shard.shard import Shard
@@ -31,7 +41,7 @@ class _Fixture:
 
     def __init__(self) -> None:
         self.store = Shard(index=0, process_incarnation=1)
-        self.store.adopt(fence(EPOCH, CHIEF))
+        self.store.call(AdoptRequest(fence=fence(EPOCH, CHIEF)))
         # Only makes specifications and headers; its own shard is not used.
         self.words = Trainer(InProcessShard(index=0))
         self.bytes = self.words.arena(1.0).tobytes()
@@ -76,10 +86,10 @@ def test_push_left_before_it_is_finished_has_no_effect(created: _Fixture) -> Non
     header = created.header()
     with created.store.open_push(header) as push:
         push.write(0, created.bytes)
-    status = created.store.status()
+    status = created.store.call(ShardStatusRequest())
     assert (status.report.num_staged, status.report.num_pushes) == (0, 0)
     assert created.push(header).result is PushResult.STAGED
-    assert created.store.status().report.allocated_bytes == status.report.allocated_bytes
+    assert created.store.call(ShardStatusRequest()).report.allocated_bytes == status.report.allocated_bytes
 
 
 def test_push_that_fails_half_way_has_no_effect(created: _Fixture) -> None:
@@ -100,7 +110,7 @@ def test_push_under_way_when_its_step_is_applied_is_stale(created: _Fixture) -> 
         assert push.is_answered
         assert not push.write(HALF, created.bytes[HALF:])
         assert push.finish() == PushReply(result=PushResult.STALE, step=1)
-    assert created.store.status().report.num_staged == 0
+    assert created.store.call(ShardStatusRequest()).report.num_staged == 0
 
 
 def test_push_sent_again_displaces_its_first_stream(created: _Fixture) -> None:
@@ -111,7 +121,7 @@ def test_push_sent_again_displaces_its_first_stream(created: _Fixture) -> None:
             assert created.push(header).result is PushResult.STAGED
             assert not first.write(HALF, created.bytes[HALF:])
             first.finish()
-    assert created.store.status().report.num_staged == 1
+    assert created.store.call(ShardStatusRequest()).report.num_staged == 1
 
 
 def test_push_under_way_ends_with_its_incarnation(created: _Fixture) -> None:
@@ -124,7 +134,7 @@ def test_push_under_way_ends_with_its_incarnation(created: _Fixture) -> None:
 def test_push_under_way_ends_with_its_epoch(created: _Fixture) -> None:
     with pytest.raises(EpochMismatch, match=f"cluster epoch rose to {EPOCH + 1}"):
         with created.store.open_push(created.header()) as push:
-            created.store.adopt(fence(EPOCH + 1, CHIEF))
+            created.store.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF)))
             push.finish()
 
 
@@ -144,7 +154,7 @@ def test_creation_left_before_it_is_finished_frees_its_memory(fixture: _Fixture)
         words = rf"{HALF} bytes of {MIXED.nbytes} bytes for 5 variables there in attempt 1; waiting for the rest"
         with pytest.raises(NotInitialized, match=words):
             fixture.push(fixture.header())
-    assert fixture.store.status().report.allocated_bytes == 0
+    assert fixture.store.call(ShardStatusRequest()).report.allocated_bytes == 0
     assert fixture.create()
 
 
@@ -155,7 +165,7 @@ def test_creation_that_comes_again_displaces_the_first(fixture: _Fixture) -> Non
             assert fixture.create()
             assert not first.write(HALF, fixture.bytes[HALF:])
             first.finish()
-    assert fixture.store.status().report.allocated_bytes == 2 * MIXED.nbytes
+    assert fixture.store.call(ShardStatusRequest()).report.allocated_bytes == 2 * MIXED.nbytes
 
 
 def test_earlier_attempt_does_not_displace_a_later_one(fixture: _Fixture) -> None:
@@ -170,16 +180,16 @@ def test_creation_under_way_ends_with_its_epoch(fixture: _Fixture) -> None:
     with pytest.raises(EpochMismatch):
         with fixture.store.open_creation(fixture.spec()) as creation:
             creation.write(0, fixture.bytes)
-            fixture.store.adopt(fence(EPOCH + 1, CHIEF))
+            fixture.store.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF)))
             creation.finish()
-    assert fixture.store.status().report.allocated_bytes == 0
+    assert fixture.store.call(ShardStatusRequest()).report.allocated_bytes == 0
 
 
 # Readings
 
 
 def test_a_read_whose_copy_was_overwritten_meanwhile_raises(created: _Fixture) -> None:
-    reading = created.store.open_variables(epoch=EPOCH, step=0, layout_hash=MIXED.hash)
+    reading = created.store.open_variables(ReadRequest(epoch=EPOCH, step=0, layout_hash=MIXED.hash))
     for step in range(2):
         reading.check()
         header = created.header(step=step)
@@ -193,7 +203,7 @@ def test_a_read_of_a_slot_that_changed_meanwhile_raises() -> None:
     fixture = _Fixture()
     fixture.words = Trainer(InProcessShard(index=0), optimizer="momentum")
     fixture.create()
-    reading = fixture.store.open_slot("momentum", epoch=EPOCH, layout_hash=MIXED.hash)
+    reading = fixture.store.open_slot(ReadRequest(slot="momentum", epoch=EPOCH, layout_hash=MIXED.hash))
     header = fixture.header()
     fixture.push(header)
     reading.check()
@@ -239,7 +249,7 @@ def test_apply_repeated_while_it_is_at_work_is_answered_once_it_is_done(created:
         second = pool.submit(created.store.apply_step, created.request(header))
         held.let_go()
         assert (first.result(10).repeated_request, second.result(10).repeated_request) == (False, True)
-    assert created.store.status().step == 1
+    assert created.store.call(ShardStatusRequest()).step == 1
 
 
 def test_all_calls_but_reads_of_slots_continue_during_an_apply(created: _Fixture, held: _HeldApply) -> None:
@@ -248,14 +258,14 @@ def test_all_calls_but_reads_of_slots_continue_during_an_apply(created: _Fixture
     with ThreadPoolExecutor(1) as pool:
         applied = pool.submit(created.store.apply_step, created.request(header))
         assert held.has_begun.wait(10)
-        assert created.store.open_variables(epoch=EPOCH, step=None, layout_hash=MIXED.hash).step == 0
-        assert created.store.status().step == 0
+        assert created.store.open_variables(ReadRequest(epoch=EPOCH, step=None, layout_hash=MIXED.hash)).step == 0
+        assert created.store.call(ShardStatusRequest()).step == 0
         late = created.header(1)
         assert created.push(late) == PushReply(result=PushResult.STAGED, step=0)
         held.let_go()
         assert applied.result(10).step == 1
     # It was whole before the step was, but did not belong to it.
-    assert created.store.status().report.num_staged == 0
+    assert created.store.call(ShardStatusRequest()).report.num_staged == 0
     assert created.push(late) == PushReply(result=PushResult.DUPLICATE, step=1)
 
 
@@ -265,7 +275,7 @@ def test_apply_under_way_is_finished_when_the_shard_shuts_down(created: _Fixture
     with ThreadPoolExecutor(1) as pool:
         applied = pool.submit(created.store.apply_step, created.request(header))
         assert held.has_begun.wait(10)
-        created.store.shutdown(fence(EPOCH, CHIEF), reason="test")
+        created.store.call(ShutdownRequest(fence=fence(EPOCH, CHIEF), reason="test"))
         with pytest.raises(ShuttingDown):
             created.push(created.header(1))
         held.let_go()
@@ -282,9 +292,9 @@ def test_a_shard_whose_apply_failed_half_way_refuses_further_calls(created: _Fix
     with pytest.raises(MemoryError):
         created.store.apply_step(created.request(header))
     with pytest.raises(NotInitialized, match="ps 0 failed half-way through step 0 and has lost its variables"):
-        created.store.open_variables(epoch=EPOCH, step=None, layout_hash=MIXED.hash)
-    assert created.store.status().damage == "ps 0 failed half-way through step 0"
-    assert created.store.adopt(fence(EPOCH, CHIEF + 1)).step is None, "it says so, and refuses nothing"
-    assert created.store.status().damage
-    assert created.store.adopt(fence(EPOCH + 1, CHIEF + 1)).step is None
-    assert not created.store.status().damage
+        created.store.open_variables(ReadRequest(epoch=EPOCH, step=None, layout_hash=MIXED.hash))
+    assert created.store.call(ShardStatusRequest()).damage == "ps 0 failed half-way through step 0"
+    assert created.store.call(AdoptRequest(fence=fence(EPOCH, CHIEF + 1))).step is None, "it says so, and refuses nothing"
+    assert created.store.call(ShardStatusRequest()).damage
+    assert created.store.call(AdoptRequest(fence=fence(EPOCH + 1, CHIEF + 1))).step is None
+    assert not created.store.call(ShardStatusRequest()).damage

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, Unavailable
+from ps_protocol.roles.chief import GetModelRequest
 from ps_protocol.roles.shard import ShardReport, ShardStatus
 from tests.support.chief.eras import fence
 from tests.support.waiting import wait_until
@@ -23,7 +24,7 @@ class FakeChief:
     def close(self) -> None:
         self.is_closed = True
 
-    def heartbeat(self, _: Any, *, transports: tuple[str, ...] = (), traffic: Any = None) -> Any:
+    def call(self, request: object) -> Any:
         if self.error is not None:
             raise self.error
         return self.name
@@ -52,7 +53,7 @@ class Town:
 
     def open_chief(self, address: str) -> Any:
         chief = self.chiefs[address]
-        chief.heartbeat(None)
+        chief.call(GetModelRequest())
         return chief
 
     def status_of(self, address: str) -> ShardStatus:
@@ -63,7 +64,7 @@ class Town:
         return found
 
     def ask(self) -> Any:
-        return self.link.ask_once(lambda chief: chief.heartbeat(None))  # type: ignore[arg-type]
+        return self.link.ask_once(lambda chief: chief.call(GetModelRequest()))
 
     def fail(self, times: int = 2) -> None:
         for _ in range(times):
@@ -87,9 +88,9 @@ def test_the_search_for_another_chief_begins_while_the_chief_hangs() -> None:
 
 
 def test_attempts_are_bounded_by_what_their_caller_has_left() -> None:
-    town, unused = Town(FakeChief("old"), {}), None
+    town = Town(FakeChief("old"), {})
     for left_s in (None, 60.0, 0.5):
-        assert town.link.ask_once(lambda chief: chief.heartbeat(unused), left_s) == "old"  # type: ignore[arg-type, comparison-overlap]
+        assert town.link.ask_once(lambda chief: chief.call(GetModelRequest()), left_s) == "old"  # type: ignore[comparison-overlap]
     assert town.limits == [1.5]  # a chief that is there may still say what is waited for
 
 
@@ -133,7 +134,7 @@ def test_a_call_that_hung_at_the_old_chief_is_repeated_at_the_new_one(error: Exc
             town.fail(1)
             assert town.ask() == "new"  # another thread finds it
             raise error
-        return chief.heartbeat(None)
+        return chief.call(GetModelRequest())
 
     assert town.link.ask_once(hang) == "new"
 
@@ -149,7 +150,7 @@ def test_the_call_before_a_question_is_repeated_too_at_the_new_chief() -> None:
             town.fail(1)
             assert town.ask() == "new"  # another thread finds it, and may be taking the worker's place there
             raise Unavailable("gone")
-        return chief.heartbeat(None)
+        return chief.call(GetModelRequest())
 
     assert town.link.ask_once(move, before=lambda: order.append("place is held")) == "new"
     assert order == ["place is held", "question to old", "place is held", "question to new"]

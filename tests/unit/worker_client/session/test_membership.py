@@ -3,11 +3,12 @@
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from ps_protocol.errors import LeaseExpired, Superseded
-from ps_protocol.roles.chief import End, Participant, ParticipantKind, RegisterRequest, Registration, WorkerTraffic
+from ps_protocol.roles.chief import End, HeartbeatRequest, Participant, ParticipantKind, RegisterRequest, Registration
 from tests.support.chief.eras import era
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport
@@ -30,19 +31,19 @@ class StrictChief:
         self.incarnation = 1
         self.has_ended = False
 
-    def register_worker(self, request: RegisterRequest) -> Registration:
-        self.incarnation, self.has_ended = self.incarnation + 1, False
-        return replace(FIRST, participant=replace(FIRST.participant, incarnation=self.incarnation))
-
-    def heartbeat(self, participant: Participant, *, transports: tuple[str, ...] = (), traffic: WorkerTraffic | None = None) -> End:
-        if participant.incarnation < self.incarnation:
-            raise Superseded(f"worker 0 (incarnation {participant.incarnation}) was replaced. End this process")
-        if self.has_ended:
-            raise LeaseExpired("worker 0: its lease has ended. Register again")
-        return End.NOT_YET
-
-    def deregister_worker(self, participant: Participant, *, failure: str = "") -> None:
-        """Takes no note."""
+    def call(self, request: Any) -> Any:
+        match request:
+            case RegisterRequest():
+                self.incarnation, self.has_ended = self.incarnation + 1, False
+                return replace(FIRST, participant=replace(FIRST.participant, incarnation=self.incarnation))
+            case HeartbeatRequest():
+                incarnation = request.participant.incarnation
+                if incarnation < self.incarnation:
+                    raise Superseded(f"worker 0 (incarnation {incarnation}) was replaced. End this process")
+                if self.has_ended:
+                    raise LeaseExpired("worker 0: its lease has ended. Register again")
+                return End.NOT_YET
+        return None
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -82,14 +83,16 @@ def test_the_heartbeat_continues_for_a_worker_that_rejoined_by_itself(chief: Str
     with pytest.raises(LeaseExpired):
         ask(member, member.participant)
 
-    def is_late(participant: Participant, *, transports: tuple[str, ...] = (), traffic: WorkerTraffic | None = None) -> End:
-        # The beat was under way in the name of the former incarnation.
-        raise Superseded("worker 0 (incarnation 1) was replaced by incarnation 2. End this process")
+    answer = chief.call
 
-    present, chief.heartbeat = chief.heartbeat, is_late  # type: ignore[method-assign]
-    with pytest.raises(Superseded):
+    def is_late(request: object) -> Any:
+        if isinstance(request, HeartbeatRequest):
+            # The beat was under way in the name of the former incarnation.
+            raise Superseded("worker 0 (incarnation 1) was replaced by incarnation 2. End this process")
+        return answer(request)
+
+    with patch.object(chief, "call", is_late), pytest.raises(Superseded):
         member._beat()  # nobody here has registered since
-    chief.heartbeat = present  # type: ignore[method-assign]
     member._beat()
 
 
