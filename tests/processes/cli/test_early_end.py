@@ -1,4 +1,4 @@
-"""Workers that end with exit code 0 before the others: training continues if it can, or ends with a message, not in a silent wait."""
+"""Workers that end with exit code 0 before the others and leave too few: training ends with a message, not in a silent wait."""
 
 import textwrap
 from pathlib import Path
@@ -10,7 +10,6 @@ from tests.support.processes.commands import IDLE, TRAIN, are_gone, descendants,
 # What worker 1 does, put before and into the training of both.
 LEAVES = {
     "before it joins": ("if is_first_to_go: sys.exit(0)", ""),
-    "at step 10, by sys.exit": ("", "if is_first_to_go and session.local_step == 10: sys.exit(0)"),
     "at step 10, without a goodbye": ("", "if is_first_to_go and session.local_step == 10: os._exit(0)"),
 }
 
@@ -32,17 +31,6 @@ def test_training_is_ended_when_a_worker_leaves_too_few_behind(tmp_path: Path, h
     assert f"[lockstep] training ended early at step {step}: too few workers are left" in out
     assert f"[worker 0] value {-step / 2}" in out, "the worker that waited was released, and ended by itself"
     assert "training finished" not in out
-
-
-def test_a_worker_that_leaves_within_the_backups_does_not_end_the_training(tmp_path: Path) -> None:
-    arguments = ("--workers", "3", "--backup-workers", "1", "--max-steps", "50")
-    # Nobody begins before all three have joined: two of them would be done before a slow third one comes.
-    everybody = "    while sum(p.state == 'live' for p in session.status().participants) < 3: threading.Event().wait(0.01)\n"
-    worker = "import threading\n" + leaving("at step 10, by sys.exit").replace("    while not", f"{everybody}    while not", 1)
-    code, out = run_up(*arguments, worker=worker, run_dir=tmp_path / "run")
-    assert code == 0, out
-    assert "[worker 0] value -25.0" in out
-    assert "[lockstep] training finished" in out
 
 
 def test_a_released_worker_that_does_not_end_is_ended(tmp_path: Path) -> None:

@@ -19,7 +19,6 @@ from tests.support.processes.processes import announced, start_role
 from tests.support.processes.unread import Unread, full_pipe, stopped_terminal
 from tests.support.waiting import wait_until
 
-OUTPUTS = pytest.mark.parametrize("unread", [full_pipe, stopped_terminal], ids=["full pipe", "Ctrl-S"])
 MakeUnread = Callable[[], AbstractContextManager[Unread]]
 # What Ctrl-C may take: 2 s are promised; other tests keep the machine busy. It took for ever.
 END_S = 6.0
@@ -90,9 +89,8 @@ def test_killed_chief_is_restarted_and_a_signal_ends_all(tmp_path: Path, unread:
         assert are_gone(everybody)
 
 
-@OUTPUTS
-def test_a_late_reader_sees_how_many_lines_were_dropped_and_the_reason_of_the_end(tmp_path: Path, unread: MakeUnread) -> None:
-    with unread() as output, up(tmp_path, "--workers", "1", worker=TALKATIVE, output=output) as process:
+def test_a_late_reader_sees_how_many_lines_were_dropped_and_the_reason_of_the_end(tmp_path: Path) -> None:
+    with stopped_terminal() as output, up(tmp_path, "--workers", "1", worker=TALKATIVE, output=output) as process:
         log = tmp_path / "run" / "logs" / "worker-0.log"
         wait_until(lambda: last_step(log) >= 80, timeout_s=30.0, what="more is said than is kept")
         output.resume()
@@ -115,9 +113,8 @@ def test_training_ends_by_itself_with_nobody_to_read(tmp_path: Path) -> None:
         assert process.wait(40.0) == 0
 
 
-@OUTPUTS
-def test_roles_with_a_blocked_log_train_and_end(tmp_path: Path, unread: MakeUnread) -> None:
-    with unread() as output, ExitStack() as stack, open(os.dup(output.descriptor), "wb") as log:
+def test_roles_with_a_blocked_log_train_and_end(tmp_path: Path) -> None:
+    with full_pipe() as output, ExitStack() as stack, open(os.dup(output.descriptor), "wb") as log:
         sockets = [f"unix:{tmp_path}/{name}.sock" for name in ("ps", "chief")]
         server = start_role(stack, "ps_server", "--index", 0, "--address", sockets[0], announce=tmp_path / "ps", log=log)
         flags = ["--address", sockets[1], "--ps", sockets[0], "--workers", "1", "--max-steps", "20"]
@@ -131,9 +128,8 @@ def test_roles_with_a_blocked_log_train_and_end(tmp_path: Path, unread: MakeUnre
         assert [process.wait(20.0) for process in (chief, server)] == [0, 0]
 
 
-@OUTPUTS
-def test_signal_ends_a_role_with_a_blocked_log(tmp_path: Path, unread: MakeUnread) -> None:
-    with unread() as output, ExitStack() as stack, open(os.dup(output.descriptor), "wb") as log:
+def test_signal_ends_a_role_with_a_blocked_log(tmp_path: Path) -> None:
+    with stopped_terminal() as output, ExitStack() as stack, open(os.dup(output.descriptor), "wb") as log:
         server = start_role(stack, "ps_server", "--index", 0, "--address", "127.0.0.1:0", announce=tmp_path / "ps", log=log)
         announced(server, tmp_path / "ps")
         begin = time.monotonic()

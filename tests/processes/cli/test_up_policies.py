@@ -54,26 +54,6 @@ def test_a_worker_that_fails_is_judged_by_the_policy_that_the_program_has_set(tm
     assert "training finished; failed on the way" in out
 
 
-def test_a_worker_that_fails_is_missed_if_the_program_has_set_a_policy_that_needs_it(tmp_path: Path) -> None:
-    code, out = run_up("--workers", "3", IN_PS, "--policy", "async", worker=failing("sync_policy()"), run_dir=tmp_path / "run")
-    assert code == 1, out
-    assert "ending all: 2 workers are left, a step needs 3" in out
-
-
-def test_a_worker_that_leaves_too_few_for_the_policy_that_the_program_has_set_ends_the_training(tmp_path: Path) -> None:
-    worker = failing("sync_policy()").replace("raise RuntimeError('boom')", "break")
-    code, out = run_up("--workers", "3", IN_PS, "--policy", "async", worker=worker, run_dir=tmp_path / "run")
-    assert code == 1, out
-    assert "training ended early at step " in out and "too few workers are left: 2 of 3 workers still run; a step needs 3" in out
-
-
-def test_under_ssp_a_worker_that_ends_early_does_not_hold_the_others_back(tmp_path: Path) -> None:
-    arguments = [IN_PS, "--workers", "3", "--policy", "ssp", "--staleness", "1", "--max-steps", "100"]
-    code, out = run_up(*arguments, worker=EARLY, run_dir=tmp_path / "run")
-    assert code == 0, out
-    assert "policy ssp(1): every contribution is a step" in out and "contributed 3 policy ssp(1)" in out
-
-
 def test_fewer_workers_than_contributions_give_several_each(tmp_path: Path) -> None:
     arguments = [IN_PS, "--workers", "2", "--replicas-to-aggregate", "5", "--max-steps", "4"]
     code, out = run_up(*arguments, worker=EARLY.replace("count == 3", "count == -1"), run_dir=tmp_path / "run")
@@ -81,12 +61,6 @@ def test_fewer_workers_than_contributions_give_several_each(tmp_path: Path) -> N
     assert "starting 2 workers, a step needs 5" in out
     counts = [int(line.split("contributed ")[1].split()[0]) for line in out.splitlines() if "contributed " in line]
     assert sum(counts) == 20
-
-
-def test_an_impossible_policy_is_reported_before_anything_starts(tmp_path: Path) -> None:
-    code, out = run_up("--policy", "async", "--backup-workers", "1", "--workers", "2", worker=EARLY, run_dir=tmp_path / "run")
-    assert code == 2
-    assert "--backup-workers: only the policy sync has steps of several contributions, not async" in out
 
 
 SPOILT = """
