@@ -80,26 +80,6 @@ def test_an_address_that_is_taken_is_refused_with_exit_code_two() -> None:
     assert f"lockstep chief: cannot listen at {address}: another process listens there" in words.splitlines()[-1]
 
 
-def test_a_killed_chief_is_followed_by_one_that_has_its_model(tmp_path: Path) -> None:
-    with parameter_server() as server:
-        with chief("--ps", server.address, "--workers", "1", "--announce", str(tmp_path / "a")) as first:
-            client = GrpcChief(announced(first, tmp_path / "a"))
-            with Worker(client) as worker:
-                worker.join_model()
-                assert worker.wait(worker.push()).step == 1
-            client.close()
-            first.kill()
-            first.wait(10)
-        with chief("--ps", server.address, "--workers", "1", "--announce", str(tmp_path / "b"), "--takeover") as second:
-            client = GrpcChief(announced(second, tmp_path / "b"))
-            wait_until(lambda: client.status().state is ClusterState.TRAINING, timeout_s=20, what="the second chief continues")
-            status = client.status()
-            client.close()
-            assert (status.global_step, status.epoch, status.chief_incarnation) == (1, 1, 2)
-            second.send_signal(signal.SIGTERM)
-            assert end_of(second)[0] == 0
-
-
 def test_a_wrong_flag_is_one_line_and_exit_code_two() -> None:
     with chief("--ps", "127.0.0.1:1", "--replicas-to-aggregate", "0") as process:
         assert end_of(process) == (2, "lockstep chief: --replicas-to-aggregate: got '0', want a whole number from 1 to 100000\n")
