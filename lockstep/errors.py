@@ -3,7 +3,7 @@
 All are `PsError`, with `reason` (stable, UPPER_SNAKE), `message` (what, which, what to do) and `facts`.
 """
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ps_protocol import errors as _all
 from ps_protocol.errors import (
@@ -69,9 +69,11 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    """Returns an error that hardly any program catches: tracebacks and pickles name each by this module."""
-    found = getattr(_all, name, None)
-    if isinstance(found, type) and issubclass(found, PsError):
-        return found
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+if not TYPE_CHECKING:  # or no type checker would find a name that is misspelled
+
+    def __getattr__(name: str) -> Any:
+        """Returns an error that hardly any program catches: tracebacks and pickles name each by this module."""
+        found = getattr(_all, name, None)
+        if isinstance(found, type) and issubclass(found, PsError):
+            return found
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

@@ -36,7 +36,8 @@ class PsError(Exception):
     __module__ = PUBLIC_MODULE
 
     def __init_subclass__(cls, *, status: str = "") -> None:
-        cls.__module__ = PUBLIC_MODULE
+        if cls.__module__ == __name__:  # a program's own error stays where that has it
+            cls.__module__ = PUBLIC_MODULE
         if status:
             cls.reason = re.sub(r"(?<!^)(?=[A-Z])", "_", cls.__name__).upper()
             cls.status = status

@@ -1,8 +1,11 @@
 """`import lockstep`: quick, without heavy libraries, and with the names of the SDK."""
 
+import importlib
+
 import pytest
 
 import lockstep
+import ps_protocol.errors
 import worker_client
 from tests.support.processes.processes import run
 
@@ -33,6 +36,15 @@ def test_errors_are_those_that_the_sdk_raises() -> None:
     assert all(issubclass(getattr(lockstep.errors, name), lockstep.PsError) for name in lockstep.errors.__all__)
     with pytest.raises(lockstep.errors.NotInitialized), lockstep.local() as session:
         session.read()
+
+
+class OwnError(lockstep.errors.InvalidSpec):
+    """An error of a program, made from one of the SDK."""
+
+
+@pytest.mark.parametrize("error_type", [lockstep.errors.ModelMismatch, ps_protocol.errors.FrameOutOfOrder, OwnError])
+def test_an_error_is_where_tracebacks_and_pickles_name_it_whosever_it_is(error_type: type[lockstep.PsError]) -> None:
+    assert getattr(importlib.import_module(error_type.__module__), error_type.__name__) is error_type
 
 
 def test_import_loads_no_other_package_before_a_name_is_asked_for() -> None:
