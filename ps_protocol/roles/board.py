@@ -1,6 +1,8 @@
 """Boards on which participants leave posts for each other: the calls to their holder, and the values of those calls. Knows no transport."""
 
+from collections import OrderedDict
 from collections.abc import Iterator
+from operator import itemgetter
 from typing import NamedTuple, Protocol
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
@@ -139,17 +141,14 @@ class Posts:
     """The posts of one author, in the order of their keys: the newest, and others of up to 64 MiB. Not thread-safe."""
 
     def __init__(self) -> None:
-        self._posts: dict[Key, Post] = {}
+        self._posts: OrderedDict[Key, Post] = OrderedDict()
+        # Of all posts.
+        self.nbytes = 0
         # Of the latest process that has posted.
         self.incarnation = 0
 
     def __iter__(self) -> Iterator[Post]:
         return iter(list(self._posts.values()))
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of all posts."""
-        return sum(post.nbytes for post in self._posts.values())
 
     @property
     def newest(self) -> Key | None:
@@ -159,23 +158,36 @@ class Posts:
     def add(self, post: Post, *, keeps_from: Key) -> None:
         """Keeps a post, unless one is there at its key. Drops those before `keeps_from`, and the oldest where they are too many."""
         self.incarnation = max(self.incarnation, post.incarnation)
-        self._posts.setdefault(post.key, post)
-        self._posts = {key: self._posts[key] for key in sorted(self._posts) if key >= keeps_from}
-        room = KEPT_BYTES
-        for key in list(reversed(self._posts))[1:]:
-            room -= self._posts[key].nbytes
-            if room < 0:
-                del self._posts[key]
+        newest = self.newest
+        if post.key not in self._posts:
+            self._posts[post.key] = post
+            self.nbytes += post.nbytes
+            if newest is not None and post.key < newest:  # seldom: an author posts in order, and there may be many posts
+                self._posts = OrderedDict(sorted(self._posts.items(), key=itemgetter(0)))
+        while self._posts and next(iter(self._posts)) < keeps_from:
+            self._drop_oldest()
+        while self._posts and self.nbytes - self._posts[next(reversed(self._posts))].nbytes > KEPT_BYTES:
+            self._drop_oldest()
 
     def remove(self, key: Key) -> None:
         """Drops the post at this key, if there is one."""
-        self._posts.pop(key, None)
+        post = self._posts.pop(key, None)
+        self.nbytes -= post.nbytes if post is not None else 0
 
     def first(self, since: Key | None) -> Post | None:
         """Returns the first post at this key or after it; None: the newest."""
-        if since is None:
-            return self._posts[self.newest] if self.newest is not None else None
-        return next((post for key, post in self._posts.items() if key >= since), None)
+        found = None
+        for key in reversed(self._posts):  # most readers ask for one of the last
+            if since is not None and key < since:
+                break
+            found = self._posts[key]
+            if since is None:
+                break
+        return found
+
+    def _drop_oldest(self) -> None:
+        _, post = self._posts.popitem(last=False)
+        self.nbytes -= post.nbytes
 
 
 def _check_key(key: Key, *, board: str) -> None:
