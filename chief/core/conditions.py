@@ -508,9 +508,9 @@ def _slow_worker(scene: Scene) -> Said | None:
     live = scene.at.members.live_workers
     if _training(scene) is None or not scene.at.policy.has_common_steps or len(live) < 2:
         return None
+    usual = sorted(one.num_accepted for one in live)[(len(live) - 1) // 2]
     for member in live:
         dropped, all_of_it = member.num_stale + member.num_late, member.num_stale + member.num_late + member.num_accepted
-        usual = sorted(one.num_accepted for one in live)[(len(live) - 1) // 2]
         if dropped >= max(_LEAST_STEPS, _SLOW_SHARE * all_of_it) and member.num_accepted < usual / 2:
             return Said(
                 f"Training; worker {member.index} is too slow for most steps", f"{percent(dropped, all_of_it)} of its work is dropped."

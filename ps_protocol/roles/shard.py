@@ -38,6 +38,10 @@ class SparsePart:
     num_rows: int
 
 
+# Of one contribution, and different names of a shard.
+MAX_METRICS = 1_000
+
+
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Metric:
     """One worker's report of a number, that counts `weight` times in a mean."""

@@ -22,11 +22,10 @@ from ps_protocol.roles.chief import MAX_INDEX, MAX_LEASE_S, MAX_SHARDS, MIN_LEAS
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS, PushId, StepAttachments, check_step_hyperparameters, check_user_states
 from ps_protocol.roles.fence import KEY_BYTES, MAX_KEYS, NOBODY, Era, Fence
 from ps_protocol.roles.identity import parse_address
-from ps_protocol.roles.shard import MAX_STEP, ApplyRequest, Metric, PrepareRequest, SaveState, ShardSpec
+from ps_protocol.roles.shard import MAX_METRICS, MAX_STEP, ApplyRequest, Metric, PrepareRequest, SaveState, ShardSpec
 from ps_protocol.v1 import accumulator_service_pb2, chief_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire.fields import decode_choice, decode_duration, decode_each, require
 
-MAX_METRICS = 1_000
 MAX_RANGES_A_CALL = 10_000
 # A shard holds a few contributions of a worker at most.
 MAX_REFUSED = 100_000

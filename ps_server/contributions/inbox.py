@@ -17,15 +17,13 @@ from ps_protocol.errors import Cancelled, ContributionMissing, InvalidSpec, Limi
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import check_name
 from ps_protocol.roles.contribution import PushId, named_contributions
-from ps_protocol.roles.shard import AppliedPush, Metric, MetricCell, PushHeader, PushReply, PushResult, WorkerPushes
+from ps_protocol.roles.shard import MAX_METRICS, AppliedPush, Metric, MetricCell, PushHeader, PushReply, PushResult, WorkerPushes
 from ps_protocol.shared_memory import words as at
 from ps_protocol.shared_memory.words import too_many_pushes
 from ps_server.contributions.shared_buffers import SharedBuffer, SharedBuffers
 from ps_server.contributions.staging import StagedGradients, StagingMemory
 
 _NO_METRICS: Mapping[str, Metric] = {}
-
-MAX_METRICS = 1000
 
 # Workers whose push ids are remembered; beyond it the one silent longest is forgotten (its repeats are stale, or still staged), and of
 # applied contributions, those of the worker replaced longest ago.

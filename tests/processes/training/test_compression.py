@@ -45,7 +45,7 @@ def test_a_format_saves_the_bytes_that_it_promises(wire: str, up: float, down: f
 
 def test_the_benchmark_prints_what_it_measured(capsys: pytest.CaptureFixture[str]) -> None:
     wires = ["--wire", "float32", "--wire", "top_k:0.5+no_feedback"]
-    arguments = ["--what", "bytes", "accuracy", "--sizes", "65536", "--train-steps", "3", "--seeds", "1", "--quiet"]
+    arguments = ["--what", "bytes", "accuracy", "--sizes", "65536", "--train-steps", "3", "--seeds", "1"]
     assert benchmarks(["run", "compression", *wires, *arguments]) == 0
     out = capsys.readouterr().out
     assert "| float32 | 64" in out and "| top_k:0.5+no_feedback |" in out

@@ -17,7 +17,7 @@ from ps_protocol.model.variables import MAX_VARIABLES, VariableSpec
 from ps_protocol.roles.chief import HyperparameterChange, Participant, PushCommit, RegisterRequest
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.identity import HandshakeRequest
-from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ShardSettings, ShardSpec
+from ps_protocol.roles.shard import MAX_METRICS, ApplyRequest, PushHeader, PushReply, ShardSettings, ShardSpec
 from ps_protocol.v1 import chief_service_pb2, handshake_service_pb2, parameter_service_pb2, tensor_pb2
 from ps_protocol.wire import codec
 from ps_protocol.wire.special import MAX_RANGES_A_CALL
@@ -140,6 +140,12 @@ REFUSED: list[tuple[type[Any], Any, type[errors.PsError], str]] = [
         parameter_service_pb2.ApplyRequest(fence=tensor_pb2.Fence(), step=4, contributors=[codec.encode(ID)] * 2),
         errors.MalformedMessage,
         "step 4: a contributor occurs twice",
+    ),
+    (
+        PushHeader,
+        push_with(metrics={f"m{index}": parameter_service_pb2.Metric(value=1.0) for index in range(MAX_METRICS + 1)}),
+        errors.LimitExceeded,
+        "metrics: 1001 in one contribution, 1000 at most",
     ),
     (PushHeader, push_with(sparse=parts(1, 1)), errors.MalformedMessage, "sparse: the tables 1 and 1 do not ascend"),
     (PushHeader, push_with(absent=[0, 3, 2]), errors.MalformedMessage, "absent: the positions 3 and 2 do not ascend"),

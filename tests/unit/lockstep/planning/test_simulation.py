@@ -104,7 +104,7 @@ def test_ten_thousand_workers_are_simulated_in_seconds() -> None:
     begin = time.process_time()
     result = simulate(policy=SYNC, num_workers=10_000, num_required=9_500, latency=lognormal(1.0, 0.1), num_rounds=1, num_warm_up=0)
     assert result.num_steps == 1
-    assert time.process_time() - begin < 30
+    assert time.process_time() - begin < 10
 
 
 @pytest.mark.parametrize(

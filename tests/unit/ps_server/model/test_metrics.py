@@ -5,8 +5,8 @@ import math
 import pytest
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
-from ps_protocol.roles.shard import Metric
-from ps_server.contributions.inbox import MAX_METRICS, MetricCells
+from ps_protocol.roles.shard import MAX_METRICS, Metric
+from ps_server.contributions.inbox import MetricCells
 
 
 def test_cell_sums_values_by_their_weights() -> None:
