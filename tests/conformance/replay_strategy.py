@@ -38,8 +38,9 @@ _RECORDED = (ValueError, TypeError, RuntimeError, PsError)
 def open_strategies(stack: ExitStack, start: Start, cases: Sequence[Case]) -> Callable[[Case], None]:
     """Returns what replays one of these cases: in this process, and then with its replicas in several workers of a cluster.
 
-    Alone, each replica has a copy of each variable, as when it was recorded. In a cluster, variables have one copy on a parameter server,
-    unless the case gives copies different values. Cases with as many replicas share a cluster. The replay raises Mismatch.
+    Alone, each replica has a copy of each variable, as when it was recorded, and then all share one. In a cluster, variables have one copy
+    on a parameter server. Where a case gives copies different values, each replica has its own. Cases with as many replicas
+    share a cluster. The replay raises Mismatch.
     """
     by_replicas: dict[int, dict[int, Case]] = {}
     for number, case in enumerate(cases):
@@ -56,8 +57,13 @@ def open_strategies(stack: ExitStack, start: Start, cases: Sequence[Case]) -> Ca
 
 
 def play_alone(case: Case) -> None:
-    """Replays a case in this process. Raises Mismatch."""
-    _Play(case, ParameterServerStrategy(case["num_replicas"], mirrored=True)).play()
+    """Replays a case in this process, where each replica has copies of its own and, if it can, where all share one. Raises Mismatch."""
+    for is_mirrored in (True,) if _has_different_copies(case) else (True, False):
+        _Play(case, ParameterServerStrategy(case["num_replicas"], mirrored=is_mirrored)).play()
+
+
+def _has_different_copies(case: Case) -> bool:
+    return any(op["op"] == "update" and op["reduce"] is None and "per_replica" in op["value"] for op in case["operations"])
 
 
 class _Workers:
@@ -114,7 +120,7 @@ class _Workers:
         plays = {}
         for number, case in self._cases.items():
             strategy = shared
-            if any(op["op"] == "update" and op["reduce"] is None and "per_replica" in op["value"] for op in case["operations"]):
+            if _has_different_copies(case):
                 strategy = stack.enter_context(
                     ParameterServerStrategy(self._per_worker, session=session, mirrored=True, name=f"case {number}")
                 )
