@@ -398,7 +398,8 @@ def _checkpoint_advice(scene: Scene) -> str:
     status = scene.at.checkpoints.status(scene.now)
     kept = f"The newest is of step {status.step}." if status is not None and status.tag else "There is no checkpoint yet."
     failure = scene.at.checkpoints.failure
-    do = "Make room there: the chief tries again by itself." if _is_full(failure) else "The chief tries again by itself."
+    must_make_room = _is_full(failure) and "make room" not in failure
+    do = "Make room there: the chief tries again by itself." if must_make_room else "The chief tries again by itself."
     return f"{_sentence(failure)} {kept} {do}"
 
 

@@ -345,13 +345,13 @@ class Exchanges:
             elif post.key == place.key:
                 failed = failed or self._take(worker, what, post, ops, gathered)
             else:
+                # A server that was started anew may have got the results only now.
+                if self._is_new and (known := (yield from self._known(place))) is not None:
+                    return (yield from self._taken(what, known, ops, place))
                 there = place_of(post.key)
                 if there.at.step > place.at.step:
                     # Not told: the other waits for the program that is started next here.
                     raise _behind(what, FIRST, place.at.step, of=worker, at=there.at.step)
-                # A server that was started anew may have got the results only now.
-                if self._is_new and (known := (yield from self._known(place))) is not None:
-                    return (yield from self._taken(what, known, ops, place))
                 failed, reached = failed or _apart(what, worker, there, place), max(reached, there.call)
         if missing:
             names = "; ".join(f"{replicas_of(worker, self._per_worker)} of worker {worker}" for worker in missing)
