@@ -200,7 +200,11 @@ class Process:
         end = describe_end(self.returncode or 0)
         lines = [line for line in self.last_lines if line.strip()]
         is_new = self._ended_at < self._last_shown_at + _LAST_WORDS_S
-        return f"{end}: {lines[-1].strip()[:_MAX_LAST_WORDS]}" if lines and is_new and (self.returncode or 0) > 0 else end
+        if not lines or not is_new or (self.returncode or 0) <= 0:
+            return end
+        # It becomes part of the launcher's own lines: a program's control characters must not break these.
+        words = lines[-1].strip()[:_MAX_LAST_WORDS]
+        return f"{end}: {''.join(one if one.isprintable() else '?' for one in words)}"
 
     def _close(self) -> None:
         self._show(self._splitter.finish())

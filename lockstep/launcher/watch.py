@@ -189,13 +189,16 @@ class ChiefPoller:
 _FIRST_PAUSE_S, _MAX_PAUSE_S = NOTICE_INTERVAL_S, 600.0
 # Of an open step the chief says nothing before a second is over; if it still says it after this time, it is worth a line.
 _LASTING_S = 0.5
+# Of these the remedy is to start a worker.
+_WORKER_MISSING = frozenset({"program failed", "program ended", "worker gone", "worker absent", "nobody left"})
 
 
 class WaitWords:
     """Says what training waits for, by the chief's reports; about the same condition again after 10 s, then twice as long each time."""
 
-    def __init__(self, say: Callable[[str], None]) -> None:
+    def __init__(self, say: Callable[[str], None], *, runs_all: Callable[[], bool]) -> None:
         self._say = say
+        self._runs_all = runs_all  # whether a process of each worker runs, or will after a pause
         self._seen: ClusterStatus | None = None
         self._standing, self._since = "", 0.0  # the condition of the report before, and when it was seen first
         self._said = ""
@@ -221,8 +224,8 @@ class WaitWords:
         self._again_at[one.name] = now + pause_s, min(2 * pause_s, _MAX_PAUSE_S)
         if one.level is not Level.GREEN:
             self._said = one.name
-        # The launcher has started all workers: before training, there is nothing that a user should start.
-        has_remedy = status.state not in _BEFORE
+        # What the launcher has started, perhaps again, a user should not start beside it.
+        has_remedy = status.state not in _BEFORE and not (one.name in _WORKER_MISSING and self._runs_all())
         words = f"{one.line}. {one.advice}" if has_remedy and one.advice else one.line
         self._say("\n".join([words, *(f"    {command}" for command in one.commands if has_remedy)]))
 

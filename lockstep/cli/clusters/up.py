@@ -159,7 +159,7 @@ def _train(cluster: LocalCluster, *, supervisor: Supervisor, output: PrefixedOut
         what_is_not_saved,
     )
 
-    poller, waits = watch.ask_chief(), WaitWords(output.note)
+    poller, waits = watch.ask_chief(), WaitWords(output.note, runs_all=lambda: all(worker.is_running for worker in cluster.workers))
     last = LastWorkers(cluster, poller=poller, say=output.failure)
     try:
         try:

@@ -262,6 +262,13 @@ def test_output_is_shown_and_logged_to_the_last_byte(tmp_path: Path) -> None:
     assert (tmp_path / "ps-0.log").read_text() == f"one\ntwo\n{'x' * 200_000}\nend"
 
 
+def test_how_a_program_ended_is_one_line_whatever_it_printed_last(tmp_path: Path) -> None:
+    with Supervisor(log_directory=tmp_path, show_line=lambda name, line: None) as supervisor:
+        child = start(supervisor, r"import sys; sys.stdout.write('bad \x1b[2J\x0bdata\u2028\n'); sys.exit(3)")
+        supervise(supervisor, until=lambda: not child.is_running)
+    assert child.end_text == "exit code 3: bad ?[2J?data"
+
+
 def test_an_output_that_nobody_reads_any_more_ends_the_run(tmp_path: Path) -> None:
     def closed(name: str, line: str) -> None:
         raise BrokenPipeError

@@ -21,7 +21,7 @@ TRAINING = Condition(name="training", level=Level.GREEN, line="Training. Nothing
 
 def said(*reports: tuple[float, tuple[Condition, ...]], state: ClusterState = ClusterState.TRAINING, is_waiting: bool = True) -> list[str]:
     lines: list[str] = []
-    words = WaitWords(lines.append)
+    words = WaitWords(lines.append, runs_all=lambda: False)
     for now, conditions in reports:
         worker = worker_status(0, is_waiting=is_waiting)
         words.see(cluster_status(worker, state=state, conditions=conditions), now=now)
@@ -41,7 +41,7 @@ def test_a_standstill_of_one_report_is_not_worth_a_line() -> None:
 def test_the_same_standstill_is_said_again_after_10_s_then_after_20_and_40() -> None:
     lines: list[str] = []
     at: list[float] = []
-    words = WaitWords(lines.append)
+    words = WaitWords(lines.append, runs_all=lambda: False)
     for tick in range(200):
         words.see(cluster_status(worker_status(0, is_waiting=True), conditions=(SILENT,)), now=tick / 2)
         at += [tick / 2] * (len(lines) - len(at))
@@ -63,3 +63,17 @@ def test_before_training_no_remedy_is_named_that_the_launcher_has_seen_to() -> N
     reports = [(now, (first,)) for now in (1.0, 1.5, 2.5, 3.0, 3.5)]
     assert said(*reports[:3], state=ClusterState.WAITING_FOR_MODEL) == []
     assert said(*reports, state=ClusterState.WAITING_FOR_MODEL) == ["Waiting 2 s for the first worker"]
+
+
+def test_nobody_is_told_to_start_a_worker_that_the_launcher_has_started_again() -> None:
+    failed = replace(SILENT, name="program failed", line="Waiting 2 s for worker 1 (program failed)")
+    assert said_of(failed, runs_all=True) == [failed.line]
+    assert said_of(failed, runs_all=False) == [f"{failed.line}. {failed.advice}\n    kill -CONT 7"]
+
+
+def said_of(condition: Condition, *, runs_all: bool) -> list[str]:
+    lines: list[str] = []
+    words = WaitWords(lines.append, runs_all=lambda: runs_all)
+    for now in (1.0, 1.5):
+        words.see(cluster_status(worker_status(0, is_waiting=True), conditions=(condition,)), now=now)
+    return lines
