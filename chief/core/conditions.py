@@ -330,7 +330,7 @@ def _worker_absent(scene: Scene) -> Said | None:
     if lacking is None or lacking.gone or not lacking.num_more or scene.age_s < PATIENCE_S:
         return None
     if lacking.absent:
-        return Said(scene.wait(named("worker", lacking.absent), "never joined"), "Start what is missing.", scene.start_command())
+        return Said(scene.wait(named("worker", lacking.absent), "not joined"), "Start what is missing.", scene.start_command())
     return Said(scene.wait(f"{counted(lacking.num_more, 'more worker')}"), "A step needs more than are live.", scene.start_command())
 
 

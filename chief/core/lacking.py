@@ -15,7 +15,7 @@ class Missing:
     """The workers whose contributions a step with common contributions lacks, the longest silent first.
 
     `owing`: live, and at it. `idle`: live, and must push first. Only where live workers cannot complete the step: `gone`, `absent` (indices
-    that never joined), and `num_more`, the number of contributions that those would have to give.
+    that have not joined), and `num_more`, the number of contributions that those would have to give.
     """
 
     owing: Sequence[Member]

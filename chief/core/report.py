@@ -190,10 +190,10 @@ def _explain_idle(cluster: "Cluster") -> str:
 
 
 def _missing(cluster: "Cluster", now: float) -> Iterator[str]:
-    """Yields the workers that the step lacks: gone ones, ones that never joined, then live ones by their silence."""
+    """Yields the workers that the step lacks: gone ones, ones that have not joined, then live ones by their silence."""
     lacking = missing(cluster)
     yield from (f"worker {member.index} ({_sign_of_life(member, now)})" for member in lacking.gone)
-    yield from (f"worker {index} (never joined)" for index in lacking.absent)
+    yield from (f"worker {index} (not joined)" for index in lacking.absent)
     for member in lacking.owing:
         token = ", has a token for one more contribution" if cluster.policy.holds_token(member.index) else ""
         yield f"worker {member.index} ({_sign_of_life(member, now)}{token})"

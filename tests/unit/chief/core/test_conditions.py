@@ -136,7 +136,7 @@ def test_a_wait_for_a_worker_begins_when_it_joins() -> None:
     first.push()
     driver.pass_time(4.0)
     first.heartbeat()
-    assert headline(driver).line == "Waiting 4 s for worker 1 (never joined)"
+    assert headline(driver).line == "Waiting 4 s for worker 1 (not joined)"
     Worker(driver, 1)
     driver.pass_time(3.0)
     assert said(driver)[-1].line == "Waiting 3 s for worker 1 (heard 3 s ago)", "it was not there to be waited for before"
@@ -198,7 +198,7 @@ def test_a_worker_that_never_joined_is_named() -> None:
     first.push()
     driver.pass_time(2.0)
     one = headline(driver)
-    assert (one.level, one.line, one.commands) == (AMBER, "Waiting 2 s for worker 1 (never joined)", (START,))
+    assert (one.level, one.line, one.commands) == (AMBER, "Waiting 2 s for worker 1 (not joined)", (START,))
 
 
 def test_with_any_number_of_workers_the_number_that_lacks_is_named() -> None:

@@ -93,7 +93,7 @@ def test_a_worker_that_never_joined_is_named() -> None:
     driver = Driver(total_num_replicas=2)
     (first,) = driver.train(0)
     first.push()
-    assert words(driver) == "step 0 has 1 of 2 contributions; missing: worker 1 (never joined); start the missing workers"
+    assert words(driver) == "step 0 has 1 of 2 contributions; missing: worker 1 (not joined); start the missing workers"
 
 
 def test_with_any_number_of_workers_the_reason_says_how_many_more_are_needed() -> None:
@@ -128,7 +128,7 @@ def test_the_reason_tells_workers_that_must_push_first_from_workers_that_compute
     for worker in workers[:2]:
         worker.ask()
     text = words(driver)
-    assert "worker 0, worker 1 wait for a token but have not pushed for step 0; they must push first; missing: worker 3 (never" in text
+    assert "worker 0, worker 1 wait for a token but have not pushed for step 0; they must push first; missing: worker 3 (not" in text
     assert text.endswith("worker 2 (last seen 0.0 s ago on host-b pid 912, lease ends in 10.0 s); start the missing workers")
 
 
@@ -153,7 +153,7 @@ def test_lost_workers_are_named_first_and_only_the_number_of_further_ones_is_giv
     workers = driver.train(*range(900))
     workers[500].leave(failure="boom")
     text = words(driver)
-    assert text.index("worker 500 (failed") < text.index("worker 900 (never joined)")
+    assert text.index("worker 500 (failed") < text.index("worker 900 (not joined)")
     assert "and 995 more" in text
     assert len(text) < 800
 
