@@ -39,7 +39,7 @@ COMMANDS: dict[str, Command] = {
         "[flags] -- python train.py …",
         (
             "lockstep up --workers 3 -- python train.py",
-            "lockstep up --ps 2 --workers 3 --checkpoint-dir ckpt -- python train.py",
+            "lockstep up --ps 2 --workers 3 --checkpoint-dir ckpt -- python train.py  # again: continues from ckpt",
             "lockstep up --dry-run -- python train.py",
         ),
     ),
@@ -86,10 +86,15 @@ COMMANDS: dict[str, Command] = {
     ),
     "policy": Command(
         "change",
-        "show or change how the workers are coordinated",
+        "show or change how many contributions make a step",
         "clusters.change",
         "[sync|ssp|async] [flags]",
-        ("lockstep policy", "lockstep policy sync --backup-workers 1", "lockstep policy ssp --staleness 3"),
+        (
+            "lockstep policy",
+            "lockstep policy sync --replicas-to-aggregate 4",
+            "lockstep policy sync --backup-workers 1",
+            "lockstep policy ssp --staleness 3",
+        ),
         has_answer=True,
     ),
     "set": Command(
@@ -102,13 +107,13 @@ COMMANDS: dict[str, Command] = {
     ),
     "finish": Command(
         "change",
-        "end training for all workers",
+        "end training as finished, with a last checkpoint",
         "clusters.change",
         "[flags]",
         ("lockstep finish", "lockstep finish --reason 'good enough'"),
         has_answer=True,
     ),
-    "checkpoint": Command("files", "save a checkpoint now; list, verify, export, import them", "", "ACTION", ()),
+    "checkpoint": Command("files", "save one now; list, verify, export to NumPy, import", "", "ACTION", ()),
     "checkpoint save": Command(
         "",
         "have a running cluster save one now",

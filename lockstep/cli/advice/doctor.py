@@ -18,11 +18,18 @@ from ps_protocol.roles.identity import parse_address
 
 def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `doctor`."""
-    parser.add_argument("peer", nargs="?", metavar="HOST:PORT", help="also check the role that runs there; the chief: all of its cluster")
+    parser.add_argument(
+        "peer",
+        nargs="?",
+        metavar="HOST:PORT",
+        help="also check the role that runs there; the chief: that each role of its cluster is reached, writes and reads in its"
+        " --checkpoint-dir, and shares that with the others",
+    )
     parser.add_argument(
         "--listen", action="append", default=[], metavar="ADDRESS", help="also check whether a role could listen there; may be repeated"
     )
-    options.add_options(parser, options.options_of(options.CALLER))
+    parser.add_argument("--chief", default=argparse.SUPPRESS, metavar="ADDRESS", help="as HOST:PORT [LOCKSTEP_CHIEF]")
+    options.add_options(parser, [one for one in options.options_of(options.CALLER) if one is not options.CHIEF_ADDRESS])
 
 
 def run_doctor(arguments: argparse.Namespace) -> Answer:

@@ -17,7 +17,7 @@ NOBODY = "no cluster of yours that `lockstep up` or `lockstep demo` started is r
 def add_ls_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments of `ls`."""
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--token", action="store_true", help="print addresses of pages with the token that a reader needs")
+    parser.add_argument("--token", action="store_true", help="print addresses of pages with the token of a reader, who can only look")
 
 
 def run_ls(arguments: argparse.Namespace) -> int:
