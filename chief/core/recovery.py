@@ -302,6 +302,7 @@ class Recovery:
             # Only now: one that is lost before has left no trace at the shards, and the next one has its number.
             self._meet_predecessors()
             self._stage = None
+            self._out.afterwards(self._cluster.proceed)
         self._cluster.models.answer_waiting()
 
     def _lose_what_another_had(self) -> None:

@@ -348,6 +348,8 @@ class Training:
     def _lower_quorum(self) -> None:
         """Has the open step need as many contributions as it can get, where that may be fewer than ever."""
         config, policy = self._settings.config, self._policy
+        if self._ending.is_finished:
+            return  # workers leave then, and what the open step has would make one more
         if not policy.spec.needs_many_workers or (config.min_replicas is None and not self._data.starved and not self._is_quorum_lowered):
             return
         required = quorum(config, membership=self._members, policy=policy, starved=self._data.starved)
@@ -612,7 +614,8 @@ class Training:
         """Begins the next thing, if there is one and nothing is under way."""
         if self._ending.is_failed or self._recovery.why:
             return
-        if self._settings.next_change is not None:
+        # Before all servers are adopted, settings may be found that an earlier chief has left: they would undo a change.
+        if self._servers.are_adopted and self._settings.next_change is not None:
             self._begin_changes(now)
         if self._checkpoints.is_due and self.is_idle:
             self._checkpoints.begin(now)

@@ -457,3 +457,17 @@ def test_a_worker_that_only_joins_does_not_initialise_the_model() -> None:
     reply = driver.answers[driver.ask_model(another)]
     another.complete(reply.attempt)
     assert driver.answers[joins].state is ModelState.READY
+
+
+def test_a_policy_that_is_asked_for_before_servers_are_found_follows_the_one_that_an_earlier_chief_left(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    driver = Driver.outlived()
+    driver.train(0)
+    find_servers = driver.begin
+    monkeypatch.setattr(driver, "begin", lambda: None)
+    driver.new_chief()
+    call = driver.set_policy(ASYNC)
+    assert (call in driver.answers, driver.coordinator.state) == (False, ClusterState.CONNECTING), "it would be undone"
+    find_servers()
+    assert (driver.settings(call).step, policy_of(driver)) == (0, "async")
