@@ -28,6 +28,7 @@ SOMETIMES = (
     *("contribution without a gradient", "worker 1 ahead of the slowest", "shards were read at two steps"),
     *("worker went over to another server", "a standby was brought back between two steps"),
     *("worker gave two servers different gradients", "chief asked to end"),
+    *("another policy holds", "training finished", "ChangeSettingsRequest carried out", "SaveCheckpointRequest carried out"),
     *("worker waited for training data", "a chief found what another had trained", "a chief found an interrupted step"),
 )
 SOMETIMES_UNLOCKED = (

@@ -15,13 +15,16 @@ from chief.shards.requests import Authority
 from chief.shards.standby import ReplicaReturn, ReplicatedLink, replicated
 from chief.shards.work import ShardWork
 from ps_protocol.errors import PsError, ShuttingDown
+from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import (
+    ChangeSettingsRequest,
     ClusterState,
     CommitPushRequest,
     CommitResult,
     CompleteInitializationRequest,
     DequeueTokenRequest,
     DeregisterRequest,
+    FinishTrainingRequest,
     HeartbeatRequest,
     LeaseRangesRequest,
     LeaseReply,
@@ -29,9 +32,12 @@ from ps_protocol.roles.chief import (
     ParticipantKind,
     RegisterModelRequest,
     Registration,
+    SavedCheckpoint,
+    SettingsReply,
     TokenReply,
     TokenResult,
 )
+from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.history import History
 from ps_protocol.roles.request import Request
 from ps_protocol.roles.shard import Adoption
@@ -82,6 +88,15 @@ class ChiefNode:
         pace = SimulatedPace(world, life, on_killed=self._killed)
         self._loop = pace.loop
         self._leads: dict[Era, Leads] = {}
+        self._max_steps = config.max_steps
+        self._rules, self._has_changed = oracle.rules, False
+        # The policies that were asked for and do not hold yet, as far as one knows, by the number of the request.
+        self._wanted_policies: dict[int, PolicySpec] = {}
+        # What it was asked to count, and had been when training was finished; the latest step that it has begun; and whether it may finish.
+        self._given: set[PushId] = set()
+        self._given_in_time: frozenset[PushId] | None = None
+        self._begun_step = -1
+        self._is_asked_to_finish = False
         links: list[ShardLink] = [SimulatedLink(name, index=index, loop=pace.loop) for index, name in enumerate(shards)]
         if standbys:
             links = [
@@ -109,6 +124,10 @@ class ChiefNode:
         if method in ("commit", "token") and (commit := arguments[_COMMIT_AT[method]]) is not None:
             self._look_who_lives(era_of(arguments[0]))
             self._leads_of(era_of(arguments[0])).gave(commit.push_id)
+            self._given.add(commit.push_id)
+            self._oracle.asked_to_count(commit.push_id, self._rules)
+        if method == "order":
+            self._note_order(arguments[0])
         try:
             self.report(messages.Asked(call=number, request=_REQUESTS[method](*arguments)))
         except PsError as error:
@@ -141,12 +160,19 @@ class ChiefNode:
                 self._oracle.told_commit(era, arguments[3].push_id, value.commit, by=self._name)
                 self._leads_of(era).told(arguments[3].push_id, value.commit)
             if value.result is TokenResult.TOKEN:
-                self._oracle.told_token(era, arguments[0].index, arguments[0].incarnation, local_step=arguments[1], step=value.step)
+                self._oracle.told_token(
+                    era, arguments[0].index, arguments[0].incarnation, local_step=arguments[1], step=value.step, rules=self._rules
+                )
                 self._check_lead(era, arguments[0].index, arguments[0].incarnation, value.step)
         elif isinstance(value, CommitResult):
             self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value, by=self._name)
             self._leads_of(era_of(arguments[0])).told(arguments[1].push_id, value)
             self._told_step(era_of(arguments[0]), value.global_step, to=who)
+        elif isinstance(value, SettingsReply):
+            self._wanted_policies.pop(arguments[0].request_id, None)
+            self._oracle.told_change(self._era, arguments[0].request_id, version=value.version, step=value.step)
+        elif isinstance(value, SavedCheckpoint) and value.tag:
+            self._oracle.told_saved(self._era, value.tag, value.step)
         elif isinstance(value, LeaseReply) and value.result is LeaseResult.EXHAUSTED and is_training:
             self._oracle.told_exhausted(era_of(arguments[0]), arguments[1], to=who)
         elif isinstance(value, Registration) and is_training:
@@ -159,7 +185,8 @@ class ChiefNode:
         return f"{self._life.name} {self.coordinator.chief_incarnation}"
 
     def _told_step(self, era: Era, step: int, *, to: str) -> None:
-        self._oracle.told_step(era, step, to=to, servers=[name for names in self._members.values() for name in names])
+        servers = [name for names in self._members.values() for name in names]
+        self._oracle.told_step(era, step, to=to, servers=servers, is_finished=self._given_in_time is not None)
 
     # -- how far workers are ahead of each other
 
@@ -167,20 +194,65 @@ class ChiefNode:
         return self._leads.setdefault(era, Leads())
 
     def _look_who_lives(self, era: Era) -> None:
-        if self._oracle.rules.max_lead is not None:
+        if self._rules.max_lead is not None:
             found = self.coordinator.status(self._world.now).participants
             live = [one for one in found if one.state == "live" and one.kind is ParticipantKind.WORKER]
             self._leads_of(era).live([(one.index, one.incarnation) for one in live])
 
     def _check_lead(self, era: Era, worker: int, incarnation: int, step: int) -> None:
-        rules = self._oracle.rules
-        if rules.max_lead is None:
-            return
+        rules = self._rules
+        if rules.max_lead is None or self._has_changed:
+            return  # after a change it cannot be sure what counts for whom
         self._look_who_lives(era)
         lead = self._leads_of(era).least_lead((worker, incarnation), step=step)
         self._world.seen[f"worker {min(lead, 3)} ahead of the slowest"] += lead > 0
         if lead > rules.max_lead:
             raise BrokenPromise(f"P: under {rules.spec.text} worker {worker} goes on with step {step}, {lead} ahead of the slowest")
+
+    # -- what people order
+
+    @property
+    def _era(self) -> Era:
+        fence = self.coordinator.cluster.training.fence
+        return fence.life, fence.epoch
+
+    def _note_order(self, request: Request[Any]) -> None:
+        if isinstance(request, FinishTrainingRequest):
+            self._is_asked_to_finish = True
+        elif isinstance(request, ChangeSettingsRequest) and request.policy is not None:
+            self._wanted_policies[request.request_id] = request.policy
+            self._oracle.asked_to_change(request.request_id, request.policy)
+        elif isinstance(request, ChangeSettingsRequest) and request.hyperparameters is not None:
+            rate = request.hyperparameters.learning_rate
+            assert rate is not None
+            self._oracle.asked_to_change(request.request_id, rate.arguments["value"])
+
+    def _look_which_policy_holds(self) -> None:
+        spec = self.coordinator.cluster.policy.spec
+        if spec != self._rules.spec:
+            self._world.seen["another policy holds"] += 1
+            self._has_changed = True
+        is_closing = any(not wanted.has_common_steps for wanted in self._wanted_policies.values())
+        self._rules = self._oracle.rules.under(spec, is_closing=is_closing)
+
+    def _look_whether_it_is_finished(self) -> None:
+        if self._given_in_time is None and self.coordinator.state is ClusterState.FINISHED:
+            self._world.seen["training finished"] += 1
+            self._given_in_time = frozenset(self._given)
+            is_at_end = self._max_steps is not None and self.coordinator.global_step >= self._max_steps
+            if not (self._is_asked_to_finish or is_at_end):
+                raise BrokenPromise("E: a training is finished that nobody finished")
+
+    def _check_that_it_goes_on(self, work: messages.PrepareStep | messages.ApplyStep) -> None:
+        """A finished training takes no further step, but those that were promised before."""
+        if self._max_steps is not None and work.step >= self._max_steps:
+            raise BrokenPromise(f"F: step {work.step} is begun, and the last is {self._max_steps - 1}")
+        if self._given_in_time is not None and work.step > self._begun_step:
+            is_promised = not self._rules.spec.has_common_steps and self._given_in_time.issuperset(work.contributors)
+            if not is_promised:
+                raise BrokenPromise(f"F: step {work.step} of {work.contributors} is begun, and training was finished before")
+        self._begun_step = work.step
+        self._oracle.rules_hold(work.fence.chief_incarnation, self._rules)
 
     # -- the coordinator
 
@@ -189,8 +261,11 @@ class ChiefNode:
         if self.is_ended:
             raise ShuttingDown("the chief is shutting down")
         self._note(event)
-        for instruction in self.coordinator.handle(event, self._world.now):
+        instructions = self.coordinator.handle(event, self._world.now)
+        self._look_which_policy_holds()
+        for instruction in instructions:
             self._carry_out(instruction)
+        self._look_whether_it_is_finished()
         self._set_timer()
         self._on_change(self)
 
@@ -208,13 +283,15 @@ class ChiefNode:
         self._world.later(self._life, max(0.0, due - self._world.now), fire)
 
     def _carry_out(self, instruction: messages.Instruction) -> None:
+        if isinstance(instruction, messages.PrepareStep | messages.ApplyStep):
+            self._check_that_it_goes_on(instruction)
         match instruction:
             case messages.Reply() | messages.Refuse():
                 self._answer(instruction)
             case messages.Note():
                 self._world.note(f"{self._life.name}: {instruction.text}")
             case messages.EndProcesses():
-                if not instruction.has_successor and self.coordinator.state is not ClusterState.FAILED:
+                if not instruction.has_successor and self.coordinator.state not in (ClusterState.FAILED, ClusterState.FINISHED):
                     raise BrokenPromise(f"E: a training ends that nobody finished: {instruction.reason}")
                 self.end(instruction.reason)
             case messages.AdoptShards() | messages.RestoreShards():
@@ -323,6 +400,7 @@ class ChiefNode:
 _COMMIT_AT = {"commit": 1, "token": 3}
 _REQUESTS: dict[str, Callable[..., Request[Any]]] = {
     "register": lambda request: request,
+    "order": lambda request: request,
     "heartbeat": lambda participant: HeartbeatRequest(participant=participant),
     "deregister": lambda participant: DeregisterRequest(participant=participant),
     "model": lambda participant, model, max_wait_s, may_create: RegisterModelRequest(

@@ -15,14 +15,16 @@ from ps_protocol.model.spec import NO_CLIP, ClipSpec, ModelSpec, PlacementPolicy
 from ps_protocol.model.variables import DataType, VariableSpec
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, ClusterState
+from ps_protocol.roles.request import Request
 from tests.simulation.chief_node import ChiefNode
 from tests.simulation.disk import SimulatedStorage
 from tests.simulation.histories import SimulatedHistory, audited
 from tests.simulation.impostor import start_impostor
 from tests.simulation.nemesis import Nemesis
+from tests.simulation.operator_node import start_operator
 from tests.simulation.oracle import LEARNING_RATE, MOMENTUM, BrokenPromise, Oracle, index_of
 from tests.simulation.rules import PolicyRules
-from tests.simulation.scenario import FAULTS_S, Scenario
+from tests.simulation.scenario import FAULTS_S, Fault, Scenario
 from tests.simulation.shard_node import ShardNode
 from tests.simulation.tasks import Life
 from tests.simulation.worker_node import WorkerNode
@@ -36,6 +38,8 @@ _BLOCKED_S = 5.0 + 5.5
 _LOOK_S = 0.25
 # How long people look on before they do what a chief advises.
 _PATIENCE_S = 2.0
+# How long a worker may go on once training is finished.
+_HEARD_S = 20.0
 
 
 class SimulatedCluster:
@@ -47,11 +51,13 @@ class SimulatedCluster:
         self.standbys = tuple(f"{name}-standby" for name in self.shards) if scenario.has_standbys else ()
         self.servers = (*self.shards, *self.standbys)
         self.world = World(f"network {scenario.seed}", scenario.network)
+        # Where workers wait for data that others have, a step goes on without theirs.
+        min_if_strict = 1 if scenario.min_replicas or scenario.data else scenario.num_required
         rules = PolicyRules(
             spec=scenario.policy,
             num_required=scenario.num_required,
-            # Where workers wait for data that others have, a step goes on without theirs.
-            min_required=1 if scenario.policy == DEFAULT_POLICY and (scenario.min_replicas or scenario.data) else scenario.num_required,
+            min_required=min_if_strict if scenario.policy == DEFAULT_POLICY else scenario.num_required,
+            min_if_strict=min_if_strict,
         )
         self.oracle = Oracle(servers=self.servers, size=SIZE, is_durable_at_once=scenario.durability is Durability.STEP, rules=rules)
         self.storage = SimulatedStorage(on_commit=self._committed)
@@ -68,7 +74,7 @@ class SimulatedCluster:
         self._may_fail = False
         self._histories: list[tuple[str, SimulatedHistory]] = []
         self._advised_for_s = 0.0
-        self._is_over = False
+        self._is_over = self._is_finished = False
         self._wanted_step: int | None = None
         for name in self.servers:
             self._start_shard(name)
@@ -76,13 +82,17 @@ class SimulatedCluster:
         for index in range(scenario.num_workers):
             self._start_worker(index, takes_over=False)
         for fault in scenario.faults:
-            self.world.at(fault.at, partial(self._nemesis.befall, fault))
+            self.world.at(fault.at, partial(self._befall, fault))
+
+    def _befall(self, fault: Fault) -> None:
+        if not self._is_finished:
+            self._nemesis.befall(fault)
 
     def run(self) -> None:
-        """Runs it all: first with faults, then without any, when training must go on."""
+        """Runs it all: first with faults, then without any, when training must go on; or end, once it is finished."""
         world = self.world
         self._look()
-        world.run(FAULTS_S, is_over=lambda: bool(self._failure))
+        world.run(FAULTS_S, is_over=lambda: bool(self._failure) or self._is_finished)
         self._heal()
         start = self._step
         self._wanted_step = start + _PROGRESS_STEPS
@@ -116,12 +126,25 @@ class SimulatedCluster:
         if state is ClusterState.FAILED and not self._failure:
             self._failure = chief.coordinator.status(self.world.now).reason
             self._is_over = True
+        elif state is ClusterState.FINISHED and self._living_name(chief) == self.chief:
+            if not self._is_finished:
+                self.world.at(_HEARD_S, self._end_who_has_not_heard)
+            self._is_finished = True
         elif self._wanted_step is not None and state is ClusterState.TRAINING and chief.coordinator.global_step >= self._wanted_step:
             self._is_over = not self._missing_standbys(chief)
 
+    def _end_who_has_not_heard(self) -> None:
+        """Nobody brings a server back that was lost before the end: a session that waits for it ends by its own limit."""
+        for name in self._workers.values():
+            self.world.seen["worker waited for a server when training was finished"] += self.world.life(name) is not None
+            self.world.kill(name)
+
+    def _living_name(self, chief: ChiefNode) -> str:
+        return next((name for name, one in self._chiefs.items() if one is chief), "")
+
     def _missing_standbys(self, chief: ChiefNode) -> list[str]:
         """Why standbys are missing that could be brought back from a checkpoint."""
-        has_way_back = bool(self.standbys) and self.scenario.durability is not None and self.scenario.policy.has_common_steps
+        has_way_back = bool(self.standbys) and self.scenario.durability is not None and chief.coordinator.cluster.policy.has_common_steps
         shards = chief.coordinator.status(self.world.now).shards if has_way_back else ()
         return [shard.standby_missing for shard in shards if shard.standby_missing]
 
@@ -135,7 +158,7 @@ class SimulatedCluster:
     def _do_as_advised(self) -> None:
         """With the original's queue the tokens of workers that were lost are lost too; people start one more when nobody has one left."""
         chief = self._chiefs[self.chief]
-        may_lose = self.scenario.policy.tokens is TokenMode.FIFO and bool(self.scenario.faults)
+        may_lose = chief.coordinator.cluster.policy.spec.tokens is TokenMode.FIFO and bool(self.scenario.faults)
         is_advised = may_lose and "start one more worker" in chief.coordinator.explain(self.world.now)
         self._advised_for_s = self._advised_for_s + _LOOK_S if is_advised else 0.0
         if self._advised_for_s >= _PATIENCE_S:
@@ -205,6 +228,7 @@ class SimulatedCluster:
             replicas_to_aggregate=scenario.num_required,
             lease_s=scenario.lease_s,
             min_replicas=scenario.min_replicas,
+            max_steps=scenario.max_steps,
             policy=scenario.policy,
             checkpoints=checkpoints,
         )
@@ -305,6 +329,10 @@ class SimulatedCluster:
         if victim is not None and victim.is_joined:
             start_impostor(self.world, victim=victim, shards=self.shards, chief=self.chief)
 
+    def order(self, request: Request[Any]) -> None:
+        """Has somebody ask the chief for this until it is answered."""
+        start_operator(self.world, request=request, chief=lambda: self.chief)
+
     def allow_failure(self) -> None:
         """From now on the cluster may say that it has failed although something was saved: people must look at storage."""
         self._may_fail = True
@@ -316,7 +344,9 @@ class SimulatedCluster:
     def _chief_ended(self, name: str, reason: str) -> None:
         self.world.kill(name)
         others = [other for other in self._chiefs if other != name and self.world.life(other) is not None]
-        if name == self.chief and others:
+        if name == self.chief and self._chiefs[name].coordinator.state is ClusterState.FINISHED and reason != "killed":
+            self._is_over = True
+        elif name == self.chief and others:
             self.chief = others[-1]  # it has given up, since that one is at work
         elif name == self.chief and not self._failure:
             # Its successor has given up, or it was killed while it wrote: somebody starts it again.
@@ -325,6 +355,16 @@ class SimulatedCluster:
     def _worker_ended(self, index: int, name: str, reason: str) -> None:
         self.world.kill(name)
         if reason == "TrainingFailed" and self._failure:
+            return
+        if reason == "TrainingFailed" and self._is_finished:
+            self.world.seen["worker told that training was finished before it had a model"] += 1
+            return
+        if reason == "finished":
+            # By a chief that has a successor, perhaps, which trains on.
+            self.world.seen["worker heard that training is finished"] += 1
+            if not any(chief.coordinator.state is ClusterState.FINISHED for chief in self._chiefs.values()):
+                raise BrokenPromise(f"F: {name} was told that training is finished, and nobody has finished it")
+            self.world.at(1.0, lambda: None if self._is_finished else self._start_worker(index, takes_over=False))
             return
         is_lost = not self.oracle.has_way_back or self.oracle.is_lost(self._worker_nodes[name].life_of_model)
         if reason == "TrainingFailed" and (self._may_fail or self.oracle.is_rotten or is_lost):

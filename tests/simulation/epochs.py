@@ -29,6 +29,7 @@ class State:
 class Epoch:
     """One epoch: where it began, and what each of its steps was made of.
 
+    `rates`: the learning rate that servers were told to use for each of its steps, for want of another.
     `made` and `used`: the step that each contribution, and each range of the training data, is in, of all that its values are made of.
     `brought`: of these contributions, those that brought a state of their worker's program, and it.
     """
@@ -37,6 +38,7 @@ class Epoch:
     first_step: int
     parent: Era | None
     steps: dict[int, Contributors] = field(default_factory=dict)
+    rates: dict[int, float] = field(default_factory=dict)
     made: dict[PushId, int] = field(default_factory=dict)
     used: dict[int, int] = field(default_factory=dict)
     brought: dict[PushId, str] = field(default_factory=dict)

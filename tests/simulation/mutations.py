@@ -16,6 +16,7 @@ from chief.core.ending import Ending
 from chief.core.epoch.answers import Answers
 from chief.core.epoch.training import Training
 from chief.core.messages import EndProcesses
+from chief.policies.base import Grant
 from chief.policies.fifo import FifoTokens
 from chief.policies.ordered import OrderedPolicy
 from chief.policies.sync import StrictTokens, SyncPolicy
@@ -635,6 +636,58 @@ def _keeps_the_memory_of_contributions(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(StagingMemory, "take_back", lambda self, staged: None)
 
 
+def _loses_what_was_counted_in_a_change(patch: pytest.MonkeyPatch) -> None:
+    install = Training._install
+
+    def broken(training: Training, now: float) -> None:
+        with patch.context() as inside:
+            inside.setattr(type(training.policy), "counted", lambda policy: ())
+            install(training, now)
+
+    patch.setattr(Training, "_install", broken)
+
+
+def _frees_nobody_in_a_change(patch: pytest.MonkeyPatch) -> None:
+    """Who waited under the former policy is taken for one that has contributed to the open step."""
+    install = Training._install
+
+    def broken(training: Training, now: float) -> None:
+        waiting = training.waiting_workers
+        install(training, now)
+        if isinstance(training.policy, SyncPolicy) and isinstance(training.policy._tokens, StrictTokens):
+            training.policy._tokens._contributed.update(waiting)
+
+    patch.setattr(Training, "_install", broken)
+
+
+def _takes_a_step_after_the_last(patch: pytest.MonkeyPatch) -> None:
+    end_or_continue = Training._end_or_continue
+
+    def broken(training: Training, granted: Sequence[Grant], now: float) -> None:
+        if training.step != training._settings.config.max_steps:
+            end_or_continue(training, granted, now)
+            return
+        training._grant(granted, now)
+        training.proceed(now)
+
+    patch.setattr(Training, "_end_or_continue", broken)
+
+
+def _changes(*numbers: int, policy: PolicySpec = DEFAULT_POLICY) -> Suit:
+    """Returns scenarios in which people change the policy to these, and nothing else befalls it."""
+
+    def suited(scenario: Scenario) -> Scenario:
+        at = 0.5 + scenario.seed % 97 * 0.01
+        faults = tuple(Fault(at=at + 0.7 * place, kind="policy", number=number) for place, number in enumerate(numbers))
+        return replace(scenario, policy=policy, num_workers=3, num_required=3, data=None, network=NetworkSpec(), faults=faults)
+
+    return suited
+
+
+def _ends_soon(scenario: Scenario) -> Scenario:
+    return replace(scenario, max_steps=5, network=NetworkSpec(), faults=())
+
+
 def has(kind: str) -> Suit:
     """Returns those scenarios that such a fault befalls."""
     return lambda scenario: scenario if any(fault.kind == kind for fault in scenario.faults) else None
@@ -771,6 +824,9 @@ MUTATIONS: dict[str, Mutation] = {
     "memory of contributions is not given back": Mutation(
         "7", _keeps_the_memory_of_contributions, _undisturbed(DEFAULT_POLICY), first_seed=1002
     ),
+    "a change loses what was counted": Mutation("36", _loses_what_was_counted_in_a_change, _changes(2, 0, 2, 0)),
+    "a change frees nobody": Mutation("6", _frees_nobody_in_a_change, _changes(3, 0, 3, 0, 3, 0)),
+    "a finished training takes one more step": Mutation("F", _takes_a_step_after_the_last, _ends_soon),
     "a rollback forgets what data is done": Mutation("8", _forgets_the_data_that_is_done, has("kill")),
     "a rollback forgets the state of programs": Mutation("9", _forgets_the_state_of_programs, has("kill")),
     "a rollback to a step without the state of programs keeps what they have": Mutation(

@@ -1,13 +1,19 @@
 """The faults of a simulated cluster: each kind, done to its processes, network and storage. Knows no promise."""
 
+import itertools
 from collections.abc import Callable
-from typing import Protocol
+from typing import Any, Protocol
 
+from ps_protocol.model.optimizers import constant
+from ps_protocol.roles.chief import ChangeSettingsRequest, FinishTrainingRequest, HyperparameterChange, SaveCheckpointRequest
+from ps_protocol.roles.request import Request
 from tests.simulation.disk import SimulatedStorage
-from tests.simulation.scenario import Fault
+from tests.simulation.scenario import POLICIES, RATES, Fault
 from tests.simulation.world import NetworkSpec, World
 
 _STORM = NetworkSpec(drop=0.2, duplicate=0.2, late=0.1, jitter_s=0.05)
+# How long an order may block.
+_SLICE_S = 1.0
 
 
 class Victim(Protocol):
@@ -49,6 +55,9 @@ class Victim(Protocol):
     def have_impersonated(self, name: str) -> None:
         """Has somebody speak in a worker's name."""
 
+    def order(self, request: Request[Any]) -> None:
+        """Has somebody ask the chief for this until it is answered."""
+
     def allow_failure(self) -> None:
         """From now on the cluster may say that it has failed although something was saved: people must look at storage."""
 
@@ -63,6 +72,7 @@ class Nemesis:
         self._cluster = cluster
         self._world = cluster.world
         self._calm = calm
+        self._orders = itertools.count(1)
 
     def befall(self, fault: Fault) -> None:
         """Has one befall it now."""
@@ -138,6 +148,20 @@ class Nemesis:
     def _impersonate(self, fault: Fault) -> None:
         self._cluster.have_impersonated(fault.target[0])
 
+    def _policy_changed(self, fault: Fault) -> None:
+        policy = POLICIES[fault.number]
+        self._cluster.order(ChangeSettingsRequest(request_id=next(self._orders), max_wait_s=_SLICE_S, policy=policy))
+
+    def _numbers_changed(self, fault: Fault) -> None:
+        change = HyperparameterChange(learning_rate=constant(RATES[fault.number % len(RATES)]))
+        self._cluster.order(ChangeSettingsRequest(request_id=next(self._orders), max_wait_s=_SLICE_S, hyperparameters=change))
+
+    def _saved(self, fault: Fault) -> None:
+        self._cluster.order(SaveCheckpointRequest(request_id=next(self._orders), max_wait_s=_SLICE_S))
+
+    def _finished(self, fault: Fault) -> None:
+        self._cluster.order(FinishTrainingRequest(reason="people have seen enough"))
+
     def _storm(self, fault: Fault) -> None:
         self._world.network = _STORM
         self._world.at(fault.seconds, lambda: setattr(self._world, "network", self._calm))
@@ -182,6 +206,10 @@ _FAULTS: dict[str, Callable[[Nemesis, Fault], None]] = {
     "hoard": Nemesis._hoard,
     "lie": Nemesis._lie,
     "impostor": Nemesis._impersonate,
+    "policy": Nemesis._policy_changed,
+    "numbers": Nemesis._numbers_changed,
+    "save": Nemesis._saved,
+    "finish": Nemesis._finished,
     "storm": Nemesis._storm,
     "kill in save": Nemesis._killed_in_save,
     "full": Nemesis._full,

@@ -11,12 +11,13 @@ import numpy as np
 
 from ps_protocol.model.data import DataSpec
 from ps_protocol.model.layout import ALIGNMENT
+from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import CommitResult, PushOutcome
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import ApplyRequest, RestoreRequest, ShardReport, ShardSpec
 from tests.simulation.epochs import Contributors, Epoch, Era, State
-from tests.simulation.rules import PolicyRules
+from tests.simulation.rules import Changes, PolicyRules, Setting
 
 LEARNING_RATE, MOMENTUM = 0.5, 0.25
 # More than a chief's record takes here.
@@ -79,6 +80,15 @@ class Oracle:
 
     def __init__(self, *, servers: Sequence[str], size: int, is_durable_at_once: bool, rules: PolicyRules) -> None:
         self.rules = rules
+        # The rules that hold at each chief, by its incarnation; and those that held when a chief was asked to count a contribution.
+        self._rules_at: dict[int, PolicyRules] = {}
+        self._counted_under: dict[PushId, set[PolicyRules]] = {}
+        # What people were told of their changes, by era; and those that they have asked for, and not been told of yet, by their numbers.
+        self._policies: dict[Era, Changes] = {}
+        self._rates: dict[Era, Changes] = {}
+        self._asked: dict[int, Setting] = {}
+        # The latest step that people were told is saved, by era.
+        self._told_saved: dict[Era, int] = {}
         self._servers = servers
         # Those whose process has no variables yet, or none any more.
         self._without: set[str] = set()
@@ -152,8 +162,8 @@ class Oracle:
         value = self._values(arena)
         epoch.states[server, spec.initial_step] = State(value, np.zeros_like(value))
 
-    def applied(self, server: str, life: int, request: ApplyRequest, arena: Array) -> None:
-        """A shard has applied a step."""
+    def applied(self, server: str, life: int, request: ApplyRequest, arena: Array, *, rate: float = LEARNING_RATE) -> None:
+        """A shard has applied a step. `rate`: the learning rate that it was told to use, for want of another."""
         epoch, step, contributors = self._epoch((life, request.fence.epoch), server), request.step, request.contributors
         if len(set(contributors)) != len(contributors):
             raise BrokenPromise(f"1: step {step} of epoch {epoch.number} has one twice: {contributors}")
@@ -165,15 +175,20 @@ class Oracle:
         if known is None:
             self._check_once(epoch, step, contributors)
             self._check_said(epoch, step, contributors)
-            if words := self.rules.broken_by_step(step, contributors, request.weights, self._made_at.get(life, {})):
-                raise BrokenPromise(f"P: step {step} of epoch {epoch.number} under {self.rules.spec.text}: {words}")
+            rules = self._rules_at.get(request.fence.chief_incarnation, self.rules)
+            if words := rules.broken_by_step(step, contributors, request.weights, self._made_at.get(life, {}), self._counted_under):
+                raise BrokenPromise(f"P: step {step} of epoch {epoch.number} under {rules.spec.text}: {words}")
+            self._check_changes(epoch, step, rules.spec, rate)
+            epoch.rates[step] = rate
             self._count(epoch, step, contributors)
         elif known != contributors:
             raise BrokenPromise(f"2: step {step} of epoch {epoch.number}: {server} applied {contributors}, another {known}")
+        if epoch.rates.setdefault(step, rate) != rate:
+            raise BrokenPromise(f"2: step {step} of epoch {epoch.number}: {server} uses the rate {rate}, another {epoch.rates[step]}")
         self._note_without(epoch, step, server, request.without)
         weights = request.weights or (1.0,) * len(contributors)
         given = [one for one in zip(contributors, weights, strict=True) if one[0] not in request.without]
-        rate, phase = self._numbers_of(life, [push_id for push_id, _ in given])
+        rate, phase = self._numbers_of(life, [push_id for push_id, _ in given], rate)
         state = self._next_state(epoch.states[server, step], life, server, given, rate=rate, phase=phase)
         if state.value.tobytes() != self._values(arena).tobytes():
             raise BrokenPromise(
@@ -239,8 +254,11 @@ class Oracle:
 
     # -- what the chief says, and what a worker concludes from it
 
-    def told_step(self, era: Era, step: int, *, to: str, servers: Sequence[str]) -> None:
-        """Somebody was told that so many steps are applied. `servers`: those that the chief counts on."""
+    def told_step(self, era: Era, step: int, *, to: str, servers: Sequence[str], is_finished: bool = False) -> None:
+        """Somebody was told that so many steps are applied. `servers`: those that the chief counts on.
+
+        `is_finished`: training is; then what was promised is applied, and is not saved step by step.
+        """
         known = self._epochs.get(era)
         if known is not None:
             behind = [server for server in servers if known.at.get(server, known.first_step) < step]
@@ -254,7 +272,7 @@ class Oracle:
         if step > self._told_step.get(era, 0):
             self._told_step[era] = step
             first = 0 if known is None or known.parent is None else known.first_step
-            if self._is_durable_at_once and step > first and (era, step) not in self.committed.values():
+            if self._is_durable_at_once and not is_finished and step > first and (era, step) not in self.committed.values():
                 raise BrokenPromise(
                     f"4: {to} was told of step {step} of epoch {era[1]} before a checkpoint of it was whole: {self.committed}"
                 )
@@ -302,16 +320,54 @@ class Oracle:
             if (era, push_id) in self._accepted:
                 raise BrokenPromise(f"3: {push_id} was accepted, and then refused in the same epoch {number}")
 
-    def told_token(self, era: Era, worker: int, incarnation: int, *, local_step: int, step: int) -> None:
-        """A worker that has asked at `local_step` may go on with the variables of a step."""
+    # -- what people order
+
+    def rules_hold(self, chief: int, rules: PolicyRules) -> None:
+        """At the chief of this incarnation these rules hold from now on."""
+        self._rules_at[chief] = rules
+
+    def asked_to_count(self, push_id: PushId, rules: PolicyRules) -> None:
+        """A chief at which these rules hold was asked to count a contribution."""
+        self._counted_under.setdefault(push_id, set()).add(rules)
+
+    def asked_to_change(self, number: int, value: Setting) -> None:
+        """Somebody wants another policy, or another learning rate: it may hold from now on."""
+        self._asked[number] = value
+
+    def told_change(self, era: Era, number: int, *, version: int, step: int) -> None:
+        """Somebody was told that a change holds from a step on."""
+        value = self._asked.pop(number, None)
+        if isinstance(value, PolicySpec):
+            self._policies.setdefault(era, Changes()).told(value, version=version, step=step)
+        elif value is not None:
+            self._rates.setdefault(era, Changes()).told(value, version=version, step=step)
+
+    def told_saved(self, era: Era, tag: str, step: int) -> None:
+        """Somebody was told that what was to be saved is in a checkpoint."""
+        if self.committed.get(tag, (era, -1))[1] != step:
+            raise BrokenPromise(f"4: {tag} of step {step} was said to be whole; whole are {self.committed}")
+        self._told_saved[era] = max(step, self._told_saved.get(era, 0))
+
+    def _check_changes(self, epoch: Epoch, step: int, policy: PolicySpec, rate: float) -> None:
+        """What people were told that it holds, holds, until something else may that they have asked for."""
+        for told, found in ((self._policies, policy), (self._rates, rate)):
+            changes = told.get(epoch.era)
+            wanted = changes.wanted_at(step) if changes is not None else None
+            if wanted not in (None, found) and found not in self._asked.values():
+                raise BrokenPromise(f"U: step {step} of epoch {epoch.number} is made with {found}; {wanted} was said to hold")
+
+    def told_token(self, era: Era, worker: int, incarnation: int, *, local_step: int, step: int, rules: PolicyRules) -> None:
+        """A worker that has asked at `local_step` may go on with the variables of a step. `rules`: those that hold at its chief."""
         push_id = self._latest.get((era, worker, incarnation))
-        if push_id is None or not self.rules.has_own_steps or self._made_at[era[0]].get(push_id, step) > local_step:
+        if push_id is not None and not all(former.has_own_steps for former in self._counted_under.get(push_id, ())):
+            return  # the token is of the queue that a change has ended
+        if push_id is None or not rules.has_own_steps or self._made_at[era[0]].get(push_id, step) > local_step:
             return  # asked before it gave that: the request has come twice, or late
         # The latest chief hands out the token. It has the lowest of several numbers, because a former chief may have counted further.
         promised = min([self._accepted[era, push_id], *self._numbers.get((era, push_id), {}).values()])
         if promised >= step:
             words = f"worker {worker} goes on with step {step} of epoch {era[1]}, and what it gave is to be in step {promised}"
-            raise BrokenPromise(f"P: under {self.rules.spec.text} {words}")
+            raise BrokenPromise(f"P: under {rules.spec.text} {words}")
 
     @property
     def has_forged(self) -> bool:
@@ -444,6 +500,9 @@ class Oracle:
         lost = [(told, step) for told, step in self._told_step.items() if step > spec.initial_step and self._is_ancestor(told, parent)]
         if self._is_durable_at_once and lost and not self.is_rotten:
             raise BrokenPromise(f"4: epoch {spec.epoch} begins at step {spec.initial_step}, but {lost} was told (epoch, step)")
+        saved = [(told, step) for told, step in self._told_saved.items() if step > spec.initial_step and self._is_ancestor(told, parent)]
+        if saved and not self.is_rotten:
+            raise BrokenPromise(f"4: epoch {spec.epoch} begins at step {spec.initial_step}, but {saved} was said to be saved (epoch, step)")
         self.num_rollbacks += 1
         epoch = self._epochs[era] = self._epochs[parent].child(era, first_step=spec.initial_step)
         return epoch
@@ -519,11 +578,11 @@ class Oracle:
         momentum = before * np.float32(MOMENTUM) + mean
         return State(state.value - momentum * np.float32(rate), momentum, max(phase, state.phase))
 
-    def _numbers_of(self, life: int, contributors: Sequence[PushId]) -> tuple[float, int]:
+    def _numbers_of(self, life: int, contributors: Sequence[PushId], rate_of_all: float) -> tuple[float, int]:
         """Returns the learning rate and the phase of training of a step of these contributions."""
         given = (one for one in sorted(contributors) if (life, one) not in self._empty)
         found = ((rate, phase_of(one.sequence)) for one in given if (rate := rate_of(one.worker, one.sequence)) is not None)
-        return next(found, (LEARNING_RATE, 0))
+        return next(found, (rate_of_all, 0))
 
     def _may_be_in(self, era: Era, push_id: PushId, step: int, *, by: str) -> bool:
         """Whether this step contradicts nothing that was said before: each chief says one, and a worker what a chief has said.

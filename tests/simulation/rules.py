@@ -1,7 +1,7 @@
 """The promises of each policy about its steps and tokens, checked by separate counts. Knows numbers; no chief, and no other promise."""
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.chief import CommitResult, PushOutcome
@@ -9,31 +9,65 @@ from ps_protocol.roles.contribution import PushId
 
 # A live worker: its index, and which of the processes of that index.
 Who = tuple[int, int]
+# A policy, or a learning rate.
+Setting = PolicySpec | float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PolicyRules:
-    """The rules of one policy; `num_required` is R, and `min_required` what a step needs at least when workers or data are short."""
+    """The rules of one policy; `num_required` is R, and `min_required` what a step needs at least when workers or data are short.
+
+    `min_if_strict`: the same, if it were strict sync.
+    """
 
     spec: PolicySpec
     num_required: int
     min_required: int
+    min_if_strict: int
 
-    def broken_by_step(self, step: int, contributors: tuple[PushId, ...], weights: tuple[float, ...], made_at: Mapping[PushId, int]) -> str:
-        """Returns which rule a step breaks, in words; empty: none. `made_at`: the step whose variables each was computed from."""
+    def under(self, spec: PolicySpec, *, is_closing: bool = False) -> "PolicyRules":
+        """Returns the rules of another policy; `is_closing`: the open step is made of what it has, since one without such steps follows."""
+        if spec == self.spec and not is_closing:
+            return self
+        num_required = spec.replicas_to_aggregate or self.num_required
+        least = min(self.min_if_strict, num_required) if spec.needs_many_workers else num_required
+        return replace(self, spec=spec, num_required=num_required, min_required=1 if is_closing else least)
+
+    def broken_by_step(
+        self,
+        step: int,
+        contributors: tuple[PushId, ...],
+        weights: tuple[float, ...],
+        made_at: Mapping[PushId, int],
+        counted_under: Mapping[PushId, "Collection[PolicyRules]"],
+    ) -> str:
+        """Returns which rule a step breaks, in words; empty: none.
+
+        `made_at`: the step whose variables each was computed from. `counted_under`: the rules that held when a chief was asked to count it;
+        what was counted under others before a change goes over as it is.
+        """
+        former = [rules for push_id in contributors for rules in counted_under.get(push_id, ())]
         if self.spec.has_common_steps:
-            return self._broken_by_common_step(step, contributors, made_at)
+            return self._broken_by_common_step(step, contributors, made_at, former)
         if len(contributors) != 1:
             return f"it is made of {len(contributors)} contributions, and each is a step by itself"
-        return self._broken_by_staleness(max(0, step - made_at[contributors[0]]), weights[0] if weights else 1.0)
+        staleness, weight = max(0, step - made_at[contributors[0]]), weights[0] if weights else 1.0
+        ordered = [rules for rules in former if not rules.spec.has_common_steps]
+        if any(not rules._broken_by_staleness(staleness, weight) for rules in ordered):
+            return ""
+        return self._broken_by_staleness(staleness, weight)
 
-    def _broken_by_common_step(self, step: int, contributors: tuple[PushId, ...], made_at: Mapping[PushId, int]) -> str:
+    def _broken_by_common_step(
+        self, step: int, contributors: tuple[PushId, ...], made_at: Mapping[PushId, int], former: "Collection[PolicyRules]"
+    ) -> str:
         stale = [push_id for push_id in contributors if made_at[push_id] != step]
         if stale:
             return f"{stale} were computed from steps {[made_at[push_id] for push_id in stale]}"
-        if not self.min_required <= len(contributors) <= self.num_required:
-            return f"it is made of {len(contributors)} contributions, and R is {self.num_required}, at least {self.min_required}"
-        if self.spec.tokens is TokenMode.STRICT and len({push_id.worker for push_id in contributors}) < len(contributors):
+        most = max(self.num_required, *(rules.num_required for rules in former)) if former else self.num_required
+        if not self.min_required <= len(contributors) <= most:
+            return f"it is made of {len(contributors)} contributions, and R is {most}, at least {self.min_required}"
+        is_strict = self.spec.tokens is TokenMode.STRICT and all(rules.spec.tokens is TokenMode.STRICT for rules in former)
+        if is_strict and len({push_id.worker for push_id in contributors}) < len(contributors):
             return f"a worker has given two of {contributors}, and there are no extra tokens"
         return ""
 
@@ -102,3 +136,19 @@ class Leads:
         """Returns by how much a worker is ahead of the slowest at the least, once `step` steps are applied."""
         count = self._counts.get(who)
         return 0 if count is None else count.least(step) - min(one.most for one in self._counts.values())
+
+
+class Changes:
+    """One kind of settings, in one era: which of them may hold at a step, as far as those who asked for changes were told."""
+
+    def __init__(self) -> None:
+        self._told: dict[int, tuple[int, Setting]] = {}
+
+    def told(self, value: Setting, *, version: int, step: int) -> None:
+        """Somebody was told that this holds from a step on."""
+        self._told[version] = step, value
+
+    def wanted_at(self, step: int) -> Setting | None:
+        """Returns what was said last to hold at a step; None: nothing was said."""
+        held = [(version, value) for version, (since, value) in self._told.items() if since <= step]
+        return max(held, key=lambda one: one[0])[1] if held else None

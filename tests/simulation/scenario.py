@@ -46,6 +46,7 @@ class Scenario:
     has_standbys: bool = False
     has_history: bool = False
     num_records_kept: int = 0
+    max_steps: int | None = None
 
     @property
     def is_for_a_standby(self) -> bool:
@@ -63,7 +64,7 @@ class Scenario:
         return (
             f"ps={self.num_shards} workers={self.num_workers} R={self.num_required} durability={durability} every={self.every_steps}"
             f" lease={self.lease_s:g} compute={self.compute_s:.3f} min={self.min_replicas} norms={self.has_norms}"
-            f" policy={self.policy.text} standbys={self.has_standbys} network={self.network} data={self.data}"
+            f" policy={self.policy.text} standbys={self.has_standbys} network={self.network} data={self.data} max={self.max_steps}"
         )
 
 
@@ -100,13 +101,16 @@ def scenario_of(seed: int) -> Scenario:
             *_hoarders(random.Random(f"hoarders {seed}"), num_workers=num_workers),
             *_rollouts(random.Random(f"rollouts {seed}"), num_shards=num_shards, num_workers=num_workers),
             *_half_steps(random.Random(f"half steps {seed}"), num_shards=num_shards),
+            *_orders(random.Random(f"orders {seed}"), has_storage=durability is not None),
         ),
         data=_data(random.Random(f"data {seed}")),
         policy=_policy(random.Random(f"policy {seed}")),
     )
     scenario = _with_standbys(scenario, random.Random(f"standbys {seed}"))
     history = random.Random(f"history {seed}")
-    return replace(scenario, has_history=history.random() < 0.3, num_records_kept=history.choice([0, 20, 60, 200]))
+    scenario = replace(scenario, has_history=history.random() < 0.3, num_records_kept=history.choice([0, 20, 60, 200]))
+    last = random.Random(f"last step {seed}")
+    return replace(scenario, max_steps=last.randint(3, 40)) if last.random() < 0.08 else scenario
 
 
 UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
@@ -116,11 +120,12 @@ def unlocked(scenario: Scenario) -> Scenario:
     """Returns the same with servers that apply contributions as they arrive; then no step is saved before it is told, and no norm is known.
 
     There is no training data: its ranges are not done with a step, so a checkpoint cannot say of all of them whether its values have them.
-    Nor can a worker keep places that it does not use.
+    Nor can a worker keep places that it does not use, nor the policy be changed; and the oracle knows one rate of
+    what is applied on arrival. Nor is training finished: what servers apply after that has the number of the last step, too.
     """
     durability = Durability.INTERVAL if scenario.durability is Durability.STEP else scenario.durability
-    faults = tuple(fault for fault in scenario.faults if fault.kind != "hoard")
-    return replace(scenario, policy=UNLOCKED, has_norms=False, data=None, durability=durability, faults=faults)
+    faults = tuple(fault for fault in scenario.faults if fault.kind not in ("hoard", "policy", "numbers", "finish"))
+    return replace(scenario, policy=UNLOCKED, has_norms=False, data=None, durability=durability, faults=faults, max_steps=None)
 
 
 def _with_standbys(scenario: Scenario, chance: random.Random) -> Scenario:
@@ -198,6 +203,33 @@ def _slow_beginnings(chance: random.Random, *, num_workers: int) -> tuple[Fault,
         return ()
     target = (f"worker-{chance.randrange(num_workers)}",)
     return (Fault(at=chance.uniform(0.04, 0.09), kind="stop", target=target, seconds=4.0),)
+
+
+# What a running training can be told to go on with: a fault has the number of one.
+POLICIES = (
+    DEFAULT_POLICY,
+    PolicySpec(replicas_to_aggregate=1),
+    PolicySpec(tokens=TokenMode.FIFO),
+    PolicySpec(name=PolicyName.ASYNC),
+    PolicySpec(name=PolicyName.ASYNC, max_staleness=1),
+    PolicySpec(name=PolicyName.SSP, staleness=1),
+    PolicySpec(name=PolicyName.SSP, staleness=2, max_staleness=0, too_stale=TooStale.SCALE),
+)
+RATES = (0.5, 0.25, 0.125)
+
+
+def _orders(chance: random.Random, *, has_storage: bool) -> tuple[Fault, ...]:
+    """People change the policy or an optimizer's rate while training runs, have it saved, or finish it."""
+    if chance.random() < 0.8:
+        return ()
+    kinds = ["policy"] * 4 + ["numbers"] * 3 + ["save"] * 2 * has_storage
+    orders = [
+        Fault(at=chance.uniform(0.1, FAULTS_S), kind=chance.choice(kinds), number=chance.randrange(len(POLICIES)))
+        for _ in range(chance.choice((1, 2, 4)))
+    ]
+    if chance.random() < 0.2:
+        orders.append(Fault(at=chance.uniform(FAULTS_S / 2, FAULTS_S), kind="finish"))
+    return tuple(orders)
 
 
 def _forgeries(chance: random.Random, *, num_workers: int) -> tuple[Fault, ...]:

@@ -20,6 +20,7 @@ from ps_protocol.roles.shard import (
     RestoreRequest,
     SaveRequest,
     SaveState,
+    ShardSettings,
     ShardSpec,
     ShardStatus,
     ShardStatusRequest,
@@ -27,7 +28,7 @@ from ps_protocol.roles.shard import (
 from ps_server.model.shard_model import ShardModel, StepWork
 from ps_server.serving.local import InProcessShard
 from tests.simulation.disk import Crash
-from tests.simulation.oracle import Oracle
+from tests.simulation.oracle import LEARNING_RATE, Oracle
 from tests.simulation.tasks import Answer, Life
 from tests.simulation.world import World
 
@@ -60,6 +61,8 @@ class ShardNode:
             "push": self._push,
             "read": self._read,
         }
+        # The learning rate of each version of its settings.
+        self._rates: dict[int, float] = {}
         self.fails_half_way = False  # when it next applies a step
         self.shard = InProcessShard(
             index=index, storage=storage, run_in_background=self._in_background, history=history, clock=lambda: world.now
@@ -108,6 +111,8 @@ class ShardNode:
                 return self._save(request)
             case RestoreRequest():
                 return self._restore(request)
+            case ShardSettings():
+                return self._configure(request)
         return self.shard.call(request)
 
     def _adopt(self, request: AdoptRequest) -> object:
@@ -124,8 +129,17 @@ class ShardNode:
                 self.shard.call(request)
         reply = self.shard.call(request)
         if not reply.repeated_request:
-            self._oracle.applied(self._place, self._status.fence.life, request, self._arena(request.fence.epoch))
+            status = self._status
+            rate = self._rates.get(status.settings_version, LEARNING_RATE)
+            self._oracle.applied(self._place, status.fence.life, request, self._arena(request.fence.epoch), rate=rate)
         return reply
+
+    def _configure(self, settings: ShardSettings) -> object:
+        before = self._status.settings_version
+        self.shard.call(settings)
+        if settings.version > before:
+            self._rates[settings.version] = _rate_of(settings)
+        return None
 
     def _save(self, request: SaveRequest) -> object:
         progress = self.shard.call(request)
@@ -172,6 +186,7 @@ class ShardNode:
         status = self._status
         if status.fence.epoch == request.spec.epoch and status.step == request.spec.initial_step:
             self._note_layout(request.spec)
+            self._rates[request.settings.version] = _rate_of(request.settings)
             self._oracle.restored(self._place, self._status.fence.life, request, status.step, self._arena(status.fence.epoch))
 
     def _note_layout(self, spec: ShardSpec) -> None:
@@ -183,6 +198,11 @@ class ShardNode:
         into = np.empty(self._arena_bytes, np.uint8)
         self.shard.read(ReadRequest(epoch=epoch, step=None, layout_hash=self._layout_hash), Segments([into]))
         return into
+
+
+def _rate_of(settings: ShardSettings) -> float:
+    """Returns the learning rate of the model's optimizer with these settings."""
+    return float(settings.optimizers[0][1].learning_rate.arguments["value"]) if settings.optimizers else LEARNING_RATE
 
 
 def _half_applied(model: ShardModel, work: StepWork) -> int:
