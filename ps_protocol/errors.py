@@ -33,7 +33,6 @@ class PsError(Exception):
 
     reason = "INTERNAL"
     status = "INTERNAL"
-    __module__ = PUBLIC_MODULE
 
     def __init_subclass__(cls, *, status: str = "") -> None:
         if cls.__module__ == __name__:  # a program's own error stays where that has it
