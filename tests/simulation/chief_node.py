@@ -170,7 +170,9 @@ class ChiefNode:
             self._told_step(era_of(arguments[0]), value.global_step, to=who)
         elif isinstance(value, SettingsReply):
             self._wanted_policies.pop(arguments[0].request_id, None)
-            self._oracle.told_change(self._era, arguments[0].request_id, version=value.version, step=value.step)
+            # Before there is a model, servers keep nothing: another chief begins with its own options.
+            is_kept = self.coordinator.cluster.model.is_created
+            self._oracle.told_change(self._era, arguments[0].request_id, version=value.version, step=value.step, is_kept=is_kept)
         elif isinstance(value, SavedCheckpoint) and value.tag:
             self._oracle.told_saved(self._era, value.tag, value.step)
         elif isinstance(value, LeaseReply) and value.result is LeaseResult.EXHAUSTED and is_training:

@@ -334,9 +334,11 @@ class Oracle:
         """Somebody wants another policy, or another learning rate: it may hold from now on."""
         self._asked[number] = value
 
-    def told_change(self, era: Era, number: int, *, version: int, step: int) -> None:
-        """Somebody was told that a change holds from a step on."""
+    def told_change(self, era: Era, number: int, *, version: int, step: int, is_kept: bool) -> None:
+        """Somebody was told that a change holds from a step on; `is_kept`: also at another chief."""
         value = self._asked.pop(number, None)
+        if not is_kept:
+            return
         if isinstance(value, PolicySpec):
             self._policies.setdefault(era, Changes()).told(value, version=version, step=step)
         elif value is not None:
