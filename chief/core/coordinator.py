@@ -92,7 +92,7 @@ class Coordinator:
             ev.ContributionsDiffer: self._contributions_differ,
             ev.ReplicaReady: lambda event, now: cluster.training.replica_ready(event),
         }
-        # Whoever has given an instruction looks whether it is still this very one that it waits for.
+        # Each part compares the instruction with the one that it waits for, by identity.
         self._when_done: dict[type, Callable[[ev.Done, float], None]] = {
             ev.PrepareStep: lambda event, now: cluster.training.prepared(event, now),
             ev.ApplyStep: lambda event, now: cluster.training.applied(event, now),

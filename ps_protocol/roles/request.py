@@ -58,7 +58,7 @@ class Rpc:
 
 
 _RPCS: dict[type, Rpc] = {}
-# What carries each kind of request. Whoever reads it imports the modules of `roles` that declare them.
+# What carries each kind of request. A module that reads it must import the modules of `roles` that declare them.
 RPCS: Mapping[type, Rpc] = _RPCS
 
 Declared = TypeVar("Declared", bound=type)
