@@ -8,8 +8,6 @@ import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-import grpc
-
 from ps_protocol.checkpoint.catalog import storage_of_role
 from ps_protocol.checkpoint.trial import PlaceTrial
 from ps_protocol.errors import InvalidSpec, PsError
@@ -19,6 +17,7 @@ from ps_protocol.roles.identity import Identity, Role, parse_address
 from ps_protocol.roles.request import CallerRole
 from ps_protocol.roles.shard import ReadMetricsRequest, ShardStatusRequest
 from ps_protocol.rpc.server import RpcServer
+from ps_protocol.rpc.server_stream import Call
 from ps_protocol.shared_memory.segment import SegmentMaker
 from ps_protocol.sockets.listener import DataListener
 from ps_server.accumulators.registry import AccumulatorRegistry
@@ -31,7 +30,7 @@ from ps_server.serving.calls import (
     AccumulatorService,
     BoardService,
     ParameterService,
-    service_handler,
+    Serving,
 )
 from ps_server.serving.local import new_process_incarnation
 from ps_server.serving.streams import IdleStreams, StreamService
@@ -82,9 +81,6 @@ class ChiefSilence:
 
 log = logging.getLogger("lockstep.server")
 
-# Beyond any cluster: a caller that opens calls without end is refused instead of queued. Streams that events serve are not among them:
-# `IdleStreams` bounds those.
-MAX_CONCURRENT_RPCS = 8_192
 # How long a save under way may still take when the process ends: the time that supervisors allow, less the rest of the end.
 SAVE_GRACE_S = 5.0
 # How long calls under way may still take when the process ends.
@@ -123,7 +119,7 @@ class ParameterServer:
         self._stream_service = StreamService(self._shard, idle_streams=self._idle_streams, data_sockets=self._data_sockets)
         self._chief_silence = ChiefSilence(now=time.monotonic())
         self._http = self._metrics_server() if config.metrics else None
-        self._server = RpcServer(config.security, cluster=config.cluster, address=config.address, max_calls=MAX_CONCURRENT_RPCS)
+        self._server = RpcServer(config.security, cluster=config.cluster, address=config.address, name=self._name)
 
     @property
     def address(self) -> str:
@@ -143,18 +139,15 @@ class ParameterServer:
             index=self._config.index,
             process_incarnation=self._shard.process_incarnation,
         )
-        parts = (
-            ParameterService(self._shard, idle_streams=self._idle_streams, data_sockets=self._data_sockets, is_chief=self._is_chief),
-            self._stream_service,
-        )
-        accumulators = AccumulatorService(self._accumulators, idle_streams=self._idle_streams, server_name=self._name)
-        boards = BoardService(self._boards, idle_streams=self._idle_streams, server_name=self._name)
-        handlers = (
-            service_handler(SERVICE, *parts),
-            service_handler(ACCUMULATOR_SERVICE, accumulators),
-            service_handler(BOARD_SERVICE, boards),
-        )
-        self._address = self._server.listen(identity, *handlers, epoch=lambda: self._shard.epoch, trial=self._trial)
+        serving = Serving(idle_streams=self._idle_streams, threads=self._server.threads)
+        service = ParameterService(self._shard, serving, data_sockets=self._data_sockets, is_chief=self._is_chief)
+        methods = {
+            **service.methods,
+            **self._stream_service.methods,
+            **AccumulatorService(self._accumulators, serving).methods,
+            **BoardService(self._boards, serving).methods,
+        }
+        self._address = self._server.listen(identity, methods, epoch=lambda: self._shard.epoch, trial=self._trial)
         self._listen_for_data_sockets()
         self._idle_streams.start()
         self._server.start()
@@ -242,5 +235,5 @@ class ParameterServer:
             cells = ()
         return shard_families(shard.call(ShardStatusRequest()), num_applied=num_applied, apply_s=apply_s, cells=cells)
 
-    def _is_chief(self, context: grpc.ServicerContext) -> bool:
-        return self._server.may_act_as(CallerRole.CHIEF, context)
+    def _is_chief(self, call: Call) -> bool:
+        return self._server.may_act_as(CallerRole.CHIEF, call)

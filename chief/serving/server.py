@@ -12,7 +12,7 @@ from chief.config import ChiefConfig
 from chief.page.event_log import EventLog
 from chief.page.site import Page
 from chief.serving.runner import Runner
-from chief.serving.service import SERVICE, ChiefService, chief_service_handler
+from chief.serving.service import SERVICE, ChiefService
 from chief.shards.checkpoint_store import CheckpointStore
 from chief.shards.link import GrpcShardLink, ShardLink
 from chief.shards.standby import ReplicatedLink
@@ -101,7 +101,7 @@ class ChiefServer:
         self._runner = Runner(
             links, config=config.coordination, on_state=self._announce_state, store=store, history=history, on_note=event_log.add
         )
-        self._server = RpcServer(config.security, cluster=cluster, address=config.address)
+        self._server = RpcServer(config.security, cluster=cluster, address=config.address, name="the chief")
         metrics = MetricsPage(self._families, role="chief")
         self._metrics = metrics.route(rpc=f"/{SERVICE}/GetClusterStatus")
         self._http = self._metrics_server() if config.metrics else None
@@ -135,9 +135,7 @@ class ChiefServer:
         """Begins to serve, and announces the address. Raises InvalidSpec if it cannot listen there."""
         cluster = self._config.coordination.cluster
         identity = Identity(cluster=cluster, role=Role.CHIEF, index=0, process_incarnation=secrets.randbits(63) | 1)
-        self._address = self._server.listen(
-            identity, chief_service_handler(self._service), epoch=lambda: self._runner.epoch, trial=self._trial
-        )
+        self._address = self._server.listen(identity, self._service.methods, epoch=lambda: self._runner.epoch, trial=self._trial)
         self._server.report_health("", is_serving=True)
         self._server.report_health(SERVICE, is_serving=False)
         self._server.start()

@@ -2,6 +2,6 @@
 
 `shard`, `chief`, `accumulators` and `board` are the roles behind gRPC as workers have them, `commands` is what a chief asks of a parameter
 server with every step; they stand on `client` and `client_stream`. `payloads` decides what goes over data sockets instead. Servers stand on
-`server`, `server_stream` and `admission`; `strangers` bounds traffic that belongs to no admitted call. `channel` has every option,
-`status` errors as statuses, `library` how grpcio is loaded.
+`server`: each call comes through the `door`, past `admission`, and is served as a `server_stream` is; `strangers` bounds traffic that
+belongs to no admitted call. `channel` has every option, `status` errors as statuses, `library` how grpcio is loaded.
 """

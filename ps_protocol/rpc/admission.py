@@ -1,20 +1,18 @@
-"""Admits or refuses calls before a method sees them, and ends calls whose token is no longer valid. Knows gRPC's handlers; no message."""
+"""Admits or refuses calls before a method sees them, and ends calls whose token is no longer valid. Knows no handler and no message."""
 
-import functools
 import logging
 import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from collections.abc import Set as AbstractSet
-from typing import Any, TypeAlias
 
 import grpc
 
-from ps_protocol.errors import LimitExceeded, MalformedMessage, PermissionDenied, PsError
+from ps_protocol.errors import LimitExceeded, PermissionDenied, PsError, Unimplemented
 from ps_protocol.process.logs import SeldomWarning
 from ps_protocol.roles.request import CallerRole
-from ps_protocol.rpc.server_stream import CountedMessages, Handler, Peer, Received, never_waiting, stream_handler
-from ps_protocol.rpc.status import answering, ending_with, set_status
+from ps_protocol.rpc.server_stream import Begin, Call, Handler, Peer, Received
+from ps_protocol.rpc.status import ending_with
 from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security import tokens as credentials
 from ps_protocol.security.certificates import certified_roles
@@ -43,13 +41,13 @@ class GuestCalls:
         self._lock = threading.Lock()
         self._num: Counter[CallerRole] = Counter()
 
-    def enter(self, role: CallerRole, context: grpc.ServicerContext) -> None:
+    def enter(self, role: CallerRole, call: Call) -> None:
         """Counts a call until it ends. Raises LimitExceeded."""
         with self._lock:
             if self._num[role] >= self._limit:
                 raise LimitExceeded(f"{self._limit} calls with the role {role.value} are under way at this server; end some of them")
             self._num[role] += 1
-        if not context.add_callback(lambda: self._leave(role)):
+        if not call.add_callback(lambda: self._leave(role)):
             self._leave(role)
 
     def _leave(self, role: CallerRole) -> None:
@@ -71,30 +69,27 @@ class LongLivedCalls:
     def __init__(self, tokens: TokenTable) -> None:
         self._tokens = tokens
         self._lock = threading.Lock()
-        self._calls: dict[grpc.ServicerContext, _Seen] = {}
+        self._calls: dict[Call, _Seen] = {}
         self._is_watched = False
         self._closed = threading.Event()
 
-    def watch(self, context: grpc.ServicerContext) -> CallerRole:
-        """Returns whose token the call has, and has it cancelled when the token is not of that role any more. Raises Unauthenticated."""
-        version = self._tokens.version
-        role = self._tokens.role_of(authorization_in(context.invocation_metadata()))
+    def watch(self, call: Call, seen: _Seen) -> None:
+        """Has the call cancelled when its token is not of that role any more."""
         with self._lock:
-            self._calls[context] = version, role
+            self._calls[call] = seen
             begins, self._is_watched = not self._is_watched, True
-        if not context.add_callback(lambda: self._forget(context)):
-            self._forget(context)
+        if not call.add_callback(lambda: self._forget(call)):
+            self._forget(call)
         if begins:
             threading.Thread(target=self._look, name="long-lived-calls", daemon=True).start()
-        return role
 
     def close(self) -> None:
         """Ends the thread."""
         self._closed.set()
 
-    def _forget(self, context: grpc.ServicerContext) -> None:
+    def _forget(self, call: Call) -> None:
         with self._lock:
-            self._calls.pop(context, None)
+            self._calls.pop(call, None)
 
     def _look(self) -> None:
         while not self._closed.wait(credentials.LOOK_INTERVAL_S):
@@ -103,24 +98,24 @@ class LongLivedCalls:
                 if not self._calls:
                     self._is_watched = False
                     return
-                outdated = [(context, role) for context, (version, role) in self._calls.items() if version != self._tokens.version]
-            for context, role in outdated:
-                self._check(context, role)
+                outdated = [(call, role) for call, (version, role) in self._calls.items() if version != self._tokens.version]
+            for call, role in outdated:
+                self._check(call, role)
 
-    def _check(self, context: grpc.ServicerContext, role: CallerRole) -> None:
+    def _check(self, call: Call, role: CallerRole) -> None:
         version = self._tokens.version
-        if self._tokens.is_token_of(role, authorization_in(context.invocation_metadata())):
+        if self._tokens.is_token_of(role, authorization_in(call.invocation_metadata())):
             with self._lock:
-                if context in self._calls:
-                    self._calls[context] = version, role
+                if call in self._calls:
+                    self._calls[call] = version, role
             return
-        log.warning("ended a long-lived call, since its token was removed role=%s peer=%s", role.value, context.peer())
-        self._forget(context)
+        log.warning("ended a long-lived call, since its token was removed role=%s peer=%s", role.value, call.peer())
+        self._forget(call)
         # The caller opens the stream again, and is then refused for its token.
-        context.cancel()
+        call.cancel()
 
 
-# Calls that need no token: served without a thread, and only so many at once.
+# Calls that need no token: only so many at once.
 
 
 # Of strangers, all together: what they may have a server remember, up to a message of 16 MiB each. One more ends the oldest, so that they
@@ -129,64 +124,34 @@ MAX_OPEN_CALLS = 8
 
 
 class OpenCalls:
-    """The calls under way that need no admission. Thread-safe."""
+    """Begins the calls of a method that need no admission. Thread-safe."""
 
-    def __init__(self, *, limit: int = MAX_OPEN_CALLS, on_call: Callable[[grpc.ServicerContext], None] = lambda context: None) -> None:
-        self._limit, self._on_call = limit, on_call
+    def __init__(self, begin: Begin, *, limit: int = MAX_OPEN_CALLS) -> None:
+        self._begin, self._limit = begin, limit
         self._lock = threading.Lock()
-        self._calls: dict[Handler, Peer] = {}
+        self._peers: dict[Peer, None] = {}
 
-    def handler_of(self, method: Any) -> "grpc.RpcMethodHandler[bytes, bytes]":
-        """Returns what serves a method of one message each way in place of its own handler, which must not wait."""
-        return stream_handler(lambda peer, context: self._begin(method, peer, context), server_name="this server")
-
-    def _begin(self, method: Any, peer: Peer, context: grpc.ServicerContext) -> Handler:
-        self._on_call(context)
-        call = _OpenCall(method, peer, context, on_close=self._closed)
+    def __call__(self, peer: Peer, call: Call) -> Handler:
+        """Begins a call. Ends the oldest if there are too many."""
         with self._lock:
-            self._calls[call] = peer
-            oldest = self._calls.pop(next(iter(self._calls))) if len(self._calls) > self._limit else None
+            self._peers[peer] = None
+            oldest = next(iter(self._peers)) if len(self._peers) > self._limit else None
+        if not call.add_callback(lambda: self._forget(peer)):
+            self._forget(peer)
         if oldest is not None:
+            self._forget(oldest)
             oldest.end(LimitExceeded(f"over {self._limit} calls without a token are under way; call again"))
-        return call
+        return self._begin(peer, call)
 
-    def _closed(self, call: Handler) -> None:
+    def _forget(self, peer: Peer) -> None:
         with self._lock:
-            self._calls.pop(call, None)
-
-
-class _OpenCall:
-    """Serves one call by the method's own handler. Implements `Handler` of `ps_protocol.rpc.server_stream`."""
-
-    def __init__(self, method: Any, peer: Peer, context: grpc.ServicerContext, *, on_close: Callable[[Handler], None]) -> None:
-        self._method, self._peer, self._context, self._on_close = method, peer, context, on_close
-
-    def take(self, message: bytes) -> None:
-        """Answers. Raises MalformedMessage."""
-        try:
-            request = self._method.request_deserializer(message)
-        except Exception:
-            raise MalformedMessage("the request is no message of this method") from None
-        answer = self._method.unary_unary(request, self._context)
-        inner: Any = self._context  # `code` is no part of its type
-        if inner.code() in (None, grpc.StatusCode.OK):
-            self._peer.send(self._method.response_serializer(answer))
-        self._peer.end()
-
-    def close(self) -> None:
-        """The call is over."""
-        self._on_close(self)
+            self._peers.pop(peer, None)
 
 
 # Lets calls in or not, before any method sees them: for every service of a server at once.
 
 
-# Quoted, since grpcio's own class takes no type arguments.
-MethodHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any]"
-MaybeHandler: TypeAlias = "grpc.RpcMethodHandler[Any, Any] | None"
-
-
-class AuthorizationInterceptor(grpc.ServerInterceptor):
+class Admission:
     """Refuses calls without a token or certificate of a role that may make them. Thread-safe, never waits.
 
     `strangers` is told whose calls are let in, and whose are not. `tokens` None: tokens are not asked for. `checks_certificates`: the port
@@ -194,141 +159,81 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
     """
 
     def __init__(
-        self, *, cluster: str, tokens: TokenTable | None, checks_certificates: bool, strangers: StrangerGuard | None = None
+        self,
+        *,
+        cluster: str = "",
+        tokens: TokenTable | None = None,
+        checks_certificates: bool = False,
+        strangers: StrangerGuard | None = None,
     ) -> None:
         self._cluster, self._tokens, self._checks_certificates, self._strangers = cluster, tokens, checks_certificates, strangers
-        self._nothing = self._absence()
         self._long_lived = LongLivedCalls(tokens) if tokens is not None else None
-        self._open = OpenCalls(on_call=self._charge)
         self._guests = GuestCalls()
-        self._guarded: dict[tuple[str, int, CallerRole | None], MethodHandler] = {}
-        self._refusals: dict[str, MethodHandler] = {}
+        self._refusals: dict[str, Callable[[grpc.ServicerContext], None]] = {}
         self._warning, self._num_refused = SeldomWarning(log), 0
 
-    def intercept_service(self, continuation: Callable[[Any], MaybeHandler], details: Any) -> MaybeHandler:
-        """Returns what handles the call: the method's own handler, or one that refuses."""
-        method: str = details.method
-        if is_open(method):
-            handler = continuation(details)
-            return None if handler is None else self._kept(method, handler, lambda: self._open.handler_of(handler))
-        try:
-            role = self._role(details.invocation_metadata)
-        except PsError as error:
-            return self._refusal(error)
-        # Only now: outsiders must not learn which methods there are.
-        handler = continuation(details)
-        if handler is None:
-            return self._nothing
-        if role is not None:
-            try:
-                check_allowed(method, role)
-            except PsError as error:
-                return self._refusal(error)
-        is_guest = role is not None and are_guests({role})
-        if self._strangers is not None or is_guest or self._checks_certificates or (self._long_lived is not None and is_long_lived(method)):
-            guest = role if is_guest else None
-            if self._strangers is not None and not handler.request_streaming:
-                self._strangers.expect()
-            return self._kept(method, handler, lambda: self._checked(method, handler, guest), guest=guest)
-        return handler
+    def admit(self, method: str | None, call: Call) -> Received:
+        """Lets a call in, and returns what its messages count for. `method` None: one that the server has not.
 
-    def may_act_as(self, role: CallerRole, context: grpc.ServicerContext) -> bool:
+        Raises Unauthenticated, Unimplemented, PermissionDenied, LimitExceeded.
+        """
+        if method is not None and is_open(method):
+            self._charge(call)
+            return Received()
+        self._check(method, call)
+        return self._strangers.admit(call.peer()) if self._strangers is not None else Received()
+
+    def refuse(self, error: PsError, context: grpc.ServicerContext) -> None:
+        """Has a call that is not let in end with the error."""
+        # Made once for each text: a refused caller may call thousands of times in a second.
+        message = error.message
+        if message not in self._refusals:
+            self._refusals[message] = ending_with(error)
+        self._refusals[message](context)
+        self._charge(context)
+        self._num_refused += 1
+        self._warning.warn("refused a call: %s peer=%s refused_so_far=%d", lambda: (message, context.peer(), self._num_refused))
+
+    def may_act_as(self, role: CallerRole, call: Call) -> bool:
         """Whether the admitted caller has this role by all its credentials. Raises Unauthenticated, PermissionDenied."""
-        if self._tokens is not None and self._role(context.invocation_metadata()) is not role:
+        if self._tokens is not None and self._tokens.role_of(authorization_in(call.invocation_metadata())) is not role:
             return False
-        return not self._checks_certificates or role in self._certified(context)
+        return not self._checks_certificates or role in self._certified(call)
 
     def close(self) -> None:
         """Ends the thread that checks tokens, once the server's calls have ended."""
         if self._long_lived is not None:
             self._long_lived.close()
 
-    def _role(self, metadata: Any) -> CallerRole | None:
-        if self._tokens is None:
-            return None
-        return self._tokens.role_of(authorization_in(metadata))
-
-    def _refusal(self, error: PsError) -> MethodHandler:
-        """Returns the handler that refuses a call. Each text's is made once: a refused caller may call thousands of times in a second."""
-        message = error.message
-        if message not in self._refusals:
-            end = ending_with(error)
-
-            def refuse(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
-                end(context)
-                self._charge(context)
-                self._num_refused += 1
-                self._warning.warn("refused a call: %s peer=%s refused_so_far=%d", lambda: (message, context.peer(), self._num_refused))
-                send_response(None)
-
-            # Without waiting for the request: a refused caller holds no thread.
-            self._refusals[message] = grpc.stream_stream_rpc_method_handler(never_waiting(refuse))
-        return self._refusals[message]
-
-    def _kept(
-        self, method: str, handler: MethodHandler, make: Callable[[], MethodHandler], *, guest: CallerRole | None = None
-    ) -> MethodHandler:
-        """The handler that serves the method instead of its own: made once."""
-        key = (method, id(handler), guest)
-        if key not in self._guarded:
-            self._guarded[key] = make()
-        return self._guarded[key]
-
-    def _checked(self, method: str, handler: MethodHandler, guest: CallerRole | None) -> MethodHandler:
-        """The handler behind checks that need the call's context; `guest`: the role by the caller's token, if it takes no part."""
-        kinds = ("unary_unary", "unary_stream", "stream_unary", "stream_stream")
-        kind = next(kind for kind in kinds if getattr(handler, kind) is not None)
-        named: Any = handler  # a named tuple, which its type does not say
-        check = functools.partial(self._check, method, guest, not handler.request_streaming)
-        checked: MethodHandler = named._replace(**{kind: _guarded(getattr(handler, kind), check)})
-        return checked
-
-    def _absence(self) -> MaybeHandler:
-        """Returns the handler for an unknown method; None: gRPC answers it, and it is not counted."""
-        if self._strangers is None:
-            return None
-
-        def refuse(requests: Any, context: grpc.ServicerContext, send_response: Callable[[None], None]) -> None:
-            context.set_code(grpc.StatusCode.UNIMPLEMENTED)
-            context.set_details("Method not found!")
-            self._charge(context)
-            send_response(None)
-
-        return grpc.stream_stream_rpc_method_handler(never_waiting(refuse))
-
-    def _check(self, method: str, guest: CallerRole | None, was_expected: bool, context: grpc.ServicerContext) -> Received:
-        """Lets the call in, and returns what its messages count for. Raises Unauthenticated, PermissionDenied, LimitExceeded."""
-        try:
-            self._check_context(method, guest, context)
-        except PsError:
-            self._charge(context)
-            raise
-        if self._strangers is None:
-            return Received()
-        return self._strangers.admit(context.peer(), was_expected=was_expected)
-
-    def _check_context(self, method: str, guest: CallerRole | None, context: grpc.ServicerContext) -> None:
+    def _check(self, method: str | None, call: Call) -> None:
+        version, role = 0, None
+        if self._tokens is not None:
+            version, role = self._tokens.version, self._tokens.role_of(authorization_in(call.invocation_metadata()))
+        # Only now: outsiders must not learn which methods there are.
+        if method is None:
+            raise Unimplemented("there is no such method here: it is an older version or has another role; check the address")
+        guest = None
+        if role is not None:
+            check_allowed(method, role)
+            guest = role if are_guests({role}) else None
         if self._checks_certificates:
-            roles = self._check_certificate(method, context)
+            roles = self._check_certificate(method, call)
             guest = guest or (min(roles, key=lambda role: role.value) if are_guests(roles) else None)
         if guest is not None:
-            self._guests.enter(guest, context)
-        if self._long_lived is not None and is_long_lived(method):
-            # Once more: the tokens may have changed since the call was let in.
-            check_allowed(method, self._long_lived.watch(context))
+            self._guests.enter(guest, call)
+        if self._long_lived is not None and role is not None and is_long_lived(method):
+            self._long_lived.watch(call, (version, role))
 
-    def _charge(self, context: grpc.ServicerContext) -> None:
+    def _charge(self, call: Call) -> None:
         if self._strangers is not None:
-            self._strangers.charge(context.peer(), num_headers=len(context.invocation_metadata()))
+            self._strangers.charge(call.peer(), num_headers=len(call.invocation_metadata()))
 
-    def _certified(self, context: grpc.ServicerContext) -> frozenset[CallerRole]:
-        # Lists, though its type says that the values are single.
-        names: Any = context.auth_context()
-        return certified_roles(names, cluster=self._cluster)
+    def _certified(self, call: Call) -> frozenset[CallerRole]:
+        return certified_roles(call.auth_context(), cluster=self._cluster)
 
-    def _check_certificate(self, method: str, context: grpc.ServicerContext) -> frozenset[CallerRole]:
+    def _check_certificate(self, method: str, call: Call) -> frozenset[CallerRole]:
         """Returns the roles that the caller has by its certificate. Raises PermissionDenied unless one of them may call the method."""
-        roles = self._certified(context)
+        roles = self._certified(call)
         refusals: list[PermissionDenied] = []
         for role in sorted(roles, key=lambda role: role.value):
             try:
@@ -339,42 +244,12 @@ class AuthorizationInterceptor(grpc.ServerInterceptor):
         raise refusals[0]
 
 
-def interceptors(security: Security, *, cluster: str, address: str, strangers: StrangerGuard) -> "list[AuthorizationInterceptor]":
-    """Returns the guard of a server at `address`; none on a Unix socket without tokens. Raises InvalidSpec.
+def admission_at(address: str, security: Security, *, cluster: str, strangers: StrangerGuard) -> Admission:
+    """Returns the admission of a server at `address`; on a Unix socket it asks for tokens only. Raises InvalidSpec.
 
     `strangers` is told of calls on a port that strangers can reach.
     """
-    if address.startswith("unix:"):
-        if security.token_file is None:
-            return []
-        return [AuthorizationInterceptor(cluster=cluster, tokens=TokenTable(security.token_file), checks_certificates=False)]
     tokens = TokenTable(security.token_file) if security.token_file is not None else None
-    return [AuthorizationInterceptor(cluster=cluster, tokens=tokens, checks_certificates=security.verify_clients, strangers=strangers)]
-
-
-def _guarded(serve: Callable[..., Any], check: Callable[[grpc.ServicerContext], Received]) -> Callable[..., Any]:
-    @functools.wraps(serve)
-    def guarded(request: Any, context: grpc.ServicerContext, *rest: Any) -> Any:
-        if not rest:
-            with answering(context):
-                received = check(context)
-            return serve(_counted(request, received), context)
-        # A handler that answers by calling back, for which ending the call by an exception means nothing.
-        try:
-            received = check(context)
-        except PsError as error:
-            set_status(context, error)
-            rest[0](None)
-            return None
-        return serve(_counted(request, received), context, *rest)
-
-    return guarded
-
-
-def _counted(request: Any, received: Received) -> Any:
-    """Returns a call's message, which has been counted, or its messages, which will be."""
-    if isinstance(request, Iterator):
-        return CountedMessages(request, received)
-    if isinstance(request, bytes):
-        received.num_bytes += len(request)
-    return request
+    if address.startswith("unix:"):
+        return Admission(cluster=cluster, tokens=tokens)
+    return Admission(cluster=cluster, tokens=tokens, checks_certificates=security.verify_clients, strangers=strangers)

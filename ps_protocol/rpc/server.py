@@ -1,12 +1,12 @@
 """A gRPC server as every role has it: guards, the handshake, the health, one port, an orderly end. Knows no method of a role."""
 
 import dataclasses
-from collections.abc import Callable, Mapping, Sequence
-from concurrent import futures
-from typing import Any, Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
 import grpc
-from grpc_health.v1 import health, health_pb2, health_pb2_grpc
+from grpc_health.v1 import health_pb2 as pb
+from grpc_health.v1.health import HealthServicer
 
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.listening import check_address_is_free
@@ -21,18 +21,15 @@ from ps_protocol.roles.identity import (
     parse_address,
 )
 from ps_protocol.roles.request import RPCS, CallerRole
-from ps_protocol.rpc.admission import interceptors
+from ps_protocol.rpc.admission import OpenCalls, admission_at
 from ps_protocol.rpc.channel import server_options
-from ps_protocol.rpc.status import answering
+from ps_protocol.rpc.door import CallThreads, Door, Methods, OneAnswer, at_once, by_thread, plain
+from ps_protocol.rpc.server_stream import SAME_THREAD, Call, Handler, Peer
 from ps_protocol.rpc.strangers import StrangerGuard
 from ps_protocol.security.certificates import ServerCertificates
 from ps_protocol.security.options import Security
-from ps_protocol.wire import codec
-
-SERVICE = "ps_protocol.v1.HandshakeService"
-# A call holds a thread while it lasts, but for streams that events serve; `ShareMemory` is one that does, for each worker, and so does
-# watching the health. Threads are made as they are needed; more calls at once than this wait, which takes no memory for tensors.
-MAX_THREADS = 4_096
+from ps_protocol.security.permissions import HEALTH
+from ps_protocol.wire.codec import decode_message
 
 
 class Trial(Protocol):
@@ -49,27 +46,26 @@ class Trial(Protocol):
 class RpcServer:
     """One server. `listen`, `start`, `stop` and `close` are called once each.
 
-    `address`: where it will listen. `max_calls`: more calls at once are refused instead of queued; None: they wait.
+    `address`: where it will listen. `name`: for texts. `threads`: for calls that may wait.
     """
 
-    def __init__(self, security: Security, *, cluster: str, address: str, max_calls: int | None = None) -> None:
-        self._security, self._address = security, address
+    def __init__(self, security: Security, *, cluster: str, address: str, name: str) -> None:
+        self._security, self._address, self._name = security, address, name
         self._strangers = StrangerGuard()
-        self._guards = interceptors(security, cluster=cluster, address=address, strangers=self._strangers)
-        self._health = health.HealthServicer()
-        self._executor = futures.ThreadPoolExecutor(MAX_THREADS, thread_name_prefix="rpc")
-        self._server = grpc.server(
-            self._executor, options=server_options(), maximum_concurrent_rpcs=max_calls, interceptors=[*self._guards]
-        )
+        self._admission = admission_at(address, security, cluster=cluster, strangers=self._strangers)
+        self._health = Health()
+        self.threads = CallThreads(server_name=name)
+        self._server = grpc.server(SAME_THREAD, options=server_options())
 
-    def may_act_as(self, role: CallerRole, context: grpc.ServicerContext) -> bool:
+    def may_act_as(self, role: CallerRole, call: Call) -> bool:
         """Whether the caller of a call that was let in may act in this role."""
-        return all(guard.may_act_as(role, context) for guard in self._guards)
+        return self._admission.may_act_as(role, call)
 
-    def listen(self, identity: Identity, *handlers: grpc.GenericRpcHandler, epoch: Callable[[], int], trial: Trial | None = None) -> str:
-        """Opens the port and returns where it listens. Raises InvalidSpec if it cannot. `epoch`, `trial`: see `handshake_handler`."""
-        self._server.add_generic_rpc_handlers((*handlers, handshake_handler(identity, epoch=epoch, trial=trial)))
-        health_pb2_grpc.add_HealthServicer_to_server(self._health, self._server)
+    def listen(self, identity: Identity, methods: Methods, *, epoch: Callable[[], int], trial: Trial | None = None) -> str:
+        """Opens the port and returns where it listens. Raises InvalidSpec if it cannot. `epoch`, `trial`: see `handshake_methods`."""
+        shared = {**handshake_methods(identity, self.threads, epoch=epoch, trial=trial), **self._health.methods}
+        door = Door({**methods, **shared}, server_name=self._name, admission=self._admission)
+        self._server.add_generic_rpc_handlers((door,))
         check_address_is_free(self._address)
         address = parse_address(self._address, is_bind=True)
         try:
@@ -87,20 +83,18 @@ class RpcServer:
 
     def report_health(self, *services: str, is_serving: bool) -> None:
         """Says to health checks whether services are to be used; "" is the server as a whole."""
-        states = health_pb2.HealthCheckResponse
         for service in services:
-            self._health.set(service, states.SERVING if is_serving else states.NOT_SERVING)
+            self._health.set(service, is_serving=is_serving)
 
     def stop(self, grace_s: float) -> None:
         """Refuses new calls, lets those under way finish for so long, and ends them."""
         self._strangers.stop()
         self._server.stop(grace_s).wait()
-        for guard in self._guards:
-            guard.close()
+        self._admission.close()
 
     def close(self) -> None:
         """Waits for the threads of calls that have ended."""
-        self._executor.shutdown()
+        self.threads.close()
 
 
 def add_port(server: grpc.Server, address: Address, *, security: Security) -> int:
@@ -115,40 +109,50 @@ def add_port(server: grpc.Server, address: Address, *, security: Security) -> in
     return port
 
 
-def handshake_handler(identity: Identity, *, epoch: Callable[[], int], trial: Trial | None = None) -> grpc.GenericRpcHandler:
-    """Returns the service for `server.add_generic_rpc_handlers((handler,))`; `epoch` is asked at each call, and must not block.
+def handshake_methods(identity: Identity, threads: CallThreads, *, epoch: Callable[[], int], trial: Trial | None = None) -> Methods:
+    """Returns the methods by which a server says who it is; `epoch` is asked at each call, and must not block.
 
     `trial`: None if the process has no place for checkpoints.
     """
 
-    def handshake(request: HandshakeRequest, context: grpc.ServicerContext) -> HandshakeReply:
+    def handshake(request: HandshakeRequest, call: Call) -> HandshakeReply:
         return answer(request, identity=identity, epoch=epoch())
 
-    def try_checkpoints(request: TryCheckpointsRequest, context: grpc.ServicerContext) -> SeenPlace:
+    def try_checkpoints(request: TryCheckpointsRequest, call: Call) -> SeenPlace:
         if trial is None:
             return SeenPlace()
         return SeenPlace(place=trial.place, seen=tuple(trial.run(request.tag, is_last=request.is_last)))
 
-    methods = plain_methods({HandshakeRequest: handshake, TryCheckpointsRequest: try_checkpoints}, server_name=identity.name)
-    return grpc.method_handlers_generic_handler(SERVICE, methods)
+    return {
+        RPCS[HandshakeRequest].path: at_once(plain(HandshakeRequest, handshake)),
+        RPCS[TryCheckpointsRequest].path: by_thread(plain(TryCheckpointsRequest, try_checkpoints), threads),
+    }
 
 
-def plain_methods(
-    answers: Mapping[type, Callable[[Any, grpc.ServicerContext], Any]], *, server_name: str
-) -> "dict[str, grpc.RpcMethodHandler[bytes, bytes]]":
-    """Returns the handlers of RPCs with one message each way, by their names: each request is decoded, answered, and the answer encoded.
+class Health:
+    """The service grpc.health.v1. Holds no thread for who watches. Thread-safe."""
 
-    They take bytes, so that what is no message at all is refused by us, with a reason.
-    """
+    def __init__(self) -> None:
+        self._states = HealthServicer()
+        self.methods: Methods = {f"/{HEALTH}/Check": OpenCalls(self._begin_check), f"/{HEALTH}/Watch": self._begin_watch}
 
-    def method(request_type: type, answer: Callable[[Any, grpc.ServicerContext], Any]) -> "grpc.RpcMethodHandler[bytes, bytes]":
-        def serve(data: bytes, context: grpc.ServicerContext) -> bytes:
-            with answering(context, server_name=server_name):
-                found = answer(codec.decode_request(request_type, data), context)
-                packed: bytes = codec.encode_answer(request_type, found).SerializeToString()
-                return packed
+    def set(self, service: str, *, is_serving: bool) -> None:
+        """Says whether a service is to be used."""
+        self._states.set(service, pb.HealthCheckResponse.SERVING if is_serving else pb.HealthCheckResponse.NOT_SERVING)
 
-        handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.unary_unary_rpc_method_handler(serve)
-        return handler
+    def _begin_check(self, peer: Peer, call: Call) -> Handler:
+        def check(message: bytes) -> None:
+            # For an unknown service it sets the status that the call ends with, and finds nothing.
+            found = self._states.Check(decode_message(pb.HealthCheckRequest, message), call)
+            if found.status:
+                peer.send(found.SerializeToString())
+            peer.end()
 
-    return {RPCS[request_type].name: method(request_type, answer) for request_type, answer in answers.items()}
+        return OneAnswer(check)
+
+    def _begin_watch(self, peer: Peer, call: Call) -> Handler:
+        def tell(state: pb.HealthCheckResponse | None) -> None:
+            if state is not None:
+                peer.send(state.SerializeToString())
+
+        return OneAnswer(lambda message: self._states.Watch(decode_message(pb.HealthCheckRequest, message), call, tell))

@@ -1,4 +1,4 @@
-"""The server's side of long-lived streams: gRPC's events serve quick work, threads serve slow work. Knows no message."""
+"""The server's side of calls and streams: gRPC's events serve quick work, threads serve slow work. Knows no message."""
 
 import importlib
 import logging
@@ -35,7 +35,7 @@ class _SameThread(futures.ThreadPoolExecutor):
         return done
 
 
-_SAME_THREAD = _SameThread(1)
+SAME_THREAD = _SameThread(1)
 
 
 def never_waiting(serve: Serve) -> Serve:
@@ -45,7 +45,7 @@ def never_waiting(serve: Serve) -> Serve:
     that is for other threads.
     """
     # Functions have no such attributes for the type checker.
-    for name, value in (("experimental_non_blocking", True), ("experimental_thread_pool", _SAME_THREAD)):
+    for name, value in (("experimental_non_blocking", True), ("experimental_thread_pool", SAME_THREAD)):
         setattr(serve, name, value)
     return serve
 
@@ -63,18 +63,6 @@ class Received:
 
     def __init__(self, *, since: float = 0.0) -> None:
         self.since, self.num_bytes = since, 0
-
-
-class CountedMessages(Iterator[bytes]):
-    """The messages of one call, which are counted as they are taken. `received`: what they count for."""
-
-    def __init__(self, messages: Iterator[bytes], received: Received) -> None:
-        self._messages, self.received = messages, received
-
-    def __next__(self) -> bytes:
-        message = next(self._messages)
-        self.received.num_bytes += len(message) + MESSAGE_BYTES
-        return message
 
 
 # A message's own frames, and what is sent on account of its answer: window updates, and TLS around each of them.
@@ -128,7 +116,26 @@ class FinishingHandler(Handler, Protocol):
         """No more messages will come; the stream lasts until `Peer.end`. Without this method it ends at once."""
 
 
-Begin = Callable[[Peer, grpc.ServicerContext], Handler]
+class Call(Protocol):
+    """What gRPC knows of one call. Thread-safe."""
+
+    def peer(self) -> str:
+        """Returns where the caller is."""
+
+    def invocation_metadata(self) -> Any:
+        """Returns what came with the call, in pairs."""
+
+    def auth_context(self) -> Any:
+        """Returns what the caller's certificate says, in lists."""
+
+    def add_callback(self, callback: Callable[[], None]) -> bool:
+        """Has it called when the call is over; False if it is over already."""
+
+    def cancel(self) -> Any:
+        """Ends the call as CANCELLED."""
+
+
+Begin = Callable[[Peer, Call], Handler]
 
 
 # A long-lived stream by grpcio's public interface: two threads, one reads and one writes.
@@ -137,8 +144,8 @@ Begin = Callable[[Peer, grpc.ServicerContext], Handler]
 class ThreadedPeer:
     """See Peer. `serve` writes; a thread of its own reads."""
 
-    def __init__(self, requests: Iterator[bytes], context: grpc.ServicerContext, *, server_name: str) -> None:
-        self._requests, self._context, self._server_name = requests, context, server_name
+    def __init__(self, requests: Iterator[bytes], context: grpc.ServicerContext, received: Received, *, server_name: str) -> None:
+        self._requests, self._context, self._traffic, self._server_name = requests, context, received, server_name
         self._answers: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
         self._changed = threading.Condition()
         self._is_ending = self._is_paused = False
@@ -211,6 +218,7 @@ class ThreadedPeer:
             for message in self._requests:
                 if self._is_ending:
                     return
+                self._traffic.num_bytes += len(message) + MESSAGE_BYTES
                 handler.take(message)
                 with self._changed:
                     self._changed.wait_for(lambda: self._is_ending or not self._is_paused)
@@ -287,24 +295,26 @@ _NO_FLAGS = 0
 _MAX_UNSENT = 4_096
 
 
-def stream_handler(begin: Begin, *, server_name: str) -> "grpc.RpcMethodHandler[bytes, bytes]":
-    """Returns the handler of a bidirectional method of bytes; `begin` is called for each stream. For servers of `grpc.server`.
+def serve_stream(
+    begin: Begin,
+    requests: Iterator[bytes],
+    context: grpc.ServicerContext,
+    send_response: Callable[[bytes | None], None],
+    *,
+    received: Received,
+    server_name: str,
+) -> None:
+    """Serves one stream by the handler that `begin` returns; what a `never_waiting` method is given goes in. Never waits.
 
-    Unary methods are the same on the wire: one message, the end of the caller's side (`finish`), one answer, and the end.
+    `received`: what its messages count for.
     """
-
-    def serve(requests: Iterator[bytes], context: grpc.ServicerContext, send_response: Callable[[bytes | None], None]) -> None:
-        received = requests.received if isinstance(requests, CountedMessages) else Received()
-        try:
-            peer = _EventPeer(context, received, finish=lambda: send_response(None), server_name=server_name)
-        except (ImportError, AttributeError):
-            by_threads = ThreadedPeer(requests, context, server_name=server_name)
-            threading.Thread(target=_serve_all, args=(by_threads, begin, send_response), name="stream", daemon=True).start()
-            return
-        peer.start(begin)
-
-    handler: grpc.RpcMethodHandler[bytes, bytes] = grpc.stream_stream_rpc_method_handler(never_waiting(serve))
-    return handler
+    try:
+        peer = _EventPeer(context, received, finish=lambda: send_response(None), server_name=server_name)
+    except (ImportError, AttributeError):
+        by_threads = ThreadedPeer(requests, context, received, server_name=server_name)
+        threading.Thread(target=_serve_all, args=(by_threads, begin, send_response), name="stream", daemon=True).start()
+        return
+    peer.start(begin)
 
 
 def _serve_all(peer: ThreadedPeer, begin: Begin, send_response: Callable[[bytes | None], None]) -> None:
@@ -452,9 +462,9 @@ class _EventPeer:
                     self._start_sending(self._unsent.popleft())
         try:
             if message is None:
-                self._is_deaf = True
                 if isinstance(handler, FinishingHandler) and not self._is_over:
-                    handler.finish()
+                    if self._is_sure_of_the_end():
+                        handler.finish()
                 else:
                     self.end()
             elif handler is not None and not self._is_ending and not self._is_over:
@@ -467,6 +477,17 @@ class _EventPeer:
             # What escapes from here would end the server's only thread for events.
             self.end(defect(self._server_name))
         return None, ()
+
+    def _is_sure_of_the_end(self) -> bool:
+        """Whether no more messages will come because the peer has said so. A call that was cancelled has this event too, and then its own.
+
+        So the first time the event is asked for once more: by then the call is known to be over, if it is.
+        """
+        with self._lock:
+            is_sure, self._is_deaf = self._is_deaf, True
+            if not is_sure and self._call is not None:
+                self._call.start_server_batch(self._receiving, self._received)
+            return is_sure
 
     def _lost(self) -> None:
         """The call has ended, by us or by the peer."""

@@ -3,8 +3,7 @@
 import contextlib
 import logging
 import secrets
-from collections.abc import Callable, Iterable, Iterator
-from typing import NoReturn
+from collections.abc import Callable, Iterable
 
 import grpc
 from google.protobuf.message import DecodeError
@@ -111,30 +110,14 @@ def _cause(details: str) -> str:
     return details or "no cause was given"
 
 
-# A server wraps each method in `answering`: a PsError ends the call with its status, its text, and the trailing
-# metadata "ps-reason" (for people and proxies) and "ps-error-bin" (ErrorDetails). `rebuild` makes the same error of it again at the client.
+# A PsError ends a call with its status, its text, and the trailing metadata "ps-reason" (for people and proxies) and "ps-error-bin"
+# (ErrorDetails). `rebuild` makes the same error of it again at the client.
 
 
 log = logging.getLogger("lockstep.rpc")
 
 REASON_KEY = "ps-reason"
 DETAILS_KEY = "ps-error-bin"
-
-
-@contextlib.contextmanager
-def answering(context: grpc.ServicerContext, *, server_name: str = "the server") -> Iterator[None]:
-    """Ends the call with the status of whatever error the block raises; `server_name` says in whose log a defect's details are."""
-    try:
-        yield
-    except PsError as error:
-        _abort(context, error)
-    except grpc.RpcError:
-        # The request iterator ends so when the client has gone: there is no one to answer.
-        if context.is_active():
-            _abort(context, defect(server_name))
-        raise
-    except Exception:
-        _abort(context, defect(server_name))
 
 
 def set_status(context: grpc.ServicerContext, error: PsError) -> None:
@@ -152,12 +135,6 @@ def ending_with(error: PsError) -> Callable[[grpc.ServicerContext], None]:
         context.set_details(text)
 
     return set_it
-
-
-def _abort(context: grpc.ServicerContext, error: PsError) -> NoReturn:
-    code, text, metadata = _answer(error)
-    context.set_trailing_metadata(metadata)
-    context.abort(code, text)
 
 
 def defect(server_name: str) -> InternalError:

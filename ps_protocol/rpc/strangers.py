@@ -12,7 +12,6 @@ import os
 import select
 import threading
 import time
-from collections import deque
 from collections.abc import Iterable
 
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -45,9 +44,6 @@ CALL_BYTES, HEADER_BYTES = 1 << 10, 64
 # with its headers; and what frames around messages and window updates take at most, as parts of the messages and of what was sent.
 SURPLUS_BYTES, SURPLUS_BYTES_A_S, NOTABLE_BYTES = MAX_MESSAGE_BYTES + (1 << 20), 64 << 10, 4 << 20
 _LET_IN_BYTES, _A_MESSAGE, _AN_ANSWER = 4 << 10, 8, 64
-# gRPC takes the message of some calls before it says whose they are. Until it does, for so long at most, anybody's connection may be that
-# one; unless so many are waited for that they come from a stranger to whom everything is open.
-_EXPECTED_S, _MAX_EXPECTED = 10.0, 8
 
 # How often connections are looked at: while there are strangers that send, and else.
 _BUSY_S, _CALM_S = 0.004, 0.05
@@ -170,8 +166,6 @@ class StrangerGuard:
         # By peer. Any thread puts something in, and the guard's takes it out again.
         self._admitted: dict[str, Received] = {}
         self._charged: dict[str, int] = {}
-        # When calls were let in whose peers are not known yet.
-        self._expected: deque[float] = deque(maxlen=_MAX_EXPECTED + 1)
         # The guard's own. By descriptor, those that are open. The lowest that is not; when all were listed.
         self._open: dict[int, _Open] = {}
         self._lowest, self._listed_at = 0, 0.0
@@ -201,14 +195,8 @@ class StrangerGuard:
             self._thread = None
             self._bell.take_down()
 
-    def expect(self) -> None:
-        """A call has been let in whose peer will be known when its message is there."""
-        self._expected.append(time.monotonic())
-
-    def admit(self, peer: str, *, was_expected: bool = False) -> Received:
+    def admit(self, peer: str) -> Received:
         """A call of this peer has been let in: its connection is no stranger's. Returns what the call's messages count for."""
-        if was_expected and self._expected:
-            self._expected.popleft()
         received = self._admitted.get(peer)
         if received is None:
             received = Received(since=time.monotonic())
@@ -312,8 +300,7 @@ class StrangerGuard:
             self._young[descriptor] = one
         is_suspect = one.network in self._waiting or EVERYWHERE[0] in self._waiting
         budget = (SUSPECT_BYTES if is_suspect else BUDGET_BYTES) + BUDGET_BYTES_A_S * (now - one.since)
-        # In this order: a call may have been let in since the look began, and its bytes were counted.
-        if one.spent > budget and one.spent > budget + self._expected_bytes(now) and cut(descriptor, number=one.number):
+        if one.spent > budget and cut(descriptor, number=one.number):
             self._know(descriptor, one)
             self._turnstile.count(one.network, Turnstile.CUT, now, for_calls=charged / BUDGET_BYTES)
             self._say_cut("no call that is let in", one, num_bytes, now)
@@ -341,11 +328,6 @@ class StrangerGuard:
         self._num_cut += 1
         about = num_bytes >> 10, what, one.peer, self._num_cut
         self._warning.warn("cut a connection that sent %d KiB, and %s peer=%s cut_so_far=%d", lambda: about)
-
-    def _expected_bytes(self, now: float) -> int:
-        """The additional bytes that any stranger may send, since the connection of an admitted call is not known yet."""
-        num_expected = sum(now - at < _EXPECTED_S for at in self._expected.copy())
-        return MAX_MESSAGE_BYTES if 0 < num_expected <= _MAX_EXPECTED else 0
 
     def _know(self, descriptor: int, one: _Open) -> None:
         """Notes that a stranger was let in or cut."""

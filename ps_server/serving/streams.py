@@ -5,7 +5,6 @@ and no message is taken meanwhile. An error is answered within its stream, which
 gRPC's, ends the stream.
 """
 
-import contextlib
 import enum
 import logging
 import threading
@@ -14,7 +13,6 @@ from collections.abc import Callable, Generator, Iterable, Iterator
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
-import grpc
 import numpy as np
 
 from ps_protocol.encodings.formats import FORMATS, FloatEncoding
@@ -24,7 +22,8 @@ from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.roles.request import requests_on
 from ps_protocol.roles.shard import ApplyRequest, PushHeader, PushReply, ReadRequest
-from ps_protocol.rpc.server_stream import Peer, StreamThread, stream_handler
+from ps_protocol.rpc.door import Methods
+from ps_protocol.rpc.server_stream import Call, Peer, StreamThread
 from ps_protocol.rpc.status import defect
 from ps_protocol.sockets.data_socket import DataSocket
 from ps_protocol.sockets.listener import NO_DATA_SOCKETS, DataListener
@@ -62,8 +61,8 @@ Message = TypeVar("Message")
 class Stream:
     """One stream under way, and since when it has waited for its peer; None while it may, or while the server itself is at work."""
 
-    def __init__(self, context: grpc.ServicerContext, name: str) -> None:
-        self.context = context
+    def __init__(self, call: Call, name: str) -> None:
+        self.call = call
         self.name = name
         self.is_resting = self.is_to_end = False
         self.waiting_since: float | None = None
@@ -80,7 +79,7 @@ class Stream:
         """Yields the peer's messages."""
         while True:
             if self.is_resting and self.is_to_end:
-                self.context.cancel()
+                self.call.cancel()
             self.waiting_since = None if self.is_resting else time.monotonic()
             message = next(messages, None)
             self.waiting_since = None
@@ -88,8 +87,8 @@ class Stream:
                 return
             yield message
 
-    def outgoing(self, messages: Iterable[Message]) -> Iterator[Message]:
-        """Yields the messages for the peer; gRPC asks for the next one when the peer has room for it."""
+    def outgoing(self, messages: Iterable[Message]) -> Generator[Message, None, None]:
+        """Yields the messages for the peer; the next one is asked for when the peer has room for it."""
         for message in messages:
             self.waiting_since = time.monotonic()
             yield message
@@ -99,7 +98,7 @@ class Stream:
 class IdleStreams:
     """Watches streams from one thread of its own, between `start` and `stop`. Thread-safe.
 
-    A stream that is cut ends as CANCELLED: gRPC's threaded server cannot give another status to a call whose thread waits.
+    A stream that is cut ends as CANCELLED.
     """
 
     def __init__(self, *, limit_s: float = IDLE_LIMIT_S, max_sharing: int = MAX_SHARING, max_open: int = MAX_OPEN) -> None:
@@ -108,7 +107,8 @@ class IdleStreams:
         self._max_open = max_open
         self._is_ending = False
         self._streams: set[Stream] = set()
-        self._num_sharing = 0
+        # Those of workers that share memory.
+        self._sharing: set[Stream] = set()
         # Those of chiefs, the one that was used last at the end.
         self._of_chiefs: dict[Stream, None] = {}
         self._lock = threading.Lock()
@@ -130,35 +130,20 @@ class IdleStreams:
         if self._thread.is_alive():
             self._thread.join()
 
-    @contextlib.contextmanager
-    def watching(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
-        """Watches one stream for as long as the block lasts."""
-        stream = Stream(context, name)
+    def begin_sharing(self, call: Call, *, name: str) -> Stream:
+        """Watches one stream that rests from its beginning on, in a thread, until `end_of`. Raises LimitExceeded."""
+        stream = Stream(call, name)
+        stream.is_resting = True
         with self._lock:
-            self._add(stream)
-        try:
-            yield stream
-        finally:
-            self.end_of(stream)
-
-    @contextlib.contextmanager
-    def sharing(self, context: grpc.ServicerContext, *, name: str) -> Iterator[Stream]:
-        """Watches one stream that rests from its beginning on, in a thread, for as long as the block lasts. Raises LimitExceeded."""
-        with self._lock:
-            if self._num_sharing >= self._max_sharing or self._is_ending:
+            if len(self._sharing) >= self._max_sharing or self._is_ending:
                 raise LimitExceeded(f"{name}: {self._max_sharing} workers at most share memory with one server; do without")
-            self._num_sharing += 1
-        try:
-            with self.watching(context, name=name) as stream:
-                stream.is_resting = True
-                yield stream
-        finally:
-            with self._lock:
-                self._num_sharing -= 1
+            self._sharing.add(stream)
+            self._add(stream)
+        return stream
 
-    def begin(self, context: grpc.ServicerContext, *, name: str, is_of_chief: bool = False) -> Stream:
-        """As `watching`, for a stream that no block serves: until `end_of`. Its peer is to send. Raises LimitExceeded but for a chief."""
-        stream, unused = Stream(context, name), None
+    def begin(self, call: Call, *, name: str, is_of_chief: bool = False) -> Stream:
+        """Watches one stream until `end_of`. Its peer is to send. Raises LimitExceeded but for a chief."""
+        stream, unused = Stream(call, name), None
         stream.begin_waiting()
         with self._lock:
             if is_of_chief:
@@ -169,7 +154,7 @@ class IdleStreams:
             self._add(stream)
         if unused is not None:
             self.end_of(unused)
-            unused.context.cancel()
+            unused.call.cancel()
         return stream
 
     def rest(self, stream: Stream) -> None:
@@ -180,16 +165,17 @@ class IdleStreams:
                     self._of_chiefs[stream] = self._of_chiefs.pop(stream)
         stream.is_resting = True
         if stream.is_to_end:
-            stream.context.cancel()
+            stream.call.cancel()
 
     def _add(self, stream: Stream) -> None:
         stream.is_to_end = self._is_ending
         self._streams.add(stream)
 
     def end_of(self, stream: Stream) -> None:
-        """Ends a stream that `begin` began."""
+        """Ends a stream that has begun."""
         with self._lock:
             self._streams.discard(stream)
+            self._sharing.discard(stream)
             self._of_chiefs.pop(stream, None)
 
     def end_long_lived(self) -> None:
@@ -201,7 +187,7 @@ class IdleStreams:
             # In this order: a stream that becomes idle meanwhile looks.
             stream.is_to_end = True
             if stream.is_resting:
-                stream.context.cancel()
+                stream.call.cancel()
 
     def _run(self) -> None:
         while not self._stopping.wait(self._limit_s / 4):
@@ -212,10 +198,10 @@ class IdleStreams:
                 log.warning(
                     "cut an idle stream rpc=%s peer=%s limit_s=%.3g",
                     stream.name,
-                    stream.context.peer(),
+                    stream.call.peer(),
                     self._limit_s,
                 )
-                stream.context.cancel()
+                stream.call.cancel()
 
 
 # An arena as it goes out, message by message.
@@ -359,14 +345,14 @@ class PushStream:
         self,
         shard: Shard,
         peer: Peer,
-        context: grpc.ServicerContext,
+        call: Call,
         *,
         idle_streams: IdleStreams,
         data_sockets: DataListener = NO_DATA_SOCKETS,
         name: str,
     ) -> None:
         self._peer, self._idle_streams, self._name = peer, idle_streams, name
-        self._stream, self._socket = idle_streams.begin(context, name="Push"), StreamSocket(data_sockets)
+        self._stream, self._socket = idle_streams.begin(call, name="Push"), StreamSocket(data_sockets)
         self._thread = StreamThread(peer, server_name=name)
         self._flow: _Flow = _Contributions(
             shard, peer, self._stream, self._socket, idle_streams=idle_streams, answer=self._answer, name=name
@@ -573,7 +559,7 @@ class VariablesStream:
         self,
         shard: Shard,
         peer: Peer,
-        context: grpc.ServicerContext,
+        call: Call,
         *,
         idle_streams: IdleStreams,
         data_sockets: DataListener = NO_DATA_SOCKETS,
@@ -584,7 +570,7 @@ class VariablesStream:
         self._socket = StreamSocket(data_sockets)
         # How the present answer travels; None: in frames.
         self._payload: tuple[DataSocket, int] | None = None
-        self._stream = idle_streams.begin(context, name="Read")
+        self._stream = idle_streams.begin(call, name="Read")
         self._waiting: _Wait | None = None
         self._thread = StreamThread(peer, server_name=name)
 
@@ -759,16 +745,17 @@ class _Wait:
 # A chief may be silent for as long as it likes, so nothing cuts its stream but the end of the server.
 
 
+_PATH = "/ps_protocol.v1.ParameterService"
 _COMMANDS = requests_on("ParameterService", "Command")
 
 
 class CommandStream:
     """See FinishingHandler. The stream of a chief; as soon as a command may take long, this and all later ones are left to its thread."""
 
-    def __init__(self, shard: Shard, peer: Peer, context: grpc.ServicerContext, *, idle_streams: IdleStreams, name: str) -> None:
+    def __init__(self, shard: Shard, peer: Peer, call: Call, *, idle_streams: IdleStreams, name: str) -> None:
         self._shard, self._peer, self._idle_streams, self._name = shard, peer, idle_streams, name
-        self._caller = context.peer
-        self._stream = idle_streams.begin(context, name="Command", is_of_chief=True)
+        self._caller = call.peer
+        self._stream = idle_streams.begin(call, name="Command", is_of_chief=True)
         self._thread = StreamThread(peer, server_name=name)
 
     def take(self, message: bytes) -> None:
@@ -851,20 +838,15 @@ class StreamService:
     ) -> None:
         name = f"ps {shard.index}"
         self._deadlines = deadlines = CallDeadlines()
-        self.Push = stream_handler(
-            lambda peer, context: PushStream(shard, peer, context, idle_streams=idle_streams, data_sockets=data_sockets, name=name),
-            server_name=name,
-        )
-        self.Read = stream_handler(
-            lambda peer, context: VariablesStream(
-                shard, peer, context, idle_streams=idle_streams, data_sockets=data_sockets, deadlines=deadlines, name=name
+        self.methods: Methods = {
+            f"{_PATH}/Push": lambda peer, call: PushStream(
+                shard, peer, call, idle_streams=idle_streams, data_sockets=data_sockets, name=name
             ),
-            server_name=name,
-        )
-        self.Command = stream_handler(
-            lambda peer, context: CommandStream(shard, peer, context, idle_streams=idle_streams, name=name),
-            server_name=name,
-        )
+            f"{_PATH}/Read": lambda peer, call: VariablesStream(
+                shard, peer, call, idle_streams=idle_streams, data_sockets=data_sockets, deadlines=deadlines, name=name
+            ),
+            f"{_PATH}/Command": lambda peer, call: CommandStream(shard, peer, call, idle_streams=idle_streams, name=name),
+        }
 
     def close(self) -> None:
         """Frees the resources that the streams share, when they are over. Idempotent."""

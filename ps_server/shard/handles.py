@@ -194,12 +194,9 @@ class Creation:
                 self._end_write()
             self._is_ended = True
             self._end(self, True)
-        has_created = model is not None
-        # An error that is kept holds this frame.
-        del model, writer, memories
         if self.failure is not None:
             raise self.failure
-        return has_created
+        return model is not None
 
     def _begin_write(self) -> bool:
         with self._gate:

@@ -53,8 +53,6 @@ class Sharing:
     ) -> None:
         self._take_back()
         self._owner.close(self, is_lost=exception_type is not None)
-        # gRPC keeps the error that ended the stream, and with it this object; the model may be another by now.
-        del self.model
 
     @property
     def num_buffers(self) -> int:

@@ -10,7 +10,9 @@ from typing import Any
 import grpc
 import grpc.aio
 
+from ps_protocol.errors import PsError
 from ps_protocol.rpc.channel import server_options
+from ps_protocol.rpc.status import set_status
 
 Method = Callable[..., Any]
 
@@ -41,6 +43,17 @@ def both_ways(service: str, **methods: Method) -> grpc.GenericRpcHandler:
     return grpc.method_handlers_generic_handler(
         service, {name: grpc.stream_stream_rpc_method_handler(method) for name, method in methods.items()}
     )
+
+
+@contextlib.contextmanager
+def answering(context: grpc.ServicerContext) -> Iterator[None]:
+    """Ends the call of a method of gRPC's own kind with the status of the PsError that the block raises."""
+    try:
+        yield
+    except PsError as error:
+        set_status(context, error)
+        inner: Any = context
+        context.abort(inner.code(), inner.details())
 
 
 @contextlib.contextmanager

@@ -56,7 +56,7 @@ Row = tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]
 INVALID, FAILED = CODE.INVALID_ARGUMENT, CODE.FAILED_PRECONDITION
 # Case, call, status, reason, what the text contains.
 ROWS: list[Row] = [
-    ("unknown method", lambda s: s.raw.call("Nothing", b""), CODE.UNIMPLEMENTED, "", "Method not found"),
+    ("unknown method", lambda s: s.raw.call("Nothing", b""), CODE.UNIMPLEMENTED, "UNIMPLEMENTED", "no such method here"),
     ("message beyond the limit", lambda s: s.raw.push(bytes(17 << 20)), CODE.RESOURCE_EXHAUSTED, "", "larger than max"),
     (
         "compressed message",

@@ -17,13 +17,12 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
-from ps_server.serving.calls import SERVICE, ParameterService, service_handler
 from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
-from tests.support.network.servers import serving
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import Outcome, RawShard, frame, push_stream
+from tests.support.parameter_servers.serving import serving_shard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
 
@@ -268,9 +267,8 @@ def test_value_of_a_metric_may_be_anything(server: Server) -> None:
 
 def test_reader_of_rows_that_goes_away_in_the_middle_holds_nothing_up() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
-    service = ParameterService(store, idle_streams=idle_streams)
     with (
-        serving(service_handler(SERVICE, service)) as address,
+        serving_shard(store, idle_streams) as address,
         RawShard(address) as raw,
         contextlib.closing(CommandedShard(address)) as shard,
     ):

@@ -11,7 +11,8 @@ from ps_protocol import errors
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.client import Connection
-from ps_protocol.rpc.server import handshake_handler
+from ps_protocol.rpc.door import CallThreads, Door
+from ps_protocol.rpc.server import handshake_methods
 from tests.support.network.servers import serving, unary, unused_address
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import HANDSHAKE, RawShard
@@ -22,7 +23,8 @@ CHIEF = Identity(cluster="job-a", role=Role.CHIEF, index=0, process_incarnation=
 
 @pytest.fixture
 def serve() -> Callable[[Identity], contextlib.AbstractContextManager[str]]:
-    return lambda identity: serving(handshake_handler(identity, epoch=lambda: 4))
+    threads = CallThreads(server_name="the server")
+    return lambda identity: serving(Door(handshake_methods(identity, threads, epoch=lambda: 4), server_name="the server"))
 
 
 Serve = Callable[[Identity], contextlib.AbstractContextManager[str]]

@@ -32,13 +32,12 @@ from ps_protocol.roles.shard import (
     ShutdownRequest,
 )
 from ps_protocol.rpc.shard import SERVICE
-from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.call_errors import encode_call_error
 from ps_protocol.wire.frames import encode_frame, encode_stream, parse
 from tests.support.chief.eras import era, fence
-from tests.support.network.servers import both_ways, serving, unary, upward
+from tests.support.network.servers import answering, both_ways, serving, unary, upward
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 
 MIB = 1 << 20

@@ -15,12 +15,11 @@ from ps_protocol.wire import codec
 from ps_server import server as server_module
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from ps_server.serving.calls import SERVICE, ParameterService, service_handler
-from ps_server.serving.streams import IdleStreams, StreamService
+from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
-from tests.support.network.servers import serving
 from tests.support.parameter_servers.raw_shard import RawShard
+from tests.support.parameter_servers.serving import serving_shard
 
 APPLY = ApplyRequest(fence=fence(1, 1), step=0, contributors=(PushId(worker=0, incarnation=1, sequence=1),))
 
@@ -38,8 +37,7 @@ def store(clock: list[float]) -> Shard:
 @pytest.fixture
 def shard(store: Shard) -> Iterator[RawShard]:
     streams = IdleStreams()
-    parts = ParameterService(store, idle_streams=streams), StreamService(store, idle_streams=streams)
-    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
+    with serving_shard(store, streams) as address, RawShard(address) as raw:
         yield raw
 
 

@@ -2,7 +2,7 @@
 
 import logging
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from typing import Any
 
 import grpc
@@ -11,10 +11,12 @@ import pytest
 from ps_protocol import errors
 from ps_protocol.errors import PsError
 from ps_protocol.rpc.client import Connection
-from ps_protocol.rpc.status import answering, rebuild, status_of
+from ps_protocol.rpc.door import Blocking, CallThreads, Door, at_once, by_thread
+from ps_protocol.rpc.server_stream import Begin, Call
+from ps_protocol.rpc.status import rebuild, status_of
 from ps_protocol.v1.error_pb2 import ErrorDetails
 from ps_protocol.wire.call_errors import MAX_TEXT_CHARACTERS
-from tests.support.network.servers import downward, serving, unary, upward
+from tests.support.network.servers import serving
 
 ERRORS = sorted(PsError.__subclasses__(), key=lambda error: error.__name__)
 TEXT = "variable 'wä' has shape (3, 4),\nthe gradient has (4, 3)… push the gradient of 'wä' itself; 100 % of it"
@@ -24,27 +26,33 @@ FACTS = {"worker": "3", "host": "häst", "empty": ""}
 Raising = list[BaseException | None]
 
 
-def handlers(raising: Raising) -> list[grpc.GenericRpcHandler]:
+def door(raising: Raising, threads: CallThreads) -> Door:
     def raise_it() -> bytes:
         if raising[0] is not None:
             raise raising[0]
         return ErrorDetails(reason="fine").SerializeToString()
 
-    def one(_: bytes, context: grpc.ServicerContext) -> bytes:
-        with answering(context, server_name="ps 0"):
-            return raise_it()
+    def down(messages: Iterator[bytes]) -> Generator[bytes, None, None]:
+        yield b"first"
+        yield raise_it()
 
-    def down(_: bytes, context: grpc.ServicerContext) -> Iterator[bytes]:
-        with answering(context, server_name="ps 0"):
-            yield b"first"
-            yield raise_it()
+    def up(messages: Iterator[bytes]) -> Generator[bytes, None, None]:
+        next(messages)
+        yield raise_it()
 
-    def up(messages: Iterator[bytes], context: grpc.ServicerContext) -> bytes:
-        with answering(context, server_name="ps 0"):
-            next(messages)
-            return raise_it()
+    def by_generator(serve: Callable[[Iterator[bytes]], Generator[bytes, None, None]]) -> Begin:
+        return lambda peer, call: Blocking(peer, serve, threads=threads)
 
-    return [unary("test.One", Call=one), downward("test.Down", Call=down), upward("test.Up", Call=up)]
+    def one(message: bytes, call: Call) -> bytes:
+        return raise_it()
+
+    methods = {
+        "/test.Once/Call": at_once(one),
+        "/test.One/Call": by_thread(one, threads),
+        "/test.Down/Call": by_generator(down),
+        "/test.Up/Call": by_generator(up),
+    }
+    return Door(methods, server_name="ps 0")
 
 
 class Peer:
@@ -98,7 +106,7 @@ class Peer:
 @pytest.fixture(scope="module")
 def peer() -> Iterator[Peer]:
     raising: Raising = [None]
-    with serving(*handlers(raising)) as address:
+    with serving(door(raising, CallThreads(server_name="ps 0"))) as address:
         peer = Peer(address, raising)
         yield peer
         peer.close()

@@ -20,6 +20,7 @@ from ps_protocol.roles.shard import AdoptRequest, ShardStatusRequest
 from ps_protocol.rpc import admission
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION, Access, server_options
 from ps_protocol.rpc.client_stream import Stream, StreamEnded, open_stream
+from ps_protocol.rpc.door import Door, at_once
 from ps_protocol.rpc.server_stream import never_waiting
 from ps_protocol.security.certificates import ServerCertificates
 from ps_protocol.security.options import Security
@@ -30,6 +31,7 @@ from ps_server.server import ParameterServer
 from tests.support.chief.eras import fence
 from tests.support.network.certificates import Files, make
 from tests.support.network.floods import KINDS, RST_STREAM
+from tests.support.network.servers import serving
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
@@ -228,14 +230,9 @@ def test_log_that_nobody_reads_holds_up_no_call(files: Files) -> None:
 
 def test_the_newest_of_too_many_health_checks_is_answered() -> None:
     """The oldest of too many questions is ended, and the newest is answered."""
-    method = grpc.unary_unary_rpc_method_handler(lambda request, context: request, bytes, bytes)
-    server = grpc.server(futures.ThreadPoolExecutor(4))
-    handlers = {"Ask": admission.OpenCalls(limit=2).handler_of(method)}
-    server.add_generic_rpc_handlers((grpc.method_handlers_generic_handler("test", handlers),))
-    port = server.add_insecure_port("127.0.0.1:0")
-    server.start()
+    door = Door({"/test/Ask": admission.OpenCalls(at_once(lambda message, call: message), limit=2)}, server_name="the server")
     messages: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-    with DEFAULT_ACCESS.open_channel(f"127.0.0.1:{port}") as channel:
+    with serving(door) as address, DEFAULT_ACCESS.open_channel(address) as channel:
         begin: Any = channel.stream_stream("/test/Ask")
         silent = [begin(iter(messages.get, None), timeout=30) for _ in range(6)]
         wait_until(lambda: sum(call.done() for call in silent) == 4, timeout_s=20, what="all but the newest are ended")
@@ -244,7 +241,6 @@ def test_the_newest_of_too_many_health_checks_is_answered() -> None:
         for call in silent:
             call.cancel()
             messages.put(None)
-    server.stop(None).wait()
 
 
 @pytest.mark.parametrize(("message", "code"), [(b"\xff", grpc.StatusCode.INVALID_ARGUMENT), (b"\x0a\x06absent", grpc.StatusCode.NOT_FOUND)])

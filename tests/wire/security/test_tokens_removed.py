@@ -16,6 +16,7 @@ from ps_protocol.roles.request import CallerRole
 from ps_protocol.roles.shard import ShardStatusRequest
 from ps_protocol.rpc.admission import LongLivedCalls
 from ps_protocol.rpc.channel import Access
+from ps_protocol.rpc.server_stream import Call
 from ps_protocol.security import tokens as credentials
 from ps_protocol.security.options import Security
 from ps_protocol.shared_memory.worker import MemoryLink
@@ -75,10 +76,9 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> "queue.SimpleQueue[CallerRole]":
     roles: queue.SimpleQueue[CallerRole] = queue.SimpleQueue()
     watch = LongLivedCalls.watch
 
-    def noted(calls: LongLivedCalls, context: grpc.ServicerContext) -> CallerRole:
-        role = watch(calls, context)
-        roles.put(role)
-        return role
+    def noted(calls: LongLivedCalls, call: Call, seen: tuple[int, CallerRole]) -> None:
+        watch(calls, call, seen)
+        roles.put(seen[1])
 
     monkeypatch.setattr(LongLivedCalls, "watch", noted)
     return roles

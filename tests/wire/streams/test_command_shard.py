@@ -21,13 +21,14 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
-from ps_server.serving.calls import SERVICE, ParameterService, service_handler
-from ps_server.serving.streams import MAX_OF_CHIEFS, IdleStreams, StreamService
+from ps_server.serving.calls import SERVICE
+from ps_server.serving.streams import MAX_OF_CHIEFS, IdleStreams
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
 from tests.support.network.servers import both_ways, serving
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import RawShard
+from tests.support.parameter_servers.serving import serving_shard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, Trainer, layout_of, variable
 from tests.support.waiting import wait_until
 
@@ -169,11 +170,7 @@ def test_bytes_that_are_no_message_end_the_command_stream(trainer: Trainer, serv
 def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.05)
     idle_streams.start()
-    parts = (
-        ParameterService(store, idle_streams=idle_streams),
-        StreamService(store, idle_streams=idle_streams),
-    )
-    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw, DEFAULT_ACCESS.open_channel(address) as channel:
+    with serving_shard(store, idle_streams) as address, RawShard(address) as raw, DEFAULT_ACCESS.open_channel(address) as channel:
         commands = Commands(channel)
         commands.command(1)
         silence: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
@@ -187,8 +184,7 @@ def test_silent_chief_is_not_cut_off_as_other_streams_are() -> None:
 
 def test_a_chief_gets_in_and_stays_however_many_streams_there_are() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_open=0)
-    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
-    with serving(service_handler(SERVICE, *parts)) as address, contextlib.ExitStack() as stack:
+    with serving_shard(store, idle_streams) as address, contextlib.ExitStack() as stack:
         chief = Commands(stack.enter_context(DEFAULT_ACCESS.open_channel(address)))
         assert chief.command(1).call == 1
         for _ in range(2 * MAX_OF_CHIEFS):

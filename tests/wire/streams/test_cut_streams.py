@@ -13,10 +13,8 @@ from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.roles.shard import PushResult, ShardStatusRequest
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_server.config import ParameterServerConfig
-from ps_server.serving.calls import SERVICE, ParameterService, service_handler
-from ps_server.serving.streams import IdleStreams, StreamService
+from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
-from tests.support.network.servers import serving
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import (
     HALF,
@@ -31,6 +29,7 @@ from tests.support.parameter_servers.raw_shard import (
     push_stream,
     trained_shard,
 )
+from tests.support.parameter_servers.serving import serving_shard
 from tests.support.parameter_servers.shards import EPOCH, MIXED, Trainer, layout_of, open_server, variable
 from tests.support.waiting import wait_until
 
@@ -138,10 +137,9 @@ def test_streams_opened_and_cancelled_without_pause_hold_nothing(server: Server)
 def test_idle_streams_are_cut() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
-    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
     layout = layout_of(variable("w", (1 << 24,)))
     with (
-        serving(service_handler(SERVICE, *parts)) as address,
+        serving_shard(store, idle_streams) as address,
         RawShard(address) as raw,
         contextlib.closing(CommandedShard(address)) as shard,
     ):

@@ -13,7 +13,8 @@ import pytest
 
 from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.rpc import server_stream
-from ps_protocol.rpc.server_stream import Peer, StreamThread, stream_handler
+from ps_protocol.rpc.door import Door
+from ps_protocol.rpc.server_stream import Peer, StreamThread
 from tests.support.network.servers import serving
 from tests.support.waiting import wait_until
 
@@ -109,7 +110,7 @@ def _unavailable(*_: object, **__: object) -> object:
 
 
 def _handler(begin: Any) -> grpc.GenericRpcHandler:
-    return grpc.method_handlers_generic_handler("test.Service", {"Talk": stream_handler(begin, server_name="ps 0")})
+    return Door({METHOD: begin}, server_name="ps 0")
 
 
 def test_messages_are_answered_in_order(scene: Scene) -> None:

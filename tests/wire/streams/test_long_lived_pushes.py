@@ -13,13 +13,13 @@ from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire import codec
 from ps_server.config import ParameterServerConfig
-from ps_server.serving.calls import SERVICE, ParameterService, service_handler
-from ps_server.serving.streams import IdleStreams, StreamService
+from ps_server.serving.calls import SERVICE
+from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
-from tests.support.network.servers import serving
 from tests.support.parameter_servers import raw_shard
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import HALF, TIMEOUT_S, WHOLE, Outcome, RawShard, frame
+from tests.support.parameter_servers.serving import serving_shard
 from tests.support.parameter_servers.shards import MIXED, Trainer, open_server
 from tests.support.waiting import wait_until
 
@@ -144,8 +144,7 @@ def test_a_message_beyond_the_limit_ends_its_stream_and_no_other(server: Server)
 def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(limit_s=0.2)
     idle_streams.start()
-    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
-    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
+    with serving_shard(store, idle_streams) as address, RawShard(address) as raw:
         with contextlib.closing(CommandedShard(address)) as shard:
             trainer = Trainer(shard)
             trainer.create()
@@ -169,14 +168,13 @@ def test_stream_may_rest_but_not_stand_still_in_a_contribution() -> None:
 
 def test_a_caller_that_opens_streams_without_end_is_refused() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams(max_open=2)
-    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
     is_over = threading.Event()
 
     def silent() -> Iterator[bytes]:
         is_over.wait(TIMEOUT_S)
         yield from ()
 
-    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
+    with serving_shard(store, idle_streams) as address, RawShard(address) as raw:
         channel = raw._channel
         opened = [channel.stream_stream(f"/{SERVICE}/Push")(silent(), timeout=TIMEOUT_S) for _ in range(2)]
         wait_until(lambda: idle_streams.num_streams == 2, what="both streams are open")

@@ -15,8 +15,7 @@ from ps_protocol.process.waiting import CallDeadlines
 from ps_protocol.rpc import client_stream
 from ps_protocol.rpc.client import Connection
 from ps_protocol.rpc.client_stream import LongLivedStream, Stream, Streams
-from ps_protocol.rpc.status import answering
-from tests.support.network.servers import serving
+from tests.support.network.servers import answering, serving
 from tests.support.waiting import wait_until
 
 # What the product takes, whatever a test puts in its place.

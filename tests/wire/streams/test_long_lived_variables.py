@@ -14,13 +14,13 @@ from ps_protocol.roles.shard import ReadRequest, ShardStatusRequest, ShutdownReq
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.fields import encode_duration
 from ps_server.config import ParameterServerConfig
-from ps_server.serving.calls import SERVICE, ParameterService, service_handler
-from ps_server.serving.streams import IdleStreams, StreamService
+from ps_server.serving.calls import SERVICE
+from ps_server.serving.streams import IdleStreams
 from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
-from tests.support.network.servers import serving
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import TIMEOUT_S, Outcome, RawShard
+from tests.support.parameter_servers.serving import serving_shard
 from tests.support.parameter_servers.shards import CHIEF, EPOCH, MIXED, Trainer, open_server
 from tests.support.waiting import wait_until
 
@@ -112,8 +112,7 @@ def test_step_that_is_expected_leaves_as_soon_as_it_is_there() -> None:
 
 def test_reader_that_goes_while_it_waits_leaves_nothing_behind() -> None:
     store, idle_streams = Shard(index=0, process_incarnation=1), IdleStreams()
-    parts = ParameterService(store, idle_streams=idle_streams), StreamService(store, idle_streams=idle_streams)
-    with serving(service_handler(SERVICE, *parts)) as address, RawShard(address) as raw:
+    with serving_shard(store, idle_streams) as address, RawShard(address) as raw:
         with contextlib.closing(CommandedShard(address)) as shard:
             trainer = Trainer(shard)
             trainer.create()

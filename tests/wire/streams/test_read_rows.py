@@ -12,12 +12,11 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.shard import RowsRequest
 from ps_protocol.rpc.shard import SERVICE
-from ps_protocol.rpc.status import answering
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_protocol.wire.frames import FRAME_BYTES, parse
 from ps_server.serving.streams import index_blocks, row_messages
-from tests.support.network.servers import serving
+from tests.support.network.servers import answering, serving
 from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.parameter_servers.raw_shard import RawShard, frame
 
