@@ -11,13 +11,13 @@ from ps_protocol.process.memory import importing_for_good
 with importing_for_good():
     from chief.config import ChiefConfig, parse_config
     from ps_protocol.errors import PsError
+    from ps_protocol.process import polling
     from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
     from ps_protocol.process.exit_codes import ExitCode
     from ps_protocol.process.failpoints import enable_failpoints
     from ps_protocol.process.listening import allow_many_connections
     from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
     from ps_protocol.process.options import LOG_FORMAT
-    from ps_protocol.rpc import library
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -39,7 +39,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 async def _serve(config: ChiefConfig) -> int:
-    library.expect_workers(config.coordination.num_workers)
+    polling.expect_workers(config.coordination.num_workers)
     # Not before: it imports grpc.
     with importing_for_good():
         from chief.serving.server import ChiefServer

@@ -15,8 +15,6 @@ tf.compat.v1.train is `worker_client.sync_replicas`. The folders here are the ad
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
-import ps_protocol as ps_protocol  # before any of its modules imports grpc: see `prepare_import` there
-
 if TYPE_CHECKING:
     from lockstep import errors as errors
     from worker_client import *  # noqa: F403 (this module exports every name of the SDK and keeps no list of its own)

@@ -7,9 +7,9 @@ import sys
 from types import FrameType
 from typing import TYPE_CHECKING
 
+from ps_protocol.process import polling
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.memory import importing_for_good
-from ps_protocol.rpc import library
 
 if TYPE_CHECKING:
     from ps_server.server import ParameterServer
@@ -24,7 +24,7 @@ def main() -> int:
         are_files_hashed=_is_given("--checkpoint-dir", "LOCKSTEP_CHECKPOINT_DIR"), serves_http=_is_given("--metrics", "LOCKSTEP_METRICS")
     )
     # Each worker has some, and the server does not know how many workers there will be.
-    library.expect_many_connections()
+    polling.expect_many_connections()
     # Not before: what they import looks for OpenSSL, and imports grpc.
     with importing_for_good():
         from ps_protocol.errors import PsError

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-import ps_protocol as ps_protocol  # before any test imports grpc
+from ps_protocol import rpc as rpc  # before any test imports grpc
 from tests.support.examples import register_profiles
 from tests.support.processes.warm import warm_server_pid
 from tests.support.waiting import wait_until

@@ -18,6 +18,7 @@ with importing_for_good():
     from chief.config import ChiefConfig
     from chief.config import parse_config as parse_chief_config
     from ps_protocol.errors import InvalidSpec, PsError
+    from ps_protocol.process import polling
     from ps_protocol.process.exhaustion import end_if_exhausted, ending_without_memory
     from ps_protocol.process.exit_codes import ExitCode
     from ps_protocol.process.failpoints import enable_failpoints
@@ -25,7 +26,6 @@ with importing_for_good():
     from ps_protocol.process.logs import log_format_of, logging_to_stderr, write_last_words
     from ps_protocol.process.memory import keep_freed_memory
     from ps_protocol.process.options import LOG_FORMAT
-    from ps_protocol.rpc import library
     from ps_server.config import ParameterServerConfig
     from ps_server.config import parse_config as parse_ps_config
 
@@ -52,7 +52,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
             # Checked now, so that a mistake is reported before either role runs.
             its_chief = settings_at(_NOWHERE)
             enable_failpoints(os.environ, is_enabled=config.enable_failpoints or its_chief.enable_failpoints)
-            library.expect_workers(its_chief.coordination.num_workers)
+            polling.expect_workers(its_chief.coordination.num_workers)
             # Imported late, because it imports grpc.
             with importing_for_good():
                 from lockstep.combined.server import serve

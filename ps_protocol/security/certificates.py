@@ -6,14 +6,15 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from urllib.parse import quote, unquote, urlsplit
-
-import grpc
 
 from ps_protocol.errors import InvalidSpec, PermissionDenied
 from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.options import Security
+
+if TYPE_CHECKING:  # callers and servers of gRPC have imported it by then; who only reads names does without
+    import grpc
 
 log = logging.getLogger("lockstep.rpc")
 
@@ -99,12 +100,12 @@ class CallerCertificates:
     def __init__(self, security: Security) -> None:
         self._security, self._files, self._lock = security, _Files(security), threading.Lock()
 
-    def credentials(self) -> grpc.ChannelCredentials:
+    def credentials(self) -> "grpc.ChannelCredentials":
         """Returns what a caller opens a channel with; the files are read now."""
         with self._lock:
             return self._files.read(self._read)
 
-    def changed(self) -> grpc.ChannelCredentials | None:
+    def changed(self) -> "grpc.ChannelCredentials | None":
         """Returns other ones than before, if the files have changed; None also if another thread is looking at them. Never waits."""
         if not self._lock.acquire(blocking=False):
             return None
@@ -113,7 +114,9 @@ class CallerCertificates:
         finally:
             self._lock.release()
 
-    def _read(self) -> grpc.ChannelCredentials:
+    def _read(self) -> "grpc.ChannelCredentials":
+        import grpc
+
         security = self._security
         return grpc.ssl_channel_credentials(
             root_certificates=_pem(security.tls_ca, "CERTIFICATE"),
@@ -129,18 +132,22 @@ class ServerCertificates:
         self._security, self._files, self._lock = security, _Files(security), threading.Lock()
         self._first = self._files.read(self._read)
 
-    def credentials(self) -> grpc.ServerCredentials:
+    def credentials(self) -> "grpc.ServerCredentials":
         """Returns what a server opens its port with."""
+        import grpc
+
         # grpcio takes None for "as before", which its types do not say.
         newest: Any = self._newest
         return grpc.dynamic_ssl_server_credentials(self._first, newest, require_client_authentication=self._security.verify_clients)
 
-    def _newest(self) -> grpc.ServerCertificateConfiguration | None:
+    def _newest(self) -> "grpc.ServerCertificateConfiguration | None":
         """Is asked by gRPC for each connection; None: what was given last."""
         with self._lock:
             return self._files.read_again(self._read)
 
-    def _read(self) -> grpc.ServerCertificateConfiguration:
+    def _read(self) -> "grpc.ServerCertificateConfiguration":
+        import grpc
+
         security = self._security
         key, chain = _pem(security.tls_key, "PRIVATE KEY") or b"", _pem(security.tls_cert, "CERTIFICATE") or b""
         authority = _pem(security.tls_ca, "CERTIFICATE") if security.verify_clients else None

@@ -26,6 +26,8 @@ LOGGING = {"debug", "info", "warning", "error", "exception", "critical", "log", 
 PACKAGES = ("ps_protocol", "ps_server", "chief", "worker_client", "lockstep")
 # What a program imports names from: packages, the APIs of tf.compat.v1.train and tf.distribute, and the adapters of frameworks.
 FACES = (*PACKAGES, "worker_client/sync_replicas", "worker_client/strategy", "lockstep/jax", "lockstep/keras", "lockstep/torch")
+# Says how grpc is loaded, before one of its modules imports it.
+LOADS_GRPC = "ps_protocol/rpc"
 
 
 def files(*tops: str) -> list[Path]:
@@ -84,8 +86,23 @@ def test_import_starts_no_thread() -> None:
 
 def test_an_init_of_a_folder_imports_nothing() -> None:
     """A name is imported from the module that defines it, so an `__init__.py` of a folder holds its description and nothing else."""
-    inits = [path for path in files(*PACKAGES) if path.name == "__init__.py" and path.parent.relative_to(ROOT).as_posix() not in FACES]
+    inits = [
+        path
+        for path in files(*PACKAGES)
+        if path.name == "__init__.py" and path.parent.relative_to(ROOT).as_posix() not in (*FACES, LOADS_GRPC)
+    ]
     assert not [_at(path, 1) for path in inits if any(isinstance(node, ast.Import | ast.ImportFrom) for node in nodes(path))]
+
+
+def test_grpc_is_imported_where_it_is_loaded_only() -> None:
+    """Else a thread that waits for a message would not take it from the socket itself, depending on who imports what first."""
+    elsewhere = [path for path in files(*PACKAGES) if not path.is_relative_to(ROOT / LOADS_GRPC)]
+    assert not [_at(path, node.lineno) for path in elsewhere for node in ast.parse(path.read_text("utf-8")).body if _imports(node, "grpc")]
+
+
+def _imports(node: ast.stmt, package: str) -> bool:
+    names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else [getattr(node, "module", None) or ""]
+    return isinstance(node, ast.Import | ast.ImportFrom) and any(name.partition(".")[0] == package for name in names)
 
 
 def test_no_module_reads_anothers_underscore() -> None:

@@ -25,14 +25,14 @@ def run_health(arguments: argparse.Namespace) -> int:
     if not arguments.address:
         print("lockstep health: which process? give --address ADDRESS or set LOCKSTEP_ADDRESS", file=sys.stderr)
         return 2
-    import grpc
-    from grpc_health.v1 import health_pb2, health_pb2_grpc
-
     from ps_protocol.process import options
     from ps_protocol.roles.identity import parse_address
     from ps_protocol.rpc.channel import Access
 
     parse_address(arguments.address)
+    import grpc  # after ps_protocol.rpc, which says how it is loaded
+    from grpc_health.v1 import health_pb2, health_pb2_grpc
+
     access = Access(options.security_of(options.Given(vars(arguments), os.environ)))
     answers = health_pb2.HealthCheckResponse
     with access.open_channel(arguments.address) as channel:

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.rpc import library as own_polling
-from ps_protocol.rpc.library import SWITCH, knows_switches, settings
+from ps_protocol.process import polling
+from ps_protocol.process.polling import SWITCH, knows_switches, settings
 
 OFF = "-event_engine_client,-event_engine_listener,-event_engine_callback_cq,-event_engine_for_all_other_endpoints"
 SAYS = {
@@ -17,18 +17,27 @@ SAYS = {
     "GRPC_POLL_STRATEGY": "poll",
     "GRPC_VERBOSITY": "ERROR",
 }
-# Prints whether the library was loaded as wanted, and what of that children would inherit.
-REPORT = """
+# Notes what the library sees of the environment while it is loaded.
+WATCH = """
 import os, sys
-library = sys.modules["grpc._cython.cygrpc"]
-print(type(library.__spec__.loader).__name__, [name for name in os.environ if name.startswith("GRPC_")])
+seen = []
+def note(event, arguments):
+    if event == "import" and arguments[0] == "grpc._cython.cygrpc":
+        seen.append("event_engine" in os.environ.get("GRPC_EXPERIMENTS", ""))
+sys.addaudithook(note)
+"""
+# Prints whether it was loaded as wanted, and what of that children would inherit.
+REPORT = """
+print(seen[0], [name for name in os.environ if name.startswith("GRPC_")])
 """
 
 
 def report(program: str, **environment: str) -> tuple[str, str]:
     """Runs a program, and returns what it prints and what is said to its user."""
     plain = {name: value for name, value in os.environ.items() if not name.startswith(("GRPC_", "LOCKSTEP_"))}
-    done = subprocess.run([sys.executable, "-c", program + REPORT], env=plain | environment, capture_output=True, text=True, check=True)
+    done = subprocess.run(
+        [sys.executable, "-c", WATCH + program + REPORT], env=plain | environment, capture_output=True, text=True, check=True
+    )
     return done.stdout.strip(), done.stderr.strip()
 
 
@@ -42,9 +51,9 @@ def test_server_with_many_connections_does_not_look_at_each_of_them() -> None:
 
 @pytest.mark.parametrize(("number", "are_many"), [(None, False), (32, False), (33, True)])
 def test_server_of_many_workers_has_many_connections(number: int | None, are_many: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(own_polling._Finder, "has_many_connections", False)
-    own_polling.expect_workers(number)
-    assert own_polling._Finder.has_many_connections is are_many
+    monkeypatch.setattr(polling, "_has_many_connections", False)
+    polling.expect_workers(number)
+    assert polling._has_many_connections is are_many
 
 
 @pytest.mark.parametrize("module", ["chief.__main__", "ps_server.__main__", "lockstep.combined.__main__"])
@@ -70,18 +79,18 @@ def test_a_library_that_does_not_know_the_switches_gets_none(tmp_path: Path) -> 
     assert knows_switches(library)
 
 
-@pytest.mark.parametrize("first", ["worker_client", "chief.serving.server", "ps_server.server", "lockstep.__main__\nimport grpc"])
+@pytest.mark.parametrize("first", ["worker_client", "chief.serving.server", "ps_server.server", "lockstep\nlockstep.connect"])
 def test_each_module_imported_first_switches_polling_and_leaves_no_variable_behind(first: str) -> None:
-    assert report(f"import {first}") == ("_Loader []", "")
+    assert report(f"import {first}") == ("True []", "")
 
 
 def test_user_who_has_imported_grpc_before_keeps_it_as_it_is() -> None:
-    assert report("import grpc\nimport worker_client") == ("ExtensionFileLoader []", "")
+    assert report("import grpc\nimport worker_client") == ("False []", "")
 
 
 def test_the_user_may_turn_own_polling_off() -> None:
-    assert report("import worker_client", **{SWITCH: "0"}) == ("ExtensionFileLoader []", "")
+    assert report("import worker_client", **{SWITCH: "0"}) == ("False []", "")
 
 
 def test_a_variable_that_the_user_has_set_is_still_set_afterwards() -> None:
-    assert report("import worker_client", GRPC_POLL_STRATEGY="epoll1") == ("_Loader ['GRPC_POLL_STRATEGY']", "")
+    assert report("import worker_client", GRPC_POLL_STRATEGY="epoll1") == ("True ['GRPC_POLL_STRATEGY']", "")

@@ -1,17 +1,13 @@
 """How grpcio is loaded: a thread that waits for a message takes it from the socket itself. Knows grpcio's switches; nothing of calls."""
 
 import importlib.machinery
+import importlib.util
 import mmap
 import os
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING, cast
-
-if TYPE_CHECKING:  # its import takes 30 ms, and a finder needs no base
-    from importlib.abc import Loader
 
 # Set it to 0 to leave gRPC as it is.
 SWITCH = "LOCKSTEP_OWN_POLLING"
@@ -29,18 +25,24 @@ _FEW_WORKERS = 32
 _BACKUP_MS = 100
 
 
-def prepare_import() -> bool:
-    """Has grpcio poll in the threads that wait, once it is imported; False if it has been imported already. Idempotent."""
-    if _LIBRARY in sys.modules:
-        return False
-    if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
-        sys.meta_path.insert(0, _Finder())
-    return True
+# Of this process. It is chosen before grpcio is loaded.
+_has_many_connections = False
+
+
+def load_grpc() -> None:
+    """Loads grpcio so that it polls in the threads that wait; as it is, if it has been loaded already."""
+    library = _library()
+    if library is None or _LIBRARY in sys.modules:
+        return
+    changes = settings(os.environ, has_many_connections=_has_many_connections)
+    with _environment(changes if changes and knows_switches(library) else {}):
+        importlib.import_module(_LIBRARY)
 
 
 def expect_many_connections() -> None:
     """Chooses what takes the same time for any number of connections; for a server that may have more than some 64. Before the import."""
-    _Finder.has_many_connections = True
+    global _has_many_connections
+    _has_many_connections = True
 
 
 def expect_workers(number: int | None) -> None:
@@ -66,40 +68,12 @@ def knows_switches(library: Path) -> bool:
         return all(content.find(name.encode()) >= 0 for name in _OFF)
 
 
-class _Finder:
-    """Finds gRPC's library, and nothing else."""
-
-    has_many_connections = False
-
-    def find_spec(self, name: str, path: Sequence[str] | None, target: ModuleType | None = None) -> importlib.machinery.ModuleSpec | None:
-        """Returns the library's spec with a loader that says how it is to work."""
-        if name != _LIBRARY:
-            return None
-        sys.meta_path.remove(self)
-        spec = importlib.machinery.PathFinder.find_spec(name, path, target)
-        if spec is None or spec.loader is None or spec.origin is None:
-            return spec
-        changes = settings(os.environ, has_many_connections=self.has_many_connections)
-        if changes and knows_switches(Path(spec.origin)):
-            spec.loader = cast("Loader", _Loader(spec.loader, changes))
-        return spec
-
-
-class _Loader:
-    """Loads as another one does, in a changed environment."""
-
-    def __init__(self, loader: "Loader", changes: Mapping[str, str]) -> None:
-        self._loader, self._changes = loader, changes
-
-    def create_module(self, spec: importlib.machinery.ModuleSpec) -> ModuleType | None:
-        """Makes the module."""
-        with _environment(self._changes):
-            return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        """Runs what the module does when it is imported."""
-        with _environment(self._changes):
-            self._loader.exec_module(module)
+def _library() -> Path | None:
+    """Returns where grpcio's library is, and does not load it."""
+    package = importlib.util.find_spec("grpc")
+    places = [str(Path(place, "_cython")) for place in (package.submodule_search_locations or ())] if package is not None else []
+    found = importlib.machinery.PathFinder.find_spec(_LIBRARY, places)
+    return Path(found.origin) if found is not None and found.origin is not None else None
 
 
 @contextmanager
