@@ -24,8 +24,12 @@ from ps_protocol.roles.accumulators import (
     Accumulators,
     AccumulatorSpec,
     AccumulatorStatus,
+    AccumulatorStatusRequest,
+    CreateAccumulatorRequest,
+    DeleteAccumulatorRequest,
     GradientHeader,
     Reduction,
+    SetAccumulatorStepRequest,
     Taken,
     TakeRequest,
     check_num_required,
@@ -199,7 +203,7 @@ class _RemoteAccumulator:
         self._access: Access[Accumulators] = open_access(target, spec.name, timeout_s=timeout_s)
         self._caller = _Caller()
         try:
-            self._ask("create it", lambda accumulators: accumulators.create(spec))
+            self._ask("create it", lambda accumulators: accumulators.call(CreateAccumulatorRequest(spec=spec)))
         except BaseException:
             self.close()
             raise
@@ -228,15 +232,15 @@ class _RemoteAccumulator:
         """Sets the accumulator's step, backwards too; gradients that are in stay in. Idempotent. Raises InvalidSpec below 0."""
         step = whole_number("new_global_step", new_global_step)
         check_step("new_global_step", step)
-        self._ask("set its step", lambda accumulators: accumulators.set_step(self.name, step))
+        self._ask("set its step", lambda accumulators: accumulators.call(SetAccumulatorStepRequest(name=self.name, step=step)))
 
     def status(self) -> AccumulatorStatus:
         """Returns the accumulator's specification, count, step, and how many wait for it."""
-        return self._ask("its status", lambda accumulators: accumulators.describe(self.name))
+        return self._ask("its status", lambda accumulators: accumulators.call(AccumulatorStatusRequest(name=self.name)))
 
     def delete(self) -> bool:
         """Drops the accumulator for all its clients; who waits for it gets Cancelled. False if there was none. Idempotent."""
-        return self._ask("delete it", lambda accumulators: accumulators.delete(self.name))
+        return self._ask("delete it", lambda accumulators: accumulators.call(DeleteAccumulatorRequest(name=self.name)))
 
     def close(self) -> None:
         """Lets go of the connection; the accumulator stays. Idempotent."""

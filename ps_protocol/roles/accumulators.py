@@ -3,7 +3,8 @@
 import enum
 import hashlib
 import math
-from typing import Protocol
+from functools import partial
+from typing import ClassVar, Protocol
 
 import numpy as np
 
@@ -11,12 +12,14 @@ from ps_protocol.errors import InvalidSpec, LimitExceeded
 from ps_protocol.model.layout import Segments
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import MAX_TENSOR_BYTES, Array, DataType, SparseMean, check_name, check_shape
+from ps_protocol.roles.request import READERS, WORKER, Answer, Request, asks
 
 # An extent that is not declared.
 UNKNOWN = -1
 MAX_STEP = 1 << 62
 INDEX_BYTES = 8
-# The longest that a call waits for gradients; a longer wait is several calls.
+
+_asks = partial(asks, "AccumulatorService")
 
 
 class Reduction(enum.Enum):
@@ -135,26 +138,73 @@ class AccumulatorStatus:
     num_waiting: int
 
 
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulatorCreation:
+    """Whether an accumulator was created (else it was there), and its step."""
+
+    created: bool
+    step: int
+
+
+@_asks("CreateAccumulator", by=WORKER)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class CreateAccumulatorRequest:
+    """Creates an accumulator, or finds the one of this name. Raises AccumulatorExists if that is another one, LimitExceeded."""
+
+    spec: AccumulatorSpec
+    answer: ClassVar[type[AccumulatorCreation]] = AccumulatorCreation
+
+    @property
+    def awaited(self) -> str:
+        """A description of what the caller waits for."""
+        return f"accumulator {self.spec.name!r}"
+
+
+@_asks("SetAccumulatorStep", by=WORKER)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class SetAccumulatorStepRequest:
+    """Sets an accumulator's step; gradients that are in stay in. Raises AccumulatorNotFound."""
+
+    name: str
+    step: int
+    answer: ClassVar[type[None]] = type(None)
+    awaited: ClassVar[str] = "the accumulator's step"
+
+    def __post_init__(self) -> None:
+        check_step("step", self.step)
+
+
+@_asks("GetAccumulator", by=READERS)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class AccumulatorStatusRequest:
+    """Reports an accumulator. Raises AccumulatorNotFound."""
+
+    name: str
+    answer: ClassVar[type[AccumulatorStatus]] = AccumulatorStatus
+    awaited: ClassVar[str] = "the accumulator's status"
+
+
+@_asks("DeleteAccumulator", by=WORKER)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class DeleteAccumulatorRequest:
+    """Drops an accumulator; calls that wait for it raise Cancelled. False if there was none."""
+
+    name: str
+    answer: ClassVar[type[bool]] = bool
+    awaited: ClassVar[str] = "the accumulator's end"
+
+
 class Accumulators(Protocol):
     """The named accumulators of one parameter server. Thread-safe. All calls are idempotent: what ends as Unavailable can be repeated."""
 
-    def create(self, spec: AccumulatorSpec) -> bool:
-        """Creates an accumulator, or finds the one of this name (False). Raises AccumulatorExists if that is another one."""
+    def call(self, request: Request[Answer]) -> Answer:
+        """Asks, and returns the answer. What each request does and raises, it says itself."""
 
     def apply_gradient(self, header: GradientHeader, values: Array, indices: Array | None = None) -> GradientReply:
         """Adds a gradient, unless it is stale. Never blocks. Raises AccumulatorNotFound, ShapeMismatch, IndexOutOfRange, LimitExceeded."""
 
     def take_gradient(self, request: TakeRequest) -> Taken:
         """Waits for gradients and takes them; in order of asking. Raises AccumulatorNotFound, Cancelled, LimitExceeded."""
-
-    def set_step(self, name: str, step: int) -> None:
-        """Sets the step; gradients that are in stay in. Raises AccumulatorNotFound."""
-
-    def describe(self, name: str) -> AccumulatorStatus:
-        """Reports an accumulator. Raises AccumulatorNotFound."""
-
-    def delete(self, name: str) -> bool:
-        """Drops an accumulator; calls that wait for it raise Cancelled. False if there was none."""
 
 
 def shard_of(name: str, *, num_shards: int) -> int:

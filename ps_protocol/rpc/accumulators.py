@@ -6,8 +6,9 @@ from ps_protocol.errors import MalformedMessage
 from ps_protocol.model.layout import Segments, aligned_bytes
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.accumulators import (
-    AccumulatorSpec,
     AccumulatorStatus,
+    AccumulatorStatusRequest,
+    CreateAccumulatorRequest,
     GradientHeader,
     GradientReply,
     Taken,
@@ -16,6 +17,7 @@ from ps_protocol.roles.accumulators import (
     content_of,
 )
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
+from ps_protocol.roles.request import Answer, Request
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
 from ps_protocol.rpc.client import Connection, understanding
@@ -47,14 +49,13 @@ class GrpcAccumulators:
         """Returns the server's identity; raises WrongCluster, WrongRole or ProtocolMismatch if it is not this parameter server."""
         return self._connection.handshake(Role.PARAMETER_SERVER, index=self._index, cluster=self._cluster, timeout_s=timeout_s)
 
-    def create(self, spec: AccumulatorSpec) -> bool:
-        """Creates an accumulator, or finds the one of this name (False)."""
-        request = pb.CreateAccumulatorRequest(spec=codec.encode(spec))
-        answer = self._connection.unary(
-            "CreateAccumulator", request, pb.CreateAccumulatorResponse, timeout_s=CONTROL_TIMEOUT_S, awaited=f"accumulator {spec.name!r}"
-        )
-        self._data_types[spec.name] = spec.data_type
-        return answer.created
+    def call(self, request: Request[Answer]) -> Answer:
+        """Asks, and returns the answer."""
+        found = self._connection.call(request, timeout_s=CONTROL_TIMEOUT_S)
+        for one in (request, found):
+            if isinstance(one, CreateAccumulatorRequest | AccumulatorStatus):
+                self._data_types[one.spec.name] = one.spec.data_type
+        return found
 
     def apply_gradient(self, header: GradientHeader, values: Array, indices: Array | None = None) -> GradientReply:
         """Sends a gradient; a server that drops it as stale may answer before all of it is sent."""
@@ -71,7 +72,7 @@ class GrpcAccumulators:
 
     def take_gradient(self, request: TakeRequest) -> Taken:
         """Waits for gradients and takes them."""
-        data_type = self._data_types.get(request.name) or self.describe(request.name).spec.data_type
+        data_type = self._data_types.get(request.name) or self.call(AccumulatorStatusRequest(name=request.name)).spec.data_type
 
         def receive(messages: Iterator[bytes]) -> Taken:
             return _receive(messages, data_type)
@@ -83,32 +84,6 @@ class GrpcAccumulators:
             timeout_s=min(request.max_wait_s, MAX_WAIT_SLICE_S) + TENSOR_TIMEOUT_S,
             awaited=f"{request.num_required} gradients of accumulator {request.name!r}",
         )
-
-    def set_step(self, name: str, step: int) -> None:
-        """Sets the step."""
-        request = pb.SetAccumulatorStepRequest(name=name, step=step)
-        self._connection.unary(
-            "SetAccumulatorStep", request, pb.SetAccumulatorStepResponse, timeout_s=CONTROL_TIMEOUT_S, awaited=f"accumulator {name!r}"
-        )
-
-    def describe(self, name: str) -> AccumulatorStatus:
-        """Reports an accumulator."""
-        request = pb.GetAccumulatorRequest(name=name)
-        answer = self._connection.unary(
-            "GetAccumulator", request, pb.GetAccumulatorResponse, timeout_s=CONTROL_TIMEOUT_S, awaited=f"accumulator {name!r}"
-        )
-        with understanding(self._connection.target):
-            status = codec.decode(AccumulatorStatus, answer)
-        self._data_types[name] = status.spec.data_type
-        return status
-
-    def delete(self, name: str) -> bool:
-        """Drops an accumulator."""
-        request = pb.DeleteAccumulatorRequest(name=name)
-        answer = self._connection.unary(
-            "DeleteAccumulator", request, pb.DeleteAccumulatorResponse, timeout_s=CONTROL_TIMEOUT_S, awaited=f"accumulator {name!r}"
-        )
-        return answer.deleted
 
     def close(self) -> None:
         """Closes the connection; calls under way end with Cancelled. The server continues. Idempotent."""

@@ -10,7 +10,7 @@ from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PlacedSlice, PlacementPolicy
 from ps_protocol.model.updates import FormulaUpdate
 from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, Initializer, InitializerKind, Partition, SparseMean, VariableSpec
-from ps_protocol.roles.accumulators import AccumulatorSpec, AccumulatorStatus, GradientHeader, GradientReply, Reduction, TakeRequest
+from ps_protocol.roles.accumulators import AccumulatorCreation, AccumulatorSpec, AccumulatorStatus, AccumulatorStatusRequest, CreateAccumulatorRequest, DeleteAccumulatorRequest, GradientHeader, GradientReply, Reduction, SetAccumulatorStepRequest, TakeRequest
 from ps_protocol.roles.board import BoardRequest, FoundHeader, Key, PostHeader
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
 from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
@@ -1701,22 +1701,6 @@ def read_TakeRequest(message: Any) -> TakeRequest:
     )
 
 
-def write_AccumulatorStatus(value: AccumulatorStatus, message: Any) -> None:
-    write_AccumulatorSpec(value.spec, message.spec)
-    message.num_accumulated = value.num_accumulated
-    message.step = value.step
-    message.num_waiting = value.num_waiting
-
-
-def read_AccumulatorStatus(message: Any) -> AccumulatorStatus:
-    return AccumulatorStatus(
-        spec=read_AccumulatorSpec(message.spec) if message.HasField("spec") else fields.missing(message, "spec"),
-        num_accumulated=message.num_accumulated,
-        step=message.step,
-        num_waiting=message.num_waiting,
-    )
-
-
 def write_Key(value: Key, message: Any) -> None:
     message.first = value.first
     message.second = value.second
@@ -1788,6 +1772,76 @@ def read_FoundHeader(message: Any) -> FoundHeader:
         key=read_Key(message.key) if message.HasField("key") else None,
         incarnation=message.incarnation,
         content_bytes=message.content_bytes,
+    )
+
+
+def write_CreateAccumulatorRequest(value: CreateAccumulatorRequest, message: Any) -> None:
+    write_AccumulatorSpec(value.spec, message.spec)
+
+
+def read_CreateAccumulatorRequest(message: Any) -> CreateAccumulatorRequest:
+    return CreateAccumulatorRequest(
+        spec=read_AccumulatorSpec(message.spec) if message.HasField("spec") else fields.missing(message, "spec"),
+    )
+
+
+def write_AccumulatorCreation(value: AccumulatorCreation, message: Any) -> None:
+    message.created = value.created
+    message.step = value.step
+
+
+def read_AccumulatorCreation(message: Any) -> AccumulatorCreation:
+    return AccumulatorCreation(
+        created=message.created,
+        step=message.step,
+    )
+
+
+def write_SetAccumulatorStepRequest(value: SetAccumulatorStepRequest, message: Any) -> None:
+    message.name = value.name
+    message.step = value.step
+
+
+def read_SetAccumulatorStepRequest(message: Any) -> SetAccumulatorStepRequest:
+    return SetAccumulatorStepRequest(
+        name=message.name,
+        step=message.step,
+    )
+
+
+def write_AccumulatorStatusRequest(value: AccumulatorStatusRequest, message: Any) -> None:
+    message.name = value.name
+
+
+def read_AccumulatorStatusRequest(message: Any) -> AccumulatorStatusRequest:
+    return AccumulatorStatusRequest(
+        name=message.name,
+    )
+
+
+def write_AccumulatorStatus(value: AccumulatorStatus, message: Any) -> None:
+    write_AccumulatorSpec(value.spec, message.spec)
+    message.num_accumulated = value.num_accumulated
+    message.step = value.step
+    message.num_waiting = value.num_waiting
+
+
+def read_AccumulatorStatus(message: Any) -> AccumulatorStatus:
+    return AccumulatorStatus(
+        spec=read_AccumulatorSpec(message.spec) if message.HasField("spec") else fields.missing(message, "spec"),
+        num_accumulated=message.num_accumulated,
+        step=message.step,
+        num_waiting=message.num_waiting,
+    )
+
+
+def write_DeleteAccumulatorRequest(value: DeleteAccumulatorRequest, message: Any) -> None:
+    message.name = value.name
+
+
+def read_DeleteAccumulatorRequest(message: Any) -> DeleteAccumulatorRequest:
+    return DeleteAccumulatorRequest(
+        name=message.name,
     )
 
 
@@ -2241,6 +2295,22 @@ def read_SeenPlace(message: Any) -> SeenPlace:
     )
 
 
+def write_SetAccumulatorStepResponse(value: Any, message: Any) -> None:
+    pass
+
+
+def read_SetAccumulatorStepResponse(message: Any) -> Any:
+    return None
+
+
+def write_DeleteAccumulatorResponse(value: Any, message: Any) -> None:
+    message.deleted = value
+
+
+def read_DeleteAccumulatorResponse(message: Any) -> Any:
+    return message.deleted
+
+
 def write_ConfigureReply(value: Any, message: Any) -> None:
     pass
 
@@ -2413,11 +2483,16 @@ WRITE: dict[type, Any] = {
     GradientHeader: write_GradientHeader,
     GradientReply: write_GradientReply,
     TakeRequest: write_TakeRequest,
-    AccumulatorStatus: write_AccumulatorStatus,
     Key: write_Key,
     PostHeader: write_PostHeader,
     BoardRequest: write_BoardRequest,
     FoundHeader: write_FoundHeader,
+    CreateAccumulatorRequest: write_CreateAccumulatorRequest,
+    AccumulatorCreation: write_AccumulatorCreation,
+    SetAccumulatorStepRequest: write_SetAccumulatorStepRequest,
+    AccumulatorStatusRequest: write_AccumulatorStatusRequest,
+    AccumulatorStatus: write_AccumulatorStatus,
+    DeleteAccumulatorRequest: write_DeleteAccumulatorRequest,
     ShardSettings: write_ShardSettings,
     ApplyReply: write_ApplyReply,
     KeepRecordRequest: write_KeepRecordRequest,
@@ -2530,11 +2605,16 @@ READ: dict[type, Any] = {
     GradientHeader: read_GradientHeader,
     GradientReply: read_GradientReply,
     TakeRequest: read_TakeRequest,
-    AccumulatorStatus: read_AccumulatorStatus,
     Key: read_Key,
     PostHeader: read_PostHeader,
     BoardRequest: read_BoardRequest,
     FoundHeader: read_FoundHeader,
+    CreateAccumulatorRequest: read_CreateAccumulatorRequest,
+    AccumulatorCreation: read_AccumulatorCreation,
+    SetAccumulatorStepRequest: read_SetAccumulatorStepRequest,
+    AccumulatorStatusRequest: read_AccumulatorStatusRequest,
+    AccumulatorStatus: read_AccumulatorStatus,
+    DeleteAccumulatorRequest: read_DeleteAccumulatorRequest,
     ShardSettings: read_ShardSettings,
     ApplyReply: read_ApplyReply,
     KeepRecordRequest: read_KeepRecordRequest,
@@ -2647,11 +2727,16 @@ MESSAGE: dict[type, Any] = {
     GradientHeader: accumulator_service_pb2.GradientHeader,
     GradientReply: accumulator_service_pb2.ApplyGradientResponse,
     TakeRequest: accumulator_service_pb2.TakeGradientRequest,
-    AccumulatorStatus: accumulator_service_pb2.GetAccumulatorResponse,
     Key: board_service_pb2.PostKey,
     PostHeader: board_service_pb2.PostHeader,
     BoardRequest: board_service_pb2.ReadBoardRequest,
     FoundHeader: board_service_pb2.FoundHeader,
+    CreateAccumulatorRequest: accumulator_service_pb2.CreateAccumulatorRequest,
+    AccumulatorCreation: accumulator_service_pb2.CreateAccumulatorResponse,
+    SetAccumulatorStepRequest: accumulator_service_pb2.SetAccumulatorStepRequest,
+    AccumulatorStatusRequest: accumulator_service_pb2.GetAccumulatorRequest,
+    AccumulatorStatus: accumulator_service_pb2.GetAccumulatorResponse,
+    DeleteAccumulatorRequest: accumulator_service_pb2.DeleteAccumulatorRequest,
     ShardSettings: parameter_service_pb2.ShardSettings,
     ApplyReply: parameter_service_pb2.ApplyReply,
     KeepRecordRequest: parameter_service_pb2.KeepRecordRequest,
@@ -2684,6 +2769,10 @@ MESSAGE: dict[type, Any] = {
 }
 # By the request: the message of its answer, and its writer and reader.
 ANSWERS: dict[type, Any] = {
+    CreateAccumulatorRequest: (accumulator_service_pb2.CreateAccumulatorResponse, write_AccumulatorCreation, read_AccumulatorCreation),
+    SetAccumulatorStepRequest: (accumulator_service_pb2.SetAccumulatorStepResponse, write_SetAccumulatorStepResponse, read_SetAccumulatorStepResponse),
+    AccumulatorStatusRequest: (accumulator_service_pb2.GetAccumulatorResponse, write_AccumulatorStatus, read_AccumulatorStatus),
+    DeleteAccumulatorRequest: (accumulator_service_pb2.DeleteAccumulatorResponse, write_DeleteAccumulatorResponse, read_DeleteAccumulatorResponse),
     ShardSettings: (parameter_service_pb2.ConfigureReply, write_ConfigureReply, read_ConfigureReply),
     ApplyRequest: (parameter_service_pb2.ApplyReply, write_ApplyReply, read_ApplyReply),
     PrepareRequest: (parameter_service_pb2.PrepareReply, write_PrepareReply, read_PrepareReply),

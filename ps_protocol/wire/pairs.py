@@ -211,7 +211,6 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=accumulators.GradientHeader, message=accumulator_service_pb2.GradientHeader),
     Pair(value=accumulators.GradientReply, message=accumulator_service_pb2.ApplyGradientResponse),
     Pair(value=accumulators.TakeRequest, message=accumulator_service_pb2.TakeGradientRequest),
-    Pair(value=accumulators.AccumulatorStatus, message=accumulator_service_pb2.GetAccumulatorResponse),
     # Boards.
     Pair(value=board.Key, message=board_service_pb2.PostKey),
     Pair(value=board.PostHeader, message=board_service_pb2.PostHeader),

@@ -11,6 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from dataclasses import field
 from types import TracebackType
+from typing import Any
 
 from ps_protocol.errors import AccumulatorExists, AccumulatorNotFound, Cancelled, LimitExceeded, PsError, PushIdReused, ShuttingDown
 from ps_protocol.model.differences import differences
@@ -18,15 +19,21 @@ from ps_protocol.model.layout import Segments
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.accumulators import (
+    AccumulatorCreation,
     AccumulatorSpec,
     AccumulatorStatus,
+    AccumulatorStatusRequest,
+    CreateAccumulatorRequest,
+    DeleteAccumulatorRequest,
     GradientHeader,
     GradientReply,
+    SetAccumulatorStepRequest,
     Taken,
     TakeRequest,
     arrays_of,
     content_of,
 )
+from ps_protocol.roles.request import Answer, Request
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_server.accumulators.rounds import DenseSum, Gradient, Rounds, SparseSum, Take, combined
 from ps_server.numbers.memory import MemoryBudget
@@ -304,9 +311,20 @@ class AccumulatorRegistry:
         self._accumulators: dict[str, NamedAccumulator] = {}
         self._num_takers = 0
         self._shutdown: ShuttingDown | None = None
+        self._answers: dict[type, Callable[[Any], Any]] = {
+            CreateAccumulatorRequest: self._create,
+            SetAccumulatorStepRequest: lambda request: self._find(request.name).set_step(request.step),
+            AccumulatorStatusRequest: lambda request: self._find(request.name).describe(),
+            DeleteAccumulatorRequest: self._delete,
+        }
 
-    def create(self, spec: AccumulatorSpec) -> bool:
-        """Creates an accumulator, or finds the one of this name (False). Raises AccumulatorExists, LimitExceeded."""
+    def call(self, request: Request[Answer]) -> Answer:
+        """Answers what is asked without a gradient. What each request does and raises, it says itself."""
+        answer: Answer = self._answers[type(request)](request)
+        return answer
+
+    def _create(self, request: CreateAccumulatorRequest) -> AccumulatorCreation:
+        spec = request.spec
         # An element type that this installation lacks is found out here, and not by the first gradient.
         _ = spec.data_type.dtype
         with self._lock:
@@ -316,11 +334,11 @@ class AccumulatorRegistry:
                 difference = next(differences(existing.spec, spec, whose="the accumulator's"), "")
                 if difference:
                     raise AccumulatorExists(f"{self._owner}: accumulator {spec.name!r} exists: {difference}; use another name")
-                return False
+                return AccumulatorCreation(created=False, step=existing.describe().step)
             if len(self._accumulators) >= MAX_ACCUMULATORS:
                 raise LimitExceeded(f"{self._owner}: has {MAX_ACCUMULATORS} accumulators, the most there may be; delete some")
-            self._accumulators[spec.name] = NamedAccumulator(spec, budget=self._budget)
-            return True
+            self._accumulators[spec.name] = made = NamedAccumulator(spec, budget=self._budget)
+            return AccumulatorCreation(created=True, step=made.describe().step)
 
     def open_gradient(self, header: GradientHeader) -> "IncomingGradient":
         """Begins to take a gradient in; it is answered at once if its content is not wanted."""
@@ -357,16 +375,8 @@ class AccumulatorRegistry:
         with self.open_take(request) as taking:
             return taking.wait()
 
-    def set_step(self, name: str, step: int) -> None:
-        """Sets the step of an accumulator."""
-        self._find(name).set_step(step)
-
-    def describe(self, name: str) -> AccumulatorStatus:
-        """Reports an accumulator."""
-        return self._find(name).describe()
-
-    def delete(self, name: str) -> bool:
-        """Drops an accumulator; calls that wait for it raise Cancelled. False if there was none."""
+    def _delete(self, request: DeleteAccumulatorRequest) -> bool:
+        name = request.name
         with self._lock:
             self._check_running_locked()
             accumulator = self._accumulators.pop(name, None)

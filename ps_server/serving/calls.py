@@ -12,9 +12,9 @@ from typing import Any, Protocol
 
 from ps_protocol.errors import MalformedMessage, TruncatedStream, Unimplemented
 from ps_protocol.model.layout import Segments
-from ps_protocol.roles.accumulators import AccumulatorSpec, GradientHeader, TakeRequest, content_of
+from ps_protocol.roles.accumulators import GradientHeader, TakeRequest, content_of
 from ps_protocol.roles.board import BoardRequest, PostHeader
-from ps_protocol.roles.request import RPCS, Request, requests_of
+from ps_protocol.roles.request import RPCS, requests_of
 from ps_protocol.roles.shard import DataSocketRequest, Invitation, RowsRequest, ShardSpec, ShardStatus, ShardStatusRequest
 from ps_protocol.rpc.door import Blocking, CallThreads, Methods, by_thread, only_message, plain
 from ps_protocol.rpc.server_stream import Call, Handler, Peer
@@ -26,7 +26,6 @@ from ps_protocol.v1 import board_service_pb2 as board_pb
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire import codec
 from ps_protocol.wire.codec import decode_message
-from ps_protocol.wire.fields import require
 from ps_protocol.wire.frames import Frame, StreamMessage, encode_stream, parse
 from ps_protocol.wire.special import encode_taken
 from ps_server.accumulators.registry import AccumulatorRegistry
@@ -45,6 +44,10 @@ class Serving:
 
     def __init__(self, *, idle_streams: IdleStreams, threads: CallThreads) -> None:
         self.idle_streams, self.threads = idle_streams, threads
+
+    def plain(self, service: str, act: Callable[[Any, Call], object]) -> Methods:
+        """Returns the methods of a service with one message each way."""
+        return {RPCS[kind].path: by_thread(plain(kind, act), self.threads) for kind in requests_of(service).values()}
 
     def streamed(
         self,
@@ -84,17 +87,21 @@ class ParameterService:
         self._is_chief = is_chief
         self._name = f"ps {shard.index}"
         self._boot_id = memory_segments.boot_id()
-        answers: dict[type, Callable[[Any, Call], object]] = dict.fromkeys(requests_of("ParameterService").values(), self._answer)
-        answers |= {ShardStatusRequest: self._answer_status, DataSocketRequest: self._invite}
+        # What the shard does not answer alone.
+        self._others: dict[type, Callable[[Any, Call], object]] = {
+            ShardStatusRequest: self._answer_status,
+            DataSocketRequest: self._invite,
+        }
         self.methods: Methods = {
-            **{RPCS[kind].path: by_thread(plain(kind, act), serving.threads) for kind, act in answers.items()},
+            **serving.plain("ParameterService", self._answer),
             **serving.streamed(f"/{SERVICE}/CreateVariables", self._create),
             **serving.streamed(f"/{SERVICE}/ReadRows", self._read_rows),
             **serving.streamed(f"/{SERVICE}/ShareMemory", self._share, watch=serving.idle_streams.begin_sharing),
         }
 
-    def _answer(self, request: Request[Any], call: Call) -> object:
-        return self._shard.call(request)
+    def _answer(self, request: Any, call: Call) -> object:
+        other = self._others.get(type(request))
+        return other(request, call) if other is not None else self._shard.call(request)
 
     def _answer_status(self, request: ShardStatusRequest, call: Call) -> ShardStatus:
         # Else any caller that may read the status could make a dead chief seem alive, and keep its successor waiting.
@@ -172,24 +179,11 @@ class AccumulatorService:
 
     def __init__(self, registry: AccumulatorRegistry, serving: Serving) -> None:
         self._registry = registry
-        plain = {
-            "CreateAccumulator": self._create,
-            "SetAccumulatorStep": self._set_step,
-            "GetAccumulator": self._describe,
-            "DeleteAccumulator": self._delete,
-        }
         self.methods: Methods = {
-            **{f"/{ACCUMULATOR_SERVICE}/{name}": by_thread(act, serving.threads) for name, act in plain.items()},
+            **serving.plain("AccumulatorService", lambda request, call: registry.call(request)),
             **serving.streamed(f"/{ACCUMULATOR_SERVICE}/ApplyGradient", self._apply),
             **serving.streamed(f"/{ACCUMULATOR_SERVICE}/TakeGradient", self._take),
         }
-
-    def _create(self, request: bytes, call: Call) -> bytes:
-        message = decode_message(accumulator_pb.CreateAccumulatorRequest, request)
-        require(message, "spec")
-        spec = codec.decode(AccumulatorSpec, message.spec)
-        created = self._registry.create(spec)
-        return accumulator_pb.CreateAccumulatorResponse(created=created, step=self._registry.describe(spec.name).step).SerializeToString()
 
     def _apply(self, messages: Iterator[bytes], call: Call) -> Iterator[bytes]:
         first, frame = _first(messages, accumulator_pb.ApplyGradientRequest)
@@ -207,18 +201,6 @@ class AccumulatorService:
         first = accumulator_pb.TakeGradientResponse(header=encode_taken(taken))
         content = Segments([]) if taken.values is None else content_of(taken.values, taken.indices)
         yield from encode_stream(first, content)
-
-    def _set_step(self, request: bytes, call: Call) -> bytes:
-        message = decode_message(accumulator_pb.SetAccumulatorStepRequest, request)
-        self._registry.set_step(message.name, message.step)
-        return accumulator_pb.SetAccumulatorStepResponse().SerializeToString()
-
-    def _describe(self, request: bytes, call: Call) -> bytes:
-        return codec.pack(self._registry.describe(decode_message(accumulator_pb.GetAccumulatorRequest, request).name))
-
-    def _delete(self, request: bytes, call: Call) -> bytes:
-        deleted = self._registry.delete(decode_message(accumulator_pb.DeleteAccumulatorRequest, request).name)
-        return accumulator_pb.DeleteAccumulatorResponse(deleted=deleted).SerializeToString()
 
 
 class BoardService:

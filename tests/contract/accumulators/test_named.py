@@ -20,11 +20,22 @@ from ps_protocol.errors import (
     ShapeMismatch,
 )
 from ps_protocol.model.variables import Array, DataType
-from ps_protocol.roles.accumulators import Accumulators, AccumulatorSpec, GradientHeader, GradientReply, Reduction, Taken, TakeRequest
+from ps_protocol.roles.accumulators import (
+    Accumulators,
+    AccumulatorSpec,
+    DeleteAccumulatorRequest,
+    GradientHeader,
+    GradientReply,
+    Reduction,
+    SetAccumulatorStepRequest,
+    Taken,
+    TakeRequest,
+)
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_server.accumulators.registry import AccumulatorRegistry
 from ps_server.config import ParameterServerConfig
 from ps_server.numbers.memory import MemoryBudget
+from tests.support.parameter_servers.accumulators import create, status_of
 from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
 
@@ -104,49 +115,49 @@ class InThread:
 def taking(accumulators: Accumulators, num_required: int, *, client: int, num_waiting: int) -> InThread:
     """A taking that has found its place in the queue."""
     call = InThread(lambda: take(accumulators, num_required, client=client))
-    wait_until(lambda: accumulators.describe("a").num_waiting == num_waiting, what=f"{num_waiting} wait")
+    wait_until(lambda: status_of(accumulators, "a").num_waiting == num_waiting, what=f"{num_waiting} wait")
     return call
 
 
 def test_creating_again_finds_the_same_and_another_specification_is_refused(accumulators: Accumulators) -> None:
-    assert accumulators.create(dense()) is True
+    assert create(accumulators, dense()) is True
     push(accumulators, [1, 2])
-    assert accumulators.create(dense()) is False
-    assert accumulators.describe("a").num_accumulated == 1
+    assert create(accumulators, dense()) is False
+    assert status_of(accumulators, "a").num_accumulated == 1
     with pytest.raises(AccumulatorExists, match=r"shape is None, the accumulator's is \(2,\)"):
-        accumulators.create(dense(shape=None))
+        create(accumulators, dense(shape=None))
     with pytest.raises(AccumulatorExists, match="data_type is float64, the accumulator's is float32"):
-        accumulators.create(dense(data_type=DataType.FLOAT64))
-    assert accumulators.describe("a").spec == dense()
+        create(accumulators, dense(data_type=DataType.FLOAT64))
+    assert status_of(accumulators, "a").spec == dense()
 
 
 def test_unknown_name_is_refused_by_every_call(accumulators: Accumulators) -> None:
     calls: list[Callable[[], object]] = [
         lambda: push(accumulators, [1, 2]),
         lambda: take(accumulators),
-        lambda: accumulators.set_step("a", 1),
-        lambda: accumulators.describe("a"),
+        lambda: accumulators.call(SetAccumulatorStepRequest(name="a", step=1)),
+        lambda: status_of(accumulators, "a"),
     ]
     for call in calls:
         with pytest.raises(AccumulatorNotFound, match="'a'"):
             call()
-    assert accumulators.delete("a") is False
+    assert accumulators.call(DeleteAccumulatorRequest(name="a")) is False
 
 
 def test_mean_comes_back_with_count_and_step(accumulators: Accumulators) -> None:
-    accumulators.create(dense())
-    accumulators.set_step("a", 3)
+    create(accumulators, dense())
+    accumulators.call(SetAccumulatorStepRequest(name="a", step=3))
     assert push(accumulators, [9, 9], step=2) == GradientReply(accepted=False, step=3)
     assert push(accumulators, [1, 2], step=3).accepted
     assert push(accumulators, [3, 6], sequence=2, step=4).accepted
     taken = take(accumulators, 2)
     assert (values_of(taken).tolist(), taken.count, taken.step) == ([2.0, 4.0], 2, 4)
-    assert accumulators.describe("a").num_accumulated == 0
+    assert status_of(accumulators, "a").num_accumulated == 0
 
 
 @pytest.mark.parametrize("shape", [(), (0, 3), (700_000,)])
 def test_gradients_of_any_size_travel(accumulators: Accumulators, shape: tuple[int, ...]) -> None:
-    accumulators.create(dense(shape=shape, data_type=DataType.FLOAT64, reduction=Reduction.SUM))
+    create(accumulators, dense(shape=shape, data_type=DataType.FLOAT64, reduction=Reduction.SUM))
     gradient = np.random.default_rng(0).normal(size=shape)
     push(accumulators, np.asarray(gradient))
     push(accumulators, np.asarray(gradient), sequence=2)
@@ -155,14 +166,14 @@ def test_gradients_of_any_size_travel(accumulators: Accumulators, shape: tuple[i
 
 @pytest.mark.parametrize("data_type", list(DataType))
 def test_every_element_type_comes_back_as_itself(accumulators: Accumulators, data_type: DataType) -> None:
-    accumulators.create(dense(data_type=data_type))
+    create(accumulators, dense(data_type=data_type))
     push(accumulators, np.array([1, 2], data_type.dtype))
     result = values_of(take(accumulators))
     assert (result.dtype, result.tolist()) == (data_type.dtype, [1.0, 2.0])
 
 
 def test_sparse_rows_are_sorted_merged_and_checked(accumulators: Accumulators) -> None:
-    accumulators.create(dense(shape=(4, 1), is_sparse=True))
+    create(accumulators, dense(shape=(4, 1), is_sparse=True))
     push(accumulators, [[2.0], [1.0], [3.0]], indices=[3, 1, 3])
     push(accumulators, [[7.0]], indices=[1], sequence=2)
     push(accumulators, np.zeros((0, 1), np.float32), indices=[], sequence=3)
@@ -174,40 +185,40 @@ def test_sparse_rows_are_sorted_merged_and_checked(accumulators: Accumulators) -
 
 
 def test_refused_gradient_has_no_effect_and_may_be_sent_rightly(accumulators: Accumulators) -> None:
-    accumulators.create(dense())
+    create(accumulators, dense())
     with pytest.raises(ShapeMismatch, match=r"gradient of shape \(3,\), want \(2,\)"):
         push(accumulators, [1, 2, 3])
-    assert accumulators.describe("a").num_accumulated == 0
+    assert status_of(accumulators, "a").num_accumulated == 0
     assert push(accumulators, [1, 2]).accepted
 
 
 def test_repeated_gradient_counts_once_and_gets_the_first_answer(accumulators: Accumulators) -> None:
-    accumulators.create(dense())
+    create(accumulators, dense())
     first = push(accumulators, [1, 2])
     take(accumulators)
     assert push(accumulators, [1, 2]) == first
-    assert accumulators.describe("a").num_accumulated == 0
+    assert status_of(accumulators, "a").num_accumulated == 0
     push(accumulators, [1, 2], sequence=5, step=1)
     with pytest.raises(PushIdReused, match="came after"):
         push(accumulators, [1, 2], sequence=4, step=1)
-    assert accumulators.describe("a").num_accumulated == 1
+    assert status_of(accumulators, "a").num_accumulated == 1
 
 
 def test_a_repeated_take_takes_once_and_gets_the_first_result(accumulators: Accumulators) -> None:
-    accumulators.create(dense())
+    create(accumulators, dense())
     push(accumulators, [1, 2])
     first = take(accumulators)
     push(accumulators, [5, 6], sequence=2, step=1)
     again = take(accumulators)
     assert (values_of(again).tolist(), again.step) == (values_of(first).tolist(), 1)
-    assert accumulators.describe("a").num_accumulated == 1
+    assert status_of(accumulators, "a").num_accumulated == 1
     assert values_of(take(accumulators, sequence=2)).tolist() == [5.0, 6.0]
     with pytest.raises(PushIdReused, match="came after"):
         take(accumulators, sequence=1)
 
 
 def test_takers_are_served_in_the_order_of_their_asking(accumulators: Accumulators) -> None:
-    accumulators.create(dense(shape=()))
+    create(accumulators, dense(shape=()))
     first = taking(accumulators, 2, client=11, num_waiting=1)
     second = taking(accumulators, 1, client=12, num_waiting=2)
     push(accumulators, 1.0)
@@ -218,17 +229,17 @@ def test_takers_are_served_in_the_order_of_their_asking(accumulators: Accumulato
 
 
 def test_a_take_that_is_not_ready_says_how_many_gradients_are_in_and_keeps_its_place(accumulators: Accumulators) -> None:
-    accumulators.create(dense(shape=()))
+    create(accumulators, dense(shape=()))
     push(accumulators, 1.0)
     assert take(accumulators, 2, client=11, max_wait_s=0.01) == Taken(count=1, step=0)
-    assert accumulators.describe("a").num_waiting == 1
+    assert status_of(accumulators, "a").num_waiting == 1
     push(accumulators, 3.0, sequence=2)
-    assert accumulators.describe("a").num_waiting == 0, "it was served although nobody was calling just then"
+    assert status_of(accumulators, "a").num_waiting == 0, "it was served although nobody was calling just then"
     assert values_of(take(accumulators, 2, client=11)) == 2.0
 
 
 def test_a_take_without_time_is_withdrawn_and_the_next_is_served(accumulators: Accumulators) -> None:
-    accumulators.create(dense(shape=()))
+    create(accumulators, dense(shape=()))
     take(accumulators, 2, client=11, max_wait_s=0.01)
     second = taking(accumulators, 1, client=12, num_waiting=2)
     push(accumulators, 4.0)
@@ -237,33 +248,33 @@ def test_a_take_without_time_is_withdrawn_and_the_next_is_served(accumulators: A
 
 
 def test_deletion_cancels_waiting_takes(accumulators: Accumulators) -> None:
-    accumulators.create(dense())
+    create(accumulators, dense())
     waiting = taking(accumulators, 1, client=11, num_waiting=1)
-    assert accumulators.delete("a") is True
+    assert accumulators.call(DeleteAccumulatorRequest(name="a")) is True
     assert isinstance(waiting.failure(), Cancelled)
     assert "TakeGrad operation was cancelled" in str(waiting.error)
-    assert accumulators.create(dense(shape=(3,))) is True, "the name is free again"
+    assert create(accumulators, dense(shape=(3,))) is True, "the name is free again"
 
 
 def test_invalid_numbers_are_refused(accumulators: Accumulators) -> None:
-    accumulators.create(dense())
+    create(accumulators, dense())
     with pytest.raises(InvalidSpec, match="num_required: got 0"):
         take(accumulators, 0)
     with pytest.raises(InvalidSpec, match="local_step: got -1"):
         push(accumulators, [1, 2], step=-1)
     with pytest.raises(InvalidSpec, match="step: got -1"):
-        accumulators.set_step("a", -1)
+        accumulators.call(SetAccumulatorStepRequest(name="a", step=-1))
 
 
 def test_memory_is_counted_and_given_back(accumulators: Accumulators) -> None:
-    accumulators.create(dense(shape=None))
+    create(accumulators, dense(shape=None))
     third = np.ones(LIMIT // 3 // 4, np.float32)
     for sequence in range(1, 8):
         push(accumulators, third, sequence=sequence, step=sequence - 1)
         assert values_of(take(accumulators, sequence=sequence)).size == third.size
     with pytest.raises(LimitExceeded, match="needs"):
         push(accumulators, np.ones(LIMIT // 4 + 1, np.float32), sequence=8, step=7)
-    assert accumulators.describe("a").num_accumulated == 0
-    accumulators.delete("a")
-    accumulators.create(dense(shape=None))
+    assert status_of(accumulators, "a").num_accumulated == 0
+    accumulators.call(DeleteAccumulatorRequest(name="a"))
+    create(accumulators, dense(shape=None))
     assert push(accumulators, np.ones(LIMIT // 2 // 4 - 64, np.float32), sequence=9).accepted

@@ -12,13 +12,14 @@ from google.protobuf.duration_pb2 import Duration
 
 from ps_protocol.errors import Cancelled, ShuttingDown, Unavailable
 from ps_protocol.model.variables import MAX_EXTENTS, DataType
-from ps_protocol.roles.accumulators import AccumulatorSpec, TakeRequest
+from ps_protocol.roles.accumulators import AccumulatorSpec, SetAccumulatorStepRequest, TakeRequest
 from ps_protocol.rpc.accumulators import GrpcAccumulators
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION
 from ps_protocol.v1 import accumulator_service_pb2 as pb
 from ps_protocol.v1 import tensor_pb2
 from ps_server.accumulators.registry import MAX_TAKERS
 from ps_server.config import ParameterServerConfig
+from tests.support.parameter_servers.accumulators import create, status_of
 from tests.support.parameter_servers.raw_shard import Outcome, RawShard, frame
 from tests.support.parameter_servers.shards import open_server
 from tests.support.waiting import wait_until
@@ -55,15 +56,15 @@ class Server:
         return self.call("TakeGradient", pb.TakeGradientRequest(**{"name": "d", "client": 1, "sequence": 1, "num_required": 1, **fields}))
 
     def count(self, name: str = "d") -> int:
-        return self.client.describe(name).num_accumulated
+        return status_of(self.client, name).num_accumulated
 
 
 @contextlib.contextmanager
 def serving_accumulators(address: str, raw: RawShard) -> Iterator[Server]:
     with contextlib.closing(GrpcAccumulators(address)) as client:
-        client.create(AccumulatorSpec(name="d", data_type=DataType.FLOAT32, shape=(2,)))
-        client.create(AccumulatorSpec(name="e", data_type=DataType.FLOAT64, shape=(-1, 0)))
-        client.create(AccumulatorSpec(name="s", data_type=DataType.FLOAT32, shape=(4, 1), is_sparse=True))
+        create(client, AccumulatorSpec(name="d", data_type=DataType.FLOAT32, shape=(2,)))
+        create(client, AccumulatorSpec(name="e", data_type=DataType.FLOAT64, shape=(-1, 0)))
+        create(client, AccumulatorSpec(name="s", data_type=DataType.FLOAT32, shape=(4, 1), is_sparse=True))
         yield Server(raw, client, address)
 
 
@@ -126,7 +127,7 @@ ROWS: list[tuple[str, Callable[[Server], Outcome], grpc.StatusCode, str, str]] =
 
 
 def test_rows_without_elements_may_not_become_more_than_an_array_can_have(server: Server) -> None:
-    server.client.create(AccumulatorSpec(name="w", data_type=DataType.FLOAT64, is_sparse=True))
+    create(server.client, AccumulatorSpec(name="w", data_type=DataType.FLOAT64, is_sparse=True))
     largest = [MAX_EXTENTS, 0]
 
     def one_row(index: int, sequence: int) -> Outcome:
@@ -162,7 +163,7 @@ def test_header_in_the_middle_is_refused(server: Server) -> None:
 
 
 def test_stale_gradient_is_answered_before_its_content_comes(server: Server) -> None:
-    server.client.set_step("d", 5)
+    server.client.call(SetAccumulatorStepRequest(name="d", step=5))
     outcome = server.apply(local_step=4, shape=[1 << 30])
     assert outcome.code is CODE.OK
     assert pb.ApplyGradientResponse.FromString(outcome.messages[0]) == pb.ApplyGradientResponse(accepted=False, step=5)
@@ -180,11 +181,11 @@ def test_taker_that_goes_away_is_forgotten_and_its_gradients_are_kept(server: Se
 
     thread = threading.Thread(target=take)
     thread.start()
-    wait_until(lambda: server.client.describe("d").num_waiting == 1)
+    wait_until(lambda: status_of(server.client, "d").num_waiting == 1)
     gone.close()
     thread.join(20)
     assert failures
-    wait_until(lambda: server.client.describe("d").num_waiting == 0)
+    wait_until(lambda: status_of(server.client, "d").num_waiting == 0)
     server.apply(WHOLE)
     assert server.count() == 1
 
@@ -198,11 +199,11 @@ def test_takers_beyond_the_limit_are_refused_and_others_still_served(server: Ser
             begin: Any = channel.unary_stream(PATH + "TakeGradient", request_serializer=pb.TakeGradientRequest.SerializeToString)
             request = pb.TakeGradientRequest(name="d", client=client, sequence=1, num_required=1, max_wait=Duration(seconds=20))
             calls.append(begin(request, timeout=30))
-        wait_until(lambda: server.client.describe("d").num_waiting == MAX_TAKERS)
+        wait_until(lambda: status_of(server.client, "d").num_waiting == MAX_TAKERS)
         refused = server.take(client=1000, max_wait=Duration(seconds=20))
     assert (refused.code, refused.reason) == (CODE.RESOURCE_EXHAUSTED, "LIMIT_EXCEEDED")
     assert len(calls) == MAX_TAKERS
-    wait_until(lambda: server.client.describe("d").num_waiting == 0)
+    wait_until(lambda: status_of(server.client, "d").num_waiting == 0)
     server.apply(WHOLE)
     assert server.count() == 1
 
@@ -212,7 +213,7 @@ def test_shutdown_ends_waiting_calls() -> None:
     with contextlib.ExitStack() as stack:
         running = stack.enter_context(open_server(ParameterServerConfig(index=0)))
         client = stack.enter_context(contextlib.closing(GrpcAccumulators(running.address)))
-        client.create(AccumulatorSpec(name="d", data_type=DataType.FLOAT32))
+        create(client, AccumulatorSpec(name="d", data_type=DataType.FLOAT32))
 
         def take() -> None:
             try:
@@ -222,7 +223,7 @@ def test_shutdown_ends_waiting_calls() -> None:
 
         thread = threading.Thread(target=take)
         thread.start()
-        wait_until(lambda: client.describe("d").num_waiting == 1)
+        wait_until(lambda: status_of(client, "d").num_waiting == 1)
         running.stop(5.0)
         thread.join(20)
         assert [type(failure) for failure in failures] == [ShuttingDown]

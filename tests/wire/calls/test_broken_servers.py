@@ -24,6 +24,7 @@ from ps_protocol.rpc.shard import GrpcShard
 from ps_protocol.v1 import parameter_service_pb2 as pb
 from ps_protocol.wire.frames import encode_frame
 from tests.support.network.servers import serving
+from tests.support.parameter_servers.accumulators import create, status_of
 from tests.support.parameter_servers.shards import MIXED
 
 Messages = Iterator[bytes]
@@ -140,9 +141,9 @@ def test_a_server_of_accumulators_that_ends_a_call_without_an_answer_is_reported
     header = GradientHeader(name="a", client=1, sequence=1, local_step=0, shape=(2,))
     with serving(Answering(silent)) as address, contextlib.closing(GrpcAccumulators(address)) as accumulators:
         for call in (
-            lambda: accumulators.create(accumulator),
+            lambda: create(accumulators, accumulator),
             lambda: accumulators.apply_gradient(header, np.zeros(2, np.float32)),
-            lambda: accumulators.describe("a"),
+            lambda: status_of(accumulators, "a"),
         ):
             with pytest.raises(MalformedMessage, match="it ended the call without an answer"):
                 call()
