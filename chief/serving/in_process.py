@@ -19,7 +19,7 @@ from chief.shards.requests import Authority, step_requests
 from chief.shards.work import ShardWork
 from ps_protocol.errors import ContributionMissing, PsError
 from ps_protocol.process.waiting import QuickCondition
-from ps_protocol.roles.chief import Chief, ClusterStatus
+from ps_protocol.roles.chief import Chief, ClusterStatus, ClusterStatusRequest
 from ps_protocol.roles.fence import KEY_BYTES
 from ps_protocol.roles.identity import PROTOCOL_VERSION, HandshakeReply, Identity, Role
 from ps_protocol.roles.request import Answer, Request
@@ -168,6 +168,8 @@ class InProcessChief(Chief):
 
     def call(self, request: Request[Answer]) -> Answer:
         """Asks, and returns the answer."""
+        if isinstance(request, ClusterStatusRequest):
+            return cast("Answer", self._status(request))
         with self._changed:
             call = next(self._calls)
             self._answers[call] = None
@@ -181,14 +183,14 @@ class InProcessChief(Chief):
             raise answer.error
         return cast("Answer", answer.value)
 
-    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Reports the cluster, with the shards' present reports: in process they cost nothing."""
+    def _status(self, request: ClusterStatusRequest) -> ClusterStatus:
+        # With the shards' present reports: in process they cost nothing.
         for index, shard in enumerate(self._shards):
             found = shard.call(ShardStatusRequest())
             self._report(ev.ShardSeen(shard=index, process_incarnation=found.process_incarnation, report=found.report))
         with self._changed:
             work = self._tick_locked()
-            status = self._coordinator.status(self._clock(), max_ledger_entries=max_ledger_entries)
+            status = self._coordinator.status(self._clock(), max_ledger_entries=request.max_ledger_entries)
         self._carry_out(work)
         return status
 

@@ -13,9 +13,18 @@ from typing import Any
 from chief.core import messages as ev
 from chief.serving.runner import Runner
 from ps_protocol.errors import LimitExceeded, MalformedMessage, PermissionDenied, PsError
-from ps_protocol.roles.chief import CommitResult, DeregisterRequest, HeartbeatRequest, ParticipantKind, RegisterRequest, TokenReply
+from ps_protocol.roles.chief import (
+    ClusterStatus,
+    ClusterStatusRequest,
+    CommitResult,
+    DeregisterRequest,
+    HeartbeatRequest,
+    ParticipantKind,
+    RegisterRequest,
+    TokenReply,
+)
 from ps_protocol.roles.request import requests_of, requests_on
-from ps_protocol.rpc.door import Methods, OneAnswer, answer, at_once
+from ps_protocol.rpc.door import Methods, OneAnswer, answer, at_once, plain
 from ps_protocol.rpc.server_stream import Begin, Call, Handler, Peer
 from ps_protocol.rpc.status import defect
 from ps_protocol.v1 import chief_service_pb2 as pb
@@ -99,7 +108,7 @@ class ChiefService:
         self._runner, self._may_work = runner, may_work
         self._lock = threading.Lock()
         self._open: dict[Peer, Handler] = {}
-        kinds: dict[str, Begin] = {"Converse": self._converse, "GetClusterStatus": at_once(self._status)}
+        kinds: dict[str, Begin] = {"Converse": self._converse, "GetClusterStatus": at_once(plain(ClusterStatusRequest, self._status))}
         self.methods: Methods = {
             f"/{SERVICE}/{name}": partial(self._begin, kinds.get(name) or partial(self._ask, name))
             for name in pb.DESCRIPTOR.services_by_name["ChiefService"].methods_by_name
@@ -145,9 +154,8 @@ class ChiefService:
 
         return OneAnswer(ask)
 
-    def _status(self, data: bytes, call: Call) -> bytes:
-        message = decode_message(pb.GetClusterStatusRequest, data)
-        return codec.pack(self._runner.status(max_ledger_entries=message.max_ledger_entries))
+    def _status(self, request: ClusterStatusRequest, call: Call) -> ClusterStatus:
+        return self._runner.status(max_ledger_entries=request.max_ledger_entries)
 
 
 def _answer(request_type: type, peer: Peer, found: ev.Reply | ev.Refuse) -> None:

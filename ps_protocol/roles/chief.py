@@ -14,7 +14,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec, Placement
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments, PushId
 from ps_protocol.roles.fence import Era
-from ps_protocol.roles.request import OPERATORS, READERS, WORKER, Answer, Request, asks
+from ps_protocol.roles.request import EVERYBODY, OPERATORS, READERS, WORKER, Answer, Request, asks
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S, ShardReport
 
 # What workers and observers say to the chief, and hear from it, as values.
@@ -677,6 +677,16 @@ class ClusterStatus:
         return self.conditions[0]
 
 
+@_asks("GetClusterStatus", by=EVERYBODY)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterStatusRequest:
+    """Reports the cluster, with so many entries of the ledger, the newest first."""
+
+    max_ledger_entries: int = 0
+    answer: ClassVar[type[ClusterStatus]] = ClusterStatus
+    awaited: ClassVar[str] = "the status"
+
+
 # The seam to the chief: what workers and observers ask of it, whatever carries it.
 
 
@@ -691,6 +701,7 @@ class Chief(Protocol):
 
     def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
         """Reports the cluster."""
+        return self.call(ClusterStatusRequest(max_ledger_entries=max_ledger_entries))
 
     def close(self) -> None:
         """Releases the caller's connection; the chief continues."""

@@ -7,12 +7,12 @@ from typing import Self
 
 from ps_protocol.errors import PsError
 from ps_protocol.process.waiting import CallDeadlines
-from ps_protocol.roles.chief import Chief, ClusterStatus
+from ps_protocol.roles.chief import Chief
 from ps_protocol.roles.identity import HandshakeReply, Role, name_of
 from ps_protocol.roles.request import RPCS, Answer, Request
 from ps_protocol.roles.shard import MAX_WAIT_SLICE_S
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, Access
-from ps_protocol.rpc.client import Connection, not_understood, understanding
+from ps_protocol.rpc.client import Connection, not_understood
 from ps_protocol.rpc.client_stream import LongLivedStream, Streams
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
@@ -60,14 +60,6 @@ class GrpcChief(Chief):
             return codec.decode_answer(request, getattr(response, kind))
         except PsError as error:
             raise not_understood(self._connection.target, error) from None
-
-    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Returns the cluster's status."""
-        message = pb.GetClusterStatusRequest(max_ledger_entries=max_ledger_entries)
-        timeout_s = min(TIMEOUT_S, self._limit_s)
-        answer = self._connection.unary("GetClusterStatus", message, pb.GetClusterStatusResponse, timeout_s=timeout_s, awaited="the status")
-        with understanding(self._connection.target):
-            return codec.decode(ClusterStatus, answer)
 
     def close(self) -> None:
         """Closes the connection; calls under way end with Cancelled. The chief continues. Idempotent."""

@@ -25,7 +25,6 @@ ALLOWED: Mapping[str, frozenset[CallerRole]] = {
     **_rows("AccumulatorService", WORKER, "ApplyGradient TakeGradient"),
     **_rows("BoardService", WORKER, "PostOnBoard"),
     **_rows("BoardService", READERS, "ReadBoard"),
-    **_rows("ChiefService", EVERYBODY, "GetClusterStatus"),
     # As long as the caller likes: not for strangers, as the question for the health is.
     f"/{HEALTH}/Watch": EVERYBODY,
 }

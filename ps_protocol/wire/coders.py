@@ -13,7 +13,7 @@ from ps_protocol.model.variables import Constraint, ConstraintKind, DataType, In
 from ps_protocol.roles.accumulators import AccumulatorCreation, AccumulatorSpec, AccumulatorStatus, AccumulatorStatusRequest, CreateAccumulatorRequest, DeleteAccumulatorRequest, GradientHeader, GradientReply, Reduction, SetAccumulatorStepRequest, TakeRequest
 from ps_protocol.roles.board import BoardRequest, FoundHeader, Key, PostHeader
 from ps_protocol.roles.checkpoint import ChiefRecord, ChosenPush
-from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
+from ps_protocol.roles.chief import AgreedModel, ChangeSettingsRequest, CheckpointStatus, ClusterState, ClusterStatus, ClusterStatusRequest, CommitPushRequest, CommitResult, CompleteInitializationRequest, Condition, ContributionCounts, DataStatus, DequeueTokenRequest, DeregisterRequest, End, FinishTrainingRequest, GetModelRequest, HeartbeatRequest, HyperparameterChange, LeaseRangesRequest, LeaseReply, LeaseResult, LedgerEntry, Level, ModelReply, ModelState, Participant, ParticipantKind, ParticipantStatus, PushCommit, PushOutcome, RegisterModelRequest, RegisterRequest, Registration, SaveCheckpointRequest, SavedCheckpoint, ServerStatus, SettingsReply, TokenReply, TokenResult, WorkerTraffic
 from ps_protocol.roles.contribution import Attachments, GivenNumbers, PushId, StepAttachments, UserState
 from ps_protocol.roles.fence import Era, Fence
 from ps_protocol.roles.history import Answered, Applied, Arrived, Begun, Configured, Contributed, Counted, Created, StateKept
@@ -56,8 +56,6 @@ _PushCommit_attached = fields.default_of(PushCommit, "attached")
 _PushOutcome_NUMBERS: dict[Any, Any] = {PushOutcome.ACCEPTED: 1, PushOutcome.STALE: 2, PushOutcome.DUPLICATE: 3, PushOutcome.LATE: 4, PushOutcome.ROLLED_BACK: 5}
 _PushOutcome_MEMBERS: dict[Any, Any] = {1: PushOutcome.ACCEPTED, 2: PushOutcome.STALE, 3: PushOutcome.DUPLICATE, 4: PushOutcome.LATE, 5: PushOutcome.ROLLED_BACK}
 _HyperparameterChange_hyperparameters = fields.default_of(HyperparameterChange, "hyperparameters")
-_ClusterState_NUMBERS: dict[Any, Any] = {ClusterState.CONNECTING: 1, ClusterState.WAITING_FOR_MODEL: 2, ClusterState.TRAINING: 3, ClusterState.FINISHED: 4, ClusterState.FAILED: 5, ClusterState.RECOVERING: 6}
-_ClusterState_MEMBERS: dict[Any, Any] = {1: ClusterState.CONNECTING, 2: ClusterState.WAITING_FOR_MODEL, 3: ClusterState.TRAINING, 4: ClusterState.FINISHED, 5: ClusterState.FAILED, 6: ClusterState.RECOVERING}
 _Level_NUMBERS: dict[Any, Any] = {Level.GREEN: 1, Level.AMBER: 2, Level.RED: 3}
 _Level_MEMBERS: dict[Any, Any] = {1: Level.GREEN, 2: Level.AMBER, 3: Level.RED}
 _ChosenPush_attached = fields.default_of(ChosenPush, "attached")
@@ -77,6 +75,8 @@ _TokenResult_MEMBERS: dict[Any, Any] = {1: TokenResult.TOKEN, 2: TokenResult.WAI
 _End_MEMBERS: dict[Any, Any] = {0: End.NOT_YET, 1: End.FINISHED, 2: End.INTERRUPTED}
 _LeaseResult_NUMBERS: dict[Any, Any] = {LeaseResult.GRANTED: 1, LeaseResult.WAIT: 2, LeaseResult.EXHAUSTED: 3}
 _LeaseResult_MEMBERS: dict[Any, Any] = {1: LeaseResult.GRANTED, 2: LeaseResult.WAIT, 3: LeaseResult.EXHAUSTED}
+_ClusterState_NUMBERS: dict[Any, Any] = {ClusterState.CONNECTING: 1, ClusterState.WAITING_FOR_MODEL: 2, ClusterState.TRAINING: 3, ClusterState.FINISHED: 4, ClusterState.FAILED: 5, ClusterState.RECOVERING: 6}
+_ClusterState_MEMBERS: dict[Any, Any] = {1: ClusterState.CONNECTING, 2: ClusterState.WAITING_FOR_MODEL, 3: ClusterState.TRAINING, 4: ClusterState.FINISHED, 5: ClusterState.FAILED, 6: ClusterState.RECOVERING}
 
 
 def write_VariableSpec(value: VariableSpec, message: Any) -> None:
@@ -1181,89 +1181,6 @@ def read_SettingsReply(message: Any) -> SettingsReply:
     )
 
 
-def write_ClusterStatus(value: ClusterStatus, message: Any) -> None:
-    message.cluster = value.cluster
-    message.epoch = value.epoch
-    message.state = _ClusterState_NUMBERS[value.state]
-    message.reason = value.reason
-    message.global_step = value.global_step
-    if (one := value.max_steps) is not None:
-        message.max_steps = one
-    write_PolicySpec(value.policy, message.policy)
-    message.replicas_to_aggregate = value.replicas_to_aggregate
-    message.total_num_replicas = value.total_num_replicas
-    message.num_contributions = value.num_contributions
-    message.waiting_for = value.waiting_for
-    fields.write_duration(value.step_age_s, message.step_age)
-    if one := value.participants:
-        for item in one:
-            write_ParticipantStatus(item, message.participants.add())
-    if one := value.shards:
-        for item in one:
-            write_ServerStatus(item, message.shards.add())
-    if one := value.ledger:
-        for item in one:
-            write_LedgerEntry(item, message.ledger.add())
-    message.num_accepted = value.num_accepted
-    message.num_stale = value.num_stale
-    message.num_late = value.num_late
-    if one := value.conditions:
-        for item in one:
-            write_Condition(item, message.conditions.add())
-    message.hyperparameters_version = value.hyperparameters_version
-    message.optimizer = value.optimizer
-    message.max_observed_staleness = value.max_observed_staleness
-    message.chief_incarnation = value.chief_incarnation
-    if (one := value.checkpoint) is not None:
-        write_CheckpointStatus(one, message.checkpoint)
-    message.num_rollbacks = value.num_rollbacks
-    message.last_rollback = value.last_rollback
-    message.min_replicas = value.min_replicas
-    if (one := value.data) is not None:
-        write_DataStatus(one, message.data)
-    if (one := value.chief_cpu_s) != 0.0:
-        fields.write_duration(one, message.chief_cpu)
-    message.page_url = value.page_url
-    if (one := value.earlier) is not None:
-        write_ContributionCounts(one, message.earlier)
-
-
-def read_ClusterStatus(message: Any) -> ClusterStatus:
-    return ClusterStatus(
-        cluster=message.cluster,
-        epoch=message.epoch,
-        state=fields.chosen(_ClusterState_MEMBERS, message.state, "state"),
-        reason=message.reason,
-        global_step=message.global_step,
-        max_steps=message.max_steps if message.HasField("max_steps") else None,
-        policy=read_PolicySpec(message.policy) if message.HasField("policy") else fields.missing(message, "policy"),
-        replicas_to_aggregate=message.replicas_to_aggregate,
-        total_num_replicas=message.total_num_replicas,
-        num_contributions=message.num_contributions,
-        waiting_for=message.waiting_for,
-        step_age_s=fields.decode_duration(message.step_age, field="step_age"),
-        participants=fields.decode_each(message.participants, read_ParticipantStatus, field="participants") if message.participants else (),
-        shards=fields.decode_each(message.shards, read_ServerStatus, field="shards") if message.shards else (),
-        ledger=fields.decode_each(message.ledger, read_LedgerEntry, field="ledger") if message.ledger else (),
-        num_accepted=message.num_accepted,
-        num_stale=message.num_stale,
-        num_late=message.num_late,
-        conditions=fields.decode_each(message.conditions, read_Condition, field="conditions") if message.conditions else (),
-        hyperparameters_version=message.hyperparameters_version,
-        optimizer=message.optimizer,
-        max_observed_staleness=message.max_observed_staleness,
-        chief_incarnation=message.chief_incarnation,
-        checkpoint=read_CheckpointStatus(message.checkpoint) if message.HasField("checkpoint") else None,
-        num_rollbacks=message.num_rollbacks,
-        last_rollback=message.last_rollback,
-        min_replicas=message.min_replicas,
-        data=read_DataStatus(message.data) if message.HasField("data") else None,
-        chief_cpu_s=fields.decode_duration(message.chief_cpu, field="chief_cpu") if message.HasField("chief_cpu") else 0.0,
-        page_url=message.page_url,
-        earlier=read_ContributionCounts(message.earlier) if message.HasField("earlier") else None,
-    )
-
-
 def write_Condition(value: Condition, message: Any) -> None:
     message.name = value.name
     message.level = _Level_NUMBERS[value.level]
@@ -2236,6 +2153,99 @@ def read_FinishTrainingRequest(message: Any) -> FinishTrainingRequest:
     )
 
 
+def write_ClusterStatusRequest(value: ClusterStatusRequest, message: Any) -> None:
+    message.max_ledger_entries = value.max_ledger_entries
+
+
+def read_ClusterStatusRequest(message: Any) -> ClusterStatusRequest:
+    return ClusterStatusRequest(
+        max_ledger_entries=message.max_ledger_entries,
+    )
+
+
+def write_ClusterStatus(value: ClusterStatus, message: Any) -> None:
+    message.cluster = value.cluster
+    message.epoch = value.epoch
+    message.state = _ClusterState_NUMBERS[value.state]
+    message.reason = value.reason
+    message.global_step = value.global_step
+    if (one := value.max_steps) is not None:
+        message.max_steps = one
+    write_PolicySpec(value.policy, message.policy)
+    message.replicas_to_aggregate = value.replicas_to_aggregate
+    message.total_num_replicas = value.total_num_replicas
+    message.num_contributions = value.num_contributions
+    message.waiting_for = value.waiting_for
+    fields.write_duration(value.step_age_s, message.step_age)
+    if one := value.participants:
+        for item in one:
+            write_ParticipantStatus(item, message.participants.add())
+    if one := value.shards:
+        for item in one:
+            write_ServerStatus(item, message.shards.add())
+    if one := value.ledger:
+        for item in one:
+            write_LedgerEntry(item, message.ledger.add())
+    message.num_accepted = value.num_accepted
+    message.num_stale = value.num_stale
+    message.num_late = value.num_late
+    if one := value.conditions:
+        for item in one:
+            write_Condition(item, message.conditions.add())
+    message.hyperparameters_version = value.hyperparameters_version
+    message.optimizer = value.optimizer
+    message.max_observed_staleness = value.max_observed_staleness
+    message.chief_incarnation = value.chief_incarnation
+    if (one := value.checkpoint) is not None:
+        write_CheckpointStatus(one, message.checkpoint)
+    message.num_rollbacks = value.num_rollbacks
+    message.last_rollback = value.last_rollback
+    message.min_replicas = value.min_replicas
+    if (one := value.data) is not None:
+        write_DataStatus(one, message.data)
+    if (one := value.chief_cpu_s) != 0.0:
+        fields.write_duration(one, message.chief_cpu)
+    message.page_url = value.page_url
+    if (one := value.earlier) is not None:
+        write_ContributionCounts(one, message.earlier)
+
+
+def read_ClusterStatus(message: Any) -> ClusterStatus:
+    return ClusterStatus(
+        cluster=message.cluster,
+        epoch=message.epoch,
+        state=fields.chosen(_ClusterState_MEMBERS, message.state, "state"),
+        reason=message.reason,
+        global_step=message.global_step,
+        max_steps=message.max_steps if message.HasField("max_steps") else None,
+        policy=read_PolicySpec(message.policy) if message.HasField("policy") else fields.missing(message, "policy"),
+        replicas_to_aggregate=message.replicas_to_aggregate,
+        total_num_replicas=message.total_num_replicas,
+        num_contributions=message.num_contributions,
+        waiting_for=message.waiting_for,
+        step_age_s=fields.decode_duration(message.step_age, field="step_age"),
+        participants=fields.decode_each(message.participants, read_ParticipantStatus, field="participants") if message.participants else (),
+        shards=fields.decode_each(message.shards, read_ServerStatus, field="shards") if message.shards else (),
+        ledger=fields.decode_each(message.ledger, read_LedgerEntry, field="ledger") if message.ledger else (),
+        num_accepted=message.num_accepted,
+        num_stale=message.num_stale,
+        num_late=message.num_late,
+        conditions=fields.decode_each(message.conditions, read_Condition, field="conditions") if message.conditions else (),
+        hyperparameters_version=message.hyperparameters_version,
+        optimizer=message.optimizer,
+        max_observed_staleness=message.max_observed_staleness,
+        chief_incarnation=message.chief_incarnation,
+        checkpoint=read_CheckpointStatus(message.checkpoint) if message.HasField("checkpoint") else None,
+        num_rollbacks=message.num_rollbacks,
+        last_rollback=message.last_rollback,
+        min_replicas=message.min_replicas,
+        data=read_DataStatus(message.data) if message.HasField("data") else None,
+        chief_cpu_s=fields.decode_duration(message.chief_cpu, field="chief_cpu") if message.HasField("chief_cpu") else 0.0,
+        page_url=message.page_url,
+        earlier=read_ContributionCounts(message.earlier) if message.HasField("earlier") else None,
+    )
+
+
 def write_HandshakeRequest(value: HandshakeRequest, message: Any) -> None:
     message.cluster = value.cluster
     if (one := value.expected_role) is not None:
@@ -2458,7 +2468,6 @@ WRITE: dict[type, Any] = {
     CommitResult: write_CommitResult,
     HyperparameterChange: write_HyperparameterChange,
     SettingsReply: write_SettingsReply,
-    ClusterStatus: write_ClusterStatus,
     Condition: write_Condition,
     ParticipantStatus: write_ParticipantStatus,
     ServerStatus: write_ServerStatus,
@@ -2518,6 +2527,8 @@ WRITE: dict[type, Any] = {
     SavedCheckpoint: write_SavedCheckpoint,
     LeaseReply: write_LeaseReply,
     FinishTrainingRequest: write_FinishTrainingRequest,
+    ClusterStatusRequest: write_ClusterStatusRequest,
+    ClusterStatus: write_ClusterStatus,
     HandshakeRequest: write_HandshakeRequest,
     HandshakeReply: write_HandshakeReply,
     TryCheckpointsRequest: write_TryCheckpointsRequest,
@@ -2580,7 +2591,6 @@ READ: dict[type, Any] = {
     CommitResult: read_CommitResult,
     HyperparameterChange: read_HyperparameterChange,
     SettingsReply: read_SettingsReply,
-    ClusterStatus: read_ClusterStatus,
     Condition: read_Condition,
     ParticipantStatus: read_ParticipantStatus,
     ServerStatus: read_ServerStatus,
@@ -2640,6 +2650,8 @@ READ: dict[type, Any] = {
     SavedCheckpoint: read_SavedCheckpoint,
     LeaseReply: read_LeaseReply,
     FinishTrainingRequest: read_FinishTrainingRequest,
+    ClusterStatusRequest: read_ClusterStatusRequest,
+    ClusterStatus: read_ClusterStatus,
     HandshakeRequest: read_HandshakeRequest,
     HandshakeReply: read_HandshakeReply,
     TryCheckpointsRequest: read_TryCheckpointsRequest,
@@ -2702,7 +2714,6 @@ MESSAGE: dict[type, Any] = {
     CommitResult: chief_service_pb2.CommitResult,
     HyperparameterChange: chief_service_pb2.HyperparameterChange,
     SettingsReply: chief_service_pb2.SettingsState,
-    ClusterStatus: chief_service_pb2.GetClusterStatusResponse,
     Condition: chief_service_pb2.Condition,
     ParticipantStatus: chief_service_pb2.ParticipantStatus,
     ServerStatus: chief_service_pb2.ServerStatus,
@@ -2762,6 +2773,8 @@ MESSAGE: dict[type, Any] = {
     SavedCheckpoint: chief_service_pb2.SaveCheckpointResponse,
     LeaseReply: chief_service_pb2.LeaseRangesResponse,
     FinishTrainingRequest: chief_service_pb2.FinishTrainingRequest,
+    ClusterStatusRequest: chief_service_pb2.GetClusterStatusRequest,
+    ClusterStatus: chief_service_pb2.GetClusterStatusResponse,
     HandshakeRequest: handshake_service_pb2.HandshakeRequest,
     HandshakeReply: handshake_service_pb2.HandshakeResponse,
     TryCheckpointsRequest: handshake_service_pb2.TryCheckpointsRequest,
@@ -2797,6 +2810,7 @@ ANSWERS: dict[type, Any] = {
     SaveCheckpointRequest: (chief_service_pb2.SaveCheckpointResponse, write_SavedCheckpoint, read_SavedCheckpoint),
     LeaseRangesRequest: (chief_service_pb2.LeaseRangesResponse, write_LeaseReply, read_LeaseReply),
     FinishTrainingRequest: (chief_service_pb2.FinishTrainingResponse, write_FinishTrainingResponse, read_FinishTrainingResponse),
+    ClusterStatusRequest: (chief_service_pb2.GetClusterStatusResponse, write_ClusterStatus, read_ClusterStatus),
     HandshakeRequest: (handshake_service_pb2.HandshakeResponse, write_HandshakeReply, read_HandshakeReply),
     TryCheckpointsRequest: (handshake_service_pb2.TryCheckpointsResponse, write_SeenPlace, read_SeenPlace),
 }

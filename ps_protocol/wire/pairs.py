@@ -173,7 +173,6 @@ _NAMED: tuple[Pair, ...] = (
     Pair(value=chief.CommitResult, message=chief_service_pb2.CommitResult, reads={"weight": special.read_weight}),
     Pair(value=chief.HyperparameterChange, message=chief_service_pb2.HyperparameterChange),
     Pair(value=chief.SettingsReply, message=chief_service_pb2.SettingsState),
-    Pair(value=chief.ClusterStatus, message=chief_service_pb2.GetClusterStatusResponse),
     Pair(value=chief.Condition, message=chief_service_pb2.Condition),
     Pair(value=chief.ParticipantStatus, message=chief_service_pb2.ParticipantStatus),
     Pair(value=chief.ServerStatus, message=chief_service_pb2.ServerStatus),

@@ -10,17 +10,15 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TypeVar
 
 from ps_protocol.errors import Cancelled, DeadlineExceeded, PsError, Unavailable, WorkerIndexTaken
 from ps_protocol.process import waiting
 from ps_protocol.roles.chief import Chief, End, HeartbeatRequest, Participant, ParticipantKind, RegisterRequest, Registration, WorkerTraffic
+from ps_protocol.roles.request import Answer, Request
 from worker_client.cluster.threads import run_bounded
 from worker_client.cluster.transport import Transport
 
 log = logging.getLogger("lockstep.worker")
-
-Result = TypeVar("Result")
 
 # A chief that is restarted where it was is back sooner, mostly.
 SILENCE_S = 1.0
@@ -56,23 +54,21 @@ class ChiefLink:
 
     def ask(
         self,
-        question: Callable[[Chief], Result],
+        request: Request[Answer],
         *,
         what: str,
         timeout_s: float | None = None,
-        expected_s: float = 0.0,
         before: Callable[[], None] | None = None,
-    ) -> Result:
+    ) -> Answer:
         """Returns the chief's answer; asks again while it does not answer, for `timeout_s` or the transport's, whichever is less.
 
-        `expected_s` is how long the chief may rightly be silent; `before` is called before each attempt. Raises Unavailable;
-        DeadlineExceeded where `timeout_s` was the less.
+        `before` is called before each attempt. Raises Unavailable; DeadlineExceeded where `timeout_s` was the less.
         """
         subject = f"the chief: {what}"
         is_callers = timeout_s is not None and timeout_s < self.transport.timeout_s
         limit_s = timeout_s if is_callers and timeout_s is not None else self.transport.timeout_s
         # Each attempt is watched by itself: one that fails is spoken of between two of them.
-        attempt = partial(self.ask_once, question, what=subject, expected_s=expected_s, before=before)
+        attempt = partial(self.ask_once, request, what=subject, before=before)
         try:
             return waiting.call(attempt, what=subject, timeout_s=limit_s, stood_still=self.transport.stood_still)
         except Unavailable as error:
@@ -82,24 +78,25 @@ class ChiefLink:
 
     def ask_once(
         self,
-        question: Callable[[Chief], Result],
+        request: Request[Answer],
         left_s: float | None = None,
         *,
         what: str = "",
-        expected_s: float = 0.0,
         before: Callable[[], None] | None = None,
-    ) -> Result:
+    ) -> Answer:
         """Returns the chief's answer to one attempt, and to another one if the chief has moved meanwhile. Raises what that raises.
 
         `left_s`: how long an attempt may take, and a little more, if that is less than the chief's calls take anyway.
         """
         if before is not None:
             before()
+        # So long the chief may rightly be silent.
+        expected_s = getattr(request, "max_wait_s", 0.0)
         try:
             with self.transport.watching(what, expected_s=expected_s, alarm=self.look_around):
                 chief = self._chief
                 try:
-                    answer = question(self._at_most(chief, left_s))
+                    answer = self._at_most(chief, left_s).call(request)
                 except (Unavailable, DeadlineExceeded, Cancelled) as error:
                     if not isinstance(error, Cancelled):
                         self._note_failure(chief)
@@ -107,7 +104,7 @@ class ChiefLink:
                         raise
                     if before is not None:
                         before()
-                    answer = question(self._at_most(self._chief, left_s))  # at once: a caller that repeats has paused long by now
+                    answer = self._at_most(self._chief, left_s).call(request)  # at once: a caller that repeats has paused long by now
         except DeadlineExceeded as error:  # one that is stopped, or cut off: it may come back, or another one in its place
             raise Unavailable(error.message, facts=error.facts) from None
         self._away_since_s = None
@@ -115,7 +112,7 @@ class ChiefLink:
 
     def beat(self, participant: Participant, *, transports: tuple[str, ...], traffic: WorkerTraffic) -> End:
         """Makes one attempt to renew the lease, and returns whether training has ended; in a thread of its own."""
-        return self.ask_once(lambda chief: chief.call(HeartbeatRequest(participant=participant, transports=transports, traffic=traffic)))
+        return self.ask_once(HeartbeatRequest(participant=participant, transports=transports, traffic=traffic))
 
     def register(self, *, kind: ParticipantKind, index: int | None, takeover: bool) -> Registration:
         """Takes the caller into the cluster. Raises WorkerIndexTaken, unless the holder was a process of this machine and is gone."""
@@ -163,7 +160,7 @@ class ChiefLink:
             former=former,
             held=held,
         )
-        registration = self.ask(lambda chief: chief.call(request), what="register")
+        registration = self.ask(request, what="register")
         self.know_servers([*registration.shard_addresses, *filter(None, registration.standby_addresses)])
         return registration
 

@@ -14,6 +14,7 @@ from ps_protocol.model.variables import Array
 from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import (
+    ClusterStatusRequest,
     CommitPushRequest,
     CommitResult,
     CompleteInitializationRequest,
@@ -108,11 +109,8 @@ class WorkerCalls:
         participant, model, wait, may_create = request
         max_wait_s = 0.0 if wait is None else wait.slice_s()
         return self._member.link.ask(
-            lambda chief: chief.call(
-                RegisterModelRequest(participant=participant, model=model, max_wait_s=max_wait_s, joins_only=not may_create)
-            ),
+            RegisterModelRequest(participant=participant, model=model, max_wait_s=max_wait_s, joins_only=not may_create),
             what="agree on the model",
-            expected_s=max_wait_s,
             before=self._member.await_renewal,
         )
 
@@ -127,7 +125,7 @@ class WorkerCalls:
         participant, attempt = request
         try:
             self._member.link.ask(
-                lambda chief: chief.call(CompleteInitializationRequest(participant=participant, attempt=attempt)),
+                CompleteInitializationRequest(participant=participant, attempt=attempt),
                 what="complete the initialization",
                 before=self._member.await_renewal,
             )
@@ -152,7 +150,7 @@ class WorkerCalls:
         self._next = Training(memories, member=member, state=self.worker.state, who=self.worker.who, gives_several=gives_several)
 
     def _gives_several(self) -> bool:
-        status = self._member.link.ask(lambda chief: chief.status(max_ledger_entries=0), what="how many workers there are")
+        status = self._member.link.ask(ClusterStatusRequest(), what="how many workers there are")
         return 0 < status.total_num_replicas < status.replicas_to_aggregate
 
     def _arrived(self, request: ask.Arrived) -> None:
@@ -187,7 +185,7 @@ class WorkerCalls:
         if not is_question:
             failpoint("worker.commit.before")
         result = self._member.link.ask(
-            lambda chief: chief.call(CommitPushRequest(participant=participant, commit=commit)),
+            CommitPushRequest(participant=participant, commit=commit),
             what=f"count a push to step {commit.step}",
             before=self._member.await_renewal,
         )
@@ -201,14 +199,11 @@ class WorkerCalls:
             failpoint("worker.commit.before")
         max_wait_s = wait.slice_s()
         reply = self._member.link.ask(
-            lambda chief: chief.call(
-                DequeueTokenRequest(
-                    participant=participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
-                )
+            DequeueTokenRequest(
+                participant=participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
             ),
             what=f"a token after step {local_step}",
             timeout_s=wait.left_s(),
-            expected_s=max_wait_s,
             before=self._member.await_renewal,
         )
         if commit is not None and reply.commit is not None:
@@ -261,14 +256,11 @@ class WorkerCalls:
     def _ranges(self, request: ask.Lease | ask.LeaseAhead, *, max_wait_s: float, timeout_s: float | None) -> LeaseReply:
         participant, spec, request_id, held = request[:4]
         return self._member.link.ask(
-            lambda chief: chief.call(
-                LeaseRangesRequest(
-                    participant=participant, data=spec, max_ranges=NUM_AHEAD, request_id=request_id, max_wait_s=max_wait_s, held=held
-                )
+            LeaseRangesRequest(
+                participant=participant, data=spec, max_ranges=NUM_AHEAD, request_id=request_id, max_wait_s=max_wait_s, held=held
             ),
             what=f"ranges of {spec.name!r}",
             timeout_s=timeout_s,
-            expected_s=max_wait_s,
             before=self._member.await_renewal,
         )
 

@@ -2,8 +2,7 @@
 
 import enum
 import secrets
-from collections.abc import Callable
-from functools import partial
+from dataclasses import replace
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.model.policy import PolicySpec
@@ -12,7 +11,7 @@ from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import (
     AgreedModel,
     ChangeSettingsRequest,
-    Chief,
+    ClusterStatusRequest,
     GetModelRequest,
     HyperparameterChange,
     SaveCheckpointRequest,
@@ -33,12 +32,8 @@ def set_policy(link: ChiefLink, policy: PolicySpec, *, who: str, timeout_s: floa
     """
     if not isinstance(policy, PolicySpec):
         raise InvalidSpec(f"policy: got {policy!r}, want what sync_policy(), ssp_policy(2) or async_policy() returns")
-    request_id = secrets.randbits(63)
-
-    def ask(chief: Chief, max_wait_s: float) -> SettingsReply | None:
-        return chief.call(ChangeSettingsRequest(policy=policy, request_id=request_id, max_wait_s=max_wait_s))
-
-    return _change(link, ask, what="set the policy", wait=Wait(f"{who} sets the policy", timeout_s=timeout_s)).step
+    request = ChangeSettingsRequest(policy=policy, request_id=secrets.randbits(63))
+    return _change(link, request, what="set the policy", wait=Wait(f"{who} sets the policy", timeout_s=timeout_s)).step
 
 
 def set_hyperparameters(
@@ -61,13 +56,9 @@ def set_hyperparameters(
         learning_rate=None if learning_rate is None else rate_of(learning_rate),
         hyperparameters={name: _number(value) for name, value in hyperparameters.items()},
     )
-    request_id = secrets.randbits(63)
-
-    def ask(chief: Chief, max_wait_s: float) -> SettingsReply | None:
-        return chief.call(ChangeSettingsRequest(hyperparameters=change, request_id=request_id, max_wait_s=max_wait_s))
-
+    request = ChangeSettingsRequest(hyperparameters=change, request_id=secrets.randbits(63))
     wait = Wait(f"{who} sets hyper-parameters", timeout_s=timeout_s)
-    return _change(link, ask, what="set hyper-parameters", wait=wait).version
+    return _change(link, request, what="set hyper-parameters", wait=wait).version
 
 
 class OnOptimizerChange(enum.Enum):
@@ -88,7 +79,7 @@ def on_optimizer_change(name: str) -> OnOptimizerChange:
 
 def agreed_model(link: ChiefLink) -> AgreedModel:
     """Returns the model that the cluster trains, with the numbers that its optimizers have by now."""
-    return link.ask(lambda chief: chief.call(GetModelRequest(max_wait_s=0.0)), what="the model")
+    return link.ask(GetModelRequest(max_wait_s=0.0), what="the model")
 
 
 def adopt(link: ChiefLink, model: ModelSpec, *, who: str, timeout_s: float | None) -> None:
@@ -113,22 +104,16 @@ def save_checkpoint(link: ChiefLink, *, who: str, timeout_s: float | None) -> Sa
     """
     request_id, wait = secrets.randbits(63), Wait(f"{who} saves a checkpoint", timeout_s=timeout_s)
     while True:
-        max_wait_s = wait.slice_s()
-        ask = partial(_saved, request_id=request_id, max_wait_s=max_wait_s)
-        saved = link.ask(ask, what="save a checkpoint", timeout_s=wait.left_s(), expected_s=max_wait_s)
+        request = SaveCheckpointRequest(request_id=request_id, max_wait_s=wait.slice_s())
+        saved = link.ask(request, what="save a checkpoint", timeout_s=wait.left_s())
         if saved.tag:
             return saved
         wait.explain(f"{saved.waiting_for}; it will be saved all the same")
 
 
-def _saved(chief: Chief, *, request_id: int, max_wait_s: float) -> SavedCheckpoint:
-    return chief.call(SaveCheckpointRequest(request_id=request_id, max_wait_s=max_wait_s))
-
-
-def _change(link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None], *, what: str, wait: Wait) -> SettingsReply:
+def _change(link: ChiefLink, request: ChangeSettingsRequest, *, what: str, wait: Wait) -> SettingsReply:
     while True:
-        max_wait_s = wait.slice_s()
-        reply = _asked(link, ask, max_wait_s, what=what, wait=wait)
+        reply = link.ask(replace(request, max_wait_s=wait.slice_s()), what=what, timeout_s=wait.left_s())
         if reply is not None:
             return reply
         wait.explain(f"{_waiting_for(link)}; the change will be made all the same")
@@ -136,16 +121,10 @@ def _change(link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None]
 
 def _waiting_for(link: ChiefLink) -> str:
     try:
-        status = link.ask(lambda chief: chief.status(), what="its status", timeout_s=_STATUS_S)
+        status = link.ask(ClusterStatusRequest(), what="its status", timeout_s=_STATUS_S)
     except (Unavailable, DeadlineExceeded) as error:
         return error.message
     return status.waiting_for or "a step is being applied"
-
-
-def _asked(
-    link: ChiefLink, ask: Callable[[Chief, float], SettingsReply | None], max_wait_s: float, *, what: str, wait: Wait
-) -> SettingsReply | None:
-    return link.ask(lambda chief: ask(chief, max_wait_s), what=what, timeout_s=wait.left_s(), expected_s=max_wait_s)
 
 
 def _number(value: float) -> float:

@@ -11,6 +11,7 @@ from ps_protocol.process import waiting
 from ps_protocol.roles.chief import (
     Chief,
     ClusterStatus,
+    ClusterStatusRequest,
     CommitPushRequest,
     CommitResult,
     DeregisterRequest,
@@ -97,14 +98,14 @@ class SharedPlace:
     def _agree(self, request: Agree) -> ModelReply:
         participant, model = request.participant, request.model
         return self._link.ask(
-            lambda chief: chief.call(RegisterModelRequest(participant=participant, model=model, max_wait_s=0.0, joins_only=True)),
+            RegisterModelRequest(participant=participant, model=model, max_wait_s=0.0, joins_only=True),
             what="the model again",
         )
 
     def _count(self, request: Count) -> CommitResult:
         participant, commit = request.participant, request.commit
         result = self._link.ask(
-            lambda chief: chief.call(CommitPushRequest(participant=participant, commit=commit)),
+            CommitPushRequest(participant=participant, commit=commit),
             what=f"count a push to step {commit.step} again",
         )
         log.info("named a push to a new chief step=%d outcome=%s", commit.step, result.outcome.name)
@@ -289,7 +290,7 @@ class Membership:
     def status(self, *, max_ledger_entries: int, timeout_s: float | None = None) -> ClusterStatus:
         """Returns the chief's report."""
         self.check_open()
-        return self.link.ask(lambda chief: chief.status(max_ledger_entries=max_ledger_entries), what="status", timeout_s=timeout_s)
+        return self.link.ask(ClusterStatusRequest(max_ledger_entries=max_ledger_entries), what="status", timeout_s=timeout_s)
 
     def applies_on_arrival(self) -> bool:
         """Asks the chief whether shards apply each contribution at once and without a lock, so that they have no common steps."""
@@ -313,9 +314,7 @@ class Membership:
 
     def _ask_beat(self, request: Beat) -> End:
         participant = request.participant
-        return self.link.ask(
-            lambda chief: chief.call(HeartbeatRequest(participant=participant)), what="the epoch", before=self.await_renewal
-        )
+        return self.link.ask(HeartbeatRequest(participant=participant), what="the epoch", before=self.await_renewal)
 
     def _beat_once(self, request: Beat) -> End:
         # Each name once, however many servers there are.

@@ -192,9 +192,7 @@ class Observer:
         self._variables = VariableMemory(model, ModelMemory(model, layouts=arrangement, is_writable=False), shards)
 
     def _agreed_model(self, max_wait_s: float) -> AgreedModel:
-        return self._member.link.ask(
-            lambda chief: chief.call(GetModelRequest(max_wait_s=max_wait_s)), what="the model", expected_s=max_wait_s
-        )
+        return self._member.link.ask(GetModelRequest(max_wait_s=max_wait_s), what="the model")
 
     def _read_newest(self, variables: VariableMemory, wait: Wait) -> None:
         while True:

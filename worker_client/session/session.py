@@ -511,7 +511,7 @@ class Session:
         if reason is not None and not isinstance(reason, str):
             raise InvalidSpec(f"reason: got {shown(reason)}, want a str")
         why = reason or f"{self._who} finished it"
-        last_step = self._member.link.ask(lambda chief: chief.call(FinishTrainingRequest(reason=why)), what="finish", timeout_s=timeout_s)
+        last_step = self._member.link.ask(FinishTrainingRequest(reason=why), what="finish", timeout_s=timeout_s)
         self._worker.state.finish(last_step)
         return last_step
 

@@ -106,7 +106,7 @@ def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(st
     for session in sessions:
         session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
     beating = sessions[1].membership.acts[Beat]
-    sessions[0].membership.link.ask(lambda chief: chief.call(FinishTrainingRequest(reason="enough", interrupts=interrupts)), what="finish")
+    sessions[0].membership.link.ask(FinishTrainingRequest(reason="enough", interrupts=interrupts), what="finish")
     assert not sessions[0].wait(timeout_s=20)
     assert beating(Beat(sessions[1].membership.participant)).name.lower() == reason
     assert (sessions[0].is_finished, sessions[0].end_reason) == (True, reason)
@@ -123,9 +123,7 @@ def test_a_program_whose_training_was_interrupted_ends_with_an_error(start: Star
     with pytest.raises(TrainingInterrupted, match="at step 0, before its end") if interrupts else nullcontext():
         with cluster.session() as session:
             join(session)
-            session.membership.link.ask(
-                lambda chief: chief.call(FinishTrainingRequest(reason="enough", interrupts=interrupts)), what="finish"
-            )
+            session.membership.link.ask(FinishTrainingRequest(reason="enough", interrupts=interrupts), what="finish")
             assert not session.wait(timeout_s=20)
 
 
@@ -133,7 +131,7 @@ def test_an_error_of_the_program_is_not_replaced_where_its_training_was_interrup
     cluster = start(Shape(num_ps=1))
     with pytest.raises(ZeroDivisionError), cluster.session() as session:
         join(session)
-        session.membership.link.ask(lambda chief: chief.call(FinishTrainingRequest(reason="enough", interrupts=True)), what="finish")
+        session.membership.link.ask(FinishTrainingRequest(reason="enough", interrupts=True), what="finish")
         assert not session.wait(timeout_s=20)
         _ = 1 // 0
 

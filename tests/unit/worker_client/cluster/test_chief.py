@@ -1,5 +1,6 @@
 """A chief that has moved: the worker learns its address from the parameter servers, and moves only to a chief that answers."""
 
+from collections.abc import Callable
 from contextlib import nullcontext
 from typing import Any
 
@@ -20,11 +21,15 @@ class FakeChief:
         self.name = name
         self.error = error
         self.is_closed = False
+        # What happens during the next call.
+        self.meanwhile: Callable[[], object] = lambda: None
 
     def close(self) -> None:
         self.is_closed = True
 
     def call(self, request: object) -> Any:
+        meanwhile, self.meanwhile = self.meanwhile, lambda: None
+        meanwhile()
         if self.error is not None:
             raise self.error
         return self.name
@@ -63,8 +68,8 @@ class Town:
             raise Unavailable("nobody there")
         return found
 
-    def ask(self) -> Any:
-        return self.link.ask_once(lambda chief: chief.call(GetModelRequest()))
+    def ask(self, before: Callable[[], None] | None = None) -> Any:
+        return self.link.ask_once(GetModelRequest(), before=before)
 
     def fail(self, times: int = 2) -> None:
         for _ in range(times):
@@ -90,7 +95,7 @@ def test_the_search_for_another_chief_begins_while_the_chief_hangs() -> None:
 def test_attempts_are_bounded_by_what_their_caller_has_left() -> None:
     town = Town(FakeChief("old"), {})
     for left_s in (None, 60.0, 0.5):
-        assert town.link.ask_once(lambda chief: chief.call(GetModelRequest()), left_s) == "old"  # type: ignore[comparison-overlap]
+        assert town.link.ask_once(GetModelRequest(), left_s) == "old"  # type: ignore[comparison-overlap]
     assert town.limits == [1.5]  # a chief that is there may still say what is waited for
 
 
@@ -129,28 +134,27 @@ def test_a_call_that_hung_at_the_old_chief_is_repeated_at_the_new_one(error: Exc
     old = FakeChief("old", Unavailable("nobody there"))
     town = Town(old, {"a": status("new", 3)}, new=FakeChief("new"))
 
-    def hang(chief: Any) -> Any:
-        if chief is old:
-            town.fail(1)
-            assert town.ask() == "new"  # another thread finds it
-            raise error
-        return chief.call(GetModelRequest())
+    def hang() -> None:
+        town.fail(1)
+        assert town.ask() == "new"  # another thread finds it
+        raise error
 
-    assert town.link.ask_once(hang) == "new"
+    old.meanwhile = hang
+    assert town.ask() == "new"
 
 
 def test_the_call_before_a_question_is_repeated_too_at_the_new_chief() -> None:
-    old = FakeChief("old", Unavailable("nobody there"))
-    town = Town(old, {"a": status("new", 3)}, new=FakeChief("new"))
+    old, new = FakeChief("old", Unavailable("nobody there")), FakeChief("new")
+    town = Town(old, {"a": status("new", 3)}, new=new)
     order: list[str] = []
 
-    def move(chief: Any) -> Any:
-        order.append(f"question to {chief.name}")
-        if chief is old:
-            town.fail(1)
-            assert town.ask() == "new"  # another thread finds it, and may be taking the worker's place there
-            raise Unavailable("gone")
-        return chief.call(GetModelRequest())
+    def move() -> None:
+        order.append("question to old")
+        town.fail(1)
+        assert town.ask() == "new"  # another thread finds it, and may be taking the worker's place there
+        new.meanwhile = lambda: order.append("question to new")
+        raise Unavailable("gone")
 
-    assert town.link.ask_once(move, before=lambda: order.append("place is held")) == "new"
+    old.meanwhile = move
+    assert town.ask(before=lambda: order.append("place is held")) == "new"
     assert order == ["place is held", "question to old", "place is held", "question to new"]
