@@ -117,8 +117,8 @@ class Policy(Protocol):
         """Whether a worker has leave to contribute once more to the open step."""
         return False
 
-    def join(self, worker: int) -> None:
-        """A worker takes part from now on."""
+    def join(self, worker: int, incarnation: int) -> None:
+        """A worker takes part from now on, perhaps with contributions that an earlier chief has counted."""
         return
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:

@@ -15,7 +15,10 @@ from ps_protocol.roles.contribution import PushId
 
 @light_dataclass(slots=True)
 class _Progress:
-    """One live worker: contributions of its that were applied or dropped, and those that are counted and not applied."""
+    """One live worker: contributions of its that were applied or dropped, and those that are counted and not applied.
+
+    `incarnation` 0: that of its next contribution.
+    """
 
     num_done: int
     num_pending: int = 0
@@ -48,7 +51,7 @@ class OrderedPolicy(Policy):
         self._is_closed = False
         self._has_slowest_moved = False
         for worker in workers:
-            self.join(worker)
+            self.join(worker, 0)
         for entry in counted:
             self._enqueue(entry)
 
@@ -97,11 +100,16 @@ class OrderedPolicy(Policy):
         progress = self._progress.get(worker)
         return worker in self._wishes or (progress is not None and progress.num_pending > 0)
 
-    def join(self, worker: int) -> None:
-        """A worker takes part from now on; it counts as having made as many contributions as the slowest."""
+    def join(self, worker: int, incarnation: int) -> None:
+        """A worker takes part from now on; it counts as having made as many contributions as the slowest.
+
+        Where another chief has counted contributions of this incarnation, it waits for them as it did before.
+        """
         if worker not in self._progress:
             least = self.least
-            self._progress[worker] = _Progress(num_done=least)
+            giver = worker, incarnation
+            num_pending = sum((entry.push_id.worker, entry.push_id.incarnation) == giver for entry in self._queue)
+            self._progress[worker] = _Progress(num_done=least, num_pending=num_pending, incarnation=incarnation)
             self._counts[least] += 1
 
     def commit(self, push_id: PushId, *, step: int) -> Verdict:

@@ -203,8 +203,9 @@ class ChiefNode:
 
     def _check_lead(self, era: Era, worker: int, incarnation: int, step: int) -> None:
         rules = self._rules
-        if rules.max_lead is None or self._has_changed:
-            return  # after a change it cannot be sure what counts for whom
+        is_changing = self._has_changed or self.coordinator.cluster.policy.spec != rules.spec
+        if rules.max_lead is None or is_changing:
+            return  # a change begins the counts anew, and nobody here is sure what counts for whom since
         self._look_who_lives(era)
         lead = self._leads_of(era).least_lead((worker, incarnation), step=step)
         self._world.seen[f"worker {min(lead, 3)} ahead of the slowest"] += lead > 0

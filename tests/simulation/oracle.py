@@ -337,12 +337,9 @@ class Oracle:
     def told_change(self, era: Era, number: int, *, version: int, step: int, is_kept: bool) -> None:
         """Somebody was told that a change holds from a step on; `is_kept`: also at another chief."""
         value = self._asked.pop(number, None)
-        if not is_kept:
-            return
-        if isinstance(value, PolicySpec):
-            self._policies.setdefault(era, Changes()).told(value, version=version, step=step)
-        elif value is not None:
-            self._rates.setdefault(era, Changes()).told(value, version=version, step=step)
+        if value is not None:
+            told = self._policies if isinstance(value, PolicySpec) else self._rates
+            told.setdefault(era, Changes()).told(value if is_kept else None, version=version, step=step)
 
     def told_saved(self, era: Era, tag: str, step: int) -> None:
         """Somebody was told that what was to be saved is in a checkpoint."""

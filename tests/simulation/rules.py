@@ -142,13 +142,13 @@ class Changes:
     """One kind of settings, in one era: which of them may hold at a step, as far as those who asked for changes were told."""
 
     def __init__(self) -> None:
-        self._told: dict[int, tuple[int, Setting]] = {}
+        self._told: dict[int, tuple[int, Setting | None]] = {}
 
-    def told(self, value: Setting, *, version: int, step: int) -> None:
-        """Somebody was told that this holds from a step on."""
+    def told(self, value: Setting | None, *, version: int, step: int) -> None:
+        """Somebody was told that this holds from a step on; None: another chief need not know what does."""
         self._told[version] = step, value
 
     def wanted_at(self, step: int) -> Setting | None:
-        """Returns what was said last to hold at a step; None: nothing was said."""
+        """Returns what was said last to hold at a step; None: nothing was said that every chief knows."""
         held = [(version, value) for version, (since, value) in self._told.items() if since <= step]
         return max(held, key=lambda one: one[0])[1] if held else None

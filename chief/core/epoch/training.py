@@ -315,7 +315,7 @@ class Training:
 
     def join(self, member: Member, *, held: Sequence[int] | None, is_new_here: bool, now: float) -> None:
         """Adds a worker. `held`: its ranges, if it stays the same incarnation (None: it does not)."""
-        self._policy.join(member.index)
+        self._policy.join(member.index, member.incarnation)
         member.counted_at, member.num_in_vain = now, 0
         if held is not None:
             if self._data.hold(member.index, member.incarnation, held):
@@ -373,8 +373,8 @@ class Training:
 
     def dequeue_token(self, call: int, request: DequeueTokenRequest, now: float) -> None:
         """Counts the contribution that the request carries, and gives a token, or has the caller wait for one."""
-        if self._ending.is_finished and not self._members.look_up(request.participant).is_live:
-            self._out.reply(call, self._finished(None))
+        if self._ending.is_finished and not (gone := self._members.look_up(request.participant)).is_live:
+            self._out.reply(call, self._finished(self._outcome_at_end(gone, request.commit)))
             return
         member = self._cluster.worker(request.participant, "take a token", now)
         self._recovery.refuse_if_under_way(now)
@@ -471,13 +471,7 @@ class Training:
         has_ranges = not commit.ranges or self._data.may_use(member.index, member.incarnation, commit.ranges)
         # Samples that others have, or had, would count twice: it comes from the time of an earlier chief.
         verdict = self._judge(commit) if has_ranges or commit.is_applied else Verdict(outcome=PushOutcome.LATE)
-        result = CommitResult(
-            outcome=verdict.outcome,
-            global_step=open_step,
-            applied_step=verdict.applied_step,
-            staleness=verdict.staleness,
-            weight=verdict.weight,
-        )
+        result = _result_of(verdict, global_step=open_step)
         member.outcomes.record(push_id, step=commit.step, result=result)
         member.count(verdict.outcome, now=now)
         self._ledger.count(verdict.outcome, worker=member.index, step=commit.step, staleness=verdict.staleness, now=now)
@@ -499,6 +493,14 @@ class Training:
         else:
             self.proceed(now)
         return result
+
+    def _outcome_at_end(self, gone: Member, commit: PushCommit | None) -> CommitResult | None:
+        """Returns what became of a contribution whose worker had lost its place when training finished; counts nothing any more."""
+        if commit is None:
+            return None
+        if gone.outcomes.is_repeated(commit.push_id, step=commit.step):
+            return _repeated(gone.outcomes.first_result(commit.push_id), global_step=self.step)
+        return _result_of(self._judge(commit), global_step=self.step)
 
     def _count_ranges(self, member: Member, commit: PushCommit, verdict: Verdict) -> None:
         """The training data that a contribution was made from is done once that is applied, or free again."""
@@ -619,8 +621,10 @@ class Training:
             self._begin_changes(now)
         if self._checkpoints.is_due and self.is_idle:
             self._checkpoints.begin(now)
-        if self.is_idle and self._model.is_ready and self._policy.is_complete:
-            policy = self._policy
+        policy = self._policy
+        # A finished training takes no further step; under the other policies it owes those that it has accepted.
+        may_step = self._model.is_ready and not (policy.has_common_steps and self._ending.is_finished)
+        if self.is_idle and may_step and policy.is_complete:
             self._begin_step(_Step(step=policy.step, contributors=policy.contributors, weights=policy.weights), policy.last_worker, now)
 
     def redo(self, request: ApplyRequest, now: float) -> None:
@@ -961,6 +965,16 @@ class Training:
     def _new_policy(self, *, step: int, is_start: bool, counted: Sequence[Counted] = ()) -> Policy:
         live = [member.index for member in self._members.workers() if member.is_live]
         return new_policy(self._settings.config, step=step, workers=live, is_start=is_start, counted=counted)
+
+
+def _result_of(verdict: Verdict, *, global_step: int) -> CommitResult:
+    return CommitResult(
+        outcome=verdict.outcome,
+        global_step=global_step,
+        applied_step=verdict.applied_step,
+        staleness=verdict.staleness,
+        weight=verdict.weight,
+    )
 
 
 def _repeated(first: CommitResult | None, *, global_step: int) -> CommitResult:

@@ -11,8 +11,9 @@ from ps_protocol.errors import (
     TrainingFailed,
     Unavailable,
 )
+from ps_protocol.model.optimizers import constant
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, ParticipantKind, PushOutcome, TokenResult
+from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, HyperparameterChange, ParticipantKind, PushOutcome, TokenResult
 from tests.support.chief.chief_driver import Driver, Worker
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
@@ -306,3 +307,25 @@ def test_a_finished_training_takes_no_further_step_when_workers_leave_that_it_wo
     driver.ask(FinishTrainingRequest(reason="enough"))
     driver.pass_time(2 * driver.config.lease_s)
     assert (driver.coordinator.state, driver.step) == (ClusterState.FINISHED, 0)
+
+
+def test_a_worker_that_lost_its_place_and_commits_after_the_end_is_told_what_became_of_its_contribution() -> None:
+    driver = Driver(lease_s=10.0)
+    sleeper, _ = driver.train(0, 1)
+    driver.pass_time(11.0)
+    driver.ask(FinishTrainingRequest(reason="enough"))
+    reply = sleeper.answer(sleeper.ask(commit=sleeper.next_commit(0)))
+    assert reply.result is TokenResult.FINISHED
+    assert reply.commit is not None and reply.commit.outcome is LATE
+
+
+def test_a_step_that_had_not_begun_when_training_finished_is_not_begun() -> None:
+    driver = Driver(applies_at_once=False)
+    (worker,) = driver.train(0)
+    driver.set_hyperparameters(HyperparameterChange(learning_rate=constant(0.25)))
+    worker.send_commit()
+    driver.ask(FinishTrainingRequest(reason="enough"))
+    driver.pass_time(1.0)
+    driver.configure()
+    assert driver.coordinator.state is ClusterState.FINISHED
+    assert not driver.to_apply
