@@ -54,15 +54,15 @@ def never_waiting(serve: Serve) -> Serve:
 
 
 class Received:
-    """How many bytes of calls and messages one connection has received, since `since`.
+    """How many bytes of calls and messages one connection has received, since `since`, and how many of its calls were let in.
 
     Each message adds to it, whatever thread takes it. What two threads add at the same moment may count once: budgets bear that.
     """
 
-    __slots__ = ("num_bytes", "since")
+    __slots__ = ("num_bytes", "num_calls", "since")
 
     def __init__(self, *, since: float = 0.0) -> None:
-        self.since, self.num_bytes = since, 0
+        self.since, self.num_bytes, self.num_calls = since, 0, 0
 
 
 # A message's own frames, and what is sent on account of its answer: window updates, and TLS around each of them.

@@ -2,8 +2,8 @@
 
 Any host that reaches a port can send to it without a token, and gRPC reads everything: most frames cost the sender nothing, and no option
 bounds them. So a thread looks at the connections that were made to the port, and at how much has come over each. A connection belongs to a
-stranger until a call on it is admitted. From then on, the bytes received are compared with its calls and their messages: the rest are
-frames that carry nothing. This costs a message an addition, and bounds everything that a stranger can send.
+stranger until a message of an admitted call has come. From then on, the bytes received are compared with its calls and their messages: the
+rest are frames that carry nothing. This costs a message an addition, and bounds everything that a stranger can send.
 """
 
 import itertools
@@ -44,6 +44,10 @@ CALL_BYTES, HEADER_BYTES = 1 << 10, 64
 # with its headers; and what frames around messages and window updates take at most, as parts of the messages and of what was sent.
 SURPLUS_BYTES, SURPLUS_BYTES_A_S, NOTABLE_BYTES = MAX_MESSAGE_BYTES + (1 << 20), 64 << 10, 4 << 20
 _LET_IN_BYTES, _A_MESSAGE, _AN_ANSWER = 4 << 10, 8, 64
+
+# Where everybody's calls are let in, a stranger can begin thousands and send no message. So a connection is a stranger's until the first
+# message of a call that is let in is there. That may be a large one, unless so many calls have begun before it.
+_MAX_SILENT = 8
 
 # How often connections are looked at: while there are strangers that send, and else.
 _BUSY_S, _CALM_S = 0.004, 0.05
@@ -203,6 +207,7 @@ class StrangerGuard:
             if self._thread is not None:
                 received = self._admitted.setdefault(peer, received)
         received.num_bytes += _LET_IN_BYTES
+        received.num_calls += 1
         return received
 
     def charge(self, peer: str, *, num_headers: int) -> None:
@@ -291,7 +296,7 @@ class StrangerGuard:
     def _judge(self, descriptor: int, one: _Open, *, num_bytes: int, now: float) -> None:
         """Lets a stranger be one no more, or cuts its connection if it has spent more than its budget."""
         charged = self._charged.get(one.peer, 0)
-        if one.peer in self._admitted:
+        if self._is_heard(one.peer):
             self._know(descriptor, one)
             self._turnstile.count(one.network, -1.0, now)
             return
@@ -300,6 +305,9 @@ class StrangerGuard:
             self._young[descriptor] = one
         is_suspect = one.network in self._waiting or EVERYWHERE[0] in self._waiting
         budget = (SUSPECT_BYTES if is_suspect else BUDGET_BYTES) + BUDGET_BYTES_A_S * (now - one.since)
+        received = self._admitted.get(one.peer)
+        if received is not None and received.num_calls <= _MAX_SILENT:
+            budget += MAX_MESSAGE_BYTES
         if one.spent > budget and cut(descriptor, number=one.number):
             self._know(descriptor, one)
             self._turnstile.count(one.network, Turnstile.CUT, now, for_calls=charged / BUDGET_BYTES)
@@ -329,6 +337,11 @@ class StrangerGuard:
         about = num_bytes >> 10, what, one.peer, self._num_cut
         self._warning.warn("cut a connection that sent %d KiB, and %s peer=%s cut_so_far=%d", lambda: about)
 
+    def _is_heard(self, peer: str) -> bool:
+        """Whether a message of a call that was let in has come."""
+        received = self._admitted.get(peer)
+        return received is not None and received.num_bytes > received.num_calls * _LET_IN_BYTES
+
     def _know(self, descriptor: int, one: _Open) -> None:
         """Notes that a stranger was let in or cut."""
         one.is_stranger = False
@@ -338,7 +351,7 @@ class StrangerGuard:
 
     def _end(self, descriptor: int, one: _Open, now: float) -> None:
         """A descriptor was closed."""
-        is_in_vain = one.is_stranger and one.peer not in self._admitted
+        is_in_vain = one.is_stranger and not self._is_heard(one.peer)
         self._admitted.pop(one.peer, None)
         self._know(descriptor, one)
         if is_in_vain:
@@ -355,7 +368,7 @@ class StrangerGuard:
         """Charges networks for calls of connections that have ended: one that is cut may have sent many calls."""
         for peer in self._charged.keys() - self._strangers:
             charged, host = self._charged.pop(peer), peer.partition(":")[2].rpartition(":")[0]
-            if peer not in self._admitted:
+            if not self._is_heard(peer):
                 network = network_of(host.removeprefix("%5B").removesuffix("%5D").partition("%25")[0])
                 self._turnstile.count(network, 0.0, now, for_calls=charged / BUDGET_BYTES)
 

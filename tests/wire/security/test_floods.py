@@ -65,10 +65,12 @@ def is_let_in(port: int, *, host: str = "127.0.0.1") -> bool:
     return True
 
 
-def flood_until_cut(kind: str, port: int, *, is_let_in: bool = False) -> None:
+def flood_until_cut(kind: str, port: int, *, is_let_in: bool = False) -> int:
+    """Returns how many bytes were sent."""
     one = Flood("127.0.0.1", port, KINDS[kind], tls=False, until=time.monotonic() + 30, is_let_in=is_let_in)
     one.run_once()
     assert one.num_cut
+    return one.num_bytes
 
 
 # Who has to wait.
@@ -196,6 +198,12 @@ def test_connection_that_floods_is_cut_and_others_are_answered(kind: str, server
         shard.call(ShardStatusRequest())
         flood_until_cut(kind, port_of(server))
         assert shard.call(ShardStatusRequest())
+
+
+@pytest.mark.shows("F36")
+def test_calls_without_a_message_let_no_connection_in_where_everybody_may_call(server: ParameterServer) -> None:
+    """Else it could send 17 MiB of them, as one may whose messages are known."""
+    assert flood_until_cut("calls", port_of(server)) < 8 << 20
 
 
 def test_flood_stops_no_caller(server: ParameterServer) -> None:
