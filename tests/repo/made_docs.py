@@ -1,6 +1,7 @@
 """Writes what documents say of code from the code: `python -m tests.repo.made_docs [--write]`.
 
-In docs/reference/cli.md what stands between two marks, in docs/contributing/faults.md the last column; all else is written by hand.
+In docs/reference/cli.md and docs/contributing/design.md what stands between two marks, in docs/contributing/faults.md the last column; all
+else is written by hand.
 """
 
 import argparse
@@ -14,9 +15,11 @@ from lockstep.__main__ import ROLES, parser_of
 from lockstep.cli.commands import COMMANDS, actions_of, overview
 from ps_protocol.process.exit_codes import MEANINGS
 from ps_protocol.process.options import TABLE, Option, Program, default_text
+from tests.repo.changes import touched
 from tests.support.repository import ROOT
 
 CLI, FAULTS = ROOT / "docs" / "reference" / "cli.md", ROOT / "docs" / "contributing" / "faults.md"
+DESIGN = ROOT / "docs" / "contributing" / "design.md"
 _BLOCK = re.compile(r"(<!-- made: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
 # What the programs of the table are called on the page.
 _PROGRAMS = {program: program.value for program in Program} | {Program.CALLER: "callers"}
@@ -50,6 +53,12 @@ def made_cli(page: str) -> str:
         "codes": _table(("code", "meaning"), MEANINGS.items()),
     }
     return _BLOCK.sub(lambda found: f"{found[1]}\n{tables[found[2]]}\n\n{found[3]}", page)
+
+
+def made_design(page: str) -> str:
+    """Returns the page of the design with what made-up changes touch."""
+    table = _table(("change", "files by hand", "made from them"), touched())
+    return _BLOCK.sub(lambda found: f"{found[1]}\n{table}\n\n{found[3]}", page)
 
 
 def made_faults(page: str) -> str:
@@ -104,7 +113,7 @@ def _cell(text: str) -> str:
 def main(words: list[str]) -> int:
     """Writes the pages, or says how they differ and returns 1."""
     wrong = 0
-    for path, made in ((CLI, made_cli), (FAULTS, made_faults)):
+    for path, made in ((CLI, made_cli), (DESIGN, made_design), (FAULTS, made_faults)):
         page, name = path.read_text(encoding="utf-8"), str(path.relative_to(ROOT))
         wanted = made(page)
         if page == wanted:
