@@ -91,6 +91,11 @@ class Ending:
             return ""
         return "1 worker" if num_awaited == 1 else f"{num_awaited} workers"
 
+    @property
+    def words_before_a_model(self) -> str:
+        """What callers are told that wait for a model once training is finished."""
+        return f"training was finished ({self._why}) before a model was initialised; start the cluster again"
+
     def refuse_if_failed(self) -> None:
         """Raises TrainingFailed once the cluster cannot continue."""
         if self.is_failed:
@@ -146,6 +151,7 @@ class Ending:
         self._calls.answer_all(cluster.step)
         cluster.training.release()
         cluster.settings.refuse(TrainingFailed(f"training was finished ({reason}) before its settings were changed"))
+        cluster.models.refuse_completions(TrainingFailed(self.words_before_a_model))
         cluster.models.answer_waiting()
         if not self._is_asked:
             self._latecomers_timer.set(now + _LATECOMERS_S)

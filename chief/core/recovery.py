@@ -636,6 +636,8 @@ class Recovery:
         if isinstance(found, str):
             return found
         held = [adoption for adoption in adoptions if adoption is not None]
+        # The chief before may have changed them since the first look.
+        self._settings_versions = tuple(adoption.settings_version for adoption in held)
         if self._lacks_its_record(record, held, policy):
             return "the chief before this one ended while it brought the parameter servers back to a checkpoint"
         if record is None or record.model is None:
@@ -715,6 +717,7 @@ class Recovery:
             start,
             step=found.step,
             is_start=False,
+            oldest_kept=0 if stage.record is None else stage.record.oldest_kept,
             counted=() if found.redo is not None else self._counted(stage, found.step),
             tag_suffix=f"-chief-{self._members.chief_incarnation}",  # its predecessor may have saved the same step
         )

@@ -105,6 +105,7 @@ class Cluster:
             policy=self.settings.config.policy,
             settings_version=self.settings.version_that_holds,
             rejects_nonfinite=self.settings.config.reject_nonfinite,
+            oldest_kept=self.training.oldest_kept,
             optimizers=self.settings.optimizers,
             num_rollbacks=self.recovery.num_rollbacks,
             last_rollback=self.recovery.last_rollback,

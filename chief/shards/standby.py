@@ -434,6 +434,7 @@ class ReplicatedLink:
             record_version=newest.record_version,
             last_apply=last,
             given_up=tuple(dict.fromkeys(gone for one in members for gone in one.given_up)),
+            settings_version=max(one.settings_version for one in members),
         )
 
     def _met(self, one: Replica, status: ShardStatus) -> ShardStatus:

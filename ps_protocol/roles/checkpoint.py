@@ -40,7 +40,8 @@ class ChosenPush:
 class ChiefRecord:
     """The record that a chief leaves for its successor: the agreed model, and the settings that hold. `model` None: none is initialised.
 
-    `rejects_nonfinite`: whether the shards refuse gradients that are not finite.
+    `rejects_nonfinite`: whether the shards refuse gradients that are not finite. `oldest_kept`: shards may have dropped contributions to
+    steps before this one, since the policy that held then kept none of earlier steps.
 
     Of `epoch` (0: unknown) and the open `step`: what was `chosen` for that (a worker may know it), the training data done, and what
     lasts of what applied contributions have brought.
@@ -54,6 +55,7 @@ class ChiefRecord:
     num_rollbacks: int = 0
     last_rollback: str = ""
     rejects_nonfinite: bool = False
+    oldest_kept: int = 0
     epoch: int = 0
     step: int = 0
     chosen: tuple[ChosenPush, ...] = ()

@@ -297,6 +297,7 @@ class Adoption:
     session_keys: tuple[bytes, ...] = field(default=(), repr=False)
     was_alone: bool = False
     given_up: tuple[PushId, ...] = ()
+    settings_version: int = 0
 
 
 @_asks("AdoptShard", by=CHIEF)

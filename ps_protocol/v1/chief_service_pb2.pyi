@@ -698,7 +698,7 @@ class LeaseRangesResponse(_message.Message):
     def __init__(self, result: _Optional[_Union[LeaseResult, str]] = ..., ranges: _Optional[_Iterable[_Union[DataRange, _Mapping]]] = ..., waiting_for: _Optional[str] = ...) -> None: ...
 
 class ChiefRecord(_message.Message):
-    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "earlier", "rejects_nonfinite", "attached")
+    __slots__ = ("model", "policy", "settings_version", "optimizers", "num_rollbacks", "last_rollback", "epoch", "step", "chosen", "data", "earlier", "rejects_nonfinite", "attached", "oldest_kept")
     MODEL_FIELD_NUMBER: _ClassVar[int]
     POLICY_FIELD_NUMBER: _ClassVar[int]
     SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
@@ -712,6 +712,7 @@ class ChiefRecord(_message.Message):
     EARLIER_FIELD_NUMBER: _ClassVar[int]
     REJECTS_NONFINITE_FIELD_NUMBER: _ClassVar[int]
     ATTACHED_FIELD_NUMBER: _ClassVar[int]
+    OLDEST_KEPT_FIELD_NUMBER: _ClassVar[int]
     model: ModelSpec
     policy: PolicySpec
     settings_version: int
@@ -725,7 +726,8 @@ class ChiefRecord(_message.Message):
     earlier: _tensor_pb2.Fence
     rejects_nonfinite: bool
     attached: _tensor_pb2.StepAttachments
-    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataMarks, _Mapping]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ...) -> None: ...
+    oldest_kept: int
+    def __init__(self, model: _Optional[_Union[ModelSpec, _Mapping]] = ..., policy: _Optional[_Union[PolicySpec, _Mapping]] = ..., settings_version: _Optional[int] = ..., optimizers: _Optional[_Iterable[_Union[_parameter_service_pb2.OptimizerChange, _Mapping]]] = ..., num_rollbacks: _Optional[int] = ..., last_rollback: _Optional[str] = ..., epoch: _Optional[int] = ..., step: _Optional[int] = ..., chosen: _Optional[_Iterable[_Union[ChosenPush, _Mapping]]] = ..., data: _Optional[_Union[DataMarks, _Mapping]] = ..., earlier: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., rejects_nonfinite: bool = ..., attached: _Optional[_Union[_tensor_pb2.StepAttachments, _Mapping]] = ..., oldest_kept: _Optional[int] = ...) -> None: ...
 
 class ChosenPush(_message.Message):
     __slots__ = ("push_id", "ranges", "step", "weight", "attached")

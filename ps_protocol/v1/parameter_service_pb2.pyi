@@ -72,7 +72,7 @@ class ReplicaState(_message.Message):
     def __init__(self, version: _Optional[int] = ..., is_alone: bool = ..., forgets: bool = ...) -> None: ...
 
 class AdoptShardResponse(_message.Message):
-    __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes", "session_keys", "was_alone", "given_up")
+    __slots__ = ("step", "layout_hash", "record", "record_version", "last_apply", "pushes", "session_keys", "was_alone", "given_up", "settings_version")
     STEP_FIELD_NUMBER: _ClassVar[int]
     LAYOUT_HASH_FIELD_NUMBER: _ClassVar[int]
     RECORD_FIELD_NUMBER: _ClassVar[int]
@@ -82,6 +82,7 @@ class AdoptShardResponse(_message.Message):
     SESSION_KEYS_FIELD_NUMBER: _ClassVar[int]
     WAS_ALONE_FIELD_NUMBER: _ClassVar[int]
     GIVEN_UP_FIELD_NUMBER: _ClassVar[int]
+    SETTINGS_VERSION_FIELD_NUMBER: _ClassVar[int]
     step: int
     layout_hash: str
     record: bytes
@@ -91,7 +92,8 @@ class AdoptShardResponse(_message.Message):
     session_keys: _containers.RepeatedScalarFieldContainer[bytes]
     was_alone: bool
     given_up: _containers.RepeatedCompositeFieldContainer[_tensor_pb2.PushId]
-    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ..., session_keys: _Optional[_Iterable[bytes]] = ..., was_alone: bool = ..., given_up: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ...) -> None: ...
+    settings_version: int
+    def __init__(self, step: _Optional[int] = ..., layout_hash: _Optional[str] = ..., record: _Optional[bytes] = ..., record_version: _Optional[int] = ..., last_apply: _Optional[_Union[ApplyRequest, _Mapping]] = ..., pushes: _Optional[_Iterable[_Union[WorkerPushes, _Mapping]]] = ..., session_keys: _Optional[_Iterable[bytes]] = ..., was_alone: bool = ..., given_up: _Optional[_Iterable[_Union[_tensor_pb2.PushId, _Mapping]]] = ..., settings_version: _Optional[int] = ...) -> None: ...
 
 class WorkerPushes(_message.Message):
     __slots__ = ("worker", "incarnation", "applied")

@@ -870,6 +870,7 @@ def write_Adoption(value: Adoption, message: Any) -> None:
     if one := value.given_up:
         for item in one:
             write_PushId(item, message.given_up.add())
+    message.settings_version = value.settings_version
 
 
 def read_Adoption(message: Any) -> Adoption:
@@ -883,6 +884,7 @@ def read_Adoption(message: Any) -> Adoption:
         session_keys=tuple(message.session_keys),
         was_alone=message.was_alone,
         given_up=special.read_given_up(message, READ),
+        settings_version=message.settings_version,
     )
 
 

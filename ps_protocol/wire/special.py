@@ -243,6 +243,7 @@ def write_lasting(record: ChiefRecord, message: chief_service_pb2.ChiefRecord, w
     message.num_rollbacks = record.num_rollbacks
     message.last_rollback = record.last_rollback
     message.rejects_nonfinite = record.rejects_nonfinite
+    message.oldest_kept = record.oldest_kept
     if record.earlier != NOBODY:
         write[Fence](record.earlier, message.earlier)
 
@@ -275,6 +276,7 @@ def read_record(message: chief_service_pb2.ChiefRecord, read: Read) -> ChiefReco
         num_rollbacks=message.num_rollbacks,
         last_rollback=message.last_rollback,
         rejects_nonfinite=message.rejects_nonfinite,
+        oldest_kept=message.oldest_kept,
         epoch=message.epoch,
         step=message.step,
         chosen=decode_each(message.chosen, read[ChosenPush], field="chosen"),

@@ -706,6 +706,7 @@ class Shard:
             session_keys=self._gate.admitted.keys,
             was_alone=chief.was_alone,
             given_up=model.inbox.given_up if model else (),
+            settings_version=model.settings.version if model else 0,
         )
 
 

@@ -89,7 +89,7 @@ class ChiefNode:
         self._loop = pace.loop
         self._leads: dict[Era, Leads] = {}
         self._max_steps = config.max_steps
-        self._rules, self._has_changed = oracle.rules, False
+        self._rules, self._has_changed, self._version = oracle.rules, False, 0
         # The policies that were asked for and do not hold yet, as far as one knows, by the number of the request.
         self._wanted_policies: dict[int, PolicySpec] = {}
         # What it was asked to count, and had been when training was finished; the latest step that it has begun; and whether it may finish.
@@ -159,7 +159,8 @@ class ChiefNode:
             if value.commit is not None:
                 self._oracle.told_commit(era, arguments[3].push_id, value.commit, by=self._name)
                 self._leads_of(era).told(arguments[3].push_id, value.commit)
-            if value.result is TokenResult.TOKEN:
+            # One that is given in the midst of several changes is of a policy that held for no time.
+            if value.result is TokenResult.TOKEN and value.settings_version == self._version:
                 self._oracle.told_token(
                     era, arguments[0].index, arguments[0].incarnation, local_step=arguments[1], step=value.step, rules=self._rules
                 )
@@ -231,7 +232,7 @@ class ChiefNode:
             self._oracle.asked_to_change(request.request_id, rate.arguments["value"])
 
     def _look_which_policy_holds(self) -> None:
-        spec = self.coordinator.cluster.policy.spec
+        spec, self._version = self.coordinator.cluster.policy.spec, self.coordinator.cluster.settings.version_that_holds
         if spec != self._rules.spec:
             self._world.seen["another policy holds"] += 1
             self._has_changed = True

@@ -269,8 +269,7 @@ class ModelCalls:
         registry.check(model)
         check_model(self._cluster.settings.config.policy, model)
         if ending.is_finished and not registry.is_ready:
-            why = ending.reason
-            raise TrainingFailed(f"training was finished ({why}) before a model was initialised; start the cluster again")
+            raise TrainingFailed(ending.words_before_a_model)
         if not self._servers.are_adopted:
             return None
         if ask.joins_only and registry.initializer is None and not registry.held:

@@ -188,6 +188,11 @@ class Training:
         return self._policy.step
 
     @property
+    def oldest_kept(self) -> int:
+        """The oldest step whose contributions all shards still have, if they were given them."""
+        return self._oldest_kept
+
+    @property
     def fence(self) -> Fence:
         """The fence of the chief's commands in this epoch."""
         return self._fence
@@ -532,6 +537,9 @@ class Training:
         if self._policy.has_common_steps and step > self._policy.step:
             if not self._model.is_ready:  # another chief may have trained further than this one knows yet
                 raise NotInitialized(f"the model is not known here yet: {self._cluster.explain(now)}")
+            if self._step is not None and step == self._policy.step + 1:
+                # Under the policy before, the worker read what the shards had applied already.
+                raise Unavailable(f"step {step} is not open yet: the shards apply the one before, or save it")
             raise StepAhead(f"local_step {step} is ahead of global_step {self._policy.step}; read again")
 
     # -- ranges of the training data

@@ -172,17 +172,20 @@ class Driver:
             session_key=self.session_key,
         )
 
-    def begin(self) -> None:
-        self.send(ev.ShardsFound(statuses=tuple(shard.status(index) for index, shard in enumerate(self.shards))))
+    def look(self) -> tuple[ShardStatus, ...]:
+        return tuple(shard.status(index) for index, shard in enumerate(self.shards))
 
-    def new_chief(self, **config: Any) -> None:
-        """Another chief process takes the place of the old one, which never says anything again."""
+    def begin(self, found: tuple[ShardStatus, ...] = ()) -> None:
+        self.send(ev.ShardsFound(statuses=found or self.look()))
+
+    def new_chief(self, found: tuple[ShardStatus, ...] = (), **config: Any) -> None:
+        """Another chief process takes the place of the old one, which never says anything again. It has `found` what the shards said."""
         self.config = replace(self.config, **config)
         self.session_key = b"chief %d" % next(self.chiefs)
         self.coordinator = self._coordinator()
         self.orders.clear()
         self._give_up_work()
-        self.begin()
+        self.begin(found)
 
     def kill(self, shard: int) -> None:
         """A shard's process is replaced by an empty one."""
@@ -361,6 +364,7 @@ class Driver:
                 pushes=shard.pushes(),
                 session_keys=shard.session_keys,
                 given_up=shard.given_up,
+                settings_version=shard.settings_version,
             )
             self.send(ev.ShardAdopted(shard=index, process_incarnation=shard.process, adoption=adoption))
 

@@ -8,6 +8,7 @@ from ps_protocol.errors import (
     NotInitialized,
     PushIdReused,
     StepAhead,
+    Unavailable,
 )
 from ps_protocol.roles.chief import CommitResult, ParticipantKind, PushOutcome, TokenResult
 from ps_protocol.roles.contribution import PushId
@@ -224,3 +225,14 @@ def test_dedupe_memory_is_bounded() -> None:
     outcomes = driver.coordinator.cluster.members.check(worker.participant, now=driver.now).outcomes
     assert len(outcomes._recent) <= 16
     assert worker.commit(step=3, push_id=PushId(worker=0, incarnation=1, sequence=4)).outcome is DUPLICATE
+
+
+def test_a_worker_that_read_the_step_under_way_before_a_change_to_sync_is_to_ask_again() -> None:
+    driver = Driver(applies_at_once=False)
+    first, second = driver.train(0, 1)
+    for worker in (first, second):
+        worker.send_commit(0)
+    with pytest.raises(Unavailable, match="step 1 is not open yet"):
+        first.commit(1)
+    driver.apply()
+    assert first.commit(1).outcome is ACCEPTED

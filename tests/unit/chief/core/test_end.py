@@ -12,8 +12,17 @@ from ps_protocol.errors import (
     Unavailable,
 )
 from ps_protocol.model.optimizers import constant
+from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.checkpoint import Durability
-from ps_protocol.roles.chief import ClusterState, FinishTrainingRequest, HyperparameterChange, ParticipantKind, PushOutcome, TokenResult
+from ps_protocol.roles.chief import (
+    ClusterState,
+    CompleteInitializationRequest,
+    FinishTrainingRequest,
+    HyperparameterChange,
+    ParticipantKind,
+    PushOutcome,
+    TokenResult,
+)
 from tests.support.chief.chief_driver import Driver, Worker
 
 ACCEPTED, STALE, DUPLICATE, LATE = PushOutcome.ACCEPTED, PushOutcome.STALE, PushOutcome.DUPLICATE, PushOutcome.LATE
@@ -329,3 +338,13 @@ def test_a_step_that_had_not_begun_when_training_finished_is_not_begun() -> None
     driver.configure()
     assert driver.coordinator.state is ClusterState.FINISHED
     assert not driver.to_apply
+
+
+def test_a_worker_that_creates_the_model_when_training_finishes_is_told_so() -> None:
+    driver = Driver(policy=PolicySpec(name=PolicyName.ASYNC), applies_at_once=False)
+    worker = Worker(driver, 0)
+    driver.ask_model(worker)
+    call = driver.ask(CompleteInitializationRequest(participant=worker.participant, attempt=1))
+    assert call not in driver.answers
+    driver.ask(FinishTrainingRequest(reason="enough"))
+    assert isinstance(driver.answers[call], TrainingFailed)

@@ -283,3 +283,21 @@ def test_under_durability_step_a_new_chief_tells_no_step_that_is_not_saved() -> 
     driver.pass_time(1.5)
     assert (driver.coordinator.state, driver.step) == (ClusterState.TRAINING, 3)
     assert max(checkpoint.step for checkpoint in driver.storage.values()) == 3
+
+
+def test_settings_that_the_chief_before_sent_after_the_first_look_are_counted_too() -> None:
+    driver, _ = trained()
+    found = driver.look()
+    for shard in driver.shards:
+        shard.settings_version = 7
+    driver.new_chief(found)
+    assert driver.configured[-1].version == 8
+
+
+def test_a_contribution_from_before_a_change_of_policy_is_stale_for_the_next_chief_too() -> None:
+    driver, workers = trained()
+    late = workers[0].next_commit(2)
+    driver.set_policy(PolicySpec(name=PolicyName.ASYNC))
+    driver.new_chief()
+    driver.come_back(workers[0])
+    assert workers[0].commit(2, push_id=late.push_id).outcome is PushOutcome.STALE

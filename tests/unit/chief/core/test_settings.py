@@ -465,7 +465,7 @@ def test_a_policy_that_is_asked_for_before_servers_are_found_follows_the_one_tha
     driver = Driver.outlived()
     driver.train(0)
     find_servers = driver.begin
-    monkeypatch.setattr(driver, "begin", lambda: None)
+    monkeypatch.setattr(driver, "begin", lambda found: None)
     driver.new_chief()
     call = driver.set_policy(ASYNC)
     assert (call in driver.answers, driver.coordinator.state) == (False, ClusterState.CONNECTING), "it would be undone"
