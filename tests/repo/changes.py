@@ -136,13 +136,14 @@ class EagerPolicy(OrderedPolicy):
         return self.step
 ''',
             ),
+            Edit(path="chief/policies/__init__.py", before="`sync` and `fifo` are", text="`eager` has nobody wait; "),
             Edit(
                 path="chief/policies/factory.py", before="from chief.policies.fifo", text="from chief.policies.eager import EagerPolicy\n"
             ),
             Edit(
                 path="chief/policies/factory.py",
-                before="from ps_protocol.model.policy import",
-                text="from ps_protocol.model.policy import PolicyName\n",
+                before="PolicySpec\nfrom ps_protocol.model.spec import",
+                text="PolicyName, ",
             ),
             Edit(
                 path="chief/policies/factory.py",
@@ -186,7 +187,9 @@ def eager_policy() -> PolicySpec:
         ),
         proof="import lockstep\nfrom lockstep.cli.commands import COMMANDS\n"
         + _TRAIN.replace("lockstep.local()", "lockstep.local(policy=lockstep.eager_policy())").replace("OPTIMIZER", "lockstep.sgd(0.25)")
-        + 'assert status.policy.text == "eager" and status.num_accepted == 1, status\n',
+        + 'assert status.policy.text == "eager" and status.num_accepted == 1, status\n'
+        + "from lockstep.__main__ import main\n"
+        + 'assert not main("plan --latency constant:1 --workers 2 --rounds 9 --compare eager".split())\n',
     ),
     Change(
         what="an option of a parameter server",
@@ -206,8 +209,14 @@ MOOD = Option(name="mood", parse=_stripped, default="calm", words="how the serve
             ),
             Edit(
                 path="ps_server/server.py",
-                before="        self._apply_threads = ApplyThreads(",
-                text="        self.mood = config.mood\n",
+                before="            apply_threads=self._apply_threads,\n",
+                text="            mood=config.mood,\n",
+            ),
+            Edit(path="ps_server/shard/shard.py", before="        apply_threads: StripeRunner", text='        mood: str = "calm",\n'),
+            Edit(
+                path="ps_server/shard/shard.py",
+                before="        self.process_incarnation = process",
+                text="        self.mood = mood\n",
             ),
         ),
         proof="""
@@ -215,7 +224,7 @@ from ps_server.config import parse_config
 from ps_server.server import ParameterServer
 
 server = ParameterServer(parse_config(["--index", "0"], environment={"LOCKSTEP_MOOD": "glad"}))
-assert server.mood == "glad"
+assert server._shard.mood == "glad"
 """,
     ),
     Change(
@@ -304,7 +313,7 @@ class CountStepsRequest:
                 before="            ReadMetricsRequest: self._read_metrics,\n",
                 text="            CountStepsRequest: lambda request: self.applied()[0],\n",
             ),
-            Edit(path="worker_client/shards/shards.py", before="    ReadMetricsRequest,\n", text="    CountStepsRequest,\n"),
+            Edit(path="worker_client/shards/shards.py", before="    Metric,\n", text="    CountStepsRequest,\n"),
             Edit(
                 path="worker_client/shards/shards.py",
                 before="    def metrics(self)",
@@ -327,6 +336,77 @@ server.start()
 assert GrpcShard(server.address).call(CountStepsRequest(epoch=0)) == 0
 server.stop()
 """,
+    ),
+    Change(
+        what="an RPC of the chief",
+        edits=(
+            Edit(
+                path=_CHIEF_SERVICE,
+                before="  // Ends training: every waiting worker",
+                text="""\
+  // Reports how many workers live. No effect.
+  rpc CountWorkers(CountWorkersRequest) returns (CountWorkersResponse);
+""",
+            ),
+            Edit(
+                path=_CHIEF_SERVICE,
+                before="// Asks for FinishTraining.\n",
+                text="""\
+// Asks for CountWorkers.
+message CountWorkersRequest {
+}
+
+// Answers CountWorkers.
+message CountWorkersResponse {
+  // Workers that live.
+  uint32 num_workers = 1;
+}
+
+""",
+            ),
+            Edit(
+                path="ps_protocol/roles/chief.py",
+                before='@_asks("FinishTraining", by=OPERATORS)\n',
+                text='''\
+@_asks("CountWorkers", by=READERS)
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class CountWorkersRequest:
+    """Asks how many workers live."""
+
+    answer: ClassVar[type[int]] = int
+    awaited: ClassVar[str] = "the number of workers"
+
+
+''',
+            ),
+            Edit(path="chief/core/coordinator.py", before="    DequeueTokenRequest,\n", text="    CountWorkersRequest,\n"),
+            Edit(
+                path="chief/core/coordinator.py",
+                before="            FinishTrainingRequest: cluster",
+                text="""\
+            CountWorkersRequest: lambda call, _, now: cluster.out.reply(call, cluster.members.num_known_workers),
+""",
+            ),
+            Edit(
+                path="worker_client/session/session.py",
+                before="ClusterStatus, FinishTrainingRequest",
+                text="CountWorkersRequest, ",
+            ),
+            Edit(
+                path="worker_client/session/session.py",
+                before='    def finish(self, reason: str = ""',
+                text='''\
+    def count_workers(self) -> int:
+        """Returns how many workers live."""
+        return self._member.link.ask(CountWorkersRequest(), what="how many workers live")
+
+''',
+            ),
+        ),
+        proof=_UP.replace("lockstep.sgd(0.25))", "lockstep.sgd(0.25))\n    print('workers:', session.count_workers())", 1).replace(
+            "ENVIRONMENT", ""
+        )
+        + "assert b'workers: 1' in done.stdout, done.stdout\n",
     ),
     Change(
         what="a number of a parameter server",
@@ -360,7 +440,7 @@ server.stop()
   uint64 num_given = 40;
 """,
             ),
-            Edit(path="ps_protocol/roles/chief.py", before='    failure: str\n    transport: str = ""\n', text="    num_given: int\n"),
+            Edit(path="ps_protocol/roles/chief.py", before='    transport: str = ""\n    traffic', text="    num_given: int = 0\n"),
             Edit(
                 path="chief/core/cluster/members.py",
                 before="        is_waiting=is_waiting,\n",
@@ -416,6 +496,7 @@ def decode_signs(encoded: Array, values: Array) -> None:
     values[:] = encoded.astype(np.float32) * 2 - 1
 ''',
             ),
+            Edit(path="ps_protocol/encodings/__init__.py", before="`halves`, `int8` and\n", text="`signs`, "),
             Edit(
                 path="ps_protocol/encodings/formats.py",
                 before="from ps_protocol.encodings import halves, int8, top_k\n",
@@ -477,6 +558,13 @@ def decode_signs(encoded: Array, values: Array) -> None:
                 before="            num_shards=len(self._servers),\n            record=",
                 text="            num_workers=self._members.num_known_workers,\n",
             ),
+            Edit(
+                path="chief/core/recovery.py",
+                before="        self._branch = Branch(epoch=self._members.epoch, base=checkpoint",
+                text="""\
+        self._out.note(f"workers at the save: {checkpoint.num_workers}", is_warning=True)
+""",
+            ),
         ),
         proof=_UP.replace("ENVIRONMENT", "")
         + """
@@ -484,6 +572,8 @@ from pathlib import Path
 
 manifest = sorted(Path("saved").glob("*/*.json"))[-1].read_text()
 assert '"num_workers": 1' in manifest, manifest
+again = subprocess.run(command, capture_output=True, text=True)
+assert "workers at the save: 1" in again.stdout + again.stderr, again.stdout + again.stderr
 """,
     ),
 )

@@ -17,7 +17,7 @@ from lockstep.planning.plan import Plan, Question, make_plan
 from lockstep.planning.simulation import Costs
 from lockstep.planning.times import HEADER, ComputingTime, TimesRecorder, parse_times, times_by_worker
 from ps_protocol.errors import InvalidSpec, PsError
-from ps_protocol.model.policy import PolicyName, PolicySpec
+from ps_protocol.model.policy import KINDS, PolicySpec
 from ps_protocol.roles.chief import Chief, ClusterState
 
 # The result of `lockstep plan` as text: tables and a recommendation.
@@ -74,6 +74,10 @@ def _time_text(seconds: float) -> str:
 
 
 _OVER = (ClusterState.FINISHED, ClusterState.FAILED)
+# Policies beside sync by what a user writes, "ssp:S" for one with a staleness of its own.
+_COMPARED = {
+    name.name.lower() + (":S" if "staleness" in kind.parameters else ""): name for name, kind in KINDS.items() if not kind.has_common_steps
+}
 # Times shorter than this many polls of the chief are too inaccurate to plan with.
 _LEAST_POLLS = 10
 
@@ -106,7 +110,9 @@ def add_plan_arguments(parser: argparse.ArgumentParser) -> None:
         size.add_argument(f"--{name}", type=float, default=0.0, metavar="S", help=f"seconds {words} (default 0)")
     run = parser.add_argument_group("the simulation")
     run.add_argument("--backup-workers", metavar="B,B,…", help="numbers of backup workers to try (default: some up to a fifth)")
-    run.add_argument("--compare", metavar="POLICIES", default="", help="other policies to simulate, separated by commas: ssp:S, async")
+    run.add_argument(
+        "--compare", metavar="POLICIES", default="", help=f"other policies to simulate, separated by commas: {', '.join(_COMPARED)}"
+    )
     run.add_argument("--rounds", type=int, metavar="N", help="steps to simulate for each number (default: about 20000 contributions)")
     run.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the random times (default 0)")
     record = parser.add_argument_group("recording")
@@ -172,12 +178,12 @@ def _backups(text: str | None) -> tuple[int, ...]:
 
 
 def _policy(word: str) -> PolicySpec:
-    name, _, staleness = word.strip().partition(":")
-    if name == "async" and not staleness:
-        return PolicySpec(name=PolicyName.ASYNC)
-    if name == "ssp" and staleness.isdecimal() and len(staleness) < 10:
-        return PolicySpec(name=PolicyName.SSP, staleness=int(staleness))
-    raise InvalidSpec(f"--compare: got {word[:40]!r}, want ssp:S (S: contributions ahead) or async")
+    name, colon, staleness = word.strip().partition(":")
+    if not staleness and name in _COMPARED:
+        return PolicySpec(name=_COMPARED[name])
+    if f"{name}{colon}S" in _COMPARED and staleness.isdecimal() and len(staleness) < 10:
+        return PolicySpec(name=_COMPARED[f"{name}{colon}S"], staleness=int(staleness))
+    raise InvalidSpec(f"--compare: got {word[:40]!r}, want {' or '.join(_COMPARED)} (S: contributions ahead)")
 
 
 def _record(arguments: argparse.Namespace) -> Answer:
