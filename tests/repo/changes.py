@@ -628,6 +628,10 @@ def _environment() -> dict[str, str]:
 
 def main(names: Sequence[str]) -> int:
     """Tries the changes of these names, or all, and prints how each went; returns 1 if one failed."""
+    if not _PROTO_PYTHON.exists():
+        sys.exit(
+            f"{_PROTO_PYTHON.relative_to(ROOT)} is missing, which generates code from protos: run `make check-changes`, which makes it"
+        )
     failures = 0
     for change in CHANGES:
         if not names or change.what in names:

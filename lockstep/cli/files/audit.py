@@ -79,7 +79,7 @@ def run_audit(arguments: argparse.Namespace) -> Answer:
     ]
     num_steps = sum(epoch.num_steps for epoch in books.epochs.values())
     counts = ", ".join(f"{count} {result}" for result, count in sorted(books.counts.items()))
-    said.append(f"{len(facts.processes)} processes, {len(books.epochs)} epochs, {num_steps} steps")
+    said.append(", ".join([_count(len(facts.processes), "process", "es"), _count(len(books.epochs), "epoch"), _count(num_steps, "step")]))
     said.append(f"{len(facts.parts)} contributions: {counts or 'none'}")
     if facts.cut:
         said.append(f"{len(facts.cut)} of the processes no longer have their oldest records (--history-max-bytes)")
@@ -89,3 +89,7 @@ def run_audit(arguments: argparse.Namespace) -> Answer:
     said.append(f"{'clean' if not problems else f'{len(problems)} problems'} ({time.monotonic() - started:.1f} s)")
     fields = _fields(facts, books, values, problems)
     return Answer(words="\n".join(said), fields=fields, exit_code=ExitCode.FAILED if problems else ExitCode.DONE)
+
+
+def _count(number: int, what: str, plural: str = "s") -> str:
+    return f"{number} {what}{plural * (number != 1)}"
