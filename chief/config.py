@@ -119,10 +119,10 @@ def _check_size(config: CoordinationConfig) -> None:
 def _coordination(given: Given, task: TfConfig | None) -> CoordinationConfig:
     # A cluster that lists its workers has so many.
     num_workers = given[options.EXPECTED_WORKERS] or (len(task.workers) or None if task else None)
-    num_required, policy = _contributions(given, num_workers), options.policy_of(given)
+    policy = options.policy_of(given)
     config = CoordinationConfig(
         cluster=given[options.CLUSTER],
-        replicas_to_aggregate=num_required,
+        replicas_to_aggregate=options.contributions_of(given, policy.name, num_workers=num_workers),
         total_num_replicas=num_workers,
         max_steps=given[options.MAX_STEPS],
         lease_s=given[options.LEASE],
@@ -131,24 +131,8 @@ def _coordination(given: Given, task: TfConfig | None) -> CoordinationConfig:
         checkpoints=_checkpoints(given),
         reject_nonfinite=given[options.REJECT_NONFINITE],
     )
-    if (least := config.min_replicas) is not None and not (policy.has_common_steps and least <= config.num_required):
-        want = f"1 to {config.num_required}, which a step needs when no worker is lost" if policy.has_common_steps else "the policy sync"
-        raise InvalidSpec(f"{given.source(options.MIN_REPLICAS)}: got {least}, want {want}")
+    options.check_least(given, policy, num_required=config.num_required)
     return config
-
-
-def _contributions(given: Given, num_workers: int | None) -> int | None:
-    num_required, num_backups = given[options.CONTRIBUTIONS], given[options.BACKUP_WORKERS]
-    if not num_backups:
-        return num_required
-    flag = given.source(options.BACKUP_WORKERS)
-    if num_required is not None:
-        raise InvalidSpec(f"{flag} and {given.source(options.CONTRIBUTIONS)} say the same in two ways; give one of them")
-    if num_workers is None:
-        raise InvalidSpec(f"{flag}: of how many workers? give --workers, too")
-    if num_backups >= num_workers:
-        raise InvalidSpec(f"{flag}: got {num_backups}, want 0 to {num_workers - 1}: there are {num_workers} workers, and a step needs one")
-    return num_workers - num_backups
 
 
 def _checkpoints(given: Given) -> CheckpointConfig | None:

@@ -16,9 +16,8 @@ from benchmarks.harness.workload import WorkerFigures, Workload, own_cpu_s, own_
 from benchmarks.report.figures import RunFigures
 from lockstep import certs
 from lockstep.in_process import InProcessCluster
-from lockstep.launcher.spec import ClusterSpec, Recovery
+from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import Process
-from ps_protocol.process.options import CHECKPOINT_STEPS, DURABILITY, Option
 from worker_client import local
 
 WORKER = "benchmarks.harness.workload"
@@ -89,19 +88,14 @@ def run_local(workload: Workload, *, setting: Setting) -> RunFigures:
 
 def cluster_spec(workload: Workload, setting: Setting, *, checkpoint_dir: str = "") -> ClusterSpec:
     """Returns the cluster's specification for a workload; `checkpoint_dir` is for settings with checkpoints."""
-    recovery = Recovery()
-    passed_on: dict[Option[Any], object] = {}
-    if setting.durability:
-        recovery = Recovery(checkpoint_dir=checkpoint_dir)
-        passed_on = {DURABILITY: setting.durability, CHECKPOINT_STEPS: setting.checkpoint_steps}
+    durability = {"durability": setting.durability, "checkpoint_steps": setting.checkpoint_steps, "checkpoint_dir": checkpoint_dir}
     return ClusterSpec(
-        passed_on=passed_on,
-        recovery=recovery,
-        num_ps=workload.num_ps,
-        num_workers=workload.num_workers,
-        is_tcp=not setting.is_unix,
-        policy=setting.policy_spec,
+        ps=workload.num_ps,
+        workers=workload.num_workers,
+        tcp=not setting.is_unix,
+        policy=setting.policy,
         chief_in_ps=setting.chief_in_ps,
+        **(durability if setting.durability else {}),
     )
 
 

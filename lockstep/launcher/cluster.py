@@ -9,7 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lockstep.launcher.spec import ClusterSpec, Recovery
+from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import (
     LaunchFailed,
     Process,
@@ -47,7 +47,7 @@ class LocalCluster:
         self._given_security = security
         self.spec = spec
         # The next run continues from this one's checkpoints. A cluster only takes its own, so both need the same name.
-        self.name = "up-local" if spec.recovery.has_checkpoints else f"up-{supervisor.token[:6]}"
+        self.name = "up-local" if spec.has_checkpoints else f"up-{supervisor.token[:6]}"
         self.chief_address = self.page_url = ""
         self.token_file: Path | None = None  # for commands that call the cluster; set once started
         self.roles: list[Process] = []  # the parameter servers by index, then the chief unless it runs in ps 0
@@ -87,7 +87,7 @@ class LocalCluster:
             **_FOREIGN,
             **with_checkout(),
             **(environment or {}),
-            **self.spec.recovery.environment,
+            **self.spec.told,
             **self._own_security,
         }
         # The chief's process starts last: its flags name the addresses of the others.
@@ -117,11 +117,9 @@ class LocalCluster:
 
     def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts the workers; each finds the cluster by its environment."""
-        history, max_bytes = self.spec.recovery.history, self.spec.passed_on.get(options.HISTORY_MAX_BYTES)
         self._worker_command = command
-        told = {options.HISTORY.variable: history, options.HISTORY_MAX_BYTES.variable: max_bytes}
-        words = {variable: None if value is None else str(value) for variable, value in told.items()}
-        self._worker_environment = {**words, LAUNCHER_SAYS: "1", **(environment or {})}
+        history = {one.variable: self.spec.told.get(one.variable) for one in (options.HISTORY, options.HISTORY_MAX_BYTES)}
+        self._worker_environment = {**history, LAUNCHER_SAYS: "1", **(environment or {})}
         for index in range(self.spec.num_workers):
             self.workers.append(self._start_worker(index))
 
@@ -137,7 +135,7 @@ class LocalCluster:
             return False
         if (other := self.replica_of(role)) is not None and other.is_running:
             return True
-        return self.spec.recovery.has_checkpoints or (has_chief and not self.spec.chief_in_ps)
+        return self.spec.has_checkpoints or (has_chief and not self.spec.chief_in_ps)
 
     def replica_of(self, role: Process) -> Process | None:
         """The other parameter server that holds the same shard; None: there are no standbys."""
@@ -198,7 +196,7 @@ class LocalCluster:
         return module
 
     def _ps_flags(self, name: str) -> list[str]:
-        return [*self._common_flags(name), "--index", name.partition(" ")[2], *self.spec.words(options.SERVER)]
+        return [*self._common_flags(name), "--index", name.partition(" ")[2]]
 
     def _chief_flags(self, *, is_again: bool) -> list[str]:
         spec = self.spec
@@ -212,7 +210,7 @@ class LocalCluster:
             # After a restart at the same address, so that an open browser finds it again.
             flags += [options.PAGE.flag, urlsplit(self.page_url).netloc or spec.page]
         # The launcher knows that the former chief has ended, so the new one may take over at once.
-        return [*flags, *spec.words(options.CHIEF), *([options.TAKEOVER.flag] if is_again else [])]
+        return [*flags, *([options.TAKEOVER.flag] if is_again else [])]
 
     def _common_flags(self, name: str) -> list[str]:
         socket_path = self._supervisor.directory / f"{name.replace(' ', '')}.sock"
@@ -247,16 +245,16 @@ class LocalCluster:
 
 
 @contextmanager
-def kept_directories(recovery: Recovery) -> Iterator[None]:
+def kept_directories(spec: ClusterSpec) -> Iterator[None]:
     """Makes the directories of checkpoints and history if they are on this machine, and locks that of the checkpoints within the block.
 
     Clusters that a launcher starts share one name, so that the next run continues from the last one's checkpoints. Without the lock, two
     clusters at a time would take each other's checkpoints for their own, and remove them. Raises LaunchFailed if a directory cannot be
     written to, or is locked.
     """
-    if recovery.history is not None:
-        make_directory(recovery.history, flag="--history")
-    place = recovery.directory
+    if spec.history is not None:
+        make_directory(spec.history, flag="--history")
+    place = spec.directory
     if place is None:
         yield
         return

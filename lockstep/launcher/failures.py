@@ -90,8 +90,8 @@ class ClusterWatch:
         self._num_reported = 0  # the number of failed workers whose failure has been explained to the user
         self._poller: ChiefPoller | None = None
         self._role_ended_at: float | None = None
-        self._role_restarts = RestartLimit(cluster.spec.recovery.max_restarts)
-        self._worker_restarts = RestartLimit(cluster.spec.recovery.restart_workers)
+        self._role_restarts = RestartLimit(cluster.spec.max_restarts)
+        self._worker_restarts = RestartLimit(cluster.spec.restart_workers)
         self._num_starts: Counter[str] = Counter()  # of workers, after the first
         self._restarted: set[str] = set()  # roles that were restarted, and so lost their memory
         self._is_closed = self._has_reported_end = False
@@ -186,7 +186,7 @@ class ClusterWatch:
             if not supervisor.await_end(lambda: not self.has_running_workers, grace_s=grace_s):
                 return
         begin = time.monotonic()
-        if self._cluster.spec.recovery.has_checkpoints and self._cluster.chief.is_running:
+        if self._cluster.spec.has_checkpoints and self._cluster.chief.is_running:
             self._say_if_read(f"waiting up to {_LAST_CHECKPOINT_S:g} s for a last checkpoint; Ctrl-C ends all at once")
         supervisor.await_end(lambda: not self._may_end_by_itself(time.monotonic() - begin), grace_s=_LAST_CHECKPOINT_S)
         poller.close()
@@ -218,7 +218,7 @@ class ClusterWatch:
     def _loss_words(self, role: Process) -> str:
         """Returns what the loss of a parameter server costs without checkpoints, for a message."""
         is_chief_alone = role is self._cluster.chief and not self._cluster.spec.chief_in_ps
-        if is_chief_alone or self._cluster.spec.recovery.has_checkpoints or not self.has_running_workers:
+        if is_chief_alone or self._cluster.spec.has_checkpoints or not self.has_running_workers:
             return ""
         return "\nits part of the model is lost with it: there are no checkpoints to go back to (--checkpoint-dir DIR makes some)"
 
@@ -243,13 +243,13 @@ class ClusterWatch:
             return back
         if other.name not in self._restarted:
             return f"{other.name} has the same, and training continues at its step"
-        if not self._cluster.spec.recovery.has_checkpoints:
+        if not self._cluster.spec.has_checkpoints:
             return f"{other.name} was started again before, without a checkpoint that would have brought it back: the model is lost"
         return f"if {other.name}, which was started again before, has been brought back, training continues at its step; else {back}"
 
     def _restart_worker(self, worker: Process) -> bool:
         """Restarts a failed worker and returns True, if it may be restarted; otherwise returns False."""
-        most = self._cluster.spec.recovery.restart_workers
+        most = self._cluster.spec.restart_workers
         if self._is_closed or not self._cluster.chief.is_running or self._num_starts[worker.name] >= most:
             return False
         self._num_starts[worker.name] += 1

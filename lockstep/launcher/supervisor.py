@@ -59,8 +59,8 @@ class LineSplitter:
 
     def finish(self) -> Iterator[str]:
         """Yields the text after the last line end."""
-        if line := self._taken().rstrip("\r"):
-            yield line
+        if rest := self._taken():
+            yield rest.removesuffix("\r")
 
     def _taken(self) -> str:
         line, self._rest = self._rest, bytearray()

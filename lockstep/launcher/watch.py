@@ -242,11 +242,11 @@ def what_is_not_saved(cluster: LocalCluster, status: ClusterStatus | None) -> st
 
     `status`: the chief's last status, perhaps from a second before the end, which the chief has told since if it has ended by itself.
     """
-    if not cluster.spec.recovery.has_checkpoints:
+    if not cluster.spec.has_checkpoints:
         return ""
     from ps_protocol.checkpoint.catalog import list_checkpoints, open_storage
 
-    place = cluster.spec.recovery.checkpoint_dir
+    place = cluster.spec.checkpoint_dir
     try:
         storage = open_storage(place)
         whole, _ = list_checkpoints(storage, cluster=cluster.name)
@@ -270,7 +270,7 @@ def newest_checkpoint(cluster: LocalCluster) -> str:
     from ps_protocol.checkpoint.catalog import list_checkpoints, open_storage
 
     try:
-        whole, _ = list_checkpoints(open_storage(cluster.spec.recovery.checkpoint_dir), cluster=cluster.name)
+        whole, _ = list_checkpoints(open_storage(cluster.spec.checkpoint_dir), cluster=cluster.name)
     except (PsError, OSError):
         return ""
     return whole[-1].checkpoint.tag if whole else ""

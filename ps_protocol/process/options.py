@@ -96,16 +96,10 @@ class Option(Generic[T]):
         default = default or default_text(self)
         return (f"{self.words}{variable}" + (f" (default: {default})" if default else "")).replace("%", "%%")
 
-    def flag_words(self, value: T) -> list[str]:
-        """Returns the arguments that give another process this value."""
-        if self.is_switch:
-            return [self.flag] if value else []
-        return [] if value is None else [self.flag, _text_of(value)]
-
 
 def default_text(option: Option[Any]) -> str:
     """Returns the default of an option in words; empty: there is none."""
-    return option.otherwise or ("" if option.default is None or option.is_switch else _text_of(option.default))
+    return option.otherwise or ("" if option.default is None or option.is_switch else text_of(option.default))
 
 
 class Given:
@@ -326,11 +320,14 @@ def parse_truth(text: str) -> bool:
     return word in _TRUE
 
 
-def _text_of(value: object) -> str:
+def text_of(value: object) -> str:
+    """Returns the text by which an option is given this value."""
     if isinstance(value, enum.Enum):
         return value.name.lower()
     if isinstance(value, tuple):
         return ",".join(map(str, value))
+    if isinstance(value, bool):
+        return str(int(value))
     return f"{value:g}" if isinstance(value, float) else str(value)
 
 
@@ -922,20 +919,35 @@ def policy_of(given: Given, *, name: PolicyName | None = None, contributions: in
         raise InvalidSpec(f"{given.source(NUM_TOKENS)}: only --tokens fifo has it")
     if TOO_STALE in given and given[MAX_STALENESS] is None:
         raise InvalidSpec(f"{given.source(TOO_STALE)}: give --max-staleness, beyond which a contribution is too stale")
-    numbers: dict[str, Any] = {parameter: _turned(option, given[option]) for option, parameter in _PARAMETERS.items()}
+    numbers: dict[str, Any] = {parameter: given[option] for option, parameter in _PARAMETERS.items()}
+    numbers["use_locking"] = not given[NO_LOCKING]
     return PolicySpec(name=name, replicas_to_aggregate=contributions, **numbers)
 
 
-def words_of(told: Mapping[Option[Any], object], role: Program) -> list[str]:
-    """Returns a role's arguments for these options; None and a switch that is off are left out."""
-    return [word for option, value in told.items() if role in option.programs for word in option.flag_words(value)]
+def contributions_of(given: Given, policy: PolicyName, *, num_workers: int | None) -> int | None:
+    """Returns how many contributions a step needs; None: no option says so. Raises InvalidSpec for numbers that contradict each other."""
+    backups, required = given[BACKUP_WORKERS], given[CONTRIBUTIONS]
+    for option in (BACKUP_WORKERS, CONTRIBUTIONS):
+        if given[option] and not KINDS[policy].has_common_steps:
+            raise InvalidSpec(f"{given.source(option)}: only the policy sync has steps of several contributions, not {policy.name.lower()}")
+    if backups is None:
+        return required
+    flag = given.source(BACKUP_WORKERS)
+    if required is not None:
+        raise InvalidSpec(f"{flag} and {given.source(CONTRIBUTIONS)} say the same in two ways; give one of them")
+    if num_workers is None:
+        raise InvalidSpec(f"{flag}: of how many workers? nothing says how many there are; give {CONTRIBUTIONS.flag} instead")
+    if backups >= num_workers:
+        raise InvalidSpec(f"{flag}: got {backups}, want 0 to {num_workers - 1}: there are {num_workers} workers, and a step needs one")
+    return num_workers - backups
 
 
-def policy_words(policy: PolicySpec) -> list[str]:
-    """Returns the arguments by which a chief begins with this policy."""
-    values: dict[Option[Any], object] = {POLICY: policy.name}
-    values.update((option, _turned(option, getattr(policy, parameter))) for option, parameter in _PARAMETERS.items())
-    return [word for option, value in values.items() if value != option.default for word in option.flag_words(value)]
+def check_least(given: Given, policy: PolicySpec, *, num_required: int) -> None:
+    """Raises InvalidSpec if a step is to need more contributions once workers are lost than before."""
+    least = given[MIN_REPLICAS]
+    if least is not None and not (policy.has_common_steps and least <= num_required):
+        want = f"1 to {num_required}, which a step needs when no worker is lost" if policy.has_common_steps else "the policy sync"
+        raise InvalidSpec(f"{given.source(MIN_REPLICAS)}: got {least}, want {want}")
 
 
 # The numbers of a PolicySpec by the options that give them.
@@ -947,11 +959,6 @@ _PARAMETERS: dict[Option[Any], str] = {
     MAX_STALENESS: "max_staleness",
     TOO_STALE: "too_stale",
 }
-
-
-def _turned(option: Option[Any], value: Any) -> Any:
-    """The opposite of the policy's value."""
-    return not value if option is NO_LOCKING else value
 
 
 def security_of(given: Given, *, is_server: bool = False) -> Security:

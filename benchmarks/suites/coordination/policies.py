@@ -3,7 +3,7 @@
 import argparse
 import json
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -16,9 +16,7 @@ from benchmarks.report.figures import as_row, head_rows
 from benchmarks.suites.coordination.learning import BATCH_SIZE, keep_pace, learn, run_workers
 from lockstep.demo.digits import Examples, evaluate, loss_and_gradients
 from lockstep.launcher.spec import ClusterSpec
-from ps_protocol.model.policy import PolicySpec
-from ps_protocol.process.options import MAX_STEPS
-from worker_client import Session, async_policy, ssp_policy, sync_policy
+from worker_client import Session
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -88,24 +86,24 @@ _COLUMNS = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Arm:
-    """A row of the table: a policy and, with sync, the number of backup workers."""
+    """A row of the table: a policy by the flags of `lockstep up` and, with sync, the number of backup workers."""
 
     name: str
-    policy: PolicySpec
+    flags: Mapping[str, object]
     num_backups: int = 0
 
     def contributions_a_step(self, num_workers: int) -> int:
         """The number of contributions in one update of the variables."""
-        return num_workers - self.num_backups if self.policy == sync_policy() else 1
+        return 1 if "policy" in self.flags else num_workers - self.num_backups
 
 
 ARMS = (
-    Arm(name="sync", policy=sync_policy()),
-    Arm(name="sync, 1 backup worker", policy=sync_policy(), num_backups=1),
-    Arm(name="ssp(2)", policy=ssp_policy(2)),
-    Arm(name="async", policy=async_policy()),
-    Arm(name="async, drops beyond staleness 4", policy=async_policy(max_staleness=4)),
-    Arm(name="async, unlocked", policy=async_policy(use_locking=False)),
+    Arm(name="sync", flags={}),
+    Arm(name="sync, 1 backup worker", flags={"backup_workers": 1}, num_backups=1),
+    Arm(name="ssp(2)", flags={"policy": "ssp", "staleness": 2}),
+    Arm(name="async", flags={"policy": "async"}),
+    Arm(name="async, drops beyond staleness 4", flags={"policy": "async", "max_staleness": 4}),
+    Arm(name="async, unlocked", flags={"policy": "async", "no_locking": True}),
 )
 
 DESCRIPTION = (
@@ -145,13 +143,8 @@ def _run(arm: Arm, options: argparse.Namespace) -> list[WorkReport]:
     Raises LaunchFailed with the error's output.
     """
     share = arm.contributions_a_step(options.workers)
-    spec = ClusterSpec(
-        num_ps=options.ps,
-        num_workers=options.workers,
-        num_backups=arm.num_backups,
-        passed_on={MAX_STEPS: max(1, options.contributions // share)},
-        policy=arm.policy,
-    )
+    max_steps = max(1, options.contributions // share)
+    spec = ClusterSpec(ps=options.ps, workers=options.workers, max_steps=max_steps, **arm.flags)
     work = PolicyWork(
         num_workers=options.workers,
         # The rate of an update from n contributions is n times as high, so that equal work is an equal sum of gradients.

@@ -23,7 +23,6 @@ from lockstep.launcher.spec import ClusterSpec
 from lockstep.planning.simulation import SimulationResult
 from lockstep.planning.times import HEADER
 from ps_protocol.model.variables import Array
-from ps_protocol.process.options import MAX_STEPS
 from worker_client import Session
 
 
@@ -136,7 +135,7 @@ def _run_arms(options: argparse.Namespace, backups: Sequence[int]) -> dict[int, 
 
 def _run(options: argparse.Namespace, *, num_backups: int, seed: int) -> RunOfArm:
     """Trains once, with processes for all roles. Raises LaunchFailed with the error's output."""
-    spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, num_backups=num_backups, passed_on={MAX_STEPS: options.steps})
+    spec = ClusterSpec(ps=options.ps, workers=options.workers, backup_workers=num_backups, max_steps=options.steps)
     work = StragglerWork(
         num_workers=options.workers,
         learning_rate=options.learning_rate,
@@ -147,7 +146,7 @@ def _run(options: argparse.Namespace, *, num_backups: int, seed: int) -> RunOfAr
         look_every=max(1, options.steps // 60),
     )
     reports = run_workers(spec, "benchmarks.suites.coordination.straggler", work)
-    return run_of_arm([_report_of(report) for report in reports], num_required=spec.replicas_to_aggregate)
+    return run_of_arm([_report_of(report) for report in reports], num_required=spec.num_required)
 
 
 def _report_of(fields: dict[str, Any]) -> StragglerReport:

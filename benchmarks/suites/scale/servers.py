@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Starts the cluster, trains on it, and returns the duration of each phase."""
-    spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, is_tcp=options.tcp)
+    spec = ClusterSpec(ps=options.ps, workers=options.workers, tcp=options.tcp)
     with Cluster(spec, security={}) as cluster:
         started = _start(cluster)
         _start_workers(cluster, options)

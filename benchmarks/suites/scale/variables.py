@@ -50,7 +50,7 @@ def run(options: argparse.Namespace) -> int:
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Starts both clusters and their workers, and returns the figures of both, with the ratio of their medians turn by turn."""
     counts = (options.few, options.variables)
-    spec = ClusterSpec(num_ps=options.ps, num_workers=options.workers, is_tcp=not options.unix)
+    spec = ClusterSpec(ps=options.ps, workers=options.workers, tcp=not options.unix)
     with ExitStack() as stack:
         clusters = [stack.enter_context(Cluster(spec, security={})) for _ in counts]
         for cluster in clusters:

@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(options: argparse.Namespace) -> dict[str, Any]:
     """Lets all workers but one contribute and block, completes the step with the last one, and times the tokens; several rounds."""
-    spec = ClusterSpec(num_ps=1, num_workers=options.workers, is_tcp=not options.unix)
+    spec = ClusterSpec(workers=options.workers, tcp=not options.unix)
     # Without tokens: the calls of the crowd are bytes made beforehand.
     with Cluster(spec, security={}) as cluster:
         cluster.local.start_roles()

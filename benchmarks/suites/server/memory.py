@@ -102,7 +102,7 @@ def _run(work: dict[str, Any], *, transport: str) -> list[dict[str, Any]]:
         optimizer=work["optimizer"],
     )
     samples: list[dict[str, Any]] = []
-    with Cluster(ClusterSpec(num_ps=1, num_workers=_NUM_WORKERS, is_tcp=True)) as cluster:
+    with Cluster(ClusterSpec(workers=_NUM_WORKERS, tcp=True)) as cluster:
         cluster.local.start_roles()
         orders = {"workload": asdict(workload), "keeps_stepping": False, "say_every": work["every"]}
         cluster.start_workers(WORKER, orders, environment={"LOCKSTEP_TRANSPORT": transport})

@@ -135,7 +135,7 @@ def run(options: argparse.Namespace) -> int:
 
 def measure(work: TableWork, *, num_workers: int, num_ps: int) -> TableFigures:
     """Runs the work with processes for all roles, over loopback TCP. Raises LaunchFailed with the error's output."""
-    with Cluster(ClusterSpec(num_ps=num_ps, num_workers=num_workers, is_tcp=True)) as cluster:
+    with Cluster(ClusterSpec(ps=num_ps, workers=num_workers, tcp=True)) as cluster:
         cluster.local.start_roles()
         empty_bytes = sum(map(rss_bytes, cluster.servers))
         cluster.start_workers("benchmarks.suites.server.sparse_table", work)

@@ -14,8 +14,8 @@ from lockstep.cli.formatting import plain
 from lockstep.cli.watch.view import policy_text
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.optimizers import constant
-from ps_protocol.model.policy import KINDS, PolicyName
-from ps_protocol.process.options import BACKUP_WORKERS, CHANGE, CONTRIBUTIONS, Given, add_options, options_of, policy_of
+from ps_protocol.model.policy import PolicyName
+from ps_protocol.process.options import BACKUP_WORKERS, CHANGE, Given, add_options, contributions_of, options_of, policy_of
 from ps_protocol.roles.chief import ChangeSettingsRequest, Chief, FinishTrainingRequest, HyperparameterChange, SettingsReply
 
 _POLICIES = tuple(name.name.lower() for name in PolicyName)
@@ -55,7 +55,8 @@ def run_policy(arguments: argparse.Namespace) -> Answer:
             counts = {"replicas_to_aggregate": status.replicas_to_aggregate, "total_num_replicas": status.total_num_replicas}
             return Answer(words=policy_text(status), fields={"policy": plain(status.policy), "step": status.global_step, **counts})
         name = PolicyName[arguments.policy.upper()]
-        policy = policy_of(given, name=name, contributions=_contributions(given, chief, name=name))
+        num_workers = chief.status().total_num_replicas or None if BACKUP_WORKERS in given else None
+        policy = policy_of(given, name=name, contributions=contributions_of(given, name, num_workers=num_workers))
         reply = _await(
             chief,
             lambda key, left_s: chief.call(ChangeSettingsRequest(policy=policy, request_id=key, max_wait_s=left_s)),
@@ -121,23 +122,6 @@ def _number(name: str, text: str) -> float:
 
 def _add_timeout(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timeout", type=float, default=30.0, metavar="S", help="seconds to wait for the step under way (default 30)")
-
-
-def _contributions(given: Given, chief: Chief, *, name: PolicyName) -> int | None:
-    """Returns how many contributions a step is to need; None: as many as the chief was started with."""
-    backups, contributions = given[BACKUP_WORKERS], given[CONTRIBUTIONS]
-    if backups is None:
-        return contributions
-    if contributions is not None:
-        raise InvalidSpec("--backup-workers and --replicas-to-aggregate say the same in two ways; give one of them")
-    if not KINDS[name].has_common_steps:
-        raise InvalidSpec(f"--backup-workers: only the policy sync has steps of several contributions, not {name.name.lower()}")
-    num_workers = chief.status().total_num_replicas
-    if not num_workers:
-        raise InvalidSpec("--backup-workers: the cluster takes any number of workers; give --replicas-to-aggregate")
-    if backups >= num_workers:
-        raise InvalidSpec(f"--backup-workers: got {backups}, want 0 to {num_workers - 1}, since the cluster has {num_workers} workers")
-    return num_workers - backups
 
 
 def _check_nothing_given(given: Given) -> None:

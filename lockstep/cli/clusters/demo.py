@@ -2,16 +2,15 @@
 
 import argparse
 import sys
-from dataclasses import replace
 from typing import Any
 
 from lockstep.cli.clusters.up import add_run_dir, run_cluster
 from lockstep.demo.digits import DEFAULT, NAMES, ExamplesMissing, load_digits, optimizer_of
-from lockstep.launcher.spec import spec_of
+from lockstep.launcher.spec import ClusterSpec, flags_of
 from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process.exit_codes import ExitCode
-from ps_protocol.process.options import BACKUP_WORKERS, LEASE, MAX_STEPS, NUM_PS, NUM_WORKERS, UP, Given, Option, add_options, options_of
+from ps_protocol.process.options import BACKUP_WORKERS, LEASE, MAX_STEPS, NUM_PS, NUM_WORKERS, UP, Option, add_options, options_of
 from ps_protocol.process.output import write_last
 from worker_client.model.wire_format import wire_format
 
@@ -55,15 +54,22 @@ def run_demo(arguments: argparse.Namespace) -> int:
     """Runs the demo to its end and returns the exit code."""
     try:
         flags = _worker_flags(arguments)
-        spec = spec_of(Given(vars(arguments), {}), num_ps=_NUM_PS, num_workers=_NUM_WORKERS)
+        spec = _spec(flags_of(arguments))
         load_digits()
-        steps = _STEPS if spec.is_sync else _SMALL_STEPS
-        spec = replace(spec, passed_on={MAX_STEPS: steps, LEASE: _LEASE_S, **spec.passed_on})
         command = [sys.executable, "-P", "-m", "lockstep.demo.worker", *flags]
         return run_cluster(spec, command, title="lockstep demo", run_dir=arguments.run_dir, environment=_ONE_THREAD)
     except (ExamplesMissing, LaunchFailed) as error:
         write_last(sys.stderr, f"lockstep demo: {error}\n")
         return error.exit_code if isinstance(error, LaunchFailed) else ExitCode.FAILED
+
+
+def _spec(given: dict[str, object]) -> ClusterSpec:
+    defaults = {"ps": _NUM_PS, "workers": _NUM_WORKERS, "lease": _LEASE_S}
+    spec = ClusterSpec(**{**defaults, **given})
+    has_common_steps = spec.policy.has_common_steps
+    if has_common_steps and spec.num_workers > 1 and "replicas_to_aggregate" not in given:
+        defaults["backup_workers"] = 1
+    return ClusterSpec(**{**defaults, "max_steps": _STEPS if has_common_steps else _SMALL_STEPS, **given})
 
 
 def _worker_flags(arguments: argparse.Namespace) -> list[str]:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 from lockstep.launcher.cluster import LocalCluster, kept_directories
 from lockstep.launcher.failures import ClusterWatch, TooFewWorkers
-from lockstep.launcher.spec import ClusterSpec, spec_of
+from lockstep.launcher.spec import ClusterSpec, flags_of
 from lockstep.launcher.supervisor import (
     Interrupted,
     LaunchFailed,
@@ -25,7 +25,7 @@ from lockstep.launcher.supervisor import (
 )
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.logs import warnings_to_stderr
-from ps_protocol.process.options import MAX_STEPS, UP, Given, add_options, options_of
+from ps_protocol.process.options import MAX_STEPS, UP, add_options, options_of
 from ps_protocol.process.output import BoundedOutput, write_last
 
 _DRY_STEPS = 5
@@ -60,10 +60,10 @@ def run_up(arguments: argparse.Namespace) -> int:
     """Runs the cluster to its end and returns the exit code."""
     try:
         command = _command(arguments.command)
-        given = Given(vars(arguments), {})
-        spec = spec_of(given, num_backups=0)
+        spec = ClusterSpec(**flags_of(arguments))
         if arguments.dry_run:
-            return _dry_run(command, num_workers=spec.num_workers, max_steps=given[MAX_STEPS] or _DRY_STEPS)
+            max_steps = spec.told.get(MAX_STEPS.variable) or str(_DRY_STEPS)
+            return _dry_run(command, num_workers=spec.num_workers, max_steps=max_steps)
         return run_cluster(spec, command, title=shlex.join(command), run_dir=arguments.run_dir)
     except LaunchFailed as error:
         write_last(sys.stderr, f"lockstep up: {error}\n")
@@ -84,7 +84,7 @@ def run_cluster(
     with BoundedOutput(sys.stdout, prefix="[lockstep] ") as stream, warnings_to_stderr():
         output, cluster = PrefixedOutput(stream), None
         try:
-            with kept_directories(spec.recovery):
+            with kept_directories(spec):
                 try:
                     with Supervisor(log_directory=logs, show_line=output.line) as supervisor:
                         cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
@@ -120,14 +120,14 @@ def _ready(cluster: LocalCluster) -> str:
     )
 
 
-def _dry_run(command: list[str], *, num_workers: int, max_steps: int) -> int:
+def _dry_run(command: list[str], *, num_workers: int, max_steps: str) -> int:
     is_module, is_program = command[1:2] == ["-m"] and len(command) > 2, len(command) > 1 and not command[1].startswith("-")
     if not os.path.basename(command[0]).startswith("python") or not (is_module or is_program):
         raise LaunchFailed(
             "--dry-run: want a Python program, … -- python train.py or … -- python -m package.train", exit_code=ExitCode.USAGE
         )
     here = {"LOCKSTEP_CHIEF": "local", "LOCKSTEP_WORKER_INDEX": "0", "LOCKSTEP_NUM_WORKERS": str(num_workers)}
-    environment = {**os.environ, **with_checkout(), **here, "LOCKSTEP_MAX_STEPS": str(max_steps)}
+    environment = {**os.environ, **with_checkout(), **here, MAX_STEPS.variable: max_steps}
     return subprocess.run([command[0], "-m", "lockstep.dry_run", *command[1:]], env=environment, check=False).returncode
 
 
@@ -192,12 +192,12 @@ def _pids(processes: Sequence[Process]) -> str:
 
 def _report_saved(cluster: LocalCluster, output: PrefixedOutput) -> None:
     """Reports the newest checkpoint in a directory of this machine, if there is one. Lists no other storage, because that may take long."""
-    if cluster.spec.recovery.directory is None:
+    if cluster.spec.directory is None:
         return
     from lockstep.launcher.watch import newest_checkpoint
 
     if tag := newest_checkpoint(cluster):
-        place = cluster.spec.recovery.directory
+        place = cluster.spec.directory
         again = "to continue from there, run the same command again (--max-steps counts from the first step)"
         with suppress(OSError):  # the reader of the output may be gone
             output.note(f"saved: {tag} in {place}; {again}")

@@ -82,7 +82,7 @@ def test_the_placement_is_shown_as_text_and_as_json(running: GrpcTestCluster) ->
             2,
             "Too few tokens to finish the first step: 0 (given) vs 1",
         ),
-        ("policy sync --backup-workers 2", 2, "--backup-workers: got 2, want 0 to 1, since the cluster has 2 workers"),
+        ("policy sync --backup-workers 2", 2, "--backup-workers: got 2, want 0 to 1: there are 2 workers, and a step needs one"),
         ("policy sync --backup-workers 1 --replicas-to-aggregate 1", 2, "say the same in two ways"),
         ("policy async --backup-workers 1", 2, "--backup-workers: only the policy sync has steps of several contributions, not async"),
         ("policy --backup-workers 1", 2, "--backup-workers: of which policy? name it: lockstep policy sync | ssp | async"),

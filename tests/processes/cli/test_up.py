@@ -15,11 +15,10 @@ import pytest
 import worker_client
 from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.failures import ClusterWatch
-from lockstep.launcher.spec import ClusterSpec, Recovery
+from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import Supervisor
 from lockstep.launcher.watch import newest_checkpoint, what_is_not_saved
 from ps_protocol.process.history import read_history
-from ps_protocol.process.options import ENABLE_FAILPOINTS, MAX_STEPS
 from ps_protocol.roles.history import Begun, Counted
 from tests.support.processes.commands import IDLE, TRAIN, are_gone, descendants, lockstep_here, read_until, run_up, up
 from tests.support.waiting import wait_until
@@ -83,10 +82,11 @@ def test_a_training_whose_end_could_not_be_saved_ends_with_1_and_says_what_is_lo
 
 def test_a_last_checkpoint_that_takes_long_is_waited_for(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_FAILPOINTS", "ps.save.before_write=delay:3")
+    flags = LocalCluster._common_flags
+    monkeypatch.setattr(LocalCluster, "_common_flags", lambda *arguments: [*flags(*arguments), "--enable-failpoints"])
     said: list[str] = []
     with Supervisor(log_directory=tmp_path / "logs", show_line=lambda name, line: None) as supervisor:
-        recovery = Recovery(checkpoint_dir=str(tmp_path / "checkpoints"))
-        spec = ClusterSpec(num_ps=1, num_workers=1, recovery=recovery, passed_on={MAX_STEPS: 3, ENABLE_FAILPOINTS: True})
+        spec = ClusterSpec(checkpoint_dir=tmp_path / "checkpoints", max_steps=3)
         started = LocalCluster(spec, supervisor=supervisor, note=said.append)
         started.start_roles()
         monkeypatch.delenv("LOCKSTEP_FAILPOINTS")
@@ -106,7 +106,7 @@ def test_a_last_checkpoint_that_takes_long_is_waited_for(tmp_path: Path, monkeyp
 def test_a_training_between_two_calls_to_the_chief_is_a_training(tmp_path: Path, chief_in_ps: bool) -> None:
     said: list[str] = []
     with Supervisor(log_directory=tmp_path / "logs", show_line=lambda name, line: None) as supervisor:
-        spec = ClusterSpec(num_ps=1, num_workers=1, chief_in_ps=chief_in_ps, passed_on={MAX_STEPS: 3})
+        spec = ClusterSpec(chief_in_ps=chief_in_ps, max_steps=3)
         started = LocalCluster(spec, supervisor=supervisor, note=said.append)
         started.start_roles()
         watch = ClusterWatch(started, say=said.append)

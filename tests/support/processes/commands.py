@@ -15,7 +15,6 @@ from lockstep.__main__ import main
 from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import Supervisor
-from ps_protocol.process.options import MAX_STEPS
 from tests.support.processes.warm import WarmPopen, run_warm
 
 # The `lockstep` command as tests call it, in a process of its own or in this one, and a cluster to call it for. Claims nothing.
@@ -46,7 +45,7 @@ def lockstep_here(*arguments: str, **environment: str) -> Ended:
 def cluster(tmp_path: Path, *, max_steps: int | None = None) -> Iterator[LocalCluster]:
     """Two parameter servers and a chief that wait for two workers."""
     with Supervisor(log_directory=tmp_path / "logs", show_line=lambda name, line: None) as supervisor:
-        spec = ClusterSpec(num_ps=2, num_workers=2, passed_on={MAX_STEPS: max_steps})
+        spec = ClusterSpec(ps=2, workers=2, max_steps=max_steps)
         started = LocalCluster(spec, supervisor=supervisor, note=lambda text: None)
         started.start_roles()
         yield started

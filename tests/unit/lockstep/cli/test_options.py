@@ -7,13 +7,13 @@ import pytest
 
 from chief.config import parse_config
 from lockstep.cli.clusters.change import change_of
-from lockstep.launcher.spec import ClusterSpec
+from lockstep.launcher.spec import ClusterSpec, flags_of
 from lockstep.launcher.supervisor import LaunchFailed
 from lockstep.launcher.watch import needs_of
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.optimizers import constant
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
-from ps_protocol.process.options import UP, Given, add_options, options_of, policy_of, policy_words
+from ps_protocol.process.options import UP, add_options, options_of
 from ps_protocol.roles.chief import HyperparameterChange
 from tests.support.chief.chief_driver import Driver
 
@@ -22,10 +22,10 @@ UNLOCKED = PolicySpec(name=PolicyName.ASYNC, use_locking=False)
 FIFO = PolicySpec(tokens=TokenMode.FIFO, num_tokens=3)
 
 
-def parsed(*words: str) -> PolicySpec:
+def parsed(words: str) -> ClusterSpec:
     parser = argparse.ArgumentParser()
     add_options(parser, options_of(UP))
-    return policy_of(Given(vars(parser.parse_args(words)), {}))
+    return ClusterSpec(**flags_of(parser.parse_args(f"--workers 3 {words}".split())))
 
 
 @pytest.mark.parametrize(
@@ -38,8 +38,9 @@ def parsed(*words: str) -> PolicySpec:
     ],
 )
 def test_flags_name_a_policy_and_the_chief_is_given_the_same_one(words: str, policy: PolicySpec) -> None:
-    assert parsed(*words.split()) == policy
-    config = parse_config(["--ps", "127.0.0.1:1", "--workers", "2", *policy_words(policy)], environment={})
+    spec = parsed(words)
+    assert spec.policy == policy
+    config = parse_config(["--ps", "127.0.0.1:1"], environment=spec.told)
     assert config.coordination.policy == policy
 
 
@@ -56,8 +57,8 @@ def test_flags_name_a_policy_and_the_chief_is_given_the_same_one(words: str, pol
     ],
 )
 def test_a_number_that_the_policy_has_no_use_for_is_refused(words: str, complaint: str) -> None:
-    with pytest.raises(InvalidSpec, match=complaint):
-        parsed(*words.split())
+    with pytest.raises(LaunchFailed, match=complaint):
+        parsed(words)
 
 
 def test_policy_changes_are_parsed_as_names_and_numbers() -> None:
@@ -82,14 +83,18 @@ def test_malformed_policy_changes_are_refused_with_a_reason(words: list[str], co
 
 
 @pytest.mark.parametrize(
-    ("policy", "num_backups", "num_required", "needed"),
-    [(PolicySpec(), 1, None, 2), (PolicySpec(), 0, 5, 3), (PolicySpec(), 0, 1, 1), (FIFO, 0, None, 1), (SSP, 0, None, 1)],
+    ("words", "needed"),
+    [
+        ("--backup-workers 1", 2),
+        ("--replicas-to-aggregate 5", 3),
+        ("--replicas-to-aggregate 1", 1),
+        ("--min-replicas 2", 2),
+        ("--tokens fifo", 1),
+        ("--policy ssp --staleness 2", 1),
+    ],
 )
-def test_training_continues_with_as_many_workers_as_its_policy_needs(
-    policy: PolicySpec, num_backups: int, num_required: int | None, needed: int
-) -> None:
-    spec = ClusterSpec(num_ps=1, num_workers=3, num_backups=num_backups, num_required=num_required, policy=policy)
-    assert spec.num_workers_needed == needed
+def test_training_continues_with_as_many_workers_as_its_policy_needs(words: str, needed: int) -> None:
+    assert parsed(words).num_workers_needed == needed
 
 
 @pytest.mark.parametrize(
@@ -110,25 +115,30 @@ def test_the_workers_that_a_step_needs_follow_from_the_chiefs_current_policy(
     status = dataclasses.replace(
         driver.coordinator.status(driver.now), policy=policy, replicas_to_aggregate=num_required, total_num_replicas=num_places
     )
-    needs = needs_of(status, spec=ClusterSpec(num_ps=1, num_workers=3))
+    needs = needs_of(status, spec=ClusterSpec(workers=3))
     assert (needs.num_workers, needs.text) == (needed, text)
 
 
 def test_with_min_replicas_a_cluster_continues_without_the_other_workers() -> None:
     driver = Driver(total_num_replicas=3, min_replicas=1)
     status = driver.coordinator.status(driver.now)
-    needs = needs_of(status, spec=ClusterSpec(num_ps=1, num_workers=3))
+    needs = needs_of(status, spec=ClusterSpec(workers=3))
     assert (needs.num_workers, needs.text) == (1, "a step needs 3, or what is left of them, 1 at least")
 
 
 @pytest.mark.parametrize(
-    ("policy", "num_backups", "num_required", "complaint"),
+    ("words", "complaint"),
     [
-        (PolicySpec(), 1, 2, "--backup-workers and --replicas-to-aggregate say the same in two ways"),
-        (SSP, 1, None, "--backup-workers: only the policy sync has steps of several contributions, not ssp\\(2\\)"),
-        (UNLOCKED, 0, 2, "--replicas-to-aggregate: only the policy sync"),
+        ("--backup-workers 1 --replicas-to-aggregate 2", "--backup-workers and --replicas-to-aggregate say the same in two ways"),
+        ("--backup-workers 3", "--backup-workers: got 3, want 0 to 2"),
+        ("--policy ssp --backup-workers 1", "--backup-workers: only the policy sync has steps of several contributions, not ssp"),
+        ("--policy async --no-locking --replicas-to-aggregate 2", "--replicas-to-aggregate: only the policy sync"),
+        ("--min-replicas 9", "--min-replicas: got 9, want 1 to 3, which a step needs when no worker is lost"),
+        ("--policy async --min-replicas 1", "--min-replicas: got 1, want the policy sync"),
     ],
 )
-def test_numbers_of_sync_are_refused_elsewhere(policy: PolicySpec, num_backups: int, num_required: int | None, complaint: str) -> None:
+def test_numbers_of_sync_that_contradict_others_are_refused_by_launcher_and_chief_alike(words: str, complaint: str) -> None:
     with pytest.raises(LaunchFailed, match=complaint):
-        ClusterSpec(num_ps=1, num_workers=3, num_backups=num_backups, num_required=num_required, policy=policy)
+        parsed(words)
+    with pytest.raises(InvalidSpec, match=complaint):
+        parse_config(["--ps", "127.0.0.1:1", "--workers", "3", *words.split()], environment={})

@@ -9,7 +9,7 @@ import pytest
 
 from lockstep.launcher import failures, watch
 from lockstep.launcher.failures import ClusterFailed, ClusterWatch, TooFewWorkers
-from lockstep.launcher.spec import ClusterSpec, Recovery
+from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.watch import GRACE_S, LastWorkers
 from ps_protocol.model.policy import PolicyName, PolicySpec
 from ps_protocol.roles.chief import ClusterStatus
@@ -52,7 +52,7 @@ class Cluster:
         return self.roles[-1]
 
     def may_restart(self, role: Process) -> bool:
-        return self.spec.recovery.has_checkpoints or role is self.chief
+        return self.spec.has_checkpoints or role is self.chief
 
     def replica_of(self, role: Process) -> None:
         return None
@@ -97,7 +97,7 @@ class Scene:
         monkeypatch.setattr(failures, "time", clock)
         monkeypatch.setattr(watch, "time", clock)
         monkeypatch.setattr(watch, "ChiefPoller", lambda cluster: self.poller)
-        self.cluster: Any = Cluster(ClusterSpec(num_ps=1, **{"num_workers": 3, **spec}))
+        self.cluster: Any = Cluster(ClusterSpec(**{"workers": 3, **spec}))
         self.watch = ClusterWatch(cast(Any, self.cluster), say=self.said.append)
 
     def end(self, *processes: Any, code: int = 1, after_s: float = 2.0) -> None:
@@ -126,7 +126,7 @@ def status_of(policy: PolicySpec, *, required: int, **fields: Any) -> ClusterSta
 
 
 def test_a_failed_worker_within_the_backups_is_said_and_training_goes_on(scene: Open) -> None:
-    found = scene(num_required=2)
+    found = scene(replicas_to_aggregate=2)
     found.end(found.cluster.workers[2])
     assert found.last == "worker 2 (pid 7) failed: exit code 1\ntraining continues: 2 workers are left, a step needs 2"
     assert found.watch.failed_workers == [found.cluster.workers[2]]
@@ -158,14 +158,14 @@ def test_failures_are_judged_by_the_policy_that_the_program_has_set(scene: Open)
     found = scene(status_of(PolicySpec(name=PolicyName.ASYNC), required=1))
     found.end(found.cluster.workers[0], found.cluster.workers[1])
     assert "training continues: 1 worker is left, policy async: every contribution is a step" in found.last
-    missed = scene(status_of(PolicySpec(), required=3), policy=PolicySpec(name=PolicyName.ASYNC))
+    missed = scene(status_of(PolicySpec(), required=3), policy="async")
     with pytest.raises(TooFewWorkers):
         missed.end(missed.cluster.workers[0])
     assert "ending all: 2 workers are left, a step needs 3" in missed.last
 
 
 def test_a_failed_worker_is_started_again_as_often_as_allowed(scene: Open) -> None:
-    found = scene(recovery=Recovery(restart_workers=1))
+    found = scene(restart_workers=1)
     found.end(found.cluster.workers[0])
     assert "worker 0 is started again, as pid 8 (start 1 of 1)" in found.last
     with pytest.raises(TooFewWorkers):
@@ -181,7 +181,7 @@ def test_a_failed_server_ends_all_and_what_is_lost_is_said(scene: Open) -> None:
 
 @pytest.mark.parametrize(("index", "words"), [(0, "goes back to its newest checkpoint"), (1, "training continues at its step")])
 def test_with_checkpoints_a_failed_role_is_started_again_with_what_that_costs(scene: Open, index: int, words: str) -> None:
-    found = scene(recovery=Recovery(checkpoint_dir="/checkpoints"))
+    found = scene(checkpoint_dir="/checkpoints")
     found.end(found.cluster.roles[index])
     assert words in found.last and "is started again, as pid 8" in found.last
     assert all(role.is_running for role in found.cluster.roles)
@@ -225,7 +225,7 @@ def test_workers_that_leave_too_few_behind_end_the_training_early_and_get_time_t
 
 def test_a_worker_that_leaves_within_the_backups_ends_nothing(scene: Open) -> None:
     found = scene(cluster_status(worker_status(0, is_waiting=True), worker_status(1, is_waiting=False, state="left"),
-                                 replicas_to_aggregate=2, total_num_replicas=3), num_required=2)  # fmt: skip
+                                 replicas_to_aggregate=2, total_num_replicas=3), replicas_to_aggregate=2)  # fmt: skip
     last = LastWorkers(found.cluster, poller=found.poller, say=found.said.append)  # type: ignore[arg-type]
     found.cluster.workers[1].returncode = 0
     for _ in range(4):

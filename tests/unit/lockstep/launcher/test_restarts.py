@@ -1,21 +1,20 @@
 """What `lockstep up` restarts, how often, and which arguments its flags give the roles."""
 
 import argparse
-from pathlib import Path
 
 import pytest
 
 from lockstep.launcher.failures import SOUND_LIFE_S, RestartLimit
-from lockstep.launcher.spec import ClusterSpec, spec_of
+from lockstep.launcher.spec import ClusterSpec, flags_of
 from lockstep.launcher.supervisor import LaunchFailed
-from ps_protocol.process.options import CHIEF, DURABILITIES, SERVER, UP, Given, add_options, options_of
+from ps_protocol.process.options import DURABILITIES, UP, add_options, options_of
 from ps_protocol.roles.checkpoint import Durability
 
 
 def parsed(*words: str) -> ClusterSpec:
     parser = argparse.ArgumentParser()
     add_options(parser, options_of(UP))
-    return spec_of(Given(vars(parser.parse_args(words)), {}), num_backups=0)
+    return ClusterSpec(**flags_of(parser.parse_args(words)))
 
 
 def test_the_first_restart_is_immediate_and_the_next_ones_come_after_growing_pauses() -> None:
@@ -50,30 +49,25 @@ def test_the_words_of_durability_are_those_of_the_protocol() -> None:
     assert {one.value for one in Durability} == set(DURABILITIES)
 
 
-def test_without_flags_the_launcher_passes_no_recovery_options_to_the_roles() -> None:
-    assert parsed().words(SERVER) == []
-    assert parsed().words(CHIEF) == ["--workers", "1"]
+def test_the_roles_are_told_what_the_launcher_was_told_and_nothing_else() -> None:
+    assert parsed().told == {"LOCKSTEP_NUM_WORKERS": "1"}
+    words = (
+        "--workers 3 --ps 2 --backup-workers 1 --lease 2.50 --reject-nonfinite --checkpoint-dir /c --restore step-000000005 --history /h"
+    )
+    assert parsed(*words.split(), "--history", "/h", "--max-restarts", "3").told == {
+        "LOCKSTEP_NUM_WORKERS": "3",
+        "LOCKSTEP_BACKUP_WORKERS": "1",
+        "LOCKSTEP_LEASE_S": "2.50",
+        "LOCKSTEP_REJECT_NONFINITE": "1",
+        "LOCKSTEP_CHECKPOINT_DIR": "/c",
+        "LOCKSTEP_RESTORE": "step-000000005",
+        "LOCKSTEP_HISTORY": "/h",
+    }
 
 
-def test_the_launcher_passes_all_recovery_options_to_the_chief_and_the_directories_to_servers() -> None:
-    words = "--checkpoint-dir /c --durability step --checkpoint-steps 5 --keep-checkpoints 2 --restore step-000000005 --min-replicas 1"
-    spec = parsed(*words.split(), "--history", "/h")
-    assert sorted(spec.words(SERVER)) == sorted(["--checkpoint-dir", "/c", "--history", "/h"])
-    assert sorted(spec.words(CHIEF)) == sorted([*words.split(), "--history", "/h", "--workers", "1"])
-    assert spec.recovery.history == Path("/h")
-
-
-def test_the_launcher_passes_cluster_options_on_to_the_chief() -> None:
-    words = "--workers 3 --backup-workers 1 --max-steps 7 --lease 2.5 --reject-nonfinite --checkpoint-dir /c --checkpoint-interval 0.5"
-    assert sorted(parsed(*words.split()).words(CHIEF)) == sorted(words.split())
-
-
-def test_an_address_of_an_object_store_is_no_directory_of_this_machine() -> None:
-    assert parsed("--checkpoint-dir", "run/checkpoints").recovery.is_local
-    remote = parsed("--checkpoint-dir", "s3://name:password@bucket/run")
-    assert not remote.recovery.is_local
-    assert "password" not in " ".join(remote.words(CHIEF)), "command lines are for everybody to see"
-    assert remote.recovery.environment == {"LOCKSTEP_CHECKPOINT_DIR": "s3://name:password@bucket/run"}
+def test_a_flag_that_a_cluster_does_not_have_is_a_mistake_of_the_caller() -> None:
+    with pytest.raises(TypeError, match="num_ps"):
+        ClusterSpec(num_ps=2)
 
 
 @pytest.mark.parametrize(
