@@ -1,7 +1,7 @@
 """Puts measured figures into benchmarks/figures.md. Knows the page's markers and the reports; measures nothing.
 
-The text between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replaced; NAME is "peers", "table", "profile-before" or
-"profile-after", or "targets" for the targets and whether they were met.
+The text between `<!-- figures: NAME -->` and `<!-- end of figures -->` is replaced; NAME is "peers", "table", "profile", or
+"targets" for the targets and whether they were met.
 """
 
 import argparse
@@ -28,8 +28,7 @@ DESCRIPTION = "Puts measured figures into benchmarks/figures.md."
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Adds the arguments."""
     parser.add_argument("reports", nargs="*", type=Path, help="what `run table --json` and `run peers --json` wrote")
-    parser.add_argument("--profile-before", type=Path, metavar="FILE", help="what `run profile --json` printed, of an older checkout")
-    parser.add_argument("--profile-after", type=Path, metavar="FILE", help="report of a profile after the change")
+    parser.add_argument("--profile", type=Path, metavar="FILE", help="what `run profile --json` printed")
     parser.add_argument("--page", type=Path, default=PAGE, help="page to write the figures to (default: benchmarks/figures.md)")
 
 
@@ -37,9 +36,7 @@ def run(options: argparse.Namespace) -> int:
     """Fills the page from reports in JSON; returns the exit code."""
     try:
         blocks = _blocks([_read(path) for path in options.reports])
-        for name in ("profile-before", "profile-after"):
-            path = getattr(options, name.replace("-", "_"))
-            blocks |= {name: profile_block(_read(path))} if path else {}
+        blocks |= {"profile": profile_block(_read(options.profile))} if options.profile else {}
         text = options.page.read_text(encoding="utf-8")
     except (OSError, ValueError, KeyError) as error:
         raise WrongArguments(str(error)) from None
