@@ -1,19 +1,29 @@
 """What the end of a process means for a cluster, judged of fake processes at a time that the test passes in: go on, restart, or end."""
 
+import itertools
+import re
+import signal
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
 
-from lockstep.launcher import failures, watch
+from lockstep.cli.clusters import up
+from lockstep.launcher import cluster, failures, watch
+from lockstep.launcher.cluster import LocalCluster
 from lockstep.launcher.failures import ClusterFailed, ClusterWatch, TooFewWorkers
 from lockstep.launcher.spec import ClusterSpec
-from lockstep.launcher.watch import GRACE_S, LastWorkers
+from lockstep.launcher.supervisor import LaunchFailed, ProcessSpec
+from lockstep.launcher.watch import GRACE_S, LastWorkers, newest_checkpoint, what_is_not_saved
+from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.model.policy import PolicyName, PolicySpec
-from ps_protocol.roles.chief import ClusterStatus
+from ps_protocol.process.listening import end_beside
+from ps_protocol.roles.chief import CheckpointStatus, ClusterStatus
 from tests.support.chief.cluster_status import cluster_status, worker_status
+from tests.support.parameter_servers.checkpoints import save
 
 
 @dataclass(eq=False)
@@ -21,10 +31,11 @@ class Process:
     """A process that runs until the test says how it has ended."""
 
     name: str
+    pid: int
+    started_at: float
     returncode: int | None = None
-    pid: int = 7
-    started_at: float = 0.0
     log_path: Path = Path("/run/logs/x.log")
+    signals: list[signal.Signals] = field(default_factory=list)
 
     @property
     def is_running(self) -> bool:
@@ -34,39 +45,41 @@ class Process:
     def end_text(self) -> str:
         return f"killed by {-(self.returncode or 0)}" if (self.returncode or 0) < 0 else f"exit code {self.returncode}"
 
+    def signal_group(self, number: signal.Signals) -> None:
+        self.signals.append(number)
 
-@dataclass
-class Cluster:
-    """Processes of a server, a chief and workers; what is restarted is a new process of that name."""
 
-    spec: ClusterSpec
-    trained: int | None = None
-    roles: list[Process] = field(default_factory=lambda: [Process("ps 0"), Process("chief")])
-    workers: list[Process] = field(init=False)
+class Supervisor:
+    """Starts such processes, which serve at once, and lets time pass; `happens` at each look. The first of a name is pid 7, the next 8."""
 
-    def __post_init__(self) -> None:
-        self.workers = [Process(f"worker {index}") for index in range(self.spec.num_workers)]
+    token = "token"
 
-    @property
-    def chief(self) -> Process:
-        return self.roles[-1]
+    def __init__(self, directory: Path) -> None:
+        self.directory, self.now = directory, 100.0
+        self.happens: Callable[[], None] = lambda: None
+        self.has_another_interrupt = False
+        self._known: set[str] = set()
 
-    def may_restart(self, role: Process) -> bool:
-        return self.spec.has_checkpoints or role is self.chief
+    def monotonic(self) -> float:
+        return self.now
 
-    def replica_of(self, role: Process) -> None:
-        return None
+    def start(self, spec: ProcessSpec) -> Process:
+        for flag, word in itertools.pairwise(spec.command):
+            if flag == "--announce":
+                Path(word).write_text("unix:somewhere")
+        pid = 8 if spec.name in self._known else 7
+        self._known.add(spec.name)
+        return Process(spec.name, pid, started_at=self.now)
 
-    def trained_until(self) -> int | None:
-        return self.trained
+    def poll(self, *, timeout_s: float) -> list[Process]:
+        self.now += timeout_s
+        self.happens()
+        return []
 
-    def restart_role(self, role: Process, *, pause_s: float) -> Process:
-        self.roles[self.roles.index(role)] = again = Process(role.name, pid=8)
-        return again
-
-    def restart_worker(self, worker: Process, *, pause_s: float) -> Process:
-        self.workers[self.workers.index(worker)] = again = Process(worker.name, pid=8)
-        return again
+    def await_end(self, has_ended: Callable[[], bool], *, grace_s: float) -> bool:
+        self.happens()
+        self.now += 0.0 if has_ended() else grace_s
+        return not self.has_another_interrupt
 
 
 class Poller:
@@ -74,7 +87,8 @@ class Poller:
 
     def __init__(self, status: ClusterStatus | None = None) -> None:
         self.status, self.asked_at, self.finished_at, self.saving = status, 0.0, None, ""
-        self.has_interrupted = False
+        self.has_interrupted = self.is_finishing = False
+        self.has_begun = True
         self.asked: list[str] = []
 
     def knows(self, *, since: float, max_wait_s: float) -> bool:
@@ -83,30 +97,40 @@ class Poller:
     def watch_closely(self) -> None:
         pass
 
+    def close(self) -> None:
+        pass
+
     def finish(self, reason: str, *, interrupts: bool = False) -> None:
         self.asked.append(reason)
         self.finished_at = self.status.global_step if self.status is not None else None  # type: ignore[assignment]
 
 
 class Scene:
-    """A watch over a fake cluster, and the time."""
+    """A watch over a cluster of fake processes."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, status: ClusterStatus | None = None, **spec: Any) -> None:
-        self.now, self.said, self.poller = 100.0, list[str](), Poller(status)
-        clock: Any = type("Clock", (), {"monotonic": lambda _: self.now})()
-        monkeypatch.setattr(failures, "time", clock)
-        monkeypatch.setattr(watch, "time", clock)
+    def __init__(self, directory: Path, monkeypatch: pytest.MonkeyPatch, status: ClusterStatus | None = None, **spec: Any) -> None:
+        directory.mkdir()
+        self.said, self.poller, self.supervisor = list[str](), Poller(status), Supervisor(directory)
+        for module in (cluster, failures, watch):
+            monkeypatch.setattr(module, "time", self.supervisor)
         monkeypatch.setattr(watch, "ChiefPoller", lambda cluster: self.poller)
-        self.cluster: Any = Cluster(ClusterSpec(**{"workers": 3, **spec}))
-        self.watch = ClusterWatch(cast(Any, self.cluster), say=self.said.append)
+        started = LocalCluster(ClusterSpec(**{"workers": 3, **spec}), supervisor=cast(Any, self.supervisor), note=self.said.append)
+        started.start_roles()
+        started.start_workers(["train"])
+        self.cluster: Any = started
+        self.watch = ClusterWatch(started, say=self.said.append)
 
     def end(self, *processes: Any, code: int = 1, after_s: float = 2.0) -> None:
         """The processes end, and the launcher looks at once and once more when others have had the time to fail as well."""
         for process in processes:
             process.returncode = code
         self.watch.see(processes)
-        self.now += after_s
+        self.supervisor.now += after_s
         self.watch.see(())
+
+    def train_until(self, *, epoch: int, step: int) -> None:
+        """The chief leaves word that training has ended."""
+        end_beside(self.supervisor.directory / "chief.address").write_text(f"{epoch} {step}")
 
     @property
     def last(self) -> str:
@@ -117,8 +141,9 @@ Open = Callable[..., Scene]
 
 
 @pytest.fixture
-def scene(monkeypatch: pytest.MonkeyPatch) -> Open:
-    return lambda *arguments, **spec: Scene(monkeypatch, *arguments, **spec)
+def scene(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Open:
+    numbers = itertools.count()
+    return lambda *arguments, **spec: Scene(tmp_path / str(next(numbers)), monkeypatch, *arguments, **spec)
 
 
 def status_of(policy: PolicySpec, *, required: int, **fields: Any) -> ClusterStatus:
@@ -164,12 +189,24 @@ def test_failures_are_judged_by_the_policy_that_the_program_has_set(scene: Open)
     assert "ending all: 2 workers are left, a step needs 3" in missed.last
 
 
-def test_a_failed_worker_is_started_again_as_often_as_allowed(scene: Open) -> None:
-    found = scene(restart_workers=1)
+def test_a_failed_worker_is_started_again_as_often_as_allowed_after_growing_pauses(scene: Open) -> None:
+    found = scene(restart_workers=2)
     found.end(found.cluster.workers[0])
-    assert "worker 0 is started again, as pid 8 (start 1 of 1)" in found.last
+    assert "worker 0 is started again, as pid 8 (start 1 of 2)" in found.last
+    found.end(found.cluster.workers[0])
+    assert "worker 0 is started again, as pid 8, in 0.5 s (start 2 of 2)" in found.last
     with pytest.raises(TooFewWorkers):
         found.end(found.cluster.workers[0])
+
+
+def test_workers_that_all_fail_end_the_training_as_interrupted_by_the_first(scene: Open) -> None:
+    found = scene(checkpoint_dir="/checkpoints")
+    with pytest.raises(TooFewWorkers, match=r"worker 0 failed first: exit code 7; logs: /run/logs") as raised:
+        found.end(*found.cluster.workers, code=7)
+    assert raised.value.exit_code == 7 and "ending all: no worker is left, a step needs 3" in found.last
+    found.watch.interrupt(cast(Any, found.supervisor), str(raised.value))
+    assert found.poller.asked == [str(raised.value)]
+    assert found.last == "waiting up to 10 s for a last checkpoint; Ctrl-C ends all at once"
 
 
 def test_a_failed_server_ends_all_and_what_is_lost_is_said(scene: Open) -> None:
@@ -182,19 +219,104 @@ def test_a_failed_server_ends_all_and_what_is_lost_is_said(scene: Open) -> None:
 @pytest.mark.parametrize(("index", "words"), [(0, "goes back to its newest checkpoint"), (1, "training continues at its step")])
 def test_with_checkpoints_a_failed_role_is_started_again_with_what_that_costs(scene: Open, index: int, words: str) -> None:
     found = scene(checkpoint_dir="/checkpoints")
-    found.end(found.cluster.roles[index])
+    found.end(found.cluster.roles[index], code=-9)
     assert words in found.last and "is started again, as pid 8" in found.last
     assert all(role.is_running for role in found.cluster.roles)
 
 
-def test_a_chief_that_somebody_has_stopped_is_replaced_and_roles_that_end_together_are_not(scene: Open) -> None:
-    stopped = scene()
-    stopped.end(stopped.cluster.chief, code=0)
-    assert "chief (pid 7) was stopped while ps 0 kept running" in stopped.last and stopped.cluster.chief.is_running
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        ({}, "chief (pid 7) was stopped while ps 0 kept running"),
+        ({"ps": 2, "chief_in_ps": True, "checkpoint_dir": "/c"}, "ps 0 (pid 7) was stopped while ps 1 kept running"),
+        ({"chief_in_ps": True, "checkpoint_dir": "/c"}, "ps 0 (pid 7) was stopped before training was finished"),
+    ],
+)
+def test_a_chief_that_somebody_has_stopped_is_replaced(scene: Open, flags: dict[str, Any], words: str) -> None:
+    found = scene(**flags)
+    found.end(found.cluster.chief, code=0)
+    assert words in found.last and found.cluster.chief.is_running
+
+
+def test_roles_that_end_together_have_ended_the_training(scene: Open) -> None:
     over = scene()
-    over.cluster.trained = 50
+    over.train_until(epoch=1, step=50)
     over.end(*over.cluster.roles, code=0, after_s=3.0)
     assert over.last.startswith("training is over, and chief and parameter servers have ended; waiting for worker 0 (pid 7), worker 1")
+
+
+def test_a_server_is_replaced_by_its_standby_and_not_by_one_that_came_back_empty(scene: Open) -> None:
+    found = scene(standbys=True)
+    server, standby, _ = found.cluster.roles
+    found.end(server, code=-9)
+    assert "ps 0 is started again, as pid 8; standby 0 has the same, and training continues at its step" in found.last
+    found.end(standby, code=-9)
+    assert "ps 0 was started again before, without a checkpoint that would have brought it back: the model is lost" in found.last
+
+
+def test_the_end_waits_for_the_last_checkpoint_as_long_as_the_chief_saves_it(scene: Open) -> None:
+    found = scene(cluster_status(global_step=3))
+    found.poller.saving, began_at = "step-000000003", found.supervisor.now
+
+    def save_for_a_minute() -> None:
+        if found.supervisor.now > began_at + 60.0:
+            found.poller.saving, found.cluster.chief.returncode = "", 0
+
+    found.supervisor.happens = save_for_a_minute
+    assert found.watch.finish_training(cast(Any, found.supervisor))
+    assert 60.0 < found.supervisor.now - began_at < 62.0
+    assert found.said == ["training is finished; the chief saves a last checkpoint, of step 3; Ctrl-C ends all without it"]
+
+
+def test_a_training_that_no_report_has_seen_is_known_by_what_its_chief_left(scene: Open) -> None:
+    for has_trained in (False, True):
+        found = scene()
+        found.poller.has_begun = False
+        if has_trained:
+            found.train_until(epoch=1, step=3)
+        assert found.watch.finish_training(cast(Any, found.supervisor)) is has_trained
+
+
+SAVES = CheckpointStatus(durability="interval", failure="No space left on device")
+
+
+@pytest.mark.parametrize(
+    ("saved", "trained_until", "status", "words"),
+    [
+        ([], None, cluster_status(checkpoint=SAVES), r"no checkpoint could be written to \S+: No space.*; what it has learnt is lost"),
+        ([], None, None, r"no checkpoint could be written to \S+: .*x.log says why"),
+        ([5], None, cluster_status(checkpoint=SAVES), "its end could not be saved to .*: No space.* learnt since step-000000005 is lost"),
+        ([5], (2, 5), cluster_status(global_step=4), "its end could not be saved to .*: .*x.log says why"),
+        ([5, 41], None, cluster_status(checkpoint=SAVES), ""),
+        ([5], (1, 5), cluster_status(checkpoint=SAVES), ""),
+        ([5], None, cluster_status(checkpoint=CheckpointStatus(durability="none")), ""),
+    ],
+)
+def test_what_was_learnt_since_the_last_checkpoint_is_said_to_be_lost(
+    scene: Open, tmp_path: Path, saved: list[int], trained_until: tuple[int, int] | None, status: ClusterStatus | None, words: str
+) -> None:
+    found, place = scene(checkpoint_dir=tmp_path / "checkpoints"), LocalStorage(tmp_path / "checkpoints")
+    for step in saved:
+        save(place, step=step, cluster=found.cluster.name)
+    if trained_until is not None:
+        found.train_until(epoch=trained_until[0], step=trained_until[1])
+    assert re.match(words or "$", what_is_not_saved(found.cluster, status))
+    assert newest_checkpoint(found.cluster) == (f"step-{saved[-1]:09}" if saved else "")
+    assert what_is_not_saved(scene().cluster, status) == ""
+
+
+def test_an_interrupted_worker_that_stays_gets_one_signal_after_the_other(scene: Open) -> None:
+    found = scene(workers=1)
+    (worker,) = found.cluster.workers
+    found.watch.interrupt(cast(Any, found.supervisor), "SIGINT")
+    assert worker.signals == [signal.SIGINT, signal.SIGTERM, signal.SIGKILL]
+    assert [words.partition(" to ")[0] for words in found.said[1:]] == ["SIGINT", "SIGTERM", "SIGKILL"]
+    assert found.said[1].endswith("worker 0 (pid 7): still running")
+    hurried = scene(workers=1)
+    hurried.supervisor.has_another_interrupt = True
+    hurried.watch.interrupt(cast(Any, hurried.supervisor), "SIGINT")
+    assert hurried.said == ["interrupting training, waiting up to 5 s for the workers to leave; Ctrl-C ends all at once"]
+    assert not hurried.cluster.workers[0].signals, "the supervisor ends all at once"
 
 
 def test_workers_that_leave_too_few_behind_end_the_training_early_and_get_time_to_leave(scene: Open) -> None:
@@ -208,28 +330,45 @@ def test_workers_that_leave_too_few_behind_end_the_training_early_and_get_time_t
     last.see()
     assert not found.poller.asked, "others may still come to an end in the same moment"
     for _ in range(2):
-        found.now += GRACE_S + 1.0
+        found.supervisor.now += GRACE_S + 1.0
         # A new report each time.
         found.poller.status, found.poller.asked_at = (
             cluster_status(*waits.participants, global_step=10, num_contributions=2, replicas_to_aggregate=3, total_num_replicas=3),
-            found.now,
+            found.supervisor.now,
         )
         last.see()
     assert found.poller.asked == ["too few workers are left: 2 of 3 workers still run; a step needs 3"]
     assert last.failure == f"training ended early at step 10: {found.poller.asked[0]}"
     assert "worker 1 ended with exit code 0 while 2 of 3 workers still run; a step needs 3" in found.said
     assert not last.is_time_up
-    found.now += 6.0
+    found.supervisor.now += 6.0
     assert last.is_time_up
 
 
-def test_a_worker_that_leaves_within_the_backups_ends_nothing(scene: Open) -> None:
-    found = scene(cluster_status(worker_status(0, is_waiting=True), worker_status(1, is_waiting=False, state="left"),
-                                 replicas_to_aggregate=2, total_num_replicas=3), replicas_to_aggregate=2)  # fmt: skip
+def test_a_released_worker_that_does_not_end_is_not_waited_for(scene: Open) -> None:
+    waits = cluster_status(
+        worker_status(0, is_waiting=True), worker_status(1, is_waiting=False, state="left"), global_step=0, num_contributions=1
+    )
+    found = scene(waits, workers=2)
+    found.cluster.workers[1].returncode = 0
+
+    def report_again() -> None:
+        found.poller.status, found.poller.asked_at = replace(waits), found.supervisor.now
+
+    found.supervisor.happens, output = report_again, SimpleNamespace(note=found.said.append, failure=found.said.append)
+    with pytest.raises(LaunchFailed, match="training ended early at step 0: too few workers are left"):
+        up._train(found.cluster, supervisor=cast(Any, found.supervisor), output=cast(Any, output), log_directory=Path("logs"))
+    assert found.cluster.workers[0].is_running
+
+
+@pytest.mark.parametrize(("policy", "required"), [(PolicySpec(), 2), (PolicySpec(name=PolicyName.ASYNC), 1)])
+def test_a_worker_that_leaves_enough_behind_ends_nothing(scene: Open, policy: PolicySpec, required: int) -> None:
+    left = worker_status(0, is_waiting=True), worker_status(1, is_waiting=False, state="left")
+    found = scene(cluster_status(*left, policy=policy, num_contributions=0, replicas_to_aggregate=required, total_num_replicas=3))
     last = LastWorkers(found.cluster, poller=found.poller, say=found.said.append)  # type: ignore[arg-type]
     found.cluster.workers[1].returncode = 0
     for _ in range(4):
-        found.now += GRACE_S
-        found.poller.asked_at = found.now
+        found.supervisor.now += GRACE_S
+        found.poller.asked_at = found.supervisor.now
         last.see()
     assert not found.poller.asked and not last.failure
