@@ -120,7 +120,13 @@ def names_page() -> str:
             lines += ["", f"::: {module}.{name}", "    options:", f"      heading: lockstep.{name}", f"      toc_label: {name}"]
     if aliases:
         lines += ["", "## Type aliases", "", ", ".join(f"`{name}`" for name in aliases)]
-    lines += ["", "## Errors", "", "`lockstep.errors` has all of them; [errors](errors.md) says when each is raised.", ""]
+    lines += [
+        "",
+        "## Errors",
+        "",
+        "`lockstep.errors` has them; [all errors](../how-to/troubleshoot.md#all-errors) says what to do about each.",
+        "",
+    ]
     lines += [f"- `{name}`: {_first_line(getattr(errors, name))}" for name in sorted(errors.__all__)]
     return "\n".join(lines) + "\n"
 

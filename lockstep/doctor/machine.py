@@ -215,6 +215,6 @@ def _environment(environment: Mapping[str, str]) -> Finding:
         return warn(
             "environment",
             f"{', '.join(unknown)}: there is no such variable",
-            "look for a misspelling; docs/reference/environment.md has them all",
+            "look for a misspelling; docs/reference/cli.md has them all",
         )
     return ok("environment", f"set: {', '.join(given)}" if given else "no LOCKSTEP_ variable is set")

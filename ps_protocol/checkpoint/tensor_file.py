@@ -21,7 +21,7 @@ from ps_protocol.roles.shard import CheckpointFile
 #
 # A file is the header's length (8 bytes, little-endian), the header (JSON), and the bytes of the tensors, little-endian, in C order, one
 # after the other without a hole. Any safetensors library reads what is written here, and so does NumPy alone:
-# docs/reference/checkpoints.md.
+# docs/how-to/resume.md.
 
 
 LENGTH_BYTES = 8

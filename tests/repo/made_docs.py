@@ -27,18 +27,18 @@ _PROGRAMS = {program: program.value for program in Program} | {Program.CALLER: "
 _SEE = {
     "policy": "[policies](../explanation/policies.md)",
     "reject-nonfinite": "[gradients](api.md#gradients-that-are-not-finite)",
-    "checkpoint-dir": "[checkpoints](checkpoints.md)",
+    "checkpoint-dir": "[checkpoints](../how-to/resume.md)",
     "durability": "[what a loss costs](../explanation/reliability.md)",
     "history": "[audit](../explanation/reliability.md#check-a-run-afterwards)",
-    "standbys": "[standbys](../explanation/standbys.md)",
+    "standbys": "[standbys](../explanation/reliability.md#standbys)",
     "chief-in-ps": "[running](../how-to/running.md#the-chief-inside-a-parameter-server)",
     "tensorboard": "[monitor](../how-to/monitor.md#tensorboard)",
     "metrics": "[monitor](../how-to/monitor.md#prometheus)",
     "page": "[the page](../how-to/watch.md)",
     "log-format": "[JSON logs](#json-logs)",
-    "data-port": "[transports](../explanation/transports.md#sockets)",
+    "data-port": "[transports](api.md#transport-and-wire-format)",
     "token-file": "[TLS and tokens](../how-to/tls.md)",
-    "transport": "[transports](../explanation/transports.md)",
+    "transport": "[transports](api.md#transport-and-wire-format)",
     "wire": "[compression](../how-to/compression.md)",
     "otel": "[monitor](../how-to/monitor.md#opentelemetry)",
 }
@@ -84,13 +84,21 @@ def _option(option: Option[Any]) -> tuple[str, ...]:
 def _arguments() -> Iterator[tuple[str, str, str]]:
     """Yields what commands take that is not in the table of options."""
     of_table = {option.help_text(has_variable=has) for option in TABLE for has in (False, True)}
+    commands: dict[tuple[str, str], list[str]] = {}  # one that several commands take has one row
     for name in COMMANDS:
         if name in ROLES or actions_of(name):
             continue
-        own = [one for one in parser_of(name)._actions if one.help not in (None, argparse.SUPPRESS, *of_table) and one.dest != "help"]
-        for one in own:
-            shown = ", ".join(one.option_strings) + f" {_metavar(one)}" * (one.nargs != 0)
-            yield (f"`lockstep {name}`" if one is own[0] else "", f"`{_code(shown.strip())}`", _cell(str(one.help)))
+        for one in parser_of(name)._actions:
+            if one.help not in (None, argparse.SUPPRESS, *of_table) and one.dest not in ("help", "json"):
+                shown = ", ".join(one.option_strings) + f" {_metavar(one)}" * (one.nargs != 0)
+                commands.setdefault((f"`{_code(shown.strip())}`", _cell(str(one.help))), []).append(name)
+    last: list[str] = []
+    for (argument, meaning), names in commands.items():
+        # Actions of one command are named once: `lockstep checkpoint ls`, `verify`.
+        first, *others = names
+        others = [name.removeprefix(f"{first.split()[0]} ") for name in others]
+        yield (", ".join([f"`lockstep {first}`", *(f"`{name}`" for name in others)]) if names != last else "", argument, meaning)
+        last = names
 
 
 def _metavar(action: argparse.Action) -> str:

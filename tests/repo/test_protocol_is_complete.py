@@ -37,9 +37,12 @@ ELSEWHERE = {"ShareMemory": worker, "OpenDataSocket": payloads, "Command": comma
 ASKED = {(rpc.service, rpc.name) for rpc in RPCS.values()}
 
 
+ERRORS_PAGE = "how-to/troubleshoot.md"
+
+
 @functools.cache
 def _page(name: str) -> str:
-    return (ROOT / "docs" / "reference" / name).read_text(encoding="utf-8")
+    return (ROOT / "docs" / name).read_text(encoding="utf-8")
 
 
 def _rows(page: str, first_cell: str) -> list[str]:
@@ -63,7 +66,7 @@ def test_every_rpc_has_a_client_call() -> None:
 
 
 def test_every_service_has_a_row_in_the_protocol_page_with_its_file() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)`: .* \| `protos/(\S+)` \|$", _page("protocol.md"), flags=re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)`: .* \| `protos/(\S+)` \|$", _page("contributing/protocol.md"), flags=re.MULTILINE))
     assert rows == {method.containing_service.name: method.containing_service.file.name for method in METHODS}
 
 
@@ -75,7 +78,7 @@ def test_the_comment_of_every_rpc_says_what_a_repeated_call_does() -> None:
 
 
 def test_no_row_outlives_its_error() -> None:
-    assert set(re.findall(r"^\| `([A-Z_]+)` \|", _page("errors.md"), flags=re.MULTILINE)) == {error.reason for error in ERRORS}
+    assert set(re.findall(r"^\| `([A-Z_]+)` \|", _page(ERRORS_PAGE), flags=re.MULTILINE)) == {error.reason for error in ERRORS}
 
 
 def test_every_error_has_a_status_and_a_row() -> None:
@@ -85,11 +88,11 @@ def test_every_error_has_a_status_and_a_row() -> None:
         if error.status == "INTERNAL" and error is not errors.InternalError
     ]
     for error in ERRORS:
-        rows = _rows("errors.md", error.reason)
+        rows = _rows(ERRORS_PAGE, error.reason)
         if len(rows) != 1:
-            wrong.append(f"docs/reference/errors.md: want one row '| `{error.reason}` | …'")
+            wrong.append(f"docs/{ERRORS_PAGE}: want one row '| `{error.reason}` | …'")
         elif f"`{error.status}`" not in rows[0]:
-            wrong.append(f"docs/reference/errors.md: {error.reason} travels as {error.status}")
+            wrong.append(f"docs/{ERRORS_PAGE}: {error.reason} travels as {error.status}")
     assert not wrong, "\n".join(wrong)
 
 

@@ -24,10 +24,9 @@ ELSEWHERE = {
 }
 # Blocks that cannot run by themselves, by page and number on the page.
 NOT_RUN = {
-    ("docs/tutorials/survive-a-kill.md", 0): "two lines to change in the program of another page",
     ("docs/how-to/tls.md", 0): "its host is an example",
-    ("docs/how-to/evaluate.md", 2): "`...` stands for the reader's own arguments",
-    ("docs/how-to/evaluate.md", 3): "it reads a checkpoint of the reader's own",
+    ("docs/reference/sync-replicas.md", 2): "`...` stands for the reader's own arguments",
+    ("docs/reference/sync-replicas.md", 3): "it reads a checkpoint of the reader's own",
     ("docs/how-to/estimator.md", 3): "it needs three workers' processes; tests/contract/session/test_estimator_cluster.py has them",
 }
 # What frameworks are not installed for; `make test-frameworks` runs the same where they are.
@@ -85,11 +84,11 @@ X_train, y_train = load_digits(return_X_y=True)
 # What is the reader's own, or stands on the page in words.
 BEFORE = {
     ("docs/explanation/policies.md", 0): MODEL,
-    ("docs/how-to/evaluate.md", 1): SESSION + "values = {'w': np.zeros(3)}",
+    ("docs/reference/optimizers.md", 4): SESSION + "values = {'w': np.zeros(3)}",
     ("docs/how-to/data.md", 0): MODEL
     + "whole, images, labels = compute, np.zeros((60_000, 3)), np.zeros(60_000)\ndef compute(*given): return 0.5, whole(*given)\n",
-    ("docs/how-to/evaluate.md", 0): MODEL + "def evaluate(variables): return sorted(variables)",
-    ("docs/how-to/plan.md", 0): MODEL + "import io; times = io.StringIO()",
+    ("docs/reference/api.md", 6): MODEL + "def evaluate(variables): return sorted(variables)",
+    ("docs/explanation/policies.md", 1): MODEL + "import io; times = io.StringIO()",
     ("docs/how-to/sparse.md", 0): SESSION + "indices = np.arange(5)\n"
     "w_gradient, row_gradients = np.ones((16, 1), np.float32), np.ones((5, 16), np.float32)",
     ("docs/reference/api.md", 0): "import numpy as np; initial_values = {'w': np.zeros(3)}\n"
@@ -108,9 +107,9 @@ def gradients_of_all(values): return {name: np.ones_like(value) for name, value 
     + """session.create_or_join({"w": np.zeros(3), "b": np.zeros(2), "embedding": lockstep.EmbeddingTable((9, 2)),
     "batch_mean": lockstep.Buffer(np.zeros(3), "mean")}, optimizer=lockstep.sgd(0.1))
 dw, ids, rows, mean, loss, accuracy, batch_size = np.ones(3), np.arange(2), np.ones((2, 2), np.float32), np.ones(3), 0.5, 0.9, 32""",
-    ("docs/reference/checkpoints.md", 0): CHECKPOINT,
-    ("docs/reference/hooks.md", 0): SYNC_REPLICAS,
-    ("docs/reference/hooks.md", 1): SYNC_REPLICAS,
+    ("docs/how-to/resume.md", 0): CHECKPOINT,
+    ("docs/reference/sync-replicas.md", 0): SYNC_REPLICAS,
+    ("docs/reference/sync-replicas.md", 1): SYNC_REPLICAS,
     ("docs/reference/api.md", 4): MODEL
     + "batches = [1.0, 2.0]\ndef compute(variables, batch): return batch, {name: np.ones_like(one) for name, one in variables.items()}\n",
     ("docs/reference/api.md", 5): SESSION + "gradient = np.ones(3)\n"
