@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.cluster import Cluster
 from tests.chaos.plan import Plan
-from tests.chaos.processes import Cluster
 from tests.support.repository import ROOT
 
 RECOVERY_TIMES = ROOT / "lockstep-runs" / "chaos" / "recovery.jsonl"

@@ -26,18 +26,19 @@ from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.fence import Era
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.permissions import ALLOWED
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster
-from tests.chaos.test_floods import can_connect, free_ports, security_of
+from tests.chaos.test_floods import can_connect
 from tests.support.network import certificates
 from tests.support.network.certificates import Files
 from tests.support.network.floods import KINDS
+from tests.support.network.servers import free_ports
 from tests.support.repository import ROOT
 
 SECONDS = float(os.environ.get("ABUSE_S", "40"))
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
-PLAN = Plan(num_ps=1, num_workers=4, num_steps=ENDLESS, pace_s=0.03, lease_s=10.0, durability=None, transport="grpc")
+PLAN = Plan(num_ps=1, num_workers=4, max_steps=ENDLESS, pace_s=0.03, lease_s=10.0, durability=None, transport="grpc")
 NUM_IDLE, MAX_GARBAGE_BYTES = 200, 100_000
 # Methods whose calls may be made by a worker's token, and which do what they are asked to if a message happens to be one.
 HARMFUL = ("FinishTraining", "ChangeSettings", "DeregisterWorker", "RegisterWorker", "DeleteAccumulator")
@@ -123,7 +124,7 @@ class Abuse:
 def test_values_beside_mixed_abuse_are_those_of_an_undisturbed_run(start: Started, tmp_path: Path) -> None:
     print(f"seed {SEED}", flush=True)
     files = certificates.make(tmp_path / "files", cluster="lockstep")
-    environment = security_of(files.directory, "tokens")
+    environment = files.variables(tls=False)
     cluster = start(replace(PLAN, port=free_ports(), environment=environment, access=files.caller("worker", tls=False)))
     cluster.await_step(50)
     begin, begun_at = cluster.reached(), time.monotonic()

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import claims
+from tests.chaos.cluster import Cluster, Event
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster, Event
 from tests.chaos.test_servers import PS_TARGET_S
 
 pytestmark = pytest.mark.timeout(200)
@@ -50,8 +50,8 @@ def test_a_chief_killed_at_any_point_of_a_manifest_leaves_a_whole_checkpoint_or_
     """And everything else is killed with it, so that the disk alone decides."""
     cluster = start(Plan(failpoints={"chief": f"{failpoint}=kill@3"}))
     died_at = cluster.await_death("chief")
-    cluster.kill_all()
-    cluster.restart_all()
+    cluster.kill(*cluster.everybody)
+    cluster.restart(*cluster.everybody)
     cluster.await_end()
     assert _goes_on_at(cluster, died_at) == step
     cluster.assert_as_without_faults()
@@ -68,13 +68,13 @@ def test_a_disk_that_fails_once_is_reported_and_training_continues(start: Starte
     assert cluster.rollbacks() == 0
     cluster.assert_as_without_faults()
     steps = claims.assert_checkpoints_are_of_one_step_each(cluster.checkpoints, num_workers=3, scratch=cluster.directory)
-    assert steps[-1] == cluster.plan.num_steps, "later ones were saved"
+    assert steps[-1] == cluster.plan.max_steps, "later ones were saved"
 
 
 @pytest.mark.shows("F19")
 def test_a_full_or_read_only_disk_is_reported_and_used_again_as_soon_as_possible(start: Started, disk: Path) -> None:
     """With a file system that really is so."""
-    cluster = start(Plan(num_steps=ENDLESS))
+    cluster = start(Plan(max_steps=ENDLESS))
     cluster.await_(lambda: len(whole(cluster)) >= 2, what="there are checkpoints")
     filler = disk / "somebody-elses"
     with suppress(OSError), filler.open("wb", buffering=0) as file:
@@ -154,13 +154,13 @@ def _take_another_jobs_manifest(newest: Path, older: Path) -> None:
 def test_a_damaged_checkpoint_is_skipped_loudly_and_the_one_before_it_taken(start: Started, damage: Callable[[Path, Path], None]) -> None:
     cluster = start(Plan())
     cluster.await_(lambda: len(whole(cluster)) >= 2 and cluster.reached() >= 12, what="there are two checkpoints")
-    cluster.kill_all()
+    cluster.kill(*cluster.everybody)
     *_, older, newest = whole(cluster)
     before = {path.name: path.read_bytes() for path in newest.iterdir()}
     damage(newest, older)
     assert {path.name: path.read_bytes() for path in newest.iterdir()} != before
     damaged_at = time.monotonic()
-    cluster.restart_all()
+    cluster.restart(*cluster.everybody)
     cluster.await_end()
     told = [line for line in cluster.text_of("chief").rpartition("--- life")[2].splitlines() if newest.name in line]
     assert any(re.search(r" WARNING .* is (skipped|damaged)", line) for line in told), cluster.logs()
@@ -173,7 +173,7 @@ def test_a_damaged_checkpoint_is_skipped_loudly_and_the_one_before_it_taken(star
 def test_a_checkpoint_of_two_servers_is_restored_into_another_number(start: Started, num_ps: int) -> None:
     cluster = start(Plan())
     cluster.await_(lambda: cluster.reached() >= 14 and len(whole(cluster)) >= 2, what="there are checkpoints")
-    cluster.kill_all()
+    cluster.kill(*cluster.everybody)
     saved = int(whole(cluster)[-1].name.removeprefix("step-"))
     killed_at = time.monotonic()
     larger = start(replace(cluster.plan, num_ps=num_ps))
@@ -186,7 +186,7 @@ def test_a_checkpoint_of_two_servers_is_restored_into_another_number(start: Star
 def test_a_worker_with_another_model_than_the_checkpoint_is_refused_and_disturbs_no_other(start: Started) -> None:
     cluster = start(Plan())
     cluster.await_(lambda: cluster.reached() >= 14 and len(whole(cluster)) >= 2, what="there are checkpoints")
-    killed_at = cluster.kill_all()
+    killed_at = cluster.kill(*cluster.everybody)
     for name in cluster.roles:
         cluster.restart(name)
     cluster.start_one("worker 0", flags=["--failure", "model"])
@@ -202,7 +202,7 @@ def test_a_worker_with_another_model_than_the_checkpoint_is_refused_and_disturbs
 @pytest.mark.shows("F22")
 def test_checkpoints_while_steps_run_are_of_one_step_each(start: Started) -> None:
     """Saving as fast as it goes, and the servers are lost again and again."""
-    cluster = start(Plan(num_steps=80, checkpoint_steps=1, pace_s=0.01))
+    cluster = start(Plan(max_steps=80, checkpoint_steps=1, pace_s=0.01))
     for step in (15, 30, 45, 60):
         cluster.await_step(step)
         name = f"ps {step // 15 % 2}"

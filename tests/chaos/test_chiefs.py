@@ -5,9 +5,9 @@ import signal
 import pytest
 
 from tests.chaos import claims
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster
 
 pytestmark = pytest.mark.timeout(150)
 CHIEF_TARGET_S = 5.0
@@ -49,9 +49,10 @@ def test_a_chief_that_comes_back_at_another_address_is_found(start: Started, rec
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.quick
 @pytest.mark.shows("F12")
 def test_a_chief_that_wakes_after_it_was_replaced_ends_without_harm(start: Started) -> None:
-    cluster = start(Plan(num_steps=60))
+    cluster = start(Plan(max_steps=60))
     cluster.await_step(12)
     sleeper = cluster.processes["chief"]
     cluster.signal("chief", signal.SIGSTOP)
@@ -68,7 +69,7 @@ def test_a_chief_that_wakes_after_it_was_replaced_ends_without_harm(start: Start
 @pytest.mark.shows("F12")
 def test_a_second_chief_without_takeover_gives_up_while_the_first_is_heard(start: Started) -> None:
     """It was started by mistake."""
-    cluster = start(Plan(num_steps=ENDLESS))
+    cluster = start(Plan(max_steps=ENDLESS))
     cluster.await_step(5)
     first = cluster.processes["chief"]
     second = cluster.start_one("chief", address=f"unix:{cluster.sockets}/chief-2")
@@ -90,12 +91,13 @@ def test_chief_and_parameter_server_killed_together_come_back_together(start: St
     cluster.assert_as_without_faults()
 
 
+@pytest.mark.quick
 def test_everything_killed_at_once_continues_from_the_newest_checkpoint(start: Started, record: Record) -> None:
     """A machine that loses its power."""
     cluster = start(Plan())
     cluster.await_step(12)
-    died_at = cluster.kill_all()
-    cluster.restart_all()
+    died_at = cluster.kill(*cluster.everybody)
+    cluster.restart(*cluster.everybody)
     cluster.await_end()
     record("everything killed", standstill_s=cluster.standstill_s(died_at), target_s=10.0)
     assert min(event["step"] for event in cluster.events() if event["event"] == "step" and event["at"] > died_at) >= 5
@@ -103,7 +105,7 @@ def test_everything_killed_at_once_continues_from_the_newest_checkpoint(start: S
 
 
 def test_a_chief_killed_again_and_again_is_replaced_each_time(start: Started) -> None:
-    cluster = start(Plan(num_steps=60))
+    cluster = start(Plan(max_steps=60))
     for step in (10, 20, 30, 40):
         cluster.await_step(step)
         cluster.kill("chief")
@@ -115,7 +117,7 @@ def test_a_chief_killed_again_and_again_is_replaced_each_time(start: Started) ->
 
 def test_a_chief_that_was_stopped_still_ends_leases_and_explains_its_refusals(start: Started) -> None:
     """What is due by time comes due again, though others talk to it all the while."""
-    cluster = start(Plan(num_steps=ENDLESS))
+    cluster = start(Plan(max_steps=ENDLESS))
     cluster.await_step(12)
     cluster.signal("chief", signal.SIGSTOP)
     cluster.await_standstill(silence_s=5.0)

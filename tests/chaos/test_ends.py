@@ -16,9 +16,9 @@ import psutil
 import pytest
 
 from tests.chaos import script
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
-from tests.chaos.processes import Cluster
 from tests.chaos.test_checkpoints import whole
 from tests.support.processes.commands import TRAIN, are_gone, read_until
 from tests.support.repository import ROOT
@@ -30,7 +30,7 @@ pytestmark = pytest.mark.timeout(150)
 @pytest.mark.shows("F30")
 def test_a_chief_that_is_asked_to_end_saves_a_checkpoint_and_its_successor_continues(start: Started) -> None:
     """`scancel` of one task, a drained node. Workers and servers wait, and say so; nobody takes the training for finished."""
-    cluster = start(Plan(num_steps=80, checkpoint_steps=2000))
+    cluster = start(Plan(max_steps=80, checkpoint_steps=2000))
     cluster.await_step(12)
     cluster.signal("chief", signal.SIGTERM)
     cluster.await_death("chief", code=0)
@@ -59,7 +59,7 @@ def test_a_whole_cluster_that_is_asked_to_end_continues_where_it_was(start: Star
     for name in ("chief", "ps 0", "ps 1"):
         cluster.signal(name, signal.SIGTERM)
         cluster.await_death(name, code=0)
-    cluster.restart_all()
+    cluster.restart(*cluster.everybody)
     cluster.await_end()
     begun = [event["step"] for event in cluster.events() if event["event"] == "joined"]
     assert begun[-1] >= told
@@ -75,7 +75,7 @@ def test_every_role_and_worker_can_be_restarted_one_after_the_other(
 ) -> None:
     """A rolling restart in any order. With durability `step`, or standbys, nothing that was told to be done is done again."""
     durability = "interval" if has_standbys else "step"
-    cluster = start(Plan(num_steps=150, durability=durability, checkpoint_steps=5 if has_standbys else None, has_standbys=has_standbys))
+    cluster = start(Plan(max_steps=150, durability=durability, checkpoint_steps=5 if has_standbys else None, has_standbys=has_standbys))
     order = cluster.everybody
     random.Random(seed).shuffle(order)
     for name in order:
@@ -110,7 +110,7 @@ def test_everything_asked_to_end_at_once_loses_nothing_that_was_told(start: Star
     cluster.await_(lambda: not cluster.running(cluster.everybody), what="all have ended")
     codes = {name: cluster.processes[name].returncode for name in cluster.everybody}
     assert {codes[name] for name in cluster.roles} == {0}, f"{codes}\n{cluster.logs()}"
-    cluster.restart_all()
+    cluster.restart(*cluster.everybody)
     cluster.await_end()
     again = [event["step"] for event in cluster.events() if event["event"] == "joined" and event["at"] > ended_at]
     assert min(again) >= told

@@ -9,7 +9,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -18,11 +17,12 @@ from typing import Any
 import pytest
 
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster
 from tests.support.network import certificates
 from tests.support.network.floods import KINDS
+from tests.support.network.servers import free_ports
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -43,7 +43,7 @@ NAMES = [
     "nothing",
 ]
 ALL = os.environ.get("FLOODS") == "all"
-PLAN = Plan(num_ps=1, num_workers=2, num_steps=ENDLESS, pace_s=0.01, lease_s=5.0, durability=None, transport="grpc")
+PLAN = Plan(num_ps=1, num_workers=2, max_steps=ENDLESS, pace_s=0.01, lease_s=5.0, durability=None, transport="grpc")
 NUM_CONNECTIONS, SECONDS, NUM_STEPS = 4, 3.0, 50
 # Of the steps before and after. Others may have used the machine.
 TARGET, NUM_TRIES = 0.8, 3
@@ -58,31 +58,6 @@ def chosen(security: str) -> list[tuple[str, str]]:
     place = SECURITIES.index(security)
     numbers = itertools.product(enumerate(NAMES), enumerate(ROLES))
     return [(name, kind) for (number, kind), (role, name) in numbers if (number + role) % len(SECURITIES) == place]
-
-
-def security_of(files: Path, kind: str) -> dict[str, dict[str, str]]:
-    """The roles' variables."""
-    tls = {"LOCKSTEP_TLS_CA": str(files / "ca.pem")} if kind == "tls" else {}
-    roles: dict[str, dict[str, str]] = {"worker": {"LOCKSTEP_TOKEN_FILE": str(files / "worker.token")} | tls}
-    for role in ("ps", "chief"):
-        certificate = {"LOCKSTEP_TLS_CERT": str(files / f"{role}.pem"), "LOCKSTEP_TLS_KEY": str(files / f"{role}.key")} if tls else {}
-        roles[role] = {"LOCKSTEP_TOKEN_FILE": str(files / "tokens")} | tls | certificate
-    return roles
-
-
-def free_ports(count: int = 2) -> int:
-    """The first of so many that are free, one after the other."""
-    while True:
-        with ExitStack() as stack:
-            port = 0
-            try:
-                for index in range(count):
-                    one = stack.enter_context(socket.socket())
-                    one.bind(("127.0.0.1", port + index if port else 0))
-                    port = port or one.getsockname()[1]
-            except OSError:
-                continue
-            return port
 
 
 def can_connect(address: str) -> bool:
@@ -171,7 +146,7 @@ def test_training_continues_beside_floods(start: Started, tmp_path: Path, securi
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     access, environment = DEFAULT_ACCESS, dict[str, dict[str, str]]()
     if security in ("tokens", "tls"):
-        access, environment = files.caller("worker", tls=security == "tls"), security_of(files.directory, security)
+        access, environment = files.caller("worker", tls=security == "tls"), files.variables(tls=security == "tls")
     elif security != "plain":
         environment = {role: {"LOCKSTEP_OWN_POLLING": "0"} for role in ("ps", "chief", "worker")}
     cluster = start(replace(PLAN, port=free_ports(), environment=environment, access=access))

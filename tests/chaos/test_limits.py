@@ -14,11 +14,11 @@ from pathlib import Path
 import pytest
 
 from tests.chaos import claims
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster
 from tests.chaos.test_checkpoints import whole
-from tests.chaos.test_floods import free_ports
+from tests.support.network.servers import free_ports
 from tests.support.repository import ROOT
 
 pytestmark = pytest.mark.timeout(200)
@@ -68,7 +68,7 @@ def test_training_continues_without_its_checkpoint_directory_and_saves_once_it_i
     start: Started, take_away: Callable[[Path, Path], None]
 ) -> None:
     """And what was saved before it was taken away is whole still."""
-    cluster = start(Plan(num_steps=ENDLESS))
+    cluster = start(Plan(max_steps=ENDLESS))
     # Not of the first values any more.
     cluster.await_(lambda: min(saved_steps(cluster), default=0) > 0, what="there are checkpoints")
     place, aside = cluster.checkpoints, cluster.checkpoints.with_name("aside")
@@ -113,7 +113,7 @@ def test_a_server_with_a_file_size_limit_below_a_checkpoint_reports_that_and_kee
 
 def test_a_server_with_few_descriptors_saves_and_shares_memory_beside_strangers_that_want_them_all(start: Started) -> None:
     """Strangers come to the port of its calls and to that of its data, again and again, and say nothing."""
-    cluster = start(Plan(num_steps=ENDLESS, port=free_ports(), num_ps=1, wrapper=limited("ps 0", "NOFILE", 200)))
+    cluster = start(Plan(max_steps=ENDLESS, port=free_ports(), num_ps=1, wrapper=limited("ps 0", "NOFILE", 200)))
     cluster.await_(lambda: len(whole(cluster)) >= 1, what="there is a checkpoint")
     host, _, port = cluster.address("ps 0").rpartition(":")
     own = cluster.processes["ps 0"].pid
@@ -141,7 +141,7 @@ def _ports_of(pid: int) -> set[int]:
 @pytest.mark.parametrize("name", ["ps 0", "chief", "worker 0"])
 def test_a_role_that_is_stopped_beside_a_flood_continues_where_it_was(start: Started, name: str, kind: str) -> None:
     """The flood is at the role itself, and at the chief where a worker is stopped."""
-    cluster = start(Plan(num_steps=ENDLESS, num_ps=1, num_workers=2, port=free_ports(), lease_s=10.0, transport="grpc"))
+    cluster = start(Plan(max_steps=ENDLESS, num_ps=1, num_workers=2, port=free_ports(), lease_s=10.0, transport="grpc"))
     cluster.await_step(20)
     target = cluster.address("chief" if name.startswith("worker") else name)
     command = [sys.executable, "-m", "tests.support.network.floods", target, kind, "--connections", "2", "--seconds", "8"]

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster
 from tests.chaos.test_limits import LIMITED, saved_steps
 
 pytestmark = pytest.mark.timeout(200)
@@ -68,7 +68,7 @@ def memory_group() -> Iterator[MemoryGroup]:
 def test_a_server_that_the_kernel_kills_for_want_of_memory_costs_the_steps_since_the_checkpoint(
     start: Started, memory_group: MemoryGroup
 ) -> None:
-    cluster = start(Plan(num_steps=ENDLESS, wrapper={"ps 1": [LIMITED, "GROUP", str(memory_group.place)]}))
+    cluster = start(Plan(max_steps=ENDLESS, wrapper={"ps 1": [LIMITED, "GROUP", str(memory_group.place)]}))
     _await_save(cluster)
     memory_group.limit(str(8 << 20))
     cluster.await_death("ps 1")
@@ -84,7 +84,7 @@ def test_a_server_that_the_kernel_kills_for_want_of_memory_costs_the_steps_since
 @pytest.mark.shows("F37")
 def test_a_role_that_gets_no_more_memory_while_it_trains_continues_or_ends_and_does_not_hang(start: Started, name: str) -> None:
     """What it needs for a save or a new connection is refused, or ends it; then it is started again, as launchers do."""
-    cluster = start(Plan(num_steps=ENDLESS))
+    cluster = start(Plan(max_steps=ENDLESS))
     _await_save(cluster)
     pid = cluster.processes[name].pid
     resource.prlimit(pid, resource.RLIMIT_AS, (_address_space(pid), resource.RLIM_INFINITY))

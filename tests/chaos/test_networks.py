@@ -10,9 +10,9 @@ from functools import partial
 
 import pytest
 
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
-from tests.chaos.processes import Cluster
 
 pytestmark = pytest.mark.timeout(150)
 PLAN = Plan(transport="grpc", has_proxies=True, durability=None, lease_s=20.0)

@@ -8,11 +8,11 @@ import pytest
 
 from ps_protocol.rpc.channel import Access
 from ps_protocol.security.tokens import LOOK_INTERVAL_S, new_token, write_secret
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster
-from tests.chaos.test_floods import free_ports, security_of
 from tests.support.network import certificates
+from tests.support.network.servers import free_ports
 
 pytestmark = pytest.mark.timeout(200)
 # Files are looked at so often; the longest time that nobody may get a step done.
@@ -40,7 +40,7 @@ def replace_tokens(files: Path, cluster: Cluster) -> float:
 
 def _endless(environment: Mapping[str, dict[str, str]], access: Access) -> Plan:
     return Plan(
-        num_steps=ENDLESS,
+        max_steps=ENDLESS,
         num_ps=1,
         num_workers=2,
         port=free_ports(),
@@ -63,7 +63,7 @@ def _let_pass(cluster: Cluster, seconds: float) -> float:
 def test_training_continues_while_all_tokens_are_replaced_twice(start: Started, tmp_path: Path, security: str) -> None:
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     access = files.caller("worker", tls=security == "tls")
-    cluster = start(_endless(security_of(files.directory, security), access))
+    cluster = start(_endless(files.variables(tls=security == "tls"), access))
     cluster.await_step(20)
     for _ in range(2):
         went_at = replace_tokens(files.directory, cluster)
@@ -79,13 +79,7 @@ def test_training_continues_while_certificates_of_a_few_seconds_expire(start: St
     files = certificates.make(tmp_path / "files", cluster="lockstep")
     roles = ("chief", "ps", "worker")
     files.renew(*roles, valid_s=_GOOD_S)
-    environment = security_of(files.directory, "tls")
-    for role in ("chief", "worker"):
-        environment[role] |= {"LOCKSTEP_TLS_CERT": str(files.directory / f"{role}.pem")}
-        environment[role] |= {"LOCKSTEP_TLS_KEY": str(files.directory / f"{role}.key")}
-    for role in ("chief", "ps"):
-        environment[role] |= {"LOCKSTEP_VERIFY_CLIENTS": "1"}
-    cluster = start(_endless(environment, files.caller("worker", certificate="worker")))
+    cluster = start(_endless(files.variables(tls=True, verify_clients=True), files.caller("worker", certificate="worker")))
     cluster.await_step(20)
     began_at = time.monotonic()
     for number in range(_NUM_RENEWALS):

@@ -10,9 +10,9 @@ from ps_protocol.process.history import read_history
 from ps_protocol.roles.chief import ClusterState
 from ps_protocol.roles.history import Applied
 from tests.chaos import claims
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster
 
 pytestmark = pytest.mark.timeout(150)
 PS_TARGET_S = 10.0
@@ -105,7 +105,7 @@ def test_repeated_rollbacks_keep_no_memory_of_earlier_epochs(start: Started, has
     Workers here never look for cycles, which a program that makes few objects seldom does either.
     """
     never = {index: ["--never-collects"] for index in range(3)}
-    cluster = start(Plan(num_steps=ENDLESS, worker_flags=never, has_proxies=has_proxies))
+    cluster = start(Plan(max_steps=ENDLESS, worker_flags=never, has_proxies=has_proxies))
     cluster.await_step(10)
     those_that_live = [name for name in cluster.everybody if name not in ("ps 1", "chief")]
     sizes = []

@@ -11,14 +11,14 @@ import psutil
 import pytest
 
 from tests.chaos import claims
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster
 
 SECONDS = float(os.environ.get("CHAOS_SOAK_S", "45"))
 SEED = int(os.environ.get("CHAOS_SEED", "0")) or random.SystemRandom().randrange(1, 1 << 31)
 PERIOD_S = 5.0
-PLAN = Plan(num_steps=ENDLESS, num_workers=4, pace_s=0.05, checkpoint_steps=40, lease_s=4.0, history=True, has_proxies=True)
+PLAN = Plan(max_steps=ENDLESS, num_workers=4, pace_s=0.05, checkpoint_steps=40, lease_s=4.0, history=True, has_proxies=True)
 # A process that has been at work this long has everything that it needs.
 _GROWN_S = 20.0
 # A fault that strikes while the last one is still being mended makes it longer.

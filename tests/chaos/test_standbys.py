@@ -8,9 +8,10 @@ import signal
 import pytest
 
 from tests.chaos import claims
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import Plan
-from tests.chaos.processes import KILLED, Cluster
+from tests.support.cluster.processes import KILLED
 
 pytestmark = pytest.mark.timeout(150)
 TARGET_S = 5.0
@@ -37,7 +38,7 @@ def test_a_killed_standby_is_done_without(start: Started, record: Record) -> Non
 
 
 def test_a_restarted_primary_comes_back_as_standby_and_takes_over_again(start: Started, record: Record) -> None:
-    cluster = start(Plan(has_standbys=True, history=True, num_steps=400))
+    cluster = start(Plan(has_standbys=True, history=True, max_steps=400))
     cluster.await_step(12)
     cluster.kill("ps 1")
     cluster.restart("ps 1")
@@ -51,7 +52,7 @@ def test_a_restarted_primary_comes_back_as_standby_and_takes_over_again(start: S
 
 
 def test_a_primary_that_stood_still_is_replaced_and_comes_back(start: Started, record: Record) -> None:
-    cluster = start(Plan(has_standbys=True, history=True, num_steps=400))
+    cluster = start(Plan(has_standbys=True, history=True, max_steps=400))
     cluster.await_step(12)
     stopped_at = cluster.signal("ps 0", signal.SIGSTOP)
     cluster.await_(lambda: _address_of(cluster, 0) == cluster.address("standby 0"), what="the standby takes its place")
@@ -81,7 +82,7 @@ def test_both_replicas_killed_is_a_rollback(start: Started) -> None:
 @pytest.mark.parametrize("lost", [[], ["ps 1"]], ids=["chief_alone", "with_a_primary"])
 def test_another_chief_counts_on_the_replicas_that_are_there(start: Started, record: Record, lost: list[str]) -> None:
     """The primary's death with the chief's is no loss where another server vouches for the standby's step."""
-    cluster = start(Plan(has_standbys=True, history=True, num_steps=60))
+    cluster = start(Plan(has_standbys=True, history=True, max_steps=60))
     cluster.await_step(12)
     for name in lost:
         cluster.processes[name].kill()
@@ -97,7 +98,7 @@ def test_another_chief_counts_on_the_replicas_that_are_there(start: Started, rec
 
 def test_another_chief_continues_with_the_replica_that_was_counted_on_alone(start: Started) -> None:
     """The other one is gone for good: the one that is left says that it was the only one."""
-    cluster = start(Plan(has_standbys=True, history=True, num_ps=1, durability=None, num_steps=60))
+    cluster = start(Plan(has_standbys=True, history=True, num_ps=1, durability=None, max_steps=60))
     cluster.await_step(12)
     cluster.kill("ps 0")
     reached = cluster.reached()

@@ -9,9 +9,9 @@ from ps_protocol.errors import PsError
 from ps_protocol.roles.chief import ParticipantKind, RegisterRequest
 from ps_protocol.rpc.chief import GrpcChief
 from tests.chaos import claims, script
+from tests.chaos.cluster import Cluster
 from tests.chaos.conftest import Record, Started
 from tests.chaos.plan import ENDLESS, Plan
-from tests.chaos.processes import Cluster
 
 pytestmark = pytest.mark.timeout(150)
 PLAN = Plan(durability=None)
@@ -33,19 +33,19 @@ def test_a_worker_killed_while_computing_is_replaced_and_every_step_is_as_it_wou
 @pytest.mark.shows("F1")
 def test_with_backup_workers_a_killed_worker_is_not_even_missed(start: Started, record: Record) -> None:
     """Nobody takes its place, and the steps are made of those that are left."""
-    cluster = start(Plan(durability=None, history=True, chief_flags=["--replicas-to-aggregate", "2"]))
+    cluster = start(Plan(durability=None, history=True, replicas_to_aggregate=2))
     cluster.await_step(8)
     killed_at = cluster.kill("worker 1")
     cluster.await_end(workers=[0, 2])
     record("worker killed, with a backup worker", standstill_s=cluster.standstill_s(killed_at), target_s=2.0)
-    assert cluster.reached() == cluster.plan.num_steps
+    assert cluster.reached() == cluster.plan.max_steps
     claims.assert_history_is_clean(cluster.history)
 
 
 @pytest.mark.shows("F4")
 def test_a_late_gradient_of_a_worker_that_slept_is_dropped(start: Started) -> None:
     """Within its lease: the others continued without it, and its old contribution counts for nothing."""
-    cluster = start(Plan(durability=None, history=True, num_steps=80, lease_s=30.0, chief_flags=["--replicas-to-aggregate", "2"]))
+    cluster = start(Plan(durability=None, history=True, max_steps=80, lease_s=30.0, replicas_to_aggregate=2))
     cluster.await_step(8)
     cluster.signal("worker 1", signal.SIGSTOP)
     slept_at = cluster.reached()
@@ -85,7 +85,7 @@ def test_a_worker_that_sleeps_beyond_its_lease_continues_when_it_wakes(start: St
 @pytest.mark.shows("F4", "F13")
 def test_a_worker_replaced_while_it_was_stopped_gets_an_error_and_changes_nothing(start: Started) -> None:
     """The newer one counts."""
-    cluster = start(Plan(durability=None, num_steps=ENDLESS))
+    cluster = start(Plan(durability=None, max_steps=ENDLESS))
     cluster.await_step(8)
     sleeper = cluster.processes["worker 1"]
     cluster.signal("worker 1", signal.SIGSTOP)
@@ -102,7 +102,7 @@ def test_a_worker_replaced_while_it_was_stopped_gets_an_error_and_changes_nothin
 
 @pytest.mark.shows("F13")
 def test_a_second_worker_of_the_same_index_is_refused_while_the_first_lives(start: Started) -> None:
-    cluster = start(Plan(durability=None, num_steps=ENDLESS))
+    cluster = start(Plan(durability=None, max_steps=ENDLESS))
     cluster.await_step(5)
     first = cluster.processes["worker 1"]
     second = cluster.start_one("worker 1")
@@ -126,7 +126,7 @@ def test_a_nan_gradient_spoils_its_own_variable_and_no_other(start: Started) -> 
     """It counts, as any other, and the cluster continues."""
     cluster = start(Plan(durability=None, history=True, worker_flags={1: ["--fails-at", "9", "--failure", "nan"]}))
     cluster.await_end()
-    expected = script.reference(num_steps=cluster.plan.num_steps, num_workers=3, gradients_of=_with_nan)
+    expected = script.reference(num_steps=cluster.plan.max_steps, num_workers=3, gradients_of=_with_nan)
     assert int(np.isnan(expected["b"]).sum()) == 1
     assert not np.isnan(expected["w"]).any()
     cluster.assert_values(expected)
@@ -138,7 +138,7 @@ def test_a_nan_gradient_spoils_its_own_variable_and_no_other(start: Started) -> 
 def test_a_gradient_that_is_not_a_number_is_refused_where_the_cluster_wants_that(start: Started, transport: str) -> None:
     """Nothing is spoilt, the others continue, and the right one then counts."""
     flags = {1: ["--fails-at", "9", "--failure", "refused nan"]}
-    cluster = start(Plan(durability=None, transport=transport, chief_flags=["--reject-nonfinite"], worker_flags=flags))
+    cluster = start(Plan(durability=None, transport=transport, reject_nonfinite=True, worker_flags=flags))
     cluster.await_end()
     (refused,) = [event for event in cluster.events(1) if event["event"] == "refused"]
     assert refused["reason"] == "NON_FINITE_GRADIENT"
@@ -160,7 +160,7 @@ def test_the_exception_of_a_workers_own_code_is_shown_by_the_chief_and_poisons_n
 
 @pytest.mark.shows("F28")
 def test_a_flood_of_registrations_is_refused_and_slows_nobody_down(start: Started) -> None:
-    cluster = start(Plan(durability=None, num_steps=ENDLESS))
+    cluster = start(Plan(durability=None, max_steps=ENDLESS))
     cluster.await_step(5)
     chief = GrpcChief(cluster.chief_address, cluster="lockstep")
     reasons, begun_at = set(), cluster.reached()

@@ -27,8 +27,9 @@ from tests.conformance.clusters import Start, cluster_of_processes
 from tests.conformance.replay_accumulators import replay_dense, replay_sparse
 from tests.conformance.replay_arrangement import replay_partitioner, replay_placement
 from tests.conformance.replay_strategy import open_strategies
-from tests.conformance.replay_sync import chief_flags, replay_sync_replicas
-from tests.conformance.replay_training import ONE_WORKER, replay_moving_average, replay_optimizer
+from tests.conformance.replay_sync import replay_sync_replicas, shape_of
+from tests.conformance.replay_training import replay_moving_average, replay_optimizer
+from tests.support.cluster.shape import Shape
 
 Case = dict[str, Any]
 Replay = Callable[[Case], None]
@@ -56,20 +57,19 @@ def _in_one_cluster(replay: Callable[..., None]) -> Kind:
     """All cases in one cluster of two parameter servers, each with a name of its own."""
 
     def opened(stack: ExitStack, start: Start, cases: Sequence[Case]) -> Replay:
-        cluster = stack.enter_context(start(2, ()))
-        observer = stack.enter_context(cluster.observe())
+        observer = stack.enter_context(start(Shape(num_ps=2))).observer()
         numbers = itertools.count()
         return lambda case: replay(case, target=observer, name=f"case {next(numbers)}")
 
     return Kind(opened)
 
 
-def _in_clusters(replay: Callable[..., None], *, num_ps: Callable[[Case], int], flags: Callable[[Case], Sequence[str]]) -> Kind:
+def _in_clusters(replay: Callable[..., None], shape_of: Callable[[Case], Shape] = lambda case: Shape(num_workers=1)) -> Kind:
     """A new cluster for each case, since a cluster trains one model. Most of the time is Python's start, so several at a time."""
 
     def opened(stack: ExitStack, start: Start, cases: Sequence[Case]) -> Replay:
         def one(case: Case) -> None:
-            with start(num_ps(case), flags(case)) as cluster:
+            with start(shape_of(case)) as cluster:
                 replay(case, cluster=cluster)
 
         return one
@@ -80,12 +80,12 @@ def _in_clusters(replay: Callable[..., None], *, num_ps: Callable[[Case], int], 
 KINDS: dict[str, Kind] = {
     "dense_accumulator": _in_one_cluster(replay_dense),
     "sparse_accumulator": _in_one_cluster(replay_sparse),
-    "optimizer": _in_clusters(replay_optimizer, num_ps=lambda case: 1, flags=lambda case: ONE_WORKER),
-    "moving_average": _in_clusters(replay_moving_average, num_ps=lambda case: 1, flags=lambda case: ONE_WORKER),
-    "placement": _in_clusters(replay_placement, num_ps=lambda case: case["ps_tasks"], flags=lambda case: ONE_WORKER),
-    "partitioner": _in_clusters(replay_partitioner, num_ps=lambda case: 2, flags=lambda case: ONE_WORKER),
+    "optimizer": _in_clusters(replay_optimizer),
+    "moving_average": _in_clusters(replay_moving_average),
+    "placement": _in_clusters(replay_placement, lambda case: Shape(num_ps=case["ps_tasks"], num_workers=1)),
+    "partitioner": _in_clusters(replay_partitioner, lambda case: Shape(num_ps=2, num_workers=1)),
     "strategy": Kind(open_strategies),
-    "sync_replicas": _in_clusters(replay_sync_replicas, num_ps=lambda case: case["ps_tasks"], flags=chief_flags),
+    "sync_replicas": _in_clusters(replay_sync_replicas, shape_of),
 }
 
 

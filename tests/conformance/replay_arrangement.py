@@ -11,7 +11,7 @@ from ps_protocol.model.spec import PlacedSlice
 from ps_protocol.model.variables import Partitioner
 from ps_protocol.roles.chief import GetModelRequest
 from tests.conformance.checking import check_close, check_equal
-from tests.conformance.clusters import Cluster
+from tests.support.cluster.shape import Cluster
 from worker_client import Variable
 
 Case = dict[str, Any]
@@ -29,7 +29,7 @@ PARTITIONERS: dict[str, Callable[..., Partitioner]] = {
 def replay_placement(case: Case, *, cluster: Cluster) -> None:
     """Replays one case of placement: registers the variables and asks the chief where each lies. Raises Mismatch."""
     values = {spec["name"]: np.zeros(spec["shape"], spec["dtype"]) for spec in case["variables"]}
-    with cluster.connect() as session:
+    with cluster.session() as session:
         session.create_or_join(values, optimizer=worker_client.sgd(1.0), placement=case["strategy"], split_bytes=0)
         shards = {placed.slice.variable.name: placed.shard for placed in _placement(cluster)}
     check_equal("task of each variable", [shards[name] for name in values], case["expect"])
@@ -43,7 +43,7 @@ def replay_partitioner(case: Case, *, cluster: Cluster) -> None:
     num_elements = math.prod(shape)
     # Small whole numbers, so that the sum is exact.
     value = (np.arange(num_elements) % 127).astype(dtype).reshape(shape)
-    with cluster.connect() as session:
+    with cluster.session() as session:
         session.create_or_join({"v": Variable(value, partitioner=partitioner)}, optimizer=worker_client.sgd(1.0), split_bytes=0)
         if num_elements <= MOST_ELEMENTS_PUSHED:
             session.step({"v": np.full(shape, -2.0, dtype)}, timeout_s=60)
@@ -54,5 +54,4 @@ def replay_partitioner(case: Case, *, cluster: Cluster) -> None:
 
 
 def _placement(cluster: Cluster) -> tuple[PlacedSlice, ...]:
-    with cluster.ask_chief() as chief:
-        return chief.call(GetModelRequest(max_wait_s=20)).placement
+    return cluster.client().call(GetModelRequest(max_wait_s=20)).placement

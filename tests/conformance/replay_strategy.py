@@ -13,7 +13,8 @@ import numpy as np
 import worker_client
 from ps_protocol.errors import PsError
 from tests.conformance.checking import Mismatch, check_close, check_equal
-from tests.conformance.clusters import Cluster, Start
+from tests.conformance.clusters import Start
+from tests.support.cluster.shape import Cluster, Shape
 from worker_client.strategy import (
     ParameterServerStrategy,
     PerReplica,
@@ -76,8 +77,7 @@ class _Workers:
         self._jobs: list[queue.SimpleQueue[tuple[int, Future[None]] | None]] = [queue.SimpleQueue() for _ in range(self._num_workers)]
 
     def __enter__(self) -> Self:
-        flags = ("--replicas-to-aggregate", str(self._num_workers), "--workers", str(self._num_workers), "--policy", "sync")
-        cluster = self._stack.enter_context(self._start(2, flags))
+        cluster = self._stack.enter_context(self._start(Shape(num_ps=2, num_workers=self._num_workers)))
         threads = [
             threading.Thread(target=self._work, args=(index, cluster), name=f"worker-{index}", daemon=True)
             for index in range(self._num_workers)
@@ -105,7 +105,7 @@ class _Workers:
         jobs = self._jobs[index]
         try:
             with ExitStack() as stack:
-                session = stack.enter_context(cluster.connect(index))
+                session = stack.enter_context(cluster.session(index))
                 plays = self._prepared(stack, session)
                 while (job := jobs.get()) is not None:
                     _settle(job[1], plays[job[0]].play)

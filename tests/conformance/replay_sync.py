@@ -11,8 +11,8 @@ import numpy as np
 
 from ps_protocol.roles.chief import Chief, ClusterStatus, FinishTrainingRequest, ParticipantKind
 from tests.conformance.checking import check_close, check_equal
-from tests.conformance.clusters import Cluster
 from tests.conformance.replay_training import optimizer_of
+from tests.support.cluster.shape import Cluster, Shape
 from worker_client import EmbeddingTable, IndexedSlices, Observer, Session
 
 Case = dict[str, Any]
@@ -20,11 +20,13 @@ Case = dict[str, Any]
 SETTLE_TIMEOUT_S = 60.0
 
 
-def chief_flags(case: Case) -> tuple[str, ...]:
-    """Returns how the chief of a case is started."""
-    return (
-        *("--replicas-to-aggregate", str(case["replicas_to_aggregate"]), "--workers", str(case["total_num_replicas"])),
-        *("--policy", "sync", "--tokens", "fifo", f"--num-tokens={case['num_tokens']}"),
+def shape_of(case: Case) -> Shape:
+    """Returns the cluster of a case."""
+    return Shape(
+        num_ps=case["ps_tasks"],
+        num_workers=case["total_num_replicas"],
+        replicas_to_aggregate=case["replicas_to_aggregate"],
+        chief_flags=("--policy", "sync", "--tokens", "fifo", f"--num-tokens={case['num_tokens']}"),
     )
 
 
@@ -63,7 +65,7 @@ class _Worker:
 
     def _run(self) -> None:
         try:
-            with self._cluster.connect(self.index) as session:
+            with self._cluster.session(self.index) as session:
                 values = {name: np.array(value, np.float32) for name, value in self._case["initial"].items()}
                 session.create_or_join({**values, "vs": EmbeddingTable(values["vs"])}, optimizer=optimizer_of(self._case))
                 self.joined.set_result(None)
@@ -90,7 +92,7 @@ class _Worker:
 def replay_sync_replicas(case: Case, *, cluster: Cluster) -> None:
     """Replays one case of sync_replicas: after each event everything must come to stand as it did in the original. Raises Mismatch."""
     with ExitStack() as stack:
-        chief = stack.enter_context(cluster.ask_chief())
+        chief = cluster.client()
         workers = [_Worker(index, cluster, case) for index in range(case["total_num_replicas"])]
         for worker in workers:
             stack.callback(worker.close)
@@ -98,7 +100,7 @@ def replay_sync_replicas(case: Case, *, cluster: Cluster) -> None:
         stack.callback(chief.call, FinishTrainingRequest(reason="the case is over"))
         for worker in workers:
             worker.joined.result(SETTLE_TIMEOUT_S)
-        observer = stack.enter_context(cluster.observe())
+        observer = cluster.observer()
         for place, event in enumerate(case["events"]):
             workers[event["worker"]].begin(event["gradient"])
             status = _settled(chief, workers)

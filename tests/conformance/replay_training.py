@@ -6,12 +6,10 @@ import numpy as np
 
 import worker_client
 from tests.conformance.checking import check_close, check_equal
-from tests.conformance.clusters import Cluster
+from tests.support.cluster.shape import Cluster
 from worker_client import EmbeddingTable, IndexedSlices, Session
 
 Case = dict[str, Any]
-
-ONE_WORKER = ("--replicas-to-aggregate", "1", "--workers", "1")
 
 
 def optimizer_of(case: Case) -> worker_client.OptimizerSpec:
@@ -24,7 +22,7 @@ def optimizer_of(case: Case) -> worker_client.OptimizerSpec:
 def replay_optimizer(case: Case, *, cluster: Cluster) -> None:
     """Replays one case of optimizer: a dense variable and a table, their slots, step by step. Raises Mismatch."""
     dtype, initial = case["dtype"], {name: np.array(value, case["dtype"]) for name, value in case["initial"].items()}
-    with cluster.connect() as session:
+    with cluster.session() as session:
         session.create_or_join({"dense": initial["dense"], "sparse": EmbeddingTable(initial["sparse"])}, optimizer=optimizer_of(case))
         check_equal("slot_names", session.get_slot_names(), case["slot_names"])
         _check_slots("at first", session, case["initial_slots"], dtype=dtype)
@@ -44,7 +42,7 @@ def replay_moving_average(case: Case, *, cluster: Cluster) -> None:
     The original assigns the variable; here plain SGD with rate 1 gets the difference as its gradient.
     """
     averages = worker_client.moving_average(case["decay"], use_num_updates=case["use_num_updates"])
-    with cluster.connect() as session:
+    with cluster.session() as session:
         session.create_or_join({"v": np.array(case["initial"])}, optimizer=worker_client.sgd(1.0), averages=averages)
         for place, step in enumerate(case["steps"]):
             session.step({"v": session.read()["v"] - np.array(step["value"])}, timeout_s=60)

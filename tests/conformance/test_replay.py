@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from tests.conformance.clusters import cluster_of_objects, cluster_of_threads
+from tests.conformance.clusters import cluster_of_objects, cluster_of_servers
 from tests.conformance.replay import main, replay_file
 from tests.support.repository import ROOT
 
@@ -41,7 +41,7 @@ def test_recorded_cases_give_the_results_of_the_original(kind: str) -> None:
 def test_the_first_cases_of_each_kind_give_the_same_results_over_grpc(kind: str, tmp_path: Path) -> None:
     content = json.loads((CASES / f"{kind}.json").read_text(encoding="utf-8"))
     file = _written(tmp_path / f"{kind}.json", {**content, "cases": content["cases"][:NUM_OVER_GRPC]})
-    assert replay_file(file, start=cluster_of_threads) == (kind, NUM_OVER_GRPC, [])
+    assert replay_file(file, start=cluster_of_servers) == (kind, NUM_OVER_GRPC, [])
 
 
 def test_recorded_cases_give_the_same_results_against_real_processes(tmp_path: Path) -> None:

@@ -5,8 +5,8 @@ import importlib
 import pytest
 
 from ps_protocol.roles.shard import Shard
+from tests.support.cluster.here import start_over
 from tests.support.parameter_servers.shards import WITHOUT_SOCKETS, Trainer, shard_over
-from tests.support.sessions.clusters import start_over
 
 # Modules about something else than these say so: `shard = shard_over(TRANSPORTS)`, `start = start_over(["in process"])`.
 shard = shard_over(WITHOUT_SOCKETS)

@@ -23,8 +23,9 @@ from ps_protocol.errors import (
 )
 from ps_protocol.roles.accumulators import Accumulators, TakeRequest, shard_of
 from ps_server.config import ParameterServerConfig
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from tests.support.parameter_servers.shards import open_server
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.waiting import wait_until
 from worker_client import ConditionalAccumulator, IndexedSlices, Session, SparseConditionalAccumulator
 
@@ -38,7 +39,7 @@ def target(request: pytest.FixtureRequest, socket_dir: Path) -> Iterator[Target]
         if request.param == "local_session":
             yield stack.enter_context(worker_client.local(num_ps=3))
         elif request.param == "session":
-            yield GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir).session()
+            yield ServedCluster(Shape(num_ps=2), stack, directory=socket_dir).session()
         else:
             yield stack.enter_context(open_server(ParameterServerConfig(index=0))).address
 

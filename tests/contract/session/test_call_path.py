@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from worker_client import Session
 
 OWN = ("worker_client", "ps_protocol")
@@ -25,7 +26,7 @@ Frame = tuple[str, str]
 @pytest.fixture
 def session(socket_dir: Path) -> Iterator[Session]:
     with ExitStack() as stack:
-        cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+        cluster = ServedCluster(Shape(), stack, directory=socket_dir)
         session = stack.enter_context(worker_client.connect(cluster.chief_address, transport="grpc", timeout_s=20))
         session.create_or_join({"w": np.zeros(1000)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
         yield session

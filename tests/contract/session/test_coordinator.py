@@ -17,7 +17,8 @@ from ps_protocol.errors import Cancelled, DeadlineExceeded, InvalidSpec, LimitEx
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.board import BoardRequest, Found, Key, PostHeader
 from ps_server.boards import BoardRegistry
-from tests.support.sessions.clusters import AnyCluster, Shape, Start, start_over
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import IndexedSlices, sgd
 from worker_client.strategy import ClusterCoordinator, RemoteValue, content, coordinator, serve
 from worker_client.strategy.board import Board
@@ -37,7 +38,7 @@ FUNCTIONS: Functions = {"square": lambda x: x * x, "same": lambda *args, **kwarg
 
 
 @contextmanager
-def serving(cluster: AnyCluster, functions: Functions = FUNCTIONS, *, num_workers: int = NUM_WORKERS) -> Iterator[list[int]]:
+def serving(cluster: Cluster, functions: Functions = FUNCTIONS, *, num_workers: int = NUM_WORKERS) -> Iterator[list[int]]:
     """Has workers serve until the block ends, which must close its coordinator; gives how many closures each has run then."""
     counts, have_come = list[int](), threading.Barrier(num_workers + 1)
 
@@ -57,11 +58,11 @@ def serving(cluster: AnyCluster, functions: Functions = FUNCTIONS, *, num_worker
 
 
 @pytest.fixture
-def cluster(start: Start) -> AnyCluster:
-    return start(Shape(num_ps=2, total_num_replicas=NUM_WORKERS))
+def cluster(start: Start) -> Cluster:
+    return start(Shape(num_ps=2, num_workers=NUM_WORKERS))
 
 
-def test_rule_81_closures_are_run_by_any_worker_and_their_values_are_fetched(cluster: AnyCluster) -> None:
+def test_rule_81_closures_are_run_by_any_worker_and_their_values_are_fetched(cluster: Cluster) -> None:
     with serving(cluster) as counts, ClusterCoordinator(cluster.observer()) as coordinator:
         values = [coordinator.schedule("square", (np.full(3, float(index)),)) for index in range(20)]
         coordinator.join(30)
@@ -72,7 +73,7 @@ def test_rule_81_closures_are_run_by_any_worker_and_their_values_are_fetched(clu
         coordinator.schedule("square", (1,))
 
 
-def test_arguments_and_values_are_nested_arrays_numbers_and_text_and_earlier_values(cluster: AnyCluster) -> None:
+def test_arguments_and_values_are_nested_arrays_numbers_and_text_and_earlier_values(cluster: Cluster) -> None:
     rows = IndexedSlices(np.array([1, 2]), np.ones((2, 2), np.float32), (5, 2))
     with serving(cluster), ClusterCoordinator(cluster.observer()) as coordinator:
         earlier = coordinator.schedule("square", (np.float32(1.5),))
@@ -111,7 +112,7 @@ CANNOT_TRAVEL: list[tuple[Any, str]] = [
 ]
 
 
-def test_arrays_that_cannot_travel_are_refused_where_they_are_scheduled_and_as_results_are_the_closures_error(cluster: AnyCluster) -> None:
+def test_arrays_that_cannot_travel_are_refused_where_they_are_scheduled_and_as_results_are_the_closures_error(cluster: Cluster) -> None:
     results: Functions = {"gives": lambda number: CANNOT_TRAVEL[number][0]}
     with serving(cluster, {**FUNCTIONS, **results}), ClusterCoordinator(cluster.observer()) as coordinator:
         for number, (value, words) in enumerate(CANNOT_TRAVEL):
@@ -124,7 +125,7 @@ def test_arrays_that_cannot_travel_are_refused_where_they_are_scheduled_and_as_r
         assert coordinator.schedule("square", (3,)).fetch(30) == 9
 
 
-def test_integers_of_64_bits_travel_whole(cluster: AnyCluster) -> None:
+def test_integers_of_64_bits_travel_whole(cluster: Cluster) -> None:
     largest = np.array([(1 << 63) - 1, -(1 << 63)])
     with serving(cluster), ClusterCoordinator(cluster.observer()) as coordinator:
         ((found,), _) = coordinator.schedule("same", (largest,)).fetch(30)
@@ -133,7 +134,7 @@ def test_integers_of_64_bits_travel_whole(cluster: AnyCluster) -> None:
 
 @pytest.mark.parametrize("is_call", [True, False])
 def test_a_malformed_message_fails_its_closure_and_the_next_closure_runs(
-    cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch, is_call: bool
+    cluster: Cluster, monkeypatch: pytest.MonkeyPatch, is_call: bool
 ) -> None:
     """The worker ended with KeyError, or join() waited for ever."""
     pack = content.pack
@@ -151,7 +152,7 @@ def test_a_malformed_message_fails_its_closure_and_the_next_closure_runs(
         assert [scheduling.schedule("square", (number,)).fetch(30) for number in range(6)] == [number**2 for number in range(6)]
 
 
-def test_a_closure_over_a_servers_limits_fails_and_the_next_closure_runs(cluster: AnyCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closure_over_a_servers_limits_fails_and_the_next_closure_runs(cluster: Cluster, monkeypatch: pytest.MonkeyPatch) -> None:
     post, num_refused = BoardRegistry.post, itertools.count()
 
     def post_small(boards: BoardRegistry, header: PostHeader, content: Array) -> int:
@@ -179,7 +180,7 @@ def test_a_closure_over_a_servers_limits_fails_and_the_next_closure_runs(cluster
 def test_serving_ends_when_training_is_finished_and_the_servers_are_gone_during_a_closure(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, may_go_on, is_running = start(Shape(total_num_replicas=1)), threading.Event(), threading.Event()
+    cluster, may_go_on, is_running = start(Shape(num_workers=1)), threading.Event(), threading.Event()
 
     def slow() -> None:
         is_running.set()
@@ -203,7 +204,7 @@ def test_serving_ends_when_training_is_finished_and_the_servers_are_gone_during_
 
 
 def test_rule_81_an_error_is_raised_once_and_cancels_closures_that_have_not_begun_and_then_more_can_be_scheduled(
-    cluster: AnyCluster,
+    cluster: Cluster,
 ) -> None:
     may_go_on, num_running = threading.Event(), threading.Semaphore(0)
 
@@ -236,7 +237,7 @@ def test_rule_81_an_error_is_raised_once_and_cancels_closures_that_have_not_begu
 
 
 def test_rule_81_closures_queued_behind_a_failure_are_cancelled(start: Start) -> None:
-    cluster, may_fail = start(Shape(total_num_replicas=1)), threading.Event()
+    cluster, may_fail = start(Shape(num_workers=1)), threading.Event()
 
     def fails() -> None:
         may_fail.wait(30)
@@ -253,7 +254,7 @@ def test_rule_81_closures_queued_behind_a_failure_are_cancelled(start: Start) ->
                 value.fetch(0)
 
 
-def test_a_join_keeps_its_deadline_after_a_failure_and_only_one_of_several_raises_it(cluster: AnyCluster) -> None:
+def test_a_join_keeps_its_deadline_after_a_failure_and_only_one_of_several_raises_it(cluster: Cluster) -> None:
     may_go_on, is_running = threading.Event(), threading.Event()
 
     def slow() -> None:
@@ -280,7 +281,7 @@ def test_a_join_keeps_its_deadline_after_a_failure_and_only_one_of_several_raise
         coordinator.join(30)
 
 
-def test_rule_81_a_key_is_one_closure_however_often_it_is_scheduled(cluster: AnyCluster) -> None:
+def test_rule_81_a_key_is_one_closure_however_often_it_is_scheduled(cluster: Cluster) -> None:
     count = iter(range(100))
     with serving(cluster, {"next": lambda: next(count)}) as counts, ClusterCoordinator(cluster.observer()) as coordinator:
         values: list[RemoteValue] = [coordinator.schedule("next", key=f"key {index % 4}") for index in range(40)]
@@ -295,7 +296,7 @@ def test_rule_81_a_key_is_one_closure_however_often_it_is_scheduled(cluster: Any
 
 
 def test_rule_81_each_worker_has_a_dataset_of_its_own_that_is_made_anew_where_another_takes_its_place(start: Start) -> None:
-    cluster, made = start(Shape(total_num_replicas=1)), list[int]()
+    cluster, made = start(Shape(num_workers=1)), list[int]()
 
     def numbers() -> Iterator[int]:
         made.append(1)
@@ -323,7 +324,7 @@ def test_rule_81_each_worker_has_a_dataset_of_its_own_that_is_made_anew_where_an
 def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_reported(
     impatient: None, start: Start, caplog: pytest.LogCaptureFixture
 ) -> None:
-    with start(Shape(total_num_replicas=2)).session(0) as session, ClusterCoordinator(session) as coordinator:
+    with start(Shape(num_workers=2)).session(0) as session, ClusterCoordinator(session) as coordinator:
         value = coordinator.schedule("square", (2,))
         with pytest.raises(DeadlineExceeded, match=r"join: not within 0.5 s: 1 closures queued, 0 running: no worker has called serve"):
             coordinator.join(0.5)
@@ -333,7 +334,7 @@ def test_a_worker_that_coordinates_runs_no_closure_itself_and_waits_are_reported
         assert not value.is_done and not coordinator.done()
 
 
-def test_a_target_that_is_no_session_and_functions_that_are_no_mapping_of_callables_are_refused(cluster: AnyCluster) -> None:
+def test_a_target_that_is_no_session_and_functions_that_are_no_mapping_of_callables_are_refused(cluster: Cluster) -> None:
     with pytest.raises(InvalidSpec, match=r"target: got a str, want the session of lockstep.connect\(\)"):
         ClusterCoordinator("x")  # type: ignore[arg-type]
     with pytest.raises(InvalidSpec, match=r"session: got a NoneType, want the session"):
@@ -352,7 +353,7 @@ def test_a_target_that_is_no_session_and_functions_that_are_no_mapping_of_callab
 def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(
     impatient: None, start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, serves, read = start(Shape(num_ps=2, total_num_replicas=1)), threading.Event(), Board.read
+    cluster, serves, read = start(Shape(num_ps=2, num_workers=1)), threading.Event(), Board.read
 
     def read_and_tell(board: Board, author: int, since: Key | None, wait_s: float) -> Found | None:
         if since is not None:
@@ -375,7 +376,7 @@ def test_a_worker_that_the_coordinator_never_saw_hears_that_it_is_closed(
 
 
 def test_a_coordinator_ignores_outcomes_for_an_earlier_one_and_a_worker_serves_one_after_the_other(impatient: None, start: Start) -> None:
-    cluster, counts, may_go_on = start(Shape(total_num_replicas=1)), list[int](), threading.Event()
+    cluster, counts, may_go_on = start(Shape(num_workers=1)), list[int](), threading.Event()
     functions: Functions = {**FUNCTIONS, "slow": lambda: may_go_on.wait(30) and "of slow"}
     with cluster.session(0) as session, ThreadPoolExecutor(1) as pool:
 
@@ -398,7 +399,7 @@ def test_a_coordinator_ignores_outcomes_for_an_earlier_one_and_a_worker_serves_o
 
 
 def test_rule_81_a_coordinator_that_was_killed_and_is_started_again_has_its_closures_run_by_the_workers_that_serve(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=1))
+    cluster = start(Shape(num_workers=1))
     with serving(cluster, num_workers=1):
         killed = ClusterCoordinator(cluster.observer())
         assert killed.schedule("square", (2,)).fetch(30) == 4
@@ -412,7 +413,7 @@ def test_rule_81_a_coordinator_that_was_killed_and_is_started_again_has_its_clos
 def test_a_closure_or_an_outcome_that_a_server_has_lost_is_posted_again_and_runs_once(
     start: Start, monkeypatch: pytest.MonkeyPatch, author: int
 ) -> None:
-    cluster, read, lost, count = start(Shape(total_num_replicas=1)), BoardRegistry.read, list[Key](), itertools.count()
+    cluster, read, lost, count = start(Shape(num_workers=1)), BoardRegistry.read, list[Key](), itertools.count()
 
     def read_after_a_loss(boards: BoardRegistry, request: BoardRequest) -> Found:
         # What was posted is lost with the server, another process of which answers from now on.
@@ -431,7 +432,7 @@ def test_a_closure_or_an_outcome_that_a_server_has_lost_is_posted_again_and_runs
     assert len(lost) == 1
 
 
-def test_a_closure_that_ends_the_program_is_an_error_and_its_worker_serves_on(cluster: AnyCluster) -> None:
+def test_a_closure_that_ends_the_program_is_an_error_and_its_worker_serves_on(cluster: Cluster) -> None:
     with serving(cluster, FUNCTIONS | {"leave": sys.exit}), ClusterCoordinator(cluster.observer()) as coordinator:
         coordinator.schedule("leave", (3,))
         with pytest.raises(RuntimeError, match=r"'leave' failed on worker .: SystemExit: 3"):

@@ -9,7 +9,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec, ModelMismatch
-from tests.support.sessions.clusters import Shape, Start, start_over
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable, fixed_size_partitioner
 
 start = start_over(["in process", "grpc"])
@@ -60,7 +61,7 @@ def trained(session: Session, optimizer: OptimizerSpec, *, num_steps: int = 6) -
 @pytest.mark.parametrize("name", TEXTS)
 def test_the_formula_of_a_built_in_optimizer_has_its_bits(start: Start, name: str) -> None:
     built_in, formula = TEXTS[name]
-    found = trained(start(Shape(num_ps=2, total_num_replicas=1)).session(), formula)
+    found = trained(start(Shape(num_ps=2, num_workers=1)).session(), formula)
     with worker_client.local() as alone:
         want = trained(alone, built_in)
     for variable, value in found.items():
@@ -80,7 +81,7 @@ def test_numbers_of_a_formula_are_not_rounded_to_float32() -> None:
 
 
 def test_slots_are_read_by_their_names_and_numbers_change_while_training(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=1))
+    cluster = start(Shape(num_ps=2, num_workers=1))
     session = cluster.session()
     lion = worker_client.custom_optimizer(
         "v = v - lr * (sign(b1 * m + (1 - b1) * g) + decay * v); m = b2 * m + (1 - b2) * g",
@@ -99,7 +100,7 @@ def test_slots_are_read_by_their_names_and_numbers_change_while_training(start: 
 
 
 def test_norms_are_of_each_variable_as_a_whole_wherever_it_lies(start: Start) -> None:
-    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    session = start(Shape(num_ps=2, num_workers=1)).session()
     rng = np.random.default_rng(1)
     shapes = {"large": (300, 600), "vector": (5,), "scalar": (), "zero": (3,)}
     values = {
@@ -125,7 +126,7 @@ def test_norms_are_of_each_variable_as_a_whole_wherever_it_lies(start: Start) ->
 
 
 def test_norms_of_cut_variables_and_tables_are_refused(start: Start) -> None:
-    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    session = start(Shape(num_ps=2, num_workers=1)).session()
     normed = worker_client.custom_optimizer("v - lr * g / (norm(g) + 1)", 0.1)
     with pytest.raises(InvalidSpec, match="variable 't': its optimizer's formula has a sum or a norm, and a table is updated by rows"):
         session.create_or_join({"t": EmbeddingTable((10, 2))}, optimizer=normed)
@@ -136,7 +137,7 @@ def test_norms_of_cut_variables_and_tables_are_refused(start: Start) -> None:
 
 
 def test_the_refusal_of_another_formula_says_where_it_differs(start: Start) -> None:
-    cluster = start(Shape(num_ps=1, total_num_replicas=2))
+    cluster = start(Shape(num_ps=1, num_workers=2))
     cluster.session().create_or_join(
         {"w": np.zeros(3)}, optimizer=worker_client.custom_optimizer("v - lr * g * k", 0.1, k=1.0), timeout_s=20
     )
@@ -150,7 +151,7 @@ def test_the_refusal_of_another_formula_says_where_it_differs(start: Start) -> N
 
 
 def test_variables_of_one_model_may_have_formulas_of_their_own(start: Start) -> None:
-    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    session = start(Shape(num_ps=2, num_workers=1)).session()
     up = worker_client.custom_optimizer("n = n + 1; v = v + lr * g * n", 1.0, slots={"n": 0.5})
     down = worker_client.custom_optimizer("v - lr * clip(g, -1, 1)", 1.0)
     variables = {
@@ -163,7 +164,7 @@ def test_variables_of_one_model_may_have_formulas_of_their_own(start: Start) -> 
 
 
 def test_a_constraint_may_be_a_formula(start: Start) -> None:
-    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    session = start(Shape(num_ps=2, num_workers=1)).session()
     unit, half = worker_client.custom_constraint("v / max(norm(v), 1)"), worker_client.custom_constraint("clip(v, -0.5, 0.5)")
     cut = Variable(np.zeros((4, 2)), constraint=unit, partitioner=fixed_size_partitioner(2))
     with pytest.raises(InvalidSpec, match="its constraint needs the whole variable in one place"):

@@ -12,7 +12,8 @@ import pytest
 
 import worker_client as sdk
 from lockstep import errors
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from worker_client import momentum
 from worker_client.sync_replicas import SessionRunHook, StopAtStepHook, SyncReplicasOptimizer
 
@@ -44,7 +45,7 @@ def fit_all(classifiers: list[Any], hooks: Callable[[int], list[SessionRunHook]]
 
 
 def test_workers_of_a_cluster_end_with_the_same_network(stack: ExitStack, socket_dir: Path) -> None:
-    cluster = GrpcTestCluster(Shape(num_ps=2, total_num_replicas=2), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(num_ps=2, num_workers=2), stack, directory=socket_dir)
     one, other = (sdk.DNNClassifier((8,), learning_rate=0.02, max_iter=15, random_state=3, target=cluster.chief_address) for _ in range(2))
     fit_all([one, other])
     assert one.global_step_ == other.global_step_ == 15 * 2, "two batches of 60 examples a pass, and both workers' are one step"
@@ -54,7 +55,7 @@ def test_workers_of_a_cluster_end_with_the_same_network(stack: ExitStack, socket
 
 
 def test_the_first_worker_to_finish_ends_the_training_of_all(stack: ExitStack, socket_dir: Path) -> None:
-    cluster = GrpcTestCluster(Shape(total_num_replicas=2), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(num_workers=2), stack, directory=socket_dir)
     short, long = (sdk.DNNClassifier((4,), max_iter=passes, random_state=3, target=cluster.chief_address) for passes in (2, 500))
     fit_all([short, long])
     assert short.n_iter_ == 2 and long.n_iter_ <= 3
@@ -62,13 +63,13 @@ def test_the_first_worker_to_finish_ends_the_training_of_all(stack: ExitStack, s
 
 
 def test_a_cluster_that_finishes_by_itself_ends_the_fit(stack: ExitStack, socket_dir: Path) -> None:
-    cluster = GrpcTestCluster(Shape(max_steps=5), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(max_steps=5), stack, directory=socket_dir)
     classifier = sdk.DNNClassifier((4,), random_state=3, target=cluster.chief_address).fit(X, Y)
     assert classifier.global_step_ == 5 and classifier.n_iter_ == 2
 
 
 def test_the_hook_of_a_sync_replicas_optimizer_trains_the_workers_in_step(stack: ExitStack, socket_dir: Path) -> None:
-    cluster = GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(num_ps=2), stack, directory=socket_dir)
     optimizers = [SyncReplicasOptimizer(momentum(0.05), replicas_to_aggregate=2, total_num_replicas=2) for _ in range(2)]
     classifiers = [
         sdk.DNNClassifier((8,), optimizer=optimizer, max_iter=15, random_state=3, target=cluster.chief_address) for optimizer in optimizers
@@ -81,7 +82,7 @@ def test_the_hook_of_a_sync_replicas_optimizer_trains_the_workers_in_step(stack:
 
 
 def test_a_hook_that_asks_for_a_stop_ends_the_fit(stack: ExitStack, socket_dir: Path) -> None:
-    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(), stack, directory=socket_dir)
     classifier = sdk.DNNClassifier((4,), random_state=3, target=cluster.chief_address).fit(X, Y, hooks=[StopAtStepHook(last_step=6)])
     assert classifier.global_step_ == 6 and classifier.n_iter_ == 2
 
@@ -90,7 +91,7 @@ def test_a_hook_that_asks_for_a_stop_ends_the_fit(stack: ExitStack, socket_dir: 
     ("mine", "others"), [([0, 1, 3], [0, 1, 2]), (["ant", "bee", "cow"], ["cat", "dog", "eel"]), ([0, 1, 2, 3], [0, 1, 2])]
 )
 def test_other_labels_are_another_model(mine: list[Any], others: list[Any], stack: ExitStack, socket_dir: Path) -> None:
-    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(), stack, directory=socket_dir)
     one, other = (sdk.DNNClassifier((4,), max_iter=1, random_state=3, target=cluster.chief_address) for _ in range(2))
     asked, answered = threading.Event(), threading.Event()
 
@@ -119,7 +120,7 @@ def test_a_long_list_of_labels_is_told_apart_by_its_end(stack: ExitStack, socket
 def test_one_fit_is_one_training_of_a_cluster(stack: ExitStack, socket_dir: Path) -> None:
     from sklearn.model_selection import cross_val_score
 
-    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(), stack, directory=socket_dir)
     classifier = sdk.DNNClassifier((4,), max_iter=1, random_state=3, target=cluster.chief_address, timeout_s=1.0).fit(X, Y)
     with pytest.raises(ValueError, match=r"one fit\(\) is one training of a cluster.*leave target out"):
         classifier.fit(X, Y)
@@ -130,7 +131,7 @@ def test_one_fit_is_one_training_of_a_cluster(stack: ExitStack, socket_dir: Path
 @pytest.mark.timeout(40)  # less than what a cluster has to answer at first
 def test_a_second_fit_where_the_cluster_has_ended_is_refused_at_once(socket_dir: Path) -> None:
     with ExitStack() as until_it_ends:
-        cluster = GrpcTestCluster(Shape(), until_it_ends, directory=socket_dir)
+        cluster = ServedCluster(Shape(), until_it_ends, directory=socket_dir)
         classifier = sdk.DNNClassifier((4,), max_iter=1, random_state=3, target=cluster.chief_address).fit(X, Y)
     with pytest.raises(ValueError, match=r"one fit\(\) is one training of a cluster"):
         classifier.fit(X, Y)
@@ -139,7 +140,7 @@ def test_a_second_fit_where_the_cluster_has_ended_is_refused_at_once(socket_dir:
 def test_a_cluster_that_was_started_again_at_its_address_is_trained_again(socket_dir: Path) -> None:
     for seed in (3, 4):
         with ExitStack() as one_cluster:
-            cluster = GrpcTestCluster(Shape(), one_cluster, directory=socket_dir)
+            cluster = ServedCluster(Shape(), one_cluster, directory=socket_dir)
             classifier = sdk.DNNClassifier((4,), max_iter=2, random_state=seed, target=cluster.chief_address).fit(X, Y)
             assert classifier.n_iter_ == 2
 

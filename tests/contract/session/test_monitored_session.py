@@ -14,8 +14,9 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import DeadlineExceeded, LeaseExpired
 from ps_protocol.roles.chief import DeregisterRequest, ModelState, PushOutcome
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from tests.support.network.faults import Flaky
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.sessions.facade_programs import running_cluster
 from worker_client import Session
 from worker_client.sync_replicas import (
@@ -143,7 +144,7 @@ def test_closing_waits_for_a_silent_chief_no_longer_than_its_own_bound(monkeypat
 def test_session_with_an_address_as_master_joins_over_the_network(socket_dir: Path) -> None:
     op, hook = one_a_step()
     with ExitStack() as stack:
-        cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+        cluster = ServedCluster(Shape(), stack, directory=socket_dir)
         with MonitoredTrainingSession(cluster.chief_address, hooks=[hook], worker_index=0) as session:
             assert session.run(op).is_accepted
         assert cluster.chief.ended() == 0  # the chief worker's end was the cluster's

@@ -19,8 +19,9 @@ from ps_protocol.roles.shard import Shard
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.rpc.shard import GrpcShard
 from ps_server.serving.local import InProcessShard
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from tests.support.network.faults import REPEATS, WORST, Nemesis
-from tests.support.sessions.clusters import Shape, run_chief, start_ps
 from worker_client import PushOutcome, Session
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport
@@ -38,9 +39,9 @@ class _NobodyBetween:
         self._kind, self._seed, self.nemeses = kind, seed, list[Nemesis]()
         self._stack = stack
         if kind == "grpc":
-            shape = Shape(num_ps=2, replicas_to_aggregate=NUM_WORKERS, total_num_replicas=NUM_WORKERS)
-            self._addresses = [start_ps(index, stack, directory=directory) for index in range(shape.num_ps)]
-            self._chief_address = run_chief(shape, stack, ps_addresses=self._addresses, directory=directory).address
+            shape = Shape(num_ps=2, replicas_to_aggregate=NUM_WORKERS, num_workers=NUM_WORKERS)
+            cluster = ServedCluster(shape, stack, directory=directory)
+            self._addresses, self._chief_address = cluster.ps_addresses, cluster.chief_address
             return
         shards: list[Any] = [InProcessShard(index=index) for index in range(2)]
         self._shards = shards

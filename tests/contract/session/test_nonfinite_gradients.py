@@ -17,8 +17,8 @@ from ps_protocol.errors import NonFiniteGradient
 from ps_protocol.model.layout import Layout, Segments
 from ps_protocol.model.variables import Array, DataType
 from ps_protocol.roles.shard import PushResult, Shard, ShardStatusRequest
+from tests.support.cluster.shape import Shape, Start
 from tests.support.parameter_servers.shards import Trainer, layout_of, open_shard, table, variable, views
-from tests.support.sessions.clusters import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import Buffer, EmbeddingTable, IndexedSlices, PushOutcome, Session
 
@@ -46,7 +46,7 @@ def model() -> dict[str, Any]:
 
 
 def joined(start: Start, *, reject: bool = True, num_workers: int = 1) -> list[Session]:
-    cluster = start(Shape(num_ps=2, total_num_replicas=num_workers, reject_nonfinite=reject))
+    cluster = start(Shape(num_ps=2, num_workers=num_workers, reject_nonfinite=reject))
     sessions = [cluster.session() for _ in range(num_workers)]
     for session in sessions:
         session.create_or_join(model(), optimizer=worker_client.sgd(1.0), timeout_s=20)

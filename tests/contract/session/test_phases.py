@@ -12,7 +12,8 @@ import worker_client
 from lockstep.in_process import InProcessCluster
 from ps_protocol.errors import InvalidSpec, ModelMismatch
 from ps_protocol.model.optimizers import constant
-from tests.support.sessions.clusters import AnyCluster, Shape, Start, start_over
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable
 
 start = start_over(["in process"])
@@ -49,13 +50,13 @@ def trained(session: Session, first: dict[str, Any], optimizer: OptimizerSpec, g
 @pytest.mark.parametrize("name", OPTIMIZERS)
 def test_a_phase_trains_as_a_new_optimizer_does_on_the_values_that_there_are(start: Start, name: str) -> None:
     optimizer = OPTIMIZERS[name]
-    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    session = start(Shape(num_ps=2, num_workers=1)).session()
     first = {"w": W, "b": np.zeros(2), "t": np.zeros((4, 3))}
     middle = trained(session, first, optimizer, GRADIENTS[:4], freezes=True)
     assert not middle["b"].any() and session.phase == 0
     end = trained(session, first, slower(optimizer), GRADIENTS[4:])
     assert session.phase == 1 and session.local_step == 8
-    alone = trained(start(Shape(num_ps=2, total_num_replicas=1)).session(), middle, slower(optimizer), GRADIENTS[4:])
+    alone = trained(start(Shape(num_ps=2, num_workers=1)).session(), middle, slower(optimizer), GRADIENTS[4:])
     for name, value in alone.items():
         np.testing.assert_array_equal(end[name], value)
 
@@ -66,12 +67,12 @@ def joined(session: Session, rate: float = 1.0, decay: float = 0.5, **groups: Op
     return session
 
 
-def velocity(cluster: AnyCluster) -> float:
+def velocity(cluster: Cluster) -> float:
     return float(cluster.observer().get_slot("w", "momentum")[0])
 
 
 def test_workers_that_come_to_a_phase_one_after_the_other_begin_it_once(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=2))
+    cluster = start(Shape(num_workers=2))
 
     def train(index: int) -> None:
         session = joined(cluster.session(index))
@@ -102,7 +103,7 @@ def test_a_worker_that_is_started_again_in_a_phase_goes_through_the_program_and_
 
 
 def test_each_group_has_its_numbers_of_the_phase_and_steps_may_have_others(start: Start) -> None:
-    session = joined(start(Shape(num_ps=2, total_num_replicas=1)).session(), head=worker_client.sgd(1.0))
+    session = joined(start(Shape(num_ps=2, num_workers=1)).session(), head=worker_client.sgd(1.0))
     ones = {"w": np.ones(3), "head": np.ones(3)}
     session.step(ones, timeout_s=20)
     joined(session, 0.25, head=worker_client.sgd(0.5))
@@ -114,7 +115,7 @@ def test_each_group_has_its_numbers_of_the_phase_and_steps_may_have_others(start
 
 
 def test_one_optimizer_of_a_phase_gives_its_numbers_to_several_groups_of_the_first(start: Start) -> None:
-    session = start(Shape(total_num_replicas=1)).session()
+    session = start(Shape(num_workers=1)).session()
     head = worker_client.momentum(1.0, 0.5).in_group("head")
     session.create_or_join({"w": np.zeros(3), "h": Variable(np.zeros(3), optimizer=head)}, optimizer=worker_client.momentum(2.0, 0.5))
     session.create_or_join({"w": np.zeros(3), "h": np.zeros(3)}, optimizer=worker_client.momentum(0.5, 0.0))
@@ -145,7 +146,7 @@ BAD: dict[str, tuple[Callable[[Session], object], str]] = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_phase_of_another_model_is_refused_and_training_goes_on_in_the_phase_that_there_is(start: Start, name: str) -> None:
     call, words = BAD[name]
-    session = start(Shape(total_num_replicas=1)).session()
+    session = start(Shape(num_workers=1)).session()
     session.create_or_join({"w": W, "head": W}, optimizer=worker_client.momentum(1.0, 0.5))
     session.step({"w": np.ones(3), "head": None}, timeout_s=20)
     with pytest.raises(ModelMismatch, match=words):
@@ -156,7 +157,7 @@ def test_a_phase_of_another_model_is_refused_and_training_goes_on_in_the_phase_t
 
 
 def test_where_contributions_are_applied_on_arrival_training_has_one_phase(start: Start) -> None:
-    session = start(Shape(total_num_replicas=1)).session()
+    session = start(Shape(num_workers=1)).session()
     session.set_policy(worker_client.async_policy(use_locking=False), timeout_s=20)
     joined(session)
     with pytest.raises(InvalidSpec, match="training has one phase"):
@@ -165,6 +166,6 @@ def test_where_contributions_are_applied_on_arrival_training_has_one_phase(start
 
 @pytest.mark.parametrize("number", [0.0, 0.5, -1.0, float("nan"), 2.0**40])
 def test_a_phase_has_a_whole_number(start: Start, number: float) -> None:
-    session = joined(start(Shape(total_num_replicas=1)).session())
+    session = joined(start(Shape(num_workers=1)).session())
     with pytest.raises(InvalidSpec, match=r"phase of training = .*, want a whole number from 1"):
         session.step({"w": np.ones(3)}, hyperparameters={"phase of training": number}, timeout_s=20)

@@ -8,14 +8,14 @@ import pytest
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.policy import PolicySpec
-from tests.support.sessions.clusters import AnyCluster, Shape, Start
+from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, PushOutcome, Session
 
 ONES = {"a": np.ones(3), "b": np.ones(40), "t": IndexedSlices([1, 8], np.ones((2, 2), np.float32))}
 POLICIES = [worker_client.ssp_policy(1), worker_client.async_policy(), worker_client.async_policy(use_locking=False)]
 
 
-def joined(cluster: AnyCluster, policy: PolicySpec | None = None) -> Session:
+def joined(cluster: Cluster, policy: PolicySpec | None = None) -> Session:
     session = cluster.session()
     if policy is not None:
         session.set_policy(policy, timeout_s=20)
@@ -33,7 +33,7 @@ def assert_all(session: Session, value: float) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.text)
 def test_each_contribution_is_a_step_by_itself_and_says_which(start: Start, policy: PolicySpec) -> None:
-    session = joined(start(Shape(num_ps=2, total_num_replicas=1)), policy)
+    session = joined(start(Shape(num_ps=2, num_workers=1)), policy)
     assert session.policy == policy
     for step in range(4):
         result = session.step(ONES, timeout_s=20)
@@ -45,7 +45,7 @@ def test_each_contribution_is_a_step_by_itself_and_says_which(start: Start, poli
 
 
 def test_refused_contributions_do_not_fill_the_shards(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=1))
+    cluster = start(Shape(num_ps=2, num_workers=1))
     session = joined(cluster, worker_client.async_policy(max_staleness=1))
     outcomes = [session.push(ONES).outcome for _ in range(12)]
     assert outcomes == [PushOutcome.ACCEPTED] * 2 + [PushOutcome.STALE] * 10
@@ -55,7 +55,7 @@ def test_refused_contributions_do_not_fill_the_shards(start: Start) -> None:
 
 
 def test_of_two_updates_from_the_same_variables_the_later_is_stale_and_adds_to_the_other(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, num_workers=2))
     first, second = joined(cluster, worker_client.async_policy()), joined(cluster)
     pushes = [session.push(ONES) for session in (first, second)]
     assert [(push.outcome, push.applied_step, push.staleness) for push in pushes] == [
@@ -68,7 +68,7 @@ def test_of_two_updates_from_the_same_variables_the_later_is_stale_and_adds_to_t
 
 
 def test_staleness_is_reported_and_its_bound_drops_or_scales(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, num_workers=2))
     fast = joined(cluster, worker_client.async_policy(max_staleness=1))
     slow = joined(cluster)
     for _ in range(3):
@@ -87,7 +87,7 @@ def test_staleness_is_reported_and_its_bound_drops_or_scales(start: Start) -> No
 
 @pytest.mark.parametrize("policy", POLICIES[1:], ids=lambda policy: policy.text)
 def test_a_worker_that_never_waits_may_push_without_limit(start: Start, policy: PolicySpec) -> None:
-    session = joined(start(Shape(num_ps=2, total_num_replicas=1)), policy)
+    session = joined(start(Shape(num_ps=2, num_workers=1)), policy)
     pushes = [session.push(ONES) for _ in range(12)]
     assert all(push.is_accepted for push in pushes)
     assert [push.applied_step for push in pushes] == list(range(12))
@@ -96,7 +96,7 @@ def test_a_worker_that_never_waits_may_push_without_limit(start: Start, policy: 
 
 
 def test_a_worker_too_far_ahead_waits_for_the_slowest(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, num_workers=2))
     fast, slow = joined(cluster, worker_client.ssp_policy(2)), joined(cluster)
     for _ in range(2):
         fast.step(ONES, timeout_s=20)
@@ -109,7 +109,7 @@ def test_a_worker_too_far_ahead_waits_for_the_slowest(start: Start) -> None:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=lambda policy: policy.text)
 def test_workers_in_threads_lose_nothing_where_updates_are_locked(start: Start, policy: PolicySpec) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=3))
+    cluster = start(Shape(num_ps=2, num_workers=3))
     observer = cluster.observer()
     sessions = [joined(cluster, policy if index == 0 else None) for index in range(3)]
     accepted: list[bool] = []
@@ -135,7 +135,7 @@ def test_workers_in_threads_lose_nothing_where_updates_are_locked(start: Start, 
 
 
 def test_fifo_tokens_are_those_of_the_original(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, num_workers=2))
     first, second = joined(cluster, worker_client.sync_policy(tokens="fifo", num_tokens=-1)), joined(cluster)
     # R extra tokens: workers leave step 0 at once, and a fast one supplies both of its gradients.
     assert first.step(ONES, timeout_s=20).applied_step == 0
@@ -154,7 +154,7 @@ def test_fifo_tokens_are_those_of_the_original(start: Start) -> None:
 
 
 def test_policy_changes_under_way_and_other_workers_hear_of_it(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, num_workers=2))
     session, other, observer = joined(cluster), joined(cluster), cluster.observer()
     num_accepted = 0
     sync, fifo = worker_client.sync_policy(), worker_client.sync_policy(tokens="fifo")
@@ -170,7 +170,7 @@ def test_policy_changes_under_way_and_other_workers_hear_of_it(start: Start) -> 
 
 @pytest.mark.parametrize("policy", [worker_client.async_policy(), worker_client.sync_policy(tokens="fifo")], ids=lambda policy: policy.text)
 def test_worker_whose_step_is_gone_under_another_policy_takes_the_newest_and_no_token(start: Start, policy: PolicySpec) -> None:
-    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, num_workers=2))
     fast, slow = joined(cluster), joined(cluster)
     fast.set_policy(policy, timeout_s=20)
     num_accepted = sum(fast.step(ONES, timeout_s=20).is_accepted for _ in range(5))
@@ -180,7 +180,7 @@ def test_worker_whose_step_is_gone_under_another_policy_takes_the_newest_and_no_
 
 
 def test_whether_servers_apply_on_arrival_cannot_change_once_there_is_a_model(start: Start) -> None:
-    session = joined(start(Shape(num_ps=2, total_num_replicas=1)))
+    session = joined(start(Shape(num_ps=2, num_workers=1)))
     with pytest.raises(InvalidSpec, match="choose it when the cluster is started"):
         session.set_policy(POLICIES[2], timeout_s=20)
     assert session.step(ONES, timeout_s=20).is_accepted
@@ -188,7 +188,7 @@ def test_whether_servers_apply_on_arrival_cannot_change_once_there_is_a_model(st
 
 
 def test_final_variables_are_read_after_the_end_whatever_was_read_before(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, num_workers=2))
     first, second = joined(cluster, worker_client.async_policy()), joined(cluster)
     first.step(ONES, timeout_s=20)
     second.step(ONES, timeout_s=20)

@@ -24,7 +24,7 @@ from ps_protocol.errors import (
 )
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.chief import FinishTrainingRequest
-from tests.support.sessions.clusters import Shape, Start
+from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import ClusterState, OptimizerSpec, PushOutcome, Session
 from worker_client.core.requests import Beat
@@ -101,7 +101,7 @@ def test_a_reason_that_is_no_text_finishes_nothing(start: Start, reason: Any) ->
 
 @pytest.mark.parametrize(("interrupts", "reason"), [(False, "finished"), (True, "interrupted")])
 def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(start: Start, interrupts: bool, reason: str) -> None:
-    cluster = start(Shape(num_ps=1, total_num_replicas=2, lease_s=0.3))
+    cluster = start(Shape(num_ps=1, num_workers=2, lease_s=0.3))
     sessions = cluster.session(), cluster.session()
     for session in sessions:
         session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
@@ -119,7 +119,7 @@ def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(st
 
 @pytest.mark.parametrize("interrupts", [False, True])
 def test_a_program_whose_training_was_interrupted_ends_with_an_error(start: Start, interrupts: bool) -> None:
-    cluster = start(Shape(num_ps=1, total_num_replicas=2, max_steps=3))
+    cluster = start(Shape(num_ps=1, num_workers=2, max_steps=3))
     with pytest.raises(TrainingInterrupted, match="at step 0, before its end") if interrupts else nullcontext():
         with cluster.session() as session:
             join(session)
@@ -139,7 +139,7 @@ def test_an_error_of_the_program_is_not_replaced_where_its_training_was_interrup
 def test_a_worker_whose_contributions_are_all_dropped_for_long_is_warned_once(
     start: Start, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = start(Shape(num_ps=1, replicas_to_aggregate=1, total_num_replicas=2))
+    cluster = start(Shape(num_ps=1, replicas_to_aggregate=1, num_workers=2))
     fast, slow = cluster.session(), cluster.session()
     for session in (fast, slow):
         session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
@@ -163,7 +163,7 @@ HORIZON = worker_client.polynomial_decay(1.0, 4, final=0.0)
 
 
 def test_a_worker_with_other_numbers_of_the_optimizers_adopts_keeps_or_is_refused(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, num_workers=2))
     first = cluster.session()  # training ends when it leaves
     first.create_or_join(RESUMED, optimizer=worker_client.sgd(0.5), timeout_s=20)
     first.step({"w": np.ones(2), "own": np.ones(2)})
@@ -189,7 +189,7 @@ def test_a_worker_with_other_numbers_of_the_optimizers_adopts_keeps_or_is_refuse
 
 
 def test_an_optimizer_that_differs_in_more_than_numbers_is_always_refused(start: Start) -> None:
-    cluster = start(Shape(num_ps=1, total_num_replicas=2))
+    cluster = start(Shape(num_ps=1, num_workers=2))
     cluster.session().create_or_join({"w": np.zeros(2)}, optimizer=worker_client.adagrad(0.5, 0.1), timeout_s=20)
     other = cluster.session()
     cases: list[tuple[dict[str, Any], OptimizerSpec]] = [
@@ -206,7 +206,7 @@ def test_an_optimizer_that_differs_in_more_than_numbers_is_always_refused(start:
 
 
 def test_more_shards_than_variables_step_along(start: Start) -> None:
-    cluster = start(Shape(num_ps=4, total_num_replicas=1))
+    cluster = start(Shape(num_ps=4, num_workers=1))
     session = cluster.session()
     session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0))
     for _ in range(3):
@@ -216,7 +216,7 @@ def test_more_shards_than_variables_step_along(start: Start) -> None:
 
 
 def test_workers_in_threads_make_steps_together(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=3, max_steps=20))
+    cluster = start(Shape(num_ps=2, num_workers=3, max_steps=20))
     outcomes: list[PushOutcome] = []
 
     def work(session: Session) -> None:
@@ -242,7 +242,7 @@ def test_workers_in_threads_make_steps_together(start: Start) -> None:
 
 
 def test_a_backup_worker_learns_that_it_was_too_late(start: Start) -> None:
-    cluster = start(Shape(replicas_to_aggregate=1, total_num_replicas=2))
+    cluster = start(Shape(replicas_to_aggregate=1, num_workers=2))
     fast, late = join(cluster.session()), join(cluster.session())
     assert fast.step(ONES, timeout_s=20).is_accepted
     push = late.push(ONES)
@@ -252,19 +252,19 @@ def test_a_backup_worker_learns_that_it_was_too_late(start: Start) -> None:
 
 
 def test_second_contribution_to_a_step_is_late(start: Start) -> None:
-    session = join(start(Shape(total_num_replicas=2)).session())
+    session = join(start(Shape(num_workers=2)).session())
     assert session.push(ONES).outcome is PushOutcome.ACCEPTED
     assert session.push(ONES).outcome is PushOutcome.LATE
 
 
 def test_extra_tokens_let_one_worker_give_all_of_a_step(start: Start) -> None:
-    session = join(start(Shape(replicas_to_aggregate=3, total_num_replicas=1)).session())
+    session = join(start(Shape(replicas_to_aggregate=3, num_workers=1)).session())
     steps = [session.step(ONES, timeout_s=20).step for _ in range(7)]
     assert steps == [0, 0, 0, 1, 1, 1, 2]
 
 
 def test_wait_says_whom_it_waits_for(start: Start, impatient: None, caplog: pytest.LogCaptureFixture) -> None:
-    cluster = start(Shape(total_num_replicas=2))
+    cluster = start(Shape(num_workers=2))
     first, second = join(cluster.session()), join(cluster.session())
     with pytest.raises(DeadlineExceeded, match=r"worker 0 wants a token after step 0: not within 0\.5 s: .*worker 1"):
         first.step(ONES, timeout_s=0.5)
@@ -276,7 +276,7 @@ def test_wait_says_whom_it_waits_for(start: Start, impatient: None, caplog: pyte
 
 
 def test_worker_that_was_slow_reads_the_newest_step(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, num_workers=2))
     fast, slow = join(cluster.session()), join(cluster.session())
     for _ in range(4):
         fast.step(ONES, timeout_s=20)
@@ -285,7 +285,7 @@ def test_worker_that_was_slow_reads_the_newest_step(start: Start) -> None:
 
 
 def test_worker_that_joins_later_begins_at_the_open_step(start: Start) -> None:
-    cluster = start(Shape(replicas_to_aggregate=1, total_num_replicas=2))
+    cluster = start(Shape(replicas_to_aggregate=1, num_workers=2))
     first = join(cluster.session())
     for _ in range(3):
         first.step(ONES, timeout_s=20)
@@ -296,7 +296,7 @@ def test_worker_that_joins_later_begins_at_the_open_step(start: Start) -> None:
 
 
 def test_workers_that_come_first_wait_until_the_model_has_values(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=4))
+    cluster = start(Shape(num_ps=2, num_workers=4))
     created: list[bool] = []
 
     def attach(session: Session) -> None:
@@ -309,7 +309,7 @@ def test_workers_that_come_first_wait_until_the_model_has_values(start: Start) -
 
 
 def test_replacement_of_a_worker_that_has_given_its_share_begins_with_the_next_step(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=2))
+    cluster = start(Shape(num_workers=2))
     first, second = join(cluster.session(0)), join(cluster.session(1))
     assert first.push(ONES).is_accepted
     with pytest.raises(ZeroDivisionError), first:
@@ -328,7 +328,7 @@ def test_replacement_of_a_worker_that_has_given_its_share_begins_with_the_next_s
 
 
 def test_another_model_is_refused_and_the_right_one_accepted(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=2))
+    cluster = start(Shape(num_workers=2))
     join(cluster.session())
     second = cluster.session()
     with pytest.raises(ModelMismatch, match=r"\['bias'\] is missing"):
@@ -353,7 +353,7 @@ def test_refused_gradients_change_nothing(start: Start) -> None:
 
 
 def test_workers_places_are_limited_and_each_has_one_holder(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=2))
+    cluster = start(Shape(num_workers=2))
     cluster.session(1)
     with pytest.raises(WorkerIndexTaken, match="worker 1"):
         cluster.session(1)
@@ -363,7 +363,7 @@ def test_workers_places_are_limited_and_each_has_one_holder(start: Start) -> Non
 
 
 def test_finish_ends_the_wait_of_every_worker(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=2))
+    cluster = start(Shape(num_workers=2))
     first, second = join(cluster.session()), join(cluster.session())
     answers: list[bool] = []
     waiting = in_thread(lambda: answers.append(first.wait(timeout_s=30)))

@@ -13,7 +13,8 @@ from ps_protocol.errors import DeadlineExceeded, InvalidSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.variables import Array
 from ps_protocol.shared_memory.worker import MemoryNotShared, SharedMemoryShard
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from worker_client import Session
 from worker_client.cluster import transport
 
@@ -24,11 +25,11 @@ Opening = Callable[..., Session]
 def opened(socket_dir: Path) -> Iterator[Opening]:
     """Opens sessions of one cluster, with a model of whole variables and one that is split over the servers."""
     with ExitStack() as stack:
-        clusters: list[GrpcTestCluster] = []
+        clusters: list[ServedCluster] = []
 
         def open_session(shape: Shape | None = None, *, policy: PolicySpec | None = None) -> Session:
             if not clusters:
-                clusters.append(GrpcTestCluster(shape or Shape(num_ps=2), stack, directory=socket_dir, transport="shared_memory"))
+                clusters.append(ServedCluster(shape or Shape(num_ps=2), stack, directory=socket_dir, transport="shared_memory"))
             session = clusters[0].session()
             if policy is not None:
                 session.set_policy(policy, timeout_s=20)
@@ -91,7 +92,7 @@ def test_final_variables_do_not_lie_with_the_servers(opened: Opening) -> None:
 
 
 def test_writing_to_an_array_after_a_push_does_not_change_the_contribution_under_way(opened: Opening) -> None:
-    session = opened(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=2))
+    session = opened(Shape(num_ps=2, replicas_to_aggregate=2, num_workers=2))
     other = opened()
     kept = session.gradient_buffers()
     views = {name: array.reshape(-1)[1:] for name, array in kept.items()}
@@ -107,7 +108,7 @@ def test_writing_to_an_array_after_a_push_does_not_change_the_contribution_under
 
 
 def test_arrays_of_a_step_that_was_given_up_are_read_only_until_it_is_over(opened: Opening) -> None:
-    session = opened(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=2))
+    session = opened(Shape(num_ps=2, replicas_to_aggregate=2, num_workers=2))
     other = opened()
     kept = session.gradient_buffers()
     with pytest.raises(DeadlineExceeded):
@@ -155,7 +156,7 @@ def test_kept_arrays_keep_training_under_another_policy(opened: Opening, socket_
 
 
 def test_several_contributions_to_one_step_do_not_overwrite_each_other(opened: Opening) -> None:
-    session = opened(Shape(num_ps=2, replicas_to_aggregate=3, total_num_replicas=1))
+    session = opened(Shape(num_ps=2, replicas_to_aggregate=3, num_workers=1))
     for step in range(3):
         for value in (1, 2, 6):
             assert session.step(fill(session.gradient_buffers(), value), timeout_s=20).is_accepted
@@ -163,7 +164,7 @@ def test_several_contributions_to_one_step_do_not_overwrite_each_other(opened: O
 
 
 def test_a_worker_that_reuses_its_arrays_may_give_several_contributions_to_one_step(opened: Opening) -> None:
-    session = opened(Shape(num_ps=2, replicas_to_aggregate=3, total_num_replicas=1))
+    session = opened(Shape(num_ps=2, replicas_to_aggregate=3, num_workers=1))
     kept = session.gradient_buffers()
     for step in range(3):
         for value in (1, 2, 6):
@@ -196,7 +197,7 @@ def test_foreign_arrays_and_missing_gradients_are_accepted_over_shared_memory(op
 
 
 def test_slow_backup_worker_continues_with_a_step_that_is_still_kept(opened: Opening) -> None:
-    slow, fast = opened(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2)), opened()
+    slow, fast = opened(Shape(num_ps=2, replicas_to_aggregate=1, num_workers=2)), opened()
     slow.read()
     for _ in range(5):
         fast.step(fill(fast.gradient_buffers(), 1), timeout_s=20)
@@ -250,7 +251,7 @@ def test_transport_is_known_still_when_the_session_is_closed(opened: Opening) ->
 @pytest.mark.parametrize("policy", [worker_client.sync_policy(), worker_client.async_policy()], ids=["sync", "async"])
 def test_shared_memory_rounds_nothing_whatever_the_wire_format(socket_dir: Path, policy: PolicySpec) -> None:
     with ExitStack() as stack:
-        cluster = GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir)
+        cluster = ServedCluster(Shape(num_ps=2), stack, directory=socket_dir)
         session = stack.enter_context(worker_client.connect(cluster.chief_address, transport="shared_memory", wire="bfloat16"))
         session.set_policy(policy, timeout_s=20)
         session.create_or_join(values(0.0), optimizer=worker_client.sgd(1.0), split_bytes=256)
@@ -270,7 +271,7 @@ def test_memory_that_cannot_be_shared_is_an_error_only_if_it_is_asked_for(
 
     monkeypatch.setattr(transport, "share_memory", refuse)
     with ExitStack() as stack:
-        asking = GrpcTestCluster(Shape(num_ps=2, total_num_replicas=2), stack, directory=socket_dir, transport="shared_memory")
+        asking = ServedCluster(Shape(num_ps=2, num_workers=2), stack, directory=socket_dir, transport="shared_memory")
         with pytest.raises(MemoryNotShared, match=r"ps 0 at .*transport='shared_memory' cannot be had: another user.*transport='auto'"):
             asking.session().create_or_join(values(0.0), optimizer=worker_client.sgd(1.0), split_bytes=256)
         with worker_client.connect(asking.chief_address, timeout_s=20) as session, caplog.at_level(logging.WARNING):

@@ -6,11 +6,11 @@ from typing import Any
 import numpy as np
 
 import worker_client
-from tests.support.sessions.clusters import Shape, Start
+from tests.support.cluster.shape import Shape, Start
 
 
 def test_a_step_that_a_worker_skips_has_the_mean_of_the_others(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=2, replicas_to_aggregate=2))
+    cluster = start(Shape(num_ps=2, num_workers=2, replicas_to_aggregate=2))
 
     def train(index: int) -> Any:
         session = cluster.session(index)

@@ -17,7 +17,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec, ShapeMismatch
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from worker_client import Session
 from worker_client.session.calls import WorkerCalls
 from worker_client.session.spans import StepSpans
@@ -81,18 +82,18 @@ def api(monkeypatch: pytest.MonkeyPatch) -> Api:
 
 
 @pytest.fixture
-def cluster(socket_dir: Path) -> Iterator[GrpcTestCluster]:
+def cluster(socket_dir: Path) -> Iterator[ServedCluster]:
     with ExitStack() as stack:
-        yield GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir)
+        yield ServedCluster(Shape(num_ps=2), stack, directory=socket_dir)
 
 
-def connected(cluster: GrpcTestCluster, **words: Any) -> Session:
+def connected(cluster: ServedCluster, **words: Any) -> Session:
     session = worker_client.connect(cluster.chief_address, transport="grpc", timeout_s=20, **words)
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
     return session
 
 
-def test_each_step_is_a_span_with_its_parts(api: Api, cluster: GrpcTestCluster) -> None:
+def test_each_step_is_a_span_with_its_parts(api: Api, cluster: ServedCluster) -> None:
     with connected(cluster, otel=True) as session:
         for _ in range(3):
             session.step({"w": np.ones(3)}, timeout_s=20)
@@ -109,7 +110,7 @@ def test_each_step_is_a_span_with_its_parts(api: Api, cluster: GrpcTestCluster) 
     assert all(span.is_ended for span in api.spans), [span.name for span in api.spans if not span.is_ended]
 
 
-def test_push_wait_and_read_are_the_same_spans(api: Api, cluster: GrpcTestCluster) -> None:
+def test_push_wait_and_read_are_the_same_spans(api: Api, cluster: ServedCluster) -> None:
     with connected(cluster, otel=True) as session:
         for _ in range(2):
             session.read()
@@ -126,7 +127,7 @@ def test_push_wait_and_read_are_the_same_spans(api: Api, cluster: GrpcTestCluste
     ]
 
 
-def test_a_failed_part_of_a_step_is_recorded_in_its_span_and_raised(api: Api, cluster: GrpcTestCluster) -> None:
+def test_a_failed_part_of_a_step_is_recorded_in_its_span_and_raised(api: Api, cluster: ServedCluster) -> None:
     with connected(cluster, otel=True) as session, pytest.raises(ShapeMismatch):
         session.step({"w": np.ones(4)}, timeout_s=20)
     (failed,) = [span for span in api.spans if span.errors]
@@ -136,7 +137,7 @@ def test_a_failed_part_of_a_step_is_recorded_in_its_span_and_raised(api: Api, cl
 
 @pytest.mark.parametrize(("given", "has_spans"), [(None, True), (False, False)])
 def test_variable_turns_spans_on_and_the_argument_wins(
-    api: Api, cluster: GrpcTestCluster, monkeypatch: pytest.MonkeyPatch, given: bool | None, has_spans: bool
+    api: Api, cluster: ServedCluster, monkeypatch: pytest.MonkeyPatch, given: bool | None, has_spans: bool
 ) -> None:
     monkeypatch.setenv("LOCKSTEP_OTEL", "1")
     with connected(cluster, otel=given) as session:
@@ -144,7 +145,7 @@ def test_variable_turns_spans_on_and_the_argument_wins(
     assert bool(api.spans) is has_spans
 
 
-def test_a_session_without_spans_runs_none_of_their_code(cluster: GrpcTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_without_spans_runs_none_of_their_code(cluster: ServedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     made: list[WorkerCalls] = []
     begin = WorkerCalls.__init__
 

@@ -8,7 +8,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import InvalidSpec
-from tests.support.sessions.clusters import Shape, Start, start_over
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Shape, Start
 from worker_client import EmbeddingTable, IndexedSlices, OptimizerSpec, Session, Variable
 
 start = start_over(["in process"])
@@ -23,7 +24,7 @@ def joined(session: Session, optimizer: OptimizerSpec | None = None, **values: A
 
 @pytest.mark.parametrize("policy", [None, worker_client.ssp_policy(1), worker_client.async_policy()], ids=str)
 def test_a_rate_holds_for_the_step_that_the_contribution_counts_for_and_no_other(start: Start, policy: Any) -> None:
-    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    session = start(Shape(num_ps=2, num_workers=1)).session()
     if policy is not None:
         session.set_policy(policy, timeout_s=20)
     joined(session, b=np.zeros(2))
@@ -36,7 +37,7 @@ def test_a_rate_holds_for_the_step_that_the_contribution_counts_for_and_no_other
 
 
 def test_each_group_has_its_own_numbers_tables_too_and_the_rest_keeps_the_settings(start: Start) -> None:
-    session = start(Shape(num_ps=2, total_num_replicas=1)).session()
+    session = start(Shape(num_ps=2, num_workers=1)).session()
     head = worker_client.momentum(1.0, 0.5).in_group("head")
     joined(
         session,
@@ -59,7 +60,7 @@ def test_each_group_has_its_own_numbers_tables_too_and_the_rest_keeps_the_settin
 
 
 def test_where_workers_differ_the_numbers_of_the_lowest_index_are_used(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=3, replicas_to_aggregate=3))
+    cluster = start(Shape(num_workers=3, replicas_to_aggregate=3))
     rates = {0: None, 1: 0.5, 2: 0.25}
 
     def train(index: int) -> Any:
@@ -89,14 +90,14 @@ def test_where_workers_differ_the_numbers_of_the_lowest_index_are_used(start: St
     ],
 )
 def test_numbers_that_no_step_can_use_are_refused_before_anything_is_sent(start: Start, given: Any, words: str) -> None:
-    session = joined(start(Shape(total_num_replicas=1)).session(), worker_client.adam(0.5))
+    session = joined(start(Shape(num_workers=1)).session(), worker_client.adam(0.5))
     with pytest.raises(InvalidSpec, match=words):
         session.step({"w": ONES}, hyperparameters=given, timeout_s=20)
     assert session.step({"w": ONES}, hyperparameters={"beta1": 0.5}, timeout_s=20).applied_step == 0
 
 
 def test_where_contributions_are_applied_on_arrival_numbers_of_a_step_are_refused(start: Start) -> None:
-    session = start(Shape(total_num_replicas=1)).session()
+    session = start(Shape(num_workers=1)).session()
     session.set_policy(worker_client.async_policy(use_locking=False), timeout_s=20)
     joined(session)
     with pytest.raises(InvalidSpec, match="applied on arrival, none has numbers of its own"):
@@ -104,7 +105,7 @@ def test_where_contributions_are_applied_on_arrival_numbers_of_a_step_are_refuse
 
 
 def test_a_change_of_the_settings_holds_for_steps_without_numbers_of_their_own(start: Start) -> None:
-    session = joined(start(Shape(total_num_replicas=1)).session(), worker_client.momentum(1.0, 0.0))
+    session = joined(start(Shape(num_workers=1)).session(), worker_client.momentum(1.0, 0.0))
     session.step({"w": ONES}, hyperparameters={"learning_rate": 0.5, "momentum": 1.0}, timeout_s=20)
     session.set_hyperparameters(learning_rate=2.0, timeout_s=20)
     session.step({"w": ONES}, timeout_s=20)

@@ -17,7 +17,8 @@ from ps_protocol.model.variables import Array
 from ps_protocol.roles.board import BoardRequest, Found, Key, PostHeader
 from ps_protocol.roles.chief import PushOutcome
 from ps_server.boards import BoardRegistry
-from tests.support.sessions.clusters import Shape, Start, start_over
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Shape, Start
 from worker_client import IndexedSlices, Session, async_policy, sync_policy
 from worker_client.strategy import (
     CollectiveHints,
@@ -42,7 +43,7 @@ def together(start: Start) -> Callable[..., list[Any]]:
     """Has each worker call a function with a strategy of its own, and returns the results, errors too."""
 
     def each(part: Part, *, per_worker: int = PER_WORKER) -> list[Any]:
-        cluster = start(Shape(num_ps=2, total_num_replicas=NUM_WORKERS, replicas_to_aggregate=NUM_WORKERS))
+        cluster = start(Shape(num_ps=2, num_workers=NUM_WORKERS, replicas_to_aggregate=NUM_WORKERS))
         meet = threading.Barrier(NUM_WORKERS)
 
         def work(index: int) -> Any:
@@ -290,7 +291,7 @@ def test_a_program_that_was_started_again_joins_the_exchange_that_the_others_are
 
 @pytest.mark.parametrize("num_required", [1, 3])
 def test_a_cluster_whose_steps_are_not_of_one_contribution_of_each_worker_is_refused(start: Start, num_required: int) -> None:
-    cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=num_required))
+    cluster = start(Shape(num_workers=2, replicas_to_aggregate=num_required))
     with cluster.session(0) as session, ParameterServerStrategy(session=session) as strategy:
         with strategy.scope():
             v = Variable(0.0, name="v")
@@ -306,7 +307,7 @@ def test_a_cluster_whose_steps_are_not_of_one_contribution_of_each_worker_is_ref
 
 
 def test_a_write_that_a_changed_policy_drops_is_an_error_that_names_the_policy(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=2))
+    cluster = start(Shape(num_workers=2, replicas_to_aggregate=2))
     with contextlib.ExitStack() as stack:
         sessions = [stack.enter_context(cluster.session(index)) for index in range(2)]
         sessions[0].set_policy(async_policy(), timeout_s=20)
@@ -327,7 +328,7 @@ def test_a_write_that_a_changed_policy_drops_is_an_error_that_names_the_policy(s
 
 
 def test_a_program_whose_variables_are_older_than_those_of_the_others_takes_no_part_in_their_reduction(start: Start) -> None:
-    cluster, meet = start(Shape(total_num_replicas=2, replicas_to_aggregate=2)), threading.Barrier(2)
+    cluster, meet = start(Shape(num_workers=2, replicas_to_aggregate=2)), threading.Barrier(2)
 
     def part(index: int) -> str:
         with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
@@ -354,7 +355,7 @@ def test_a_program_whose_variables_are_older_than_those_of_the_others_takes_no_p
 
 
 def test_where_steps_are_not_made_together_reductions_do_not_ask_for_the_same_step(start: Start) -> None:
-    cluster, meet = start(Shape(total_num_replicas=2, replicas_to_aggregate=1)), threading.Barrier(2)
+    cluster, meet = start(Shape(num_workers=2, replicas_to_aggregate=1)), threading.Barrier(2)
 
     def part(index: int) -> list[float]:
         with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
@@ -448,7 +449,7 @@ def test_values_of_one_shape_for_different_variables_are_refused_alike_in_all_wo
 
 
 def test_workers_with_different_numbers_of_replicas_are_refused(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=2))
+    cluster = start(Shape(num_workers=2, replicas_to_aggregate=2))
 
     def part(index: int) -> str:
         with cluster.session(index) as session, ParameterServerStrategy(2 + index, session=session) as strategy:
@@ -562,7 +563,7 @@ def test_an_update_in_replicas_takes_what_all_replicas_of_a_worker_share(togethe
 
 
 def test_after_a_write_that_was_refused_variables_read_as_they_are_on_the_servers(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=1, replicas_to_aggregate=1, max_steps=2))
+    cluster = start(Shape(num_workers=1, replicas_to_aggregate=1, max_steps=2))
     with cluster.session(0) as session, ParameterServerStrategy(session=session) as strategy:
         with strategy.scope():
             v = Variable(0.0, name="v")
@@ -576,7 +577,7 @@ def test_after_a_write_that_was_refused_variables_read_as_they_are_on_the_server
 
 @pytest.mark.parametrize("is_away", [False, True])
 def test_after_a_step_that_failed_a_second_try_writes_once(start: Start, monkeypatch: pytest.MonkeyPatch, is_away: bool) -> None:
-    cluster = start(Shape(total_num_replicas=1, replicas_to_aggregate=1))
+    cluster = start(Shape(num_workers=1, replicas_to_aggregate=1))
 
     def fails(*_: Any, **__: Any) -> Any:
         raise Unavailable("the server is away")
@@ -596,7 +597,7 @@ def test_after_a_step_that_failed_a_second_try_writes_once(start: Start, monkeyp
 
 def test_after_a_follower_has_given_up_the_next_reductions_are_of_the_same_call(start: Start, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("worker_client.strategy.workers._GRACE_S", 0.0)
-    cluster, has_given_up = start(Shape(total_num_replicas=2, replicas_to_aggregate=2)), threading.Event()
+    cluster, has_given_up = start(Shape(num_workers=2, replicas_to_aggregate=2)), threading.Event()
 
     def part(index: int) -> list[Any]:
         with cluster.session(index) as session, ParameterServerStrategy(session=session) as strategy:
@@ -628,7 +629,7 @@ def test_after_a_follower_has_given_up_the_next_reductions_are_of_the_same_call(
 def test_an_answer_that_cannot_be_sent_at_once_comes_although_its_program_ends_with_this_reduction(
     start: Start, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster, post, failures = start(Shape(total_num_replicas=2)), BoardRegistry.post, [Unavailable("ps 0: cannot be reached")] * 2
+    cluster, post, failures = start(Shape(num_workers=2)), BoardRegistry.post, [Unavailable("ps 0: cannot be reached")] * 2
 
     def failing(boards: BoardRegistry, header: PostHeader, content: Array) -> int:
         if failures and header.author == 0:

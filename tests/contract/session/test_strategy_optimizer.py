@@ -10,7 +10,8 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DtypeMismatch, InvalidSpec, ShapeMismatch
-from tests.support.sessions.clusters import Shape, Start, start_over
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Shape, Start
 from tests.support.sessions.facade_programs import SHAPES, running_cluster, target_of, train
 from worker_client import IndexedSlices, OptimizerSpec, sync_replicas
 from worker_client.strategy import Optimizer, ParameterServerStrategy, PerReplica, Variable, get_replica_context
@@ -115,7 +116,7 @@ def test_apply_gradients_over_the_workers_of_a_cluster_gives_the_bits_of_sync_re
     start: Start, play: Any, tmp_path: Path
 ) -> None:
     spec = OPTIMIZERS["adam" if play is _by_strategy else "sgd"]
-    cluster = start(Shape(num_ps=2, total_num_replicas=NUM_WORKERS, replicas_to_aggregate=NUM_WORKERS))
+    cluster = start(Shape(num_ps=2, num_workers=NUM_WORKERS, replicas_to_aggregate=NUM_WORKERS))
     meet = threading.Barrier(NUM_WORKERS)
 
     def work(index: int) -> Any:

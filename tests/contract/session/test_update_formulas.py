@@ -9,7 +9,8 @@ import worker_client
 from ps_protocol.errors import InvalidSpec, LimitExceeded, ShapeMismatch, Unavailable, VariableNotFound
 from ps_protocol.model.updates import MAX_UPDATES
 from tests.contract.session.test_faults import FaultyCluster
-from tests.support.sessions.clusters import Shape, Start, start_over
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Shape, Start
 from worker_client import Buffer, Placement, PushOutcome, Session, UpdateFormula
 
 start = start_over(["in process"])
@@ -26,7 +27,7 @@ GRADIENTS = {"w": np.zeros(3, np.float32)}
 
 
 def opened(start: Start, *, num_workers: int = 1) -> list[Session]:
-    cluster = start(Shape(num_ps=2, replicas_to_aggregate=num_workers, total_num_replicas=num_workers))
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=num_workers, num_workers=num_workers))
     sessions = [cluster.session(index) for index in range(num_workers)]
     for session in sessions:
         session.create_or_join(DECLARED, optimizer=worker_client.sgd(1.0), placement=PLACES, timeout_s=20)

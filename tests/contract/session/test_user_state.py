@@ -10,7 +10,8 @@ import pytest
 import worker_client
 from ps_protocol.errors import InvalidSpec, LimitExceeded, NotInitialized
 from tests.support.chief.rolling import RollingCluster
-from tests.support.sessions.clusters import AnyCluster, Shape, Start, start_over
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Cluster, Shape, Start
 from worker_client import PushOutcome, Session
 
 start = start_over(["in process"])
@@ -31,7 +32,7 @@ def join(session: Session) -> Session:
 
 @pytest.mark.parametrize("policy", POLICIES, ids=str)
 def test_a_replacement_finds_the_user_state_of_the_lost_workers_last_contribution(start: Start, policy: Any) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=1))
+    cluster = start(Shape(num_ps=2, num_workers=1))
     first = cluster.session(0)
     if policy is not None:
         first.set_policy(policy, timeout_s=20)
@@ -53,14 +54,14 @@ def test_a_replacement_finds_the_user_state_of_the_lost_workers_last_contributio
         assert dict(second.user_state) == {"best": 0.25, "tag": b"\0\1"}
 
 
-def worker(cluster: AnyCluster, former: Session) -> Session:
+def worker(cluster: Cluster, former: Session) -> Session:
     """Returns a session with the place of another that leaves as if it had failed."""
     former.__exit__(ValueError, ValueError("lost"), None)
     return cluster.session(former.worker_index)
 
 
 def test_each_worker_has_a_state_of_its_own(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=2))
+    cluster = start(Shape(num_workers=2))
 
     def train(index: int) -> Any:
         session = join(cluster.session(index))
@@ -76,7 +77,7 @@ def test_each_worker_has_a_state_of_its_own(start: Start) -> None:
 
 
 def test_a_dropped_contribution_does_not_store_its_user_state_and_the_next_one_does(start: Start) -> None:
-    cluster = start(Shape(total_num_replicas=2, replicas_to_aggregate=1))
+    cluster = start(Shape(num_workers=2, replicas_to_aggregate=1))
     first, second = (join(cluster.session(index)) for index in range(2))
     first.step(ONES, timeout_s=20)
     second.user_state["n"] = 1
@@ -114,7 +115,7 @@ def test_a_user_state_that_was_set_stays_under_another_chief() -> None:
 
 
 def test_an_unsupported_user_state_is_refused_at_the_line_that_sets_it(start: Start) -> None:
-    session = start(Shape(total_num_replicas=1)).session()
+    session = start(Shape(num_workers=1)).session()
     with pytest.raises(NotInitialized, match=r"call create_or_join\(\) first"):
         session.user_state["n"] = 1
     join(session)

@@ -10,7 +10,7 @@ import worker_client
 from ps_protocol.errors import DtypeMismatch, IndexOutOfRange, InvalidSpec, ModelMismatch, SlotNotFound, VariableNotFound
 from ps_protocol.model.policy import PolicyName
 from ps_protocol.model.variables import Array
-from tests.support.sessions.clusters import Shape, Start
+from tests.support.cluster.shape import Shape, Start
 from worker_client import Buffer, EmbeddingTable, IndexedSlices, Session, Variable
 
 ROWS = np.arange(12.0).reshape(6, 2)
@@ -86,7 +86,7 @@ def test_variables_of_every_kind_step_as_one(start: Start) -> None:
 
 
 def test_the_mean_is_over_workers_with_a_gradient_and_their_metrics_count(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, num_workers=2))
     first, second = join(cluster.session()), join(cluster.session())
     observer = cluster.observer()
     first.push(
@@ -108,7 +108,7 @@ def test_the_mean_is_over_workers_with_a_gradient_and_their_metrics_count(start:
 
 
 def test_rows_of_a_workers_own_step_are_kept_while_the_next_is_there(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, replicas_to_aggregate=1, num_workers=2))
     fast, slow = join(cluster.session()), join(cluster.session())
     slow.read()
     everything = some_rows(*range(10))
@@ -200,7 +200,7 @@ def test_an_invalid_row_is_refused_with_a_reason_and_changes_nothing(start: Star
 
 
 def test_a_worker_that_must_not_create_waits_for_the_one_that_may(start: Start) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, num_workers=2))
     second, first = cluster.session(), cluster.session()
     with pytest.raises(worker_client.PsError, match="not within"):
         second.create_or_join(declared(), optimizer=worker_client.sgd(0.5), create=False, timeout_s=0.3)
@@ -220,7 +220,7 @@ def test_half_precision_rows_of_one_index_are_summed_before_anything_is_rounded(
 
 @pytest.mark.parametrize("policy", [worker_client.sync_policy(), worker_client.async_policy()], ids=lambda policy: policy.text)
 def test_newest_rows_and_slots_are_of_one_step_over_all_slices(start: Start, policy: worker_client.PolicySpec) -> None:
-    cluster = start(Shape(num_ps=2, total_num_replicas=2))
+    cluster = start(Shape(num_ps=2, num_workers=2))
     sessions = [cluster.session() for _ in range(2)]
     sessions[0].set_policy(policy, timeout_s=20)
     values = {"t": EmbeddingTable((40, 2), partitioner=worker_client.fixed_size_partitioner(20))}

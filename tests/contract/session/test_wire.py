@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from worker_client import Buffer, EmbeddingTable, IndexedSlices, Session, Variable, WireFormat, top_k
 
 FORMATS: dict[str, str | WireFormat] = {
@@ -45,7 +46,7 @@ def gradients(session: Session, **changes: Any) -> dict[str, Any]:
 def sessions(socket_dir: Path, request: pytest.FixtureRequest) -> Iterator[list[Session]]:
     """Two workers of two parameter servers, one of them without a wire format."""
     with ExitStack() as stack:
-        cluster = GrpcTestCluster(Shape(num_ps=2, replicas_to_aggregate=2, total_num_replicas=2), stack, directory=socket_dir)
+        cluster = ServedCluster(Shape(num_ps=2, replicas_to_aggregate=2, num_workers=2), stack, directory=socket_dir)
         opened = []
         for wire in (FORMATS[request.param], None):
             session = worker_client.connect(cluster.chief_address, timeout_s=20, transport="grpc", wire=wire)

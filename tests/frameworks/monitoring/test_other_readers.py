@@ -18,13 +18,14 @@ from ps_protocol.roles.chief import StepTotals
 from ps_protocol.roles.fence import NOBODY
 from ps_protocol.roles.shard import MetricCell, ShardReport, ShardStatus
 from tests.support.chief.cluster_status import cluster_status, server_status, worker_status
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 
 
 @pytest.fixture
-def cluster(socket_dir: Path) -> Iterator[GrpcTestCluster]:
+def cluster(socket_dir: Path) -> Iterator[ServedCluster]:
     with ExitStack() as stack:
-        yield GrpcTestCluster(Shape(), stack, directory=socket_dir)
+        yield ServedCluster(Shape(), stack, directory=socket_dir)
 
 
 def test_the_client_of_prometheus_reads_what_roles_export() -> None:
@@ -70,7 +71,7 @@ def test_tensorboard_reads_event_files(tmp_path: Path, monkeypatch: pytest.Monke
     assert [(point.step, point.value) for point in events.Scalars("metrics/loss")] == [(5, 1.0), (10, 0.75), (15, 0.5), (20, 0.25)]
 
 
-def test_the_sdk_of_opentelemetry_exports_spans_of_steps(cluster: GrpcTestCluster) -> None:
+def test_the_sdk_of_opentelemetry_exports_spans_of_steps(cluster: ServedCluster) -> None:
     pytest.importorskip("opentelemetry.sdk.trace", reason="opentelemetry-sdk is not installed")
     from opentelemetry import trace
     from opentelemetry.sdk.trace import TracerProvider

@@ -8,37 +8,35 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import worker_client
 from lockstep.__main__ import main
 from ps_protocol.checkpoint.catalog import find_checkpoint, verify_checkpoint
 from ps_protocol.checkpoint.storage import LocalStorage
 from ps_protocol.roles.contribution import NO_STEP_ATTACHMENTS
+from tests.support.cluster.processes import Plan, ProcessCluster
 from tests.support.processes.commands import run_up
-from tests.support.processes.real_cluster import RealCluster, real_cluster
-from tests.support.sessions.clusters import Shape
 
 
 @pytest.fixture
-def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalStorage:
-    monkeypatch.setenv("LOCKSTEP_CHECKPOINT_DIR", str(tmp_path / "ckpt"))
-    monkeypatch.setenv("LOCKSTEP_DURABILITY", "none")  # none but those that are asked for
-    return LocalStorage(tmp_path / "ckpt")
-
-
-@pytest.fixture
-def cluster(place: LocalStorage, socket_dir: Path) -> Iterator[RealCluster]:
+def cluster(socket_dir: Path) -> Iterator[ProcessCluster]:
     with ExitStack() as stack:
-        yield real_cluster(Shape(num_ps=2, replicas_to_aggregate=1, total_num_replicas=1), stack, directory=socket_dir)
+        # No checkpoints but those that are asked for.
+        yield ProcessCluster(Plan(num_ps=2, num_workers=1, durability="none"), stack, directory=socket_dir).start()
 
 
 def test_checkpoint_on_demand_is_refused_without_a_model_and_has_the_values_of_its_step_with_one(
-    cluster: RealCluster, place: LocalStorage, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cluster: ProcessCluster, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("LOCKSTEP_CHECKPOINT_DIR", str(cluster.checkpoints))
+    place, session = LocalStorage(cluster.checkpoints), cluster.session()
     assert main(["checkpoint", "save", "--chief", cluster.chief_address]) == 1
     assert "the variables have no values yet" in capsys.readouterr().err
-    cluster.all_do("join", model="large")
+    session.create_or_join({"w": np.zeros((4, 3))}, optimizer=worker_client.sgd(1.0), split_bytes=16)
     for step in (2, 5):
-        cluster.all_do("push_ones", times=step - len(place.stored()) * 2)
-        assert cluster.lockstep("checkpoint", "save") == f"saved step-{step:09}, step {step}\n"
+        while session.local_step < step:
+            session.step({"w": np.ones((4, 3))})
+        assert main(["checkpoint", "save", "--chief", cluster.chief_address]) == 0
+        assert capsys.readouterr().out.endswith(f"saved step-{step:09}, step {step}\n")
         found = find_checkpoint(place).checkpoint
         assert (found.step, found.num_shards, found.fence.epoch) == (step, 2, 1)
         verify_checkpoint(place, found)

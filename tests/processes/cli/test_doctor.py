@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 import worker_client
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from tests.support.network.servers import unused_address
 from tests.support.processes.commands import lockstep, lockstep_here
 from tests.support.processes.processes import speaking
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.waiting import wait_until
 
 
@@ -43,7 +44,7 @@ def test_an_invalid_address_is_refused() -> None:
 
 def test_the_doctor_checks_all_roles_of_a_cluster(socket_dir: Path) -> None:
     with ExitStack() as stack:
-        cluster = GrpcTestCluster(Shape(num_ps=2), stack, directory=socket_dir)
+        cluster = ServedCluster(Shape(num_ps=2), stack, directory=socket_dir)
         session = cluster.session()
         session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1), timeout_s=20)
         code, findings = found_by(cluster.chief_address)

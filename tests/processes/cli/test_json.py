@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 import worker_client
-from tests.support.chief.running_chief import RunningChief
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from tests.support.processes.commands import lockstep, lockstep_here
-from tests.support.sessions.clusters import start_ps
 from worker_client import Session
 
 
@@ -26,11 +26,10 @@ def answer(*words: object) -> tuple[int, Any]:
 @pytest.fixture
 def training(socket_dir: Path) -> Iterator[tuple[str, Session]]:
     with ExitStack() as stack:
-        server = start_ps(0, stack, directory=socket_dir)
-        chief = stack.enter_context(RunningChief(server, address=f"unix:{socket_dir}/chief", total_num_replicas=2))
-        session = stack.enter_context(worker_client.connect(chief.address, timeout_s=20))
+        cluster = ServedCluster(Shape(num_workers=2), stack, directory=socket_dir)
+        session = cluster.session()
         session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1), timeout_s=20)
-        yield chief.address, session
+        yield cluster.chief_address, session
 
 
 def test_commands_that_ask_a_chief(training: tuple[str, Session]) -> None:

@@ -4,6 +4,7 @@ import json
 import subprocess
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,9 @@ import worker_client
 from lockstep.planning.times import HEADER, parse_times
 from lockstep.timeline import Timeline
 from ps_protocol.model.variables import Array
-from tests.support.processes.commands import cluster, lockstep_here
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
+from tests.support.processes.commands import lockstep_here
 from tests.support.processes.processes import speaking
 from tests.support.waiting import wait_until
 
@@ -93,9 +96,10 @@ def work(chief: str, index: int) -> None:
                 return
 
 
-def test_the_times_of_a_running_cluster_can_be_planned_with(tmp_path: Path) -> None:
+def test_the_times_of_a_running_cluster_can_be_planned_with(tmp_path: Path, socket_dir: Path) -> None:
     recorded = tmp_path / "times.csv"
-    with cluster(tmp_path, max_steps=STEPS) as running:
+    with ExitStack() as stack:
+        running = ServedCluster(Shape(num_ps=2, num_workers=2, max_steps=STEPS), stack, directory=socket_dir)
         words = ("-m", "lockstep", "plan", "--record", recorded, "--chief", running.chief_address, "--every", "0.01")
         with speaking(*words, stdout=subprocess.PIPE) as recording:
             wait_until(recorded.exists, timeout_s=20, what="the recording has begun")

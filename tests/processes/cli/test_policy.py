@@ -10,15 +10,16 @@ import pytest
 
 import worker_client
 from ps_protocol.model.variables import Array
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from tests.support.processes.commands import lockstep_here
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
 
 
 @pytest.fixture
-def running(socket_dir: Path) -> Iterator[GrpcTestCluster]:
+def running(socket_dir: Path) -> Iterator[ServedCluster]:
     """Servers and a chief that waits for two workers."""
     with ExitStack() as stack:
-        yield GrpcTestCluster(Shape(num_ps=2, total_num_replicas=2), stack, directory=socket_dir)
+        yield ServedCluster(Shape(num_ps=2, num_workers=2), stack, directory=socket_dir)
 
 
 def contribute(session: worker_client.Session) -> worker_client.Push:
@@ -31,7 +32,7 @@ def join(session: worker_client.Session, *, num_elements: int = 4) -> None:
     session.create_or_join(values, optimizer=worker_client.sgd(0.5), timeout_s=20)
 
 
-def test_policy_and_learning_rate_change_between_two_steps(running: GrpcTestCluster) -> None:
+def test_policy_and_learning_rate_change_between_two_steps(running: ServedCluster) -> None:
     chief = running.chief_address
     with worker_client.connect(chief, worker_index=0, timeout_s=20) as session:
         join(session)
@@ -50,7 +51,7 @@ def test_policy_and_learning_rate_change_between_two_steps(running: GrpcTestClus
         assert "optimizer sgd" in status and "0.25" in status and ", version " in status
 
 
-def test_backup_workers_are_counted_from_the_workers_that_the_cluster_has(running: GrpcTestCluster) -> None:
+def test_backup_workers_are_counted_from_the_workers_that_the_cluster_has(running: ServedCluster) -> None:
     chief = running.chief_address
     changed = lockstep_here("policy", "sync", "--backup-workers", "1", "--chief", chief)
     assert (changed.returncode, changed.stderr) == (0, "")
@@ -58,7 +59,7 @@ def test_backup_workers_are_counted_from_the_workers_that_the_cluster_has(runnin
     assert shown == "policy sync: a step needs 1 contribution, 2 workers expected\n"
 
 
-def test_the_placement_is_shown_as_text_and_as_json(running: GrpcTestCluster) -> None:
+def test_the_placement_is_shown_as_text_and_as_json(running: ServedCluster) -> None:
     chief = running.chief_address
     assert "no model yet" in lockstep_here("status", "--placement", "--chief", chief).stdout
     with worker_client.connect(chief, worker_index=0, timeout_s=20) as session:
@@ -89,7 +90,7 @@ def test_the_placement_is_shown_as_text_and_as_json(running: GrpcTestCluster) ->
         ("policy sync --timeout 0", 2, "--timeout: got 0.0, want more than 0 seconds"),
     ],
 )
-def test_a_change_that_cannot_be_made_is_reported_in_one_line(running: GrpcTestCluster, command: str, code: int, words: str) -> None:
+def test_a_change_that_cannot_be_made_is_reported_in_one_line(running: ServedCluster, command: str, code: int, words: str) -> None:
     result = lockstep_here(*command.split(), "--chief", running.chief_address)
     assert result.returncode == code, result.stderr
     assert words in result.stderr and len(result.stderr.splitlines()) == 1

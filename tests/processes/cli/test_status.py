@@ -11,9 +11,12 @@ from pathlib import Path
 
 import pytest
 
-from tests.support.processes.commands import cluster, lockstep, lockstep_here
+from ps_protocol.roles.chief import ClusterState
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.processes import Plan, ProcessCluster
+from tests.support.cluster.shape import Shape
+from tests.support.processes.commands import lockstep, lockstep_here
 from tests.support.processes.processes import speaking
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.waiting import wait_until
 
 
@@ -56,13 +59,13 @@ def test_an_invalid_address_is_reported_in_one_line(command: list[str], address:
 
 
 @pytest.fixture
-def running(socket_dir: Path) -> Iterator[GrpcTestCluster]:
+def running(socket_dir: Path) -> Iterator[ServedCluster]:
     """Servers and a chief that waits for two workers."""
     with ExitStack() as stack:
-        yield GrpcTestCluster(Shape(num_ps=2, total_num_replicas=2, max_steps=7), stack, directory=socket_dir)
+        yield ServedCluster(Shape(num_ps=2, num_workers=2, max_steps=7), stack, directory=socket_dir)
 
 
-def test_a_running_cluster_is_shown_as_text_and_as_json(running: GrpcTestCluster, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_running_cluster_is_shown_as_text_and_as_json(running: ServedCluster, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("LOCKSTEP_CHIEF", running.chief_address)
     wait_until(lambda: "connecting" not in lockstep_here("status").stdout, what="the chief has its servers")
     text = lockstep_here("status")
@@ -77,7 +80,7 @@ def test_a_running_cluster_is_shown_as_text_and_as_json(running: GrpcTestCluster
     assert [shard["is_reachable"] for shard in plain["shards"]] == [True, True]
 
 
-def test_the_wrong_cluster_and_the_wrong_role_are_distinguished(running: GrpcTestCluster) -> None:
+def test_the_wrong_cluster_and_the_wrong_role_are_distinguished(running: ServedCluster) -> None:
     other = lockstep_here("status", "--chief", running.chief_address, "--cluster", "other")
     assert (other.returncode, "Traceback" in other.stderr) == (1, False)
     assert "'other'" in other.stderr and "'lockstep'" in other.stderr
@@ -86,18 +89,20 @@ def test_the_wrong_cluster_and_the_wrong_role_are_distinguished(running: GrpcTes
     assert "ps 0" in wrong.stderr
 
 
-def test_finish_ends_the_chief(tmp_path: Path) -> None:
-    with cluster(tmp_path) as running:
+def test_finish_ends_the_roles(socket_dir: Path) -> None:
+    with ExitStack() as stack:
+        running = ProcessCluster(Plan(num_ps=2, num_workers=2), stack, directory=socket_dir).start()
+        running.await_status(lambda status: status.state is ClusterState.WAITING_FOR_MODEL, what="the chief has its servers")
         finished = lockstep_here("finish", "--chief", running.chief_address, "--reason", "enough")
         assert finished.returncode == 0, finished.stderr
-        assert f"cluster {running.name!r} at {running.chief_address}: training is finished at step 0" in finished.stdout
-        wait_until(lambda: all(role.has_exited() for role in running.roles), timeout_s=30, what="the roles end by themselves")
+        assert f"cluster 'lockstep' at {running.chief_address}: training is finished at step 0" in finished.stdout
+        running.await_end()
         absent = lockstep_here("health", "--address", running.chief_address)
     assert absent.returncode == 1
     assert "does not answer" in absent.stderr
 
 
-def test_health_tells_alive_and_ready_roles(running: GrpcTestCluster) -> None:
+def test_health_tells_alive_and_ready_roles(running: ServedCluster) -> None:
     chief, ps = running.chief_address, running.chief_address.replace("chief", "ps1")
     for address in (chief, ps):
         assert lockstep_here("health", "--address", address).returncode == 0

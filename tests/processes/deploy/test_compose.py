@@ -1,10 +1,10 @@
 """docker-compose.yml and Dockerfile: their settings, and a whole run of the file's own commands as local processes."""
 
 import functools
+import itertools
 import os
 import re
 import shutil
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -18,6 +18,7 @@ import yaml
 from ps_protocol.process.options import TABLE
 from ps_protocol.roles.request import CallerRole
 from ps_protocol.security.tokens import parse_tokens
+from tests.support.network.servers import free_ports
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -38,10 +39,8 @@ def mounts(service: Service) -> dict[str, str]:
     return {path: name for name, path, *_ in (volume.split(":") for volume in service["volumes"])}
 
 
-def free_ports(names: list[str]) -> dict[str, int]:
-    with ExitStack() as stack:  # all at once, so that no two are the same
-        sockets = {name: stack.enter_context(socket.create_server(("127.0.0.1", 0))) for name in names}
-        return {name: one.getsockname()[1] for name, one in sockets.items()}
+def ports_of(names: list[str]) -> dict[str, int]:
+    return dict(zip(names, itertools.count(free_ports(len(names))), strict=False))
 
 
 class LocalCompose:
@@ -49,7 +48,7 @@ class LocalCompose:
 
     def __init__(self, log_dir: Path) -> None:
         self.services = services()
-        self.ports = free_ports(list(self.services))
+        self.ports = ports_of(list(self.services))
         self.log_dir = log_dir
         self.stack = ExitStack()
         self.running: dict[str, list[subprocess.Popen[bytes]]] = {}

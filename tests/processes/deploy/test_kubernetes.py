@@ -15,7 +15,7 @@ import yaml
 
 from lockstep import certs
 from ps_protocol.process.options import TABLE
-from tests.processes.deploy.test_compose import free_ports
+from tests.processes.deploy.test_compose import ports_of
 from tests.support.repository import ROOT
 from tests.support.waiting import wait_until
 
@@ -95,7 +95,7 @@ class LocalPods:
     def __init__(self, directory: Path) -> None:
         self.directory = directory
         certs.create(directory / "certs", cluster=CLUSTER[0], hosts=HOSTS)
-        self.ports = free_ports([address for name in ("LOCKSTEP_PS", "LOCKSTEP_CHIEF") for address in addresses("lockstep-chief", name)])
+        self.ports = ports_of([address for name in ("LOCKSTEP_PS", "LOCKSTEP_CHIEF") for address in addresses("lockstep-chief", name)])
         for secret, files in SECRETS.items():
             (directory / secret).mkdir()
             for name, source in files.items():

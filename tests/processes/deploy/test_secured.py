@@ -6,7 +6,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -18,67 +17,57 @@ import worker_client
 from ps_protocol.errors import PermissionDenied, Unauthenticated
 from ps_protocol.rpc.chief import GrpcChief
 from ps_protocol.security.tokens import parse_tokens
+from tests.support.cluster.processes import Plan, ProcessCluster
 from tests.support.network.certificates import Files, make
+from tests.support.network.servers import free_ports
 from tests.support.processes.commands import TRAIN, lockstep_here, read_until, up
-from tests.support.processes.processes import announced, start_role
 
 
-@dataclass(frozen=True)
-class Cluster:
-    """Where the chief is, and the files of its cluster."""
+def proofs(files: Files, role: str = "worker") -> dict[str, Any]:
+    proof = {"tls_ca": "ca.pem", "tls_cert": f"{role}.pem", "tls_key": f"{role}.key", "token_file": f"{role}.token"}
+    return {name: files.directory / file for name, file in proof.items()}
 
-    chief: str
-    files: Files
 
-    def proofs(self, role: str = "worker") -> dict[str, Any]:
-        directory = self.files.directory
-        proof = {"tls_ca": directory / "ca.pem", "tls_cert": directory / f"{role}.pem", "tls_key": directory / f"{role}.key"}
-        return {"token_file": directory / f"{role}.token", **proof}
-
-    def flags(self, role: str) -> list[str]:
-        return [word for name, path in self.proofs(role).items() for word in (f"--{name.replace('_', '-')}", str(path))]
+def flags_of(files: Files, role: str) -> list[str]:
+    return [word for name, path in proofs(files, role).items() for word in (f"--{name.replace('_', '-')}", str(path))]
 
 
 @pytest.fixture(scope="module")
-def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    """Two parameter servers and a chief over TCP that want TLS, a token and a certificate."""
-    directory = tmp_path_factory.mktemp("secured")
-    files = make(directory / "certs", cluster="job")
+def files(tmp_path_factory: pytest.TempPathFactory) -> Files:
+    return make(tmp_path_factory.mktemp("secured") / "certs", cluster="lockstep")
 
-    def start(stack: contextlib.ExitStack, name: str, role: str, *words: str) -> str:
-        certs = files.directory
-        flags = ["--tls-ca", certs / "ca.pem", "--tls-cert", certs / f"{role}.pem", "--tls-key", certs / f"{role}.key", "--verify-clients"]
-        place = ["--cluster", "job", "--token-file", certs / "tokens", "--address", "127.0.0.1:0"]
-        module = "ps_server" if role == "ps" else "chief"
-        return announced(start_role(stack, module, *place, *flags, *words, announce=directory / name), directory / name)
 
+@pytest.fixture(scope="module")
+def chief(files: Files) -> Iterator[str]:
+    """The address of the chief of two parameter servers over TCP that want TLS, a token and a certificate."""
+    environment = files.variables(tls=True, verify_clients=True)
+    plan = Plan(num_ps=2, num_workers=1, port=free_ports(3), transport="grpc", environment=environment)
     with contextlib.ExitStack() as stack:
-        servers = [start(stack, f"ps{index}", "ps", "--index", str(index)) for index in range(2)]
-        cluster = Cluster(start(stack, "chief", "chief", "--ps", ",".join(servers), "--workers", "1"), files)
+        address = ProcessCluster(plan, stack, directory=files.directory.parent).start().chief_address
         # The processes stay as long as somebody looks on.
-        security = worker_client.Security(**cluster.proofs("observer"))
-        stack.enter_context(worker_client.observe(cluster.chief, timeout_s=20, security=security))
-        yield cluster
+        security = worker_client.Security(**proofs(files, "observer"))
+        stack.enter_context(worker_client.observe(address, timeout_s=20, security=security))
+        yield address
 
 
-def test_training_continues_under_tls_tokens_and_certificates(cluster: Cluster) -> None:
-    with worker_client.connect(cluster.chief, timeout_s=20, security=worker_client.Security(**cluster.proofs())) as session:
+def test_training_continues_under_tls_tokens_and_certificates(chief: str, files: Files) -> None:
+    with worker_client.connect(chief, timeout_s=20, security=worker_client.Security(**proofs(files))) as session:
         halves = worker_client.fixed_size_partitioner(2)
         values = {"w": np.zeros((64, 8), np.float32), "rows": worker_client.EmbeddingTable((30, 2), partitioner=halves)}
         session.create_or_join(values, optimizer=worker_client.sgd(1.0))
         for _ in range(5):
             session.step({"w": np.ones((64, 8), np.float32), "rows": np.ones((30, 2), np.float32)}, timeout_s=20)
         assert (session.read()["w"] == -5.0).all()
-        with worker_client.observe(cluster.chief, timeout_s=20, security=worker_client.Security(**cluster.proofs("observer"))) as observer:
+        with worker_client.observe(chief, timeout_s=20, security=worker_client.Security(**proofs(files, "observer"))) as observer:
             assert (observer.read()["w"] == -5.0).all()
             assert (observer.read_rows("rows", [3]) == -5.0).all()
             with pytest.raises(PermissionDenied, match="ChangeSettings needs role admin or worker, token has role observer"):
                 observer.set_policy(worker_client.async_policy())
 
 
-def test_status_and_health_reach_a_secured_cluster(cluster: Cluster) -> None:
-    for words in (["status", "--chief", cluster.chief, *cluster.flags("admin")], ["health", "--address", cluster.chief]):
-        flags = cluster.flags("admin")[2:] if words[0] == "health" else []
+def test_status_and_health_reach_a_secured_cluster(chief: str, files: Files) -> None:
+    for words in (["status", "--chief", chief, *flags_of(files, "admin")], ["health", "--address", chief]):
+        flags = flags_of(files, "admin")[:-2] if words[0] == "health" else []
         result = lockstep_here(*words, *flags)
         assert result.returncode == 0, result.stderr
 
@@ -91,22 +80,22 @@ def test_status_and_health_reach_a_secured_cluster(cluster: Cluster) -> None:
         (["--tls-ca", "--tls-cert", "--tls-key"], "missing token. Set LOCKSTEP_TOKEN_FILE or pass token="),
     ],
 )
-def test_command_without_its_proofs_says_what_to_pass(cluster: Cluster, flags: list[str], words: str) -> None:
-    own = cluster.flags("admin")
+def test_command_without_its_proofs_says_what_to_pass(chief: str, files: Files, flags: list[str], words: str) -> None:
+    own = flags_of(files, "admin")
     given = [word for flag in flags for word in own[own.index(flag) : own.index(flag) + 2]]
     begin = time.monotonic()
-    result = lockstep_here("status", "--chief", cluster.chief, *given)
+    result = lockstep_here("status", "--chief", chief, *given)
     assert result.returncode != 0
     assert words in result.stderr
     assert time.monotonic() - begin < 20
 
 
-def test_worker_without_its_proofs_is_refused_at_once(cluster: Cluster) -> None:
-    files = {**cluster.proofs(), "token_file": None}
+def test_worker_without_its_proofs_is_refused_at_once(chief: str, files: Files) -> None:
+    proof = {**proofs(files), "token_file": None}
     with pytest.raises(Unauthenticated, match=r"^missing token"):
-        worker_client.connect(cluster.chief, timeout_s=20, security=worker_client.Security(**files))
+        worker_client.connect(chief, timeout_s=20, security=worker_client.Security(**proof))
     with pytest.raises(Unauthenticated, match=r"^invalid token$"):
-        worker_client.connect(cluster.chief, timeout_s=20, security=worker_client.Security(token="0" * 64, **files))
+        worker_client.connect(chief, timeout_s=20, security=worker_client.Security(token="0" * 64, **proof))
 
 
 @pytest.mark.parametrize("network", [[], ["--tcp"]], ids=["unix", "tcp"])
@@ -116,7 +105,7 @@ def test_cluster_of_the_launcher_has_tokens_without_any_option(tmp_path: Path, n
     with up("--workers", "1", *network, worker=TRAIN, run_dir=tmp_path / "run", **shell) as process:
         lines = read_until(process, "step 3")
         words = next(line for line in lines if "lockstep status --chief" in line).partition("lockstep status ")[2].split()
-        chief = words[words.index("--chief") + 1]
+        address = words[words.index("--chief") + 1]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("LOCKSTEP_")}
         result = subprocess.run(
             [sys.executable, "-m", "lockstep", "status", *words], capture_output=True, text=True, timeout=30, env=environment
@@ -124,7 +113,7 @@ def test_cluster_of_the_launcher_has_tokens_without_any_option(tmp_path: Path, n
         assert result.returncode == 0, result.stderr
         assert_secrets_are_nowhere(psutil.Process(process.pid), logs=tmp_path / "run" / "logs")
         if network:
-            with contextlib.closing(GrpcChief(chief)) as client, pytest.raises(Unauthenticated, match=r"^missing token"):
+            with contextlib.closing(GrpcChief(address)) as client, pytest.raises(Unauthenticated, match=r"^missing token"):
                 client.handshake()
         process.terminate()
         process.communicate(timeout=30)

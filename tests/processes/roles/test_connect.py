@@ -1,6 +1,5 @@
 """A worker's beginning and end with real processes: absent or wrong servers, workers' indices, and Ctrl-C at every point."""
 
-import os
 import signal
 import socket
 import subprocess
@@ -17,8 +16,10 @@ import pytest
 
 import worker_client
 from ps_protocol.errors import DeadlineExceeded, Unavailable, WorkerIndexTaken, WrongCluster, WrongRole
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.processes import Plan, ProcessCluster
+from tests.support.cluster.shape import Shape
 from tests.support.processes.processes import talking
-from tests.support.sessions.clusters import GrpcTestCluster, Shape, run_chief, start_chief, start_ps_process
 from tests.support.waiting import wait_until
 from worker_client.cluster.chief import machine_name
 
@@ -46,14 +47,12 @@ def test_absent_chief_is_named_after_two_seconds_and_given_up_at_the_timeout(cap
 
 
 def test_chief_that_comes_later_is_found(stack: ExitStack, socket_dir: Path) -> None:
-    start_ps_process(0, stack, directory=socket_dir)
-    start_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir)
-    with worker_client.connect(f"unix:{socket_dir}/chief", timeout_s=20) as session:
-        assert session.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
+    cluster = ProcessCluster(Plan(), stack, directory=socket_dir).start()
+    assert cluster.session().create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
 
 
 def test_parameter_server_is_not_taken_for_the_chief_nor_another_cluster_for_this(stack: ExitStack, socket_dir: Path) -> None:
-    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(), stack, directory=socket_dir)
     with pytest.raises(WrongRole, match=r"this is ps 0.*, not the chief"):
         worker_client.connect(cluster.ps_addresses[0], timeout_s=5)
     with pytest.raises(WrongCluster, match="'lockstep', not 'job-b'; check LOCKSTEP_CLUSTER"):
@@ -64,7 +63,7 @@ def test_parameter_server_is_not_taken_for_the_chief_nor_another_cluster_for_thi
 def test_environment_leads_to_the_cluster_and_a_proxy_does_not_matter(
     stack: ExitStack, socket_dir: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    cluster = GrpcTestCluster(Shape(total_num_replicas=2), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(num_workers=2), stack, directory=socket_dir)
     for name, value in {"LOCKSTEP_CHIEF": cluster.chief_address, "LOCKSTEP_WORKER_INDEX": "1", "http_proxy": "http://127.0.0.1:9"}.items():
         monkeypatch.setenv(name, value)
     with worker_client.connect(timeout_s=20) as session, worker_client.observe(timeout_s=20) as observer:
@@ -88,7 +87,7 @@ def read_line(stream: IO[bytes] | None) -> str:
 
 
 def test_living_worker_keeps_its_index_and_a_killed_one_is_replaced_at_once(stack: ExitStack, socket_dir: Path) -> None:
-    cluster = GrpcTestCluster(Shape(total_num_replicas=2, lease_s=30), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(num_workers=2, lease_s=30), stack, directory=socket_dir)
     holder = talking(stack, sys.executable, "-c", HOLDER, cluster.chief_address, stderr=subprocess.PIPE)
     assert read_line(holder.stdout) == "ready"
     with pytest.raises(WorkerIndexTaken, match=f"worker 0 is already running on {machine_name()} pid {holder.pid}"):
@@ -102,7 +101,7 @@ def test_living_worker_keeps_its_index_and_a_killed_one_is_replaced_at_once(stac
 
 
 def test_a_takeover_ends_the_former_holder_with_a_reason(stack: ExitStack, socket_dir: Path) -> None:
-    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(), stack, directory=socket_dir)
     former = cluster.session(0)
     former.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
     with worker_client.connect(cluster.chief_address, worker_index=0, takeover=True, timeout_s=20) as holder:
@@ -131,16 +130,16 @@ with worker_client.connect(sys.argv[1]) as session:
     os.waitpid(pid, 0)
     print("parent:", session.step({"w": numpy.ones(3)}).outcome.name, flush=True)
 """
-    cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+    cluster = ServedCluster(Shape(), stack, directory=socket_dir)
     process = talking(stack, sys.executable, "-W", "ignore", "-c", script, cluster.chief_address, stderr=subprocess.PIPE)
     assert "a fork must connect anew" in read_line(process.stdout)
     assert read_line(process.stdout) == "parent: ACCEPTED"
 
 
-def stop(process: "subprocess.Popen[bytes]") -> None:
-    """Returns when all threads of a process stand still: one takes the signal, and until then others may still apply something."""
-    os.kill(process.pid, signal.SIGSTOP)
-    tasks = Path(f"/proc/{process.pid}/task")
+def stop(cluster: ProcessCluster) -> None:
+    """Returns when all threads of the server stand still: one takes the signal, and until then others may still apply something."""
+    cluster.signal("ps 0", signal.SIGSTOP)
+    tasks = Path(f"/proc/{cluster.processes['ps 0'].pid}/task")
     wait_until(
         lambda: all((task / "stat").read_text().rpartition(")")[2].split()[0] == "T" for task in tasks.iterdir()),
         what="the process stands still",
@@ -152,15 +151,12 @@ def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack
     address = f"unix:{socket_dir}/nobody"
     observer = None
     if phase != "connecting":
-        ps = start_ps_process(0, stack, directory=socket_dir)
-        address = run_chief(Shape(total_num_replicas=2), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir).address
-        observer = worker_client.observe(address, timeout_s=20)
-        stack.callback(observer.close)
-        stack.callback(ps.send_signal, signal.SIGCONT)  # first of all, or the chief would wait for it
+        cluster = ProcessCluster(Plan(num_workers=2), stack, directory=socket_dir).start()
+        address, observer = cluster.chief_address, cluster.observer()
     worker = talking(stack, sys.executable, "-m", "tests.processes.roles.interrupted_worker", phase, address, stderr=subprocess.PIPE)
     assert read_line(worker.stdout) == phase
     if phase == "pushing":
-        stop(ps)
+        stop(cluster)
         assert worker.stdin is not None
         worker.stdin.write(b"\n")
         worker.stdin.flush()
@@ -180,37 +176,35 @@ def test_interrupt_ends_a_worker_within_two_seconds(phase: str, stack: ExitStack
 def test_a_stopped_parameter_server_is_named_while_the_push_hangs(
     stack: ExitStack, socket_dir: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    ps = start_ps_process(0, stack, directory=socket_dir)
-    address = run_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir).address
-    session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="grpc"))
+    cluster = ProcessCluster(Plan(transport="grpc"), stack, directory=socket_dir).start()
+    session = cluster.session()
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
-    stop(ps)
-    stack.callback(ps.send_signal, signal.SIGCONT)
+    stop(cluster)
+    stack.callback(cluster.signal, "ps 0", signal.SIGCONT)  # first of all, or the session would wait for it
     results: list[object] = []
     pushing = threading.Thread(target=lambda: results.append(session.push({"w": np.ones(3)})), daemon=True)
     pushing.start()
     wait_until(lambda: any("no answer yet from ps 0" in record.getMessage() for record in caplog.records), what="the notice")
     assert not results
-    os.kill(ps.pid, signal.SIGCONT)
+    cluster.signal("ps 0", signal.SIGCONT)
     pushing.join(20)
     assert session.wait(20)
     assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
 
 
 def test_a_stopped_parameter_server_is_named_while_the_token_is_waited_for(stack: ExitStack, socket_dir: Path) -> None:
-    ps = start_ps_process(0, stack, directory=socket_dir)
-    address = run_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir).address
-    session = stack.enter_context(worker_client.connect(address, timeout_s=30, transport="shared_memory"))
+    cluster = ProcessCluster(Plan(transport="shared_memory"), stack, directory=socket_dir).start()
+    session = cluster.session()
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
-    stop(ps)
-    stack.callback(ps.send_signal, signal.SIGCONT)
+    stop(cluster)
+    stack.callback(cluster.signal, "ps 0", signal.SIGCONT)  # first of all, or the session would wait for it
     # The push itself calls nobody.
     with pytest.raises(DeadlineExceeded):
         session.step({"w": np.ones(3)}, timeout_s=0)
     wait_until(lambda: "ps 0 at" in session.status().waiting_for, timeout_s=30, what="the chief's notice")
     with pytest.raises(DeadlineExceeded, match=r"ps 0 at .* has not answered for"):
         session.wait(0)
-    os.kill(ps.pid, signal.SIGCONT)
+    cluster.signal("ps 0", signal.SIGCONT)
     assert session.wait(20)
     assert session.read()["w"] == pytest.approx(-0.1 * np.ones(3))
 
@@ -218,18 +212,17 @@ def test_a_stopped_parameter_server_is_named_while_the_token_is_waited_for(stack
 def test_a_stopped_parameter_server_is_named_while_the_policy_is_changed_and_it_is_changed_all_the_same(
     stack: ExitStack, socket_dir: Path
 ) -> None:
-    ps = start_ps_process(0, stack, directory=socket_dir)
-    address = run_chief(Shape(), stack, ps_addresses=[f"unix:{socket_dir}/ps0"], directory=socket_dir).address
-    session = stack.enter_context(worker_client.connect(address, timeout_s=30))
+    cluster = ProcessCluster(Plan(), stack, directory=socket_dir).start()
+    session = cluster.session()
     session.create_or_join({"w": np.zeros(3)}, optimizer=worker_client.sgd(0.1))
-    stop(ps)
-    stack.callback(ps.send_signal, signal.SIGCONT)
+    stop(cluster)
+    stack.callback(cluster.signal, "ps 0", signal.SIGCONT)  # first of all, or the session would wait for it
     with pytest.raises(DeadlineExceeded, match=r"sets the policy: not within 1 s: new settings are on their way") as caught:
         session.set_policy(worker_client.async_policy(), timeout_s=1)
     assert caught.value.message.endswith("; the change will be made all the same")
     wait_until(lambda: "ps 0 at" in session.status().waiting_for, timeout_s=30, what="the chief's notice")
     with pytest.raises(DeadlineExceeded, match=r"ps 0 at .* has not answered for"):
         session.set_policy(worker_client.async_policy(), timeout_s=0)
-    os.kill(ps.pid, signal.SIGCONT)
+    cluster.signal("ps 0", signal.SIGCONT)
     wait_until(lambda: session.status().policy.text == "async", what="the change")
     assert session.step({"w": np.ones(3)}, timeout_s=20).applied_step == 0

@@ -7,9 +7,11 @@ import grpc
 import pytest
 from google.protobuf.descriptor import MethodDescriptor
 
+from ps_protocol.roles.chief import ClusterState
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_protocol.v1 import accumulator_service_pb2, board_service_pb2, chief_service_pb2, handshake_service_pb2, parameter_service_pb2
-from tests.support.processes.processes import announced, start_role
+from tests.support.cluster.processes import Plan, ProcessCluster
+from tests.support.network.servers import free_ports
 
 SERVICES = {
     "ps": (
@@ -31,13 +33,10 @@ ANSWERED_WITHIN = {"Push", "Read"}  # the stream continues
 
 @pytest.fixture(scope="module")
 def addresses(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    directory = tmp_path_factory.mktemp("announced")
     with ExitStack() as stack:
-        path = directory / "ps"
-        ps = announced(start_role(stack, "ps_server", "--index", 0, "--address", "127.0.0.1:0", announce=path), path)
-        path = directory / "chief"
-        chief = announced(start_role(stack, "chief", "--ps", ps, "--workers", "1", "--address", "127.0.0.1:0", announce=path), path)
-        yield {"ps": ps, "chief": chief}
+        cluster = ProcessCluster(Plan(port=free_ports(2)), stack, directory=tmp_path_factory.mktemp("served")).start()
+        cluster.await_status(lambda status: status.state is ClusterState.WAITING_FOR_MODEL, what="all serve")
+        yield {"ps": cluster.address("ps 0"), "chief": cluster.chief_address}
 
 
 @pytest.mark.parametrize(("role", "method"), METHODS, ids=lambda value: getattr(value, "name", value))

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import worker_client
+from ps_protocol.security.tokens import write_secret
+from tests.support.cluster.processes import Plan, ProcessCluster
 from tests.support.formats.prometheus import Read, parsed, value
-from tests.support.network.servers import unused_address
-from tests.support.processes.processes import announced, speaking, start_role
+from tests.support.network.servers import free_ports, unused_address
+from tests.support.processes.processes import speaking
 from tests.support.waiting import wait_until
 
 OBSERVER, WORKER, CHIEF = "o" * 40, "w" * 40, "c" * 40
@@ -25,6 +27,17 @@ def stack() -> Iterator[ExitStack]:
         yield stack
 
 
+def start(stack: ExitStack, directory: Path, *, of_server: str, of_chief: str) -> ProcessCluster:
+    """Starts a server and a chief with tokens, which answer scrapers at these addresses."""
+    write_secret(directory / "tokens", f"chief {CHIEF}\nworker {WORKER}\nobserver {OBSERVER}\n")
+    environment = {
+        role: {"LOCKSTEP_TOKEN_FILE": str(directory / "tokens"), "LOCKSTEP_METRICS": address}
+        for role, address in (("ps", of_server), ("chief", of_chief))
+    }
+    plan = Plan(num_workers=1, port=free_ports(2), environment=environment)
+    return ProcessCluster(plan, stack, directory=directory).start()
+
+
 def scraped(address: str, token: str = OBSERVER) -> dict[str, Read]:
     headers = {"Authorization": f"Bearer {token}"} if token else {}
     with urllib.request.urlopen(urllib.request.Request(f"http://{address}/metrics", headers=headers), timeout=20) as response:
@@ -33,17 +46,9 @@ def scraped(address: str, token: str = OBSERVER) -> dict[str, Read]:
 
 
 def test_chief_and_parameter_servers_answer_a_scraper_that_has_a_token(stack: ExitStack, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text(f"chief {CHIEF}\nworker {WORKER}\nobserver {OBSERVER}\n")
-    tokens.chmod(0o600)
     of_server, of_chief = unused_address(), unused_address()
-    common = ("--address", "127.0.0.1:0", "--token-file", tokens)
-    server = start_role(stack, "ps_server", "--index", 0, "--metrics", of_server, *common, announce=tmp_path / "ps")
-    at_server = announced(server, tmp_path / "ps")
-    words = ("--ps", at_server, "--workers", 1, *common)
-    chief = start_role(stack, "chief", *words, announce=tmp_path / "chief", environment={"LOCKSTEP_METRICS": of_chief})
-    security = worker_client.Security(token=WORKER)
-    with worker_client.connect(announced(chief, tmp_path / "chief"), security=security, timeout_s=20) as session:
+    address = start(stack, tmp_path, of_server=of_server, of_chief=of_chief).chief_address
+    with worker_client.connect(address, security=worker_client.Security(token=WORKER), timeout_s=20) as session:
         assert "lockstep_server_step" not in scraped(of_server), "there are no variables yet"
         session.create_or_join({"w": np.zeros(3, np.float32)}, optimizer=worker_client.sgd(0.1), timeout_s=20)
         for step in range(3):
@@ -65,12 +70,9 @@ def test_chief_and_parameter_servers_answer_a_scraper_that_has_a_token(stack: Ex
 
 
 def test_scraper_without_a_token_is_refused(stack: ExitStack, tmp_path: Path) -> None:
-    tokens = tmp_path / "tokens"
-    tokens.write_text(f"chief {CHIEF}\nobserver {OBSERVER}\n")
-    tokens.chmod(0o600)
     address = unused_address()
-    words = ("--index", 0, "--metrics", address, "--address", "127.0.0.1:0", "--token-file", tokens)
-    announced(start_role(stack, "ps_server", *words, announce=tmp_path / "ps"), tmp_path / "ps")
+    cluster = start(stack, tmp_path, of_server=address, of_chief=unused_address())
+    cluster.await_(lambda: "ps 0 ready" in cluster.text_of("ps 0"), what="the server serves")
     for token in ("", "x" * 40):
         with pytest.raises(HTTPError) as refused:
             scraped(address, token)

@@ -4,7 +4,6 @@ import contextlib
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,40 +13,28 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from ps_protocol.errors import PsError
-from ps_protocol.roles.shard import AdoptRequest, ShardStatusRequest, ShutdownRequest
+from ps_protocol.roles.shard import AdoptRequest, SaveRequest, ShardStatusRequest, ShutdownRequest
 from ps_protocol.rpc.channel import DEFAULT_ACCESS
 from ps_server.config import ParameterServerConfig, parse_config
 from ps_server.server import ParameterServer
 from tests.support.chief.eras import fence
+from tests.support.chief.running_chief import MODEL
 from tests.support.network.servers import unused_address
 from tests.support.parameter_servers.commanded_shard import CommandedShard
+from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
 from tests.support.parameter_servers.shards import open_server
-from tests.support.repository import ROOT
-from tests.support.waiting import wait_until
+from tests.support.processes.processes import announced, run, speaking
 
 
 @contextlib.contextmanager
-def _started(*arguments: str) -> Iterator[subprocess.Popen[str]]:
-    command = [sys.executable, "-m", "ps_server", "--index", "0", *arguments]
-    with subprocess.Popen(command, cwd=ROOT, stderr=subprocess.PIPE, text=True) as process:
-        try:
-            yield process
-        finally:
-            process.kill()
-
-
-@contextlib.contextmanager
-def _serving(tmp_path: Path, *arguments: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
-    announced = tmp_path / "announced"
-    with _started("--announce", str(announced), *arguments) as process:
-        wait_until(lambda: announced.exists() or process.poll() is not None, timeout_s=30, what="the server has announced its address")
-        yield process, announced.read_text().removesuffix("\n")
+def _serving(tmp_path: Path, *arguments: str) -> Iterator[tuple["subprocess.Popen[str]", str]]:
+    with speaking("-m", "ps_server", "--index", "0", "--announce", tmp_path / "announced", *arguments) as process:
+        yield process, announced(process, tmp_path / "announced")
 
 
 def _refusal(*arguments: str) -> str:
     """Runs a server that must refuse to start; returns its one line."""
-    command = [sys.executable, "-m", "ps_server", "--index", "0", *arguments]
-    result = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=30, check=False)
+    result = run("-m", "ps_server", "--index", "0", *arguments)
     assert result.returncode == 2, result.stderr
     lines = [line for line in result.stderr.splitlines() if " INFO " not in line]
     assert len(lines) == 1 and lines[0].startswith("lockstep server: "), result.stderr
@@ -94,6 +81,20 @@ def test_the_chief_can_shut_a_parameter_server_down(tmp_path: Path) -> None:
             _, said = process.communicate(timeout=10)
     assert process.returncode == 0
     assert "ps 0 ended reason=training is finished" in said
+
+
+def test_a_save_under_way_is_finished_before_the_server_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("LOCKSTEP_FAILPOINTS", "ps.save.before_fsync=delay:0.3")
+    place = tmp_path / "checkpoints"
+    with _serving(tmp_path, "--checkpoint-dir", str(place), "--enable-failpoints") as (process, announced):
+        with contextlib.closing(CommandedShard(announced)) as shard:
+            training = ShardedTraining(shards=[shard], model=MODEL, checkpoint_dir=str(place))
+            training.create()
+            shard.call(SaveRequest(fence=fence(3, CHIEF), step=0, tag="t"))
+            process.send_signal(signal.SIGTERM)
+            assert process.wait(30) == 0
+    (file,) = (place / "t.incomplete").iterdir()
+    assert file.name == "ps-00000-of-00001.safetensors" and file.stat().st_size > 0
 
 
 def test_a_taken_port_is_reported(tmp_path: Path) -> None:

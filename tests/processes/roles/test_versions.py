@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 
 from ps_protocol.roles.identity import PROTOCOL_VERSION
-from tests.support.processes.processes import Process, announced, end
+from tests.support.cluster.processes import Plan, ProcessCluster
 from tests.support.repository import ROOT
 
+OTHER = "tests.support.processes.other_version"
 OURS, MAJOR = str(PROTOCOL_VERSION), PROTOCOL_VERSION.major
 NEWER, NEXT = f"{MAJOR + 1}.0", f"{MAJOR}.{PROTOCOL_VERSION.minor + 1}"
 WORKER = """
@@ -22,29 +23,19 @@ with lockstep.connect() as session:
 """
 
 
-def role(stack: ExitStack, directory: Path, version: str, module: str, *words: str) -> tuple[Process, Path]:
-    """Starts a role of a version; returns it, and the file that has what it says."""
-    name = module.replace("_", "-")
-    log = stack.enter_context((directory / f"{name}.log").open("wb"))
-    place = ("--address", f"unix:{directory}/{name}", "--announce", str(directory / f"{name}.at"))
-    # Executed: in a fork of the warm server, the version would have been read already.
-    command = [sys.executable, "-m", "tests.support.processes.other_version", version, module, *place, *words]
-    process = subprocess.Popen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
-    stack.callback(end, process)
-    announced(process, directory / f"{name}.at")
-    return process, Path(log.name)
-
-
-def cluster(stack: ExitStack, directory: Path, *, servers: str, chief: str) -> tuple[Process, Path]:
-    """Starts a server and a chief of these versions; returns the chief, and the file that has what it says."""
-    role(stack, directory, servers, "ps_server", "--index", "0")
-    return role(stack, directory, chief, "chief", "--ps", f"unix:{directory}/ps-server", "--workers", "1")
+def cluster(stack: ExitStack, directory: Path, *, servers: str, chief: str) -> ProcessCluster:
+    """Starts a server and a chief of these versions."""
+    wrapper = {name: (OTHER, version) for name, version in (("ps 0", servers), ("chief", chief))}
+    # Not forked: there the version would have been read already.
+    found = ProcessCluster(Plan(num_workers=1, wrapper=wrapper, is_warm=False), stack, directory=directory).start()
+    found.await_(lambda: "chief ready" in found.text_of("chief") and "ps 0 ready" in found.text_of("ps 0"), what="both serve")
+    return found
 
 
 def call(directory: Path, version: str, *words: str) -> tuple[int, str, float]:
     """Runs a caller of a version; returns its exit code, what it says, and how long it took from its first call on."""
     environment = {"LOCKSTEP_CHIEF": f"unix:{directory}/chief", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-m", "tests.support.processes.other_version", version, *words]
+    command = [sys.executable, "-m", OTHER, version, *words]
     began = time.monotonic()
     done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=40, check=False)
     return done.returncode, done.stdout + done.stderr, time.monotonic() - began
@@ -66,9 +57,10 @@ def test_a_worker_and_a_command_say_which_versions_met_and_what_to_do(socket_dir
 
 def test_a_chief_ends_at_a_parameter_server_of_another_version_and_says_which(socket_dir: Path) -> None:
     with ExitStack() as stack:
-        chief, log = cluster(stack, socket_dir, servers=NEWER, chief=OURS)
-        assert chief.wait(20) == 2
-        assert f"unix:{socket_dir}/ps-server: client speaks protocol {MAJOR}.x, server {MAJOR + 1}.x; install the same" in log.read_text()
+        found = cluster(stack, socket_dir, servers=NEWER, chief=OURS)
+        found.await_death("chief", code=2)
+        words = f"{found.address('ps 0')}: client speaks protocol {MAJOR}.x, server {MAJOR + 1}.x; install the same"
+        assert words in found.text_of("chief")
 
 
 def test_a_newer_minor_version_is_a_warning_and_trains(socket_dir: Path) -> None:

@@ -8,10 +8,11 @@ from contextlib import ExitStack
 from pathlib import Path
 
 import worker_client
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from tests.support.processes.commands import run_up
 from tests.support.processes.processes import end
 from tests.support.repository import ROOT
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from tests.support.waiting import wait_until
 
 # Counts its accepted contributions in `w`; ends ten runs after its session has come back as another incarnation, or with an error.
@@ -52,7 +53,7 @@ def test_example_trains_with_two_workers(tmp_path: Path) -> None:
 
 def test_worker_that_slept_beyond_its_lease_continues_and_nothing_counts_twice(socket_dir: Path) -> None:
     with ExitStack() as stack:
-        cluster = GrpcTestCluster(Shape(lease_s=1.0), stack, directory=socket_dir)
+        cluster = ServedCluster(Shape(lease_s=1.0), stack, directory=socket_dir)
         address = cluster.chief_address
         stack.enter_context(worker_client.connect(address, worker_index=1))  # so that the cluster does not end for want of workers
         command = [sys.executable, "-c", COUNTING, address]

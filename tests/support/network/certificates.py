@@ -40,6 +40,20 @@ class Files:
         )
         return Access(security, role=CallerRole(role))
 
+    def variables(self, *, tls: bool, verify_clients: bool = False) -> dict[str, dict[str, str]]:
+        """What servers, chief and workers find in their environment, by role; workers have certificates where clients are verified."""
+        roles: dict[str, dict[str, str]] = {}
+        for role in ("ps", "chief", "worker"):
+            is_server = role != "worker"
+            own = roles[role] = {"LOCKSTEP_TOKEN_FILE": str(self.directory / ("tokens" if is_server else "worker.token"))}
+            if tls:
+                own["LOCKSTEP_TLS_CA"] = str(self.directory / "ca.pem")
+            if tls and (is_server or verify_clients):
+                own |= {"LOCKSTEP_TLS_CERT": str(self.directory / f"{role}.pem"), "LOCKSTEP_TLS_KEY": str(self.directory / f"{role}.key")}
+            if is_server and verify_clients:
+                own["LOCKSTEP_VERIFY_CLIENTS"] = "1"
+        return roles
+
     def renew(self, *holders: str, valid_s: float) -> None:
         """Gives holders new keys and certificates that are good for so many seconds, otherwise as they have them."""
         issuer_key = serialization.load_pem_private_key((self.directory / "ca.key").read_bytes(), None)

@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent import futures
@@ -98,3 +99,18 @@ def unused_address() -> str:
     """Returns an address where nobody listens."""
     with serving() as address:
         return address
+
+
+def free_ports(count: int = 2) -> int:
+    """The first of so many that are free, one after the other."""
+    while True:
+        with contextlib.ExitStack() as stack:
+            port = 0
+            try:
+                for index in range(count):
+                    one = stack.enter_context(socket.socket())
+                    one.bind(("127.0.0.1", port + index if port else 0))
+                    port = port or one.getsockname()[1]
+            except OSError:
+                continue
+            return port

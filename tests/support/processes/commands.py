@@ -1,4 +1,4 @@
-"""The `lockstep` command as tests call it, clusters for it to call, and programs for `lockstep up`. Asserts nothing."""
+"""The `lockstep` command as tests call it, and programs for `lockstep up`. Asserts nothing."""
 
 import io
 import os
@@ -12,13 +12,7 @@ from unittest import mock
 import psutil
 
 from lockstep.__main__ import main
-from lockstep.launcher.cluster import LocalCluster
-from lockstep.launcher.spec import ClusterSpec
-from lockstep.launcher.supervisor import Supervisor
 from tests.support.processes.warm import WarmPopen, run_warm
-
-# The `lockstep` command as tests call it, in a process of its own or in this one, and a cluster to call it for. Claims nothing.
-
 
 Ended = subprocess.CompletedProcess[str]
 
@@ -39,21 +33,6 @@ def lockstep_here(*arguments: str, **environment: str) -> Ended:
             code = ended.code
     assert isinstance(code, int), code
     return Ended(arguments, code, out.getvalue(), err.getvalue())
-
-
-@contextmanager
-def cluster(tmp_path: Path, *, max_steps: int | None = None) -> Iterator[LocalCluster]:
-    """Two parameter servers and a chief that wait for two workers."""
-    with Supervisor(log_directory=tmp_path / "logs", show_line=lambda name, line: None) as supervisor:
-        spec = ClusterSpec(ps=2, workers=2, max_steps=max_steps)
-        started = LocalCluster(spec, supervisor=supervisor, note=lambda text: None)
-        started.start_roles()
-        yield started
-        # What they have said would fill their pipes one day.
-        supervisor.poll(timeout_s=0.0)
-
-
-# `lockstep up` as tests start it, and programs for its workers. Claims nothing.
 
 
 # Contributes until the cluster says that training is finished, or for as many steps as its first argument says.

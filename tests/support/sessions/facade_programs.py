@@ -10,7 +10,8 @@ from typing import Any
 import numpy as np
 
 from lockstep.in_process import InProcessCluster
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from worker_client.sync_replicas import (
     Graph,
     LossResult,
@@ -74,7 +75,7 @@ def running_cluster(kind: str, *, directory: Path, num_ps: int = 2) -> Iterator[
         yield InProcessCluster(num_ps=num_ps)
         return
     with ExitStack() as stack:
-        yield GrpcTestCluster(Shape(num_ps=num_ps), stack, directory=directory).chief_address
+        yield ServedCluster(Shape(num_ps=num_ps), stack, directory=directory).chief_address
 
 
 def train(master: Any, build: Build, *, num_workers: int, at_end: Callable[[MonitoredSession], Any] | None = None) -> list[Worker]:

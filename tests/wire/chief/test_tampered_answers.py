@@ -15,8 +15,9 @@ import worker_client
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, PsError
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.v1 import parameter_service_pb2 as shard_pb
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from tests.support.network.tampering import Tampering
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
 from worker_client import Session
 
 Changes = dict[str, Callable[[Any], None]]
@@ -45,7 +46,7 @@ def session_of(directory: Path, changes: Changes) -> Iterator[Session]:
         return [message.SerializeToString()]
 
     with contextlib.ExitStack() as stack:
-        cluster = GrpcTestCluster(Shape(num_ps=2), stack, directory=directory)
+        cluster = ServedCluster(Shape(num_ps=2), stack, directory=directory)
         shards = [stack.enter_context(Tampering(address, change)) for address in cluster.ps_addresses]
         chief = stack.enter_context(Tampering(cluster.chief_address, change))
         yield stack.enter_context(worker_client.connect(chief.address, timeout_s=2, transport="grpc"))

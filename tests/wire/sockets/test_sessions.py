@@ -20,10 +20,11 @@ from ps_protocol.model.variables import Array, DataType, VariableSpec
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import PushHeader, Shard, ShardStatusRequest
 from tests.support.chief.eras import era
+from tests.support.cluster.here import ServedCluster
+from tests.support.cluster.shape import Shape
 from tests.support.parameter_servers.sharded_training import ShardedTraining
 from tests.support.parameter_servers.shards import open_shard
 from tests.support.processes.processes import talking
-from tests.support.sessions.clusters import GrpcTestCluster, Shape
 
 TIMEOUT_S = 20.0
 SIZE = 1 << 18
@@ -94,7 +95,7 @@ def test_rollback_in_the_middle_of_a_payload_leaves_nothing_of_it(tmp_path: Path
 
 def test_observers_read_whole_steps_while_workers_train_over_sockets(socket_dir: Path) -> None:
     with ExitStack() as stack:
-        cluster = GrpcTestCluster(Shape(total_num_replicas=2), stack, directory=socket_dir, transport="sockets")
+        cluster = ServedCluster(Shape(num_workers=2), stack, directory=socket_dir, transport="sockets")
         workers = [cluster.session(index) for index in range(2)]
         threads = [threading.Thread(target=_train, args=(worker,)) for worker in workers]
         for thread in threads:
@@ -140,7 +141,7 @@ with worker_client.connect(sys.argv[1], transport="sockets") as session:
     print("parent:", *outcomes, session.transport, float(session.read()["w"].min()), flush=True)
 """
     with ExitStack() as stack:
-        cluster = GrpcTestCluster(Shape(), stack, directory=socket_dir)
+        cluster = ServedCluster(Shape(), stack, directory=socket_dir)
         process = talking(stack, sys.executable, "-W", "ignore", "-c", script, cluster.chief_address, stderr=subprocess.PIPE)
         assert process.stdout is not None
         assert "a fork must connect anew" in process.stdout.readline().decode()

@@ -170,7 +170,8 @@ def test_checkpoint_sizes_are_formatted_with_units() -> None:
     ]
 
 
-def test_a_full_disk_does_not_promise_that_training_continues() -> None:
+@pytest.mark.parametrize("number", [errno.ENOSPC, errno.EDQUOT, errno.EFBIG])
+def test_a_full_disk_does_not_promise_that_training_continues(number: int) -> None:
     """With a checkpoint of every step it does not: only the chief knows."""
-    error = storage_error(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC)), what="cannot write /ckpt/a")
-    assert (type(error), error.message) == (StorageFull, "cannot write /ckpt/a: No space left on device; make room")
+    error = storage_error(OSError(number, os.strerror(number)), what="cannot write /ckpt/a")
+    assert (type(error), error.message) == (StorageFull, f"cannot write /ckpt/a: {os.strerror(number)}; make room")

@@ -1,19 +1,26 @@
-"""One training problem on real data, its gradients, and each optimizer written out plainly in one process. Knows nothing of the system.
+"""Synchronous training with several workers is training in one process on the union of their batches, and the same to the bit each time.
 
 Two linear softmax classifiers of scikit-learn's handwritten digits, one in float32 and one in float64, are trained side by side, so that
-one run of a cluster shows both element types.
+one run of a cluster shows both element types. Each optimizer is written out plainly.
 """
 
+import threading
 from collections.abc import Callable, Mapping
-from typing import Any
 
 import numpy as np
+import pytest
 
+import worker_client
 from ps_protocol.model.variables import Array
+from tests.support.cluster.here import start_over
+from tests.support.cluster.shape import Cluster, Shape, Start
+
+start = start_over(["in process", "grpc"])
 
 NUM_WORKERS = 3
 NUM_STEPS = 50
 ROWS_A_WORKER = 32
+MAX_DELAY_S = 0.004
 # Rates and the like are float32 numbers to the servers, as in the original, also for variables of float64.
 RATE, MOMENTUM = float(np.float32(0.05)), float(np.float32(0.9))
 DTYPES = {"32": np.float32, "64": np.float64}
@@ -104,14 +111,72 @@ def train_alone(optimizer: str, images: Array, labels: Array) -> Values:
     return values
 
 
-def spec_of(optimizer: str) -> Any:
-    """Returns the same optimizer as the SDK names it."""
-    import worker_client
+OPTIMIZERS = {
+    "sgd": worker_client.sgd(RATE),
+    "momentum": worker_client.momentum(RATE, momentum=0.9),
+    "nesterov": worker_client.momentum(RATE, momentum=0.9, use_nesterov=True),
+    "adagrad": worker_client.adagrad(RATE),
+    "adam": worker_client.adam(RATE),
+}
 
-    return {
-        "sgd": worker_client.sgd(RATE),
-        "momentum": worker_client.momentum(RATE, momentum=0.9),
-        "nesterov": worker_client.momentum(RATE, momentum=0.9, use_nesterov=True),
-        "adagrad": worker_client.adagrad(RATE),
-        "adam": worker_client.adam(RATE),
-    }[optimizer]
+
+def train(cluster: Cluster, optimizer: str, digits: tuple[Array, Array], *, delay_seed: int) -> list[Values]:
+    """Trains with a thread for each worker, which pauses at random before each contribution; returns what each worker reads in the end."""
+    images, labels = digits
+    finals: dict[int, Values] = {}
+
+    def work(worker: int) -> None:
+        delays = np.random.default_rng([delay_seed, worker])
+        with cluster.session(worker) as session:
+            # Small variables, split all the same, so that every shard has a part of the arithmetic.
+            session.create_or_join(initial_values(), optimizer=OPTIMIZERS[optimizer], split_bytes=1000, timeout_s=30)
+            staging = session.gradient_buffers()
+            while not session.is_finished:
+                found = gradients(session.read(), images, labels, rows_of(worker, session.local_step, labels.size))
+                threading.Event().wait(MAX_DELAY_S * delays.random() ** 3)
+                for name, gradient in found.items():
+                    staging[name][...] = gradient
+                assert session.step(staging, timeout_s=30).is_accepted
+            finals[worker] = {name: value.copy() for name, value in session.read().items()}
+
+    threads = [threading.Thread(target=work, args=(worker,), daemon=True) for worker in range(NUM_WORKERS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(50)
+    return [finals[worker] for worker in range(NUM_WORKERS)]
+
+
+# Of the variable's largest value: an element that happens to end near zero has no digits of its own.
+TOLERANCES = {np.dtype(np.float32): 1e-6, np.dtype(np.float64): 1e-12}
+
+
+@pytest.fixture(scope="module")
+def digits() -> tuple[Array, Array]:
+    from sklearn.datasets import load_digits  # its import takes a second in each process that only collects the tests
+
+    images, labels = load_digits(return_X_y=True)
+    return images / 16, labels
+
+
+def assert_same_bits(runs: list[Values]) -> None:
+    for values in runs[1:]:
+        assert values.keys() == runs[0].keys()
+        assert all(values[name].tobytes() == runs[0][name].tobytes() for name in values)
+
+
+def assert_near(found: Values, expected: Values) -> None:
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        assert found[name].dtype == value.dtype
+        tolerance = TOLERANCES[value.dtype] * np.abs(value).max()
+        np.testing.assert_allclose(found[name], value, rtol=0, atol=tolerance, err_msg=name)
+
+
+@pytest.mark.parametrize("optimizer", UPDATES)
+def test_workers_equal_one_process_and_repeat_to_the_bit(start: Start, optimizer: str, digits: tuple[Array, Array]) -> None:
+    shape = Shape(num_ps=2, num_workers=NUM_WORKERS, max_steps=NUM_STEPS)
+    first, again = (train(start(shape), optimizer, digits, delay_seed=seed) for seed in (1, 2))
+    # The workers' timing leaves no trace.
+    assert_same_bits([*first, *again])
+    assert_near(first[0], train_alone(optimizer, *digits))
