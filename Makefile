@@ -159,16 +159,18 @@ check-imports: $(DEV)  ## check which folder imports which
 
 # Material asks to try its successor on every run; the answer is no until that builds our pages.
 MKDOCS := NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs
+# Without --quiet, by which --strict sees no warning.
+BUILD_DOCS = said=$$($(MKDOCS) build --strict --site-dir $(1) 2>&1) || { grep -vE '^(INFO|  - )' <<< "$$said"; exit 1; }
 
 check-docs: $(DEV)  ## build the documentation without a warning, and check its tables that are made
 	@$(BIN)/python -m tests.repo.made_docs
-	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && $(MKDOCS) build --quiet --strict --site-dir "$$out"
+	@out=$$(mktemp -d) && trap 'rm -rf "$$out"' EXIT && $(call BUILD_DOCS,"$$out")
 
 fix-docs: $(DEV)  ## write the tables of flags and faults in the documentation
 	@$(BIN)/python -m tests.repo.made_docs --write
 
 docs: fix-docs  ## build the documentation as a site, in site/
-	@$(MKDOCS) build --quiet --strict && echo "open site/index.html"
+	@$(call BUILD_DOCS,site) && echo "open site/index.html"
 
 # Real clusters in a real Chromium (Debian's package chromium). Look at them before you commit them.
 pictures: $(BENCH)  ## take the pictures of the page for the documentation again; 4 minutes

@@ -63,13 +63,19 @@ def _blocks(reports: Sequence[dict[str, Any]]) -> dict[str, str]:
     return blocks
 
 
+# By the heading of a table, and by the table of targets.
+_SAID_ELSEWHERE = {"ps", "policy", "targets"}
+
+
 def peers_block(report: Mapping[str, Any]) -> str:
     """Returns the tables of the comparison, one for each policy and number of servers."""
     lines = [_circumstances(report)]
     for policy, num_ps in dict.fromkeys((record["policy"], record["num_ps"]) for record in report["rows"]):
         records = [record for record in report["rows"] if (record["policy"], record["num_ps"]) == (policy, num_ps)]
         heading = f"**{policy}, {num_ps} server{'s' if num_ps > 1 else ''}**"
-        lines += ["", heading, "", *table_lines(COLUMNS, [row for record in records for row in rows_of(record)])]
+        kept = [index for index, column in enumerate(COLUMNS) if column not in _SAID_ELSEWHERE]
+        rows = [[row[index] for index in kept] for record in records for row in rows_of(record)]
+        lines += ["", heading, "", *table_lines([COLUMNS[index] for index in kept], rows)]
     return "\n".join(lines)
 
 
