@@ -17,29 +17,12 @@ Process = subprocess.Popen[bytes]
 Ended = subprocess.CompletedProcess[str]
 
 
-def start(
-    stack: ExitStack,
-    *words: object,
-    environment: Mapping[str, str] | None = None,
-    log: IO[bytes] | None = None,
-) -> Process:
-    """Starts `python WORDS`, which ends with `stack`. `environment` is added to this process's; `log` gets what it says."""
-    command = [sys.executable, *map(str, words)]
-    process = WarmPopen(command, cwd=ROOT, env={**os.environ, **(environment or {})}, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+def start_role(stack: ExitStack, module: str, *words: object, announce: Path, log: IO[bytes] | None = None) -> Process:
+    """Starts `python -m MODULE WORDS`, which says at `announce` where it serves, and ends with `stack`. `log` gets what it says."""
+    command = [sys.executable, "-m", module, "--announce", str(announce), *map(str, words)]
+    process = WarmPopen(command, cwd=ROOT, stdin=subprocess.DEVNULL, stdout=log, stderr=log)
     stack.callback(end, process)
     return process
-
-
-def start_role(
-    stack: ExitStack,
-    module: str,
-    *words: object,
-    announce: Path,
-    environment: Mapping[str, str] | None = None,
-    log: IO[bytes] | None = None,
-) -> Process:
-    """Starts `python -m MODULE WORDS`, which says at `announce` where it serves."""
-    return start(stack, "-m", module, "--announce", announce, *words, environment=environment, log=log)
 
 
 def talking(stack: ExitStack, *command: object, stderr: int | None = None) -> Process:

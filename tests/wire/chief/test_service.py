@@ -1,24 +1,20 @@
 """The chief over gRPC, with real parameter servers: its answers to workers, and calls that must not harm it."""
 
 import contextlib
-import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
-from typing import Any
+from pathlib import Path
 
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from chief.serving.service import SERVICE
 from ps_protocol.errors import (
-    ContributionMissing,
-    EpochMismatch,
     PsError,
     Superseded,
     TrainingFailed,
     Unavailable,
-    WorkerIndexTaken,
     WrongCluster,
     WrongRole,
 )
@@ -26,21 +22,21 @@ from ps_protocol.roles.chief import (
     ClusterState,
     DeregisterRequest,
     End,
-    FinishTrainingRequest,
-    GetModelRequest,
     HeartbeatRequest,
     ModelState,
-    ParticipantKind,
     PushOutcome,
-    RegisterModelRequest,
     TokenResult,
 )
+from ps_protocol.roles.fence import NOBODY
+from ps_protocol.roles.shard import AdoptRequest, ShutdownRequest
 from ps_protocol.rpc.channel import DEFAULT_ACCESS, MAX_CALLS_A_CONNECTION
 from ps_protocol.v1 import chief_service_pb2 as pb
 from ps_protocol.wire import codec
-from tests.support.chief.running_chief import MODEL, RunningChief, Worker, client_of, cluster, parameter_server
+from tests.support.chief.eras import fence
+from tests.support.chief.running_chief import RunningChief, Worker, client_of, cluster, parameter_server
 from tests.support.network.servers import unused_address
 from tests.support.network.talk import Talk
+from tests.support.parameter_servers.commanded_shard import CommandedShard
 from tests.support.waiting import wait_until
 
 SERVING, NOT_SERVING = health_pb2.HealthCheckResponse.SERVING, health_pb2.HealthCheckResponse.NOT_SERVING
@@ -67,66 +63,6 @@ def test_workers_train_to_the_end_and_every_process_learns_of_it() -> None:
             client.call(DeregisterRequest(participant=worker.participant))
         assert chief.ended() == 0
         assert [server.wait() for server in servers] == ["max_steps 5 reached"] * 2
-
-
-def test_workers_train_after_a_server_was_lost_while_the_model_was_created() -> None:
-    address = unused_address()
-    with contextlib.ExitStack() as stack:
-        servers = [stack.enter_context(parameter_server()).address, address]
-        with parameter_server(1, address=address):
-            client = stack.enter_context(client_of(stack.enter_context(RunningChief(*servers, total_num_replicas=1))))
-            worker = stack.enter_context(Worker(client))
-            assert (
-                client.call(RegisterModelRequest(participant=worker.participant, model=MODEL, max_wait_s=10.0)).state
-                is ModelState.INITIALIZE
-            )
-        stack.enter_context(parameter_server(1, address=address))
-        wait_until(lambda: client.status().epoch == 2, timeout_s=20, what="all begin anew")
-        with pytest.raises(EpochMismatch):
-            client.call(HeartbeatRequest(participant=worker.participant))
-        again = stack.enter_context(Worker(client, former=worker.participant))
-        assert again.join_model().state is ModelState.INITIALIZE
-        assert again.wait(again.push()).result is TokenResult.TOKEN
-
-
-def test_an_index_that_is_taken_is_refused_with_facts_and_a_takeover_fences_its_holder() -> None:
-    with cluster() as chief, client_of(chief) as client:
-        older = Worker(client, 3)
-        with pytest.raises(WorkerIndexTaken) as caught:
-            Worker(client, 3)
-        assert float(caught.value.facts["lease_left_s"]) == pytest.approx(10.0, abs=1.0)
-        newer = Worker(client, 3, takeover=True)
-        with pytest.raises(Superseded):
-            client.call(HeartbeatRequest(participant=older.participant))
-        assert client.call(HeartbeatRequest(participant=newer.participant)) is End.NOT_YET
-
-
-def test_a_silent_worker_loses_its_lease_and_a_replacement_continues() -> None:
-    with cluster(total_num_replicas=2, lease_s=0.5) as chief, client_of(chief) as client, Worker(client, 0) as alive, Worker(client, 1):
-        alive.join_model()
-        alive.commit(alive.push())
-        call: list[Any] = []
-        beating = threading.Event()
-
-        def beat() -> None:
-            while not beating.wait(0.1):
-                client.call(HeartbeatRequest(participant=alive.participant))
-
-        threads = [threading.Thread(target=beat), threading.Thread(target=lambda: call.append(alive.wait()))]
-        for thread in threads:
-            thread.start()
-        try:
-            wait_until(lambda: "lease ended" in client.status().waiting_for, what="the status names the lapsed worker")
-            assert "missing: worker 1 (last seen" in client.status().waiting_for
-            with Worker(client, 1) as replacement:
-                replacement.join_model()
-                assert replacement.commit(replacement.push()).outcome is PushOutcome.ACCEPTED
-                wait_until(lambda: call, what="the waiting worker continues")
-        finally:
-            beating.set()
-            for thread in threads:
-                thread.join(20)
-        assert (call[0].result, call[0].step) == (TokenResult.TOKEN, 1)
 
 
 def test_a_caller_that_is_cut_off_is_forgotten_and_gets_its_token_when_it_asks_again() -> None:
@@ -210,46 +146,33 @@ def test_a_server_that_is_not_the_expected_one_is_refused_with_its_address(index
         assert str(refusal).startswith(f"{server.address}: this is ps {index}")
 
 
-def test_a_restarted_parameter_server_fails_the_training_with_a_reason() -> None:
+def test_a_failing_chief_ends_all_servers_also_the_one_that_was_restarted(socket_dir: Path, caplog: pytest.LogCaptureFixture) -> None:
+    address = f"unix:{socket_dir / 'ps'}"
     with contextlib.ExitStack() as stack:
-        with parameter_server() as server:
-            address = server.address
-            chief = stack.enter_context(RunningChief(address))
-            client = stack.enter_context(client_of(chief))
-            worker = stack.enter_context(Worker(client))
+        other = stack.enter_context(parameter_server(0))
+        lost = stack.enter_context(contextlib.ExitStack())
+        first = lost.enter_context(parameter_server(1, address=address))
+        chief = stack.enter_context(RunningChief(other.address, first.address))
+        client = stack.enter_context(client_of(chief))
+        with Worker(client) as worker:
             worker.join_model()
-        stack.enter_context(parameter_server(address=address))
-        wait_until(lambda: client.status().state is ClusterState.FAILED, what="the chief notices")
-        text = f"ps 0 at {address} was restarted and has lost its variables"
-        assert text in client.status().reason
-        with pytest.raises(TrainingFailed, match="was restarted"):
-            client.call(HeartbeatRequest(participant=worker.participant))
-        client.call(DeregisterRequest(participant=worker.participant))
+            lost.close()
+            second = stack.enter_context(parameter_server(1, address=address))
+            wait_until(lambda: client.status().state is ClusterState.FAILED, timeout_s=20, what="the chief sees that its shard is new")
+            client.call(DeregisterRequest(participant=worker.participant))
         assert chief.ended() == 1
+        assert "was restarted and has lost its variables" in other.wait()
+        assert "was restarted and has lost its variables" in second.wait()
+    assert "could not be told to end" not in caplog.text
 
 
-def test_the_worker_of_a_contribution_that_no_server_holds_is_told_and_training_continues() -> None:
-    with cluster() as chief, client_of(chief) as client, Worker(client) as worker:
-        worker.join_model()
-        with pytest.raises(
-            ContributionMissing, match=r"worker 0: it committed contribution 0/1/1 to step 0, which ps 0 at .* never received"
-        ):
-            worker.wait(worker.push(is_sent=False))
-        with Worker(client) as another:
-            another.join_model()
-            assert another.wait(another.push()).result is TokenResult.TOKEN
-
-
-def test_an_observer_reads_the_model_and_holds_up_the_end_until_it_leaves() -> None:
-    with cluster() as chief, client_of(chief) as client, Worker(client) as worker:
-        observer = Worker(client, kind=ParticipantKind.OBSERVER)
-        worker.join_model()
-        assert client.call(GetModelRequest(max_wait_s=5.0)).model == MODEL
-        assert client.call(FinishTrainingRequest(reason="enough")) == 0
-        client.call(DeregisterRequest(participant=worker.participant))
-        assert "waiting for observer 0" in client.status().waiting_for
-        client.call(DeregisterRequest(participant=observer.participant))
-        assert chief.ended() == 0
+def test_a_server_ends_for_no_other_chief_than_its_own() -> None:
+    with parameter_server() as server, contextlib.closing(CommandedShard(server.address)) as shard:
+        shard.call(AdoptRequest(fence=fence(1, 2)))
+        for another in (NOBODY, fence(1, 1), fence(1, 2, life=8)):
+            with pytest.raises(Superseded):
+                shard.call(ShutdownRequest(fence=another, reason="not mine"))
+        assert shard.call(AdoptRequest(fence=fence(1, 2))).step is None
 
 
 def test_a_stop_sends_blocked_workers_to_the_next_chief_and_ends_within_two_seconds() -> None:
