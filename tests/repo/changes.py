@@ -389,7 +389,7 @@ class CountWorkersRequest:
             ),
             Edit(
                 path="worker_client/session/session.py",
-                before="ClusterStatus, FinishTrainingRequest",
+                before="FinishTrainingRequest, Registration",
                 text="CountWorkersRequest, ",
             ),
             Edit(

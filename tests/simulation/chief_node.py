@@ -19,18 +19,14 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.roles.chief import (
     ChangeSettingsRequest,
     ClusterState,
+    ClusterStatusRequest,
     CommitPushRequest,
     CommitResult,
-    CompleteInitializationRequest,
     DequeueTokenRequest,
-    DeregisterRequest,
     FinishTrainingRequest,
-    HeartbeatRequest,
-    LeaseRangesRequest,
     LeaseReply,
     LeaseResult,
     ParticipantKind,
-    RegisterModelRequest,
     Registration,
     SavedCheckpoint,
     SettingsReply,
@@ -74,7 +70,7 @@ class ChiefNode:
             config=config, shard_addresses=shards, now=world.now, new_life=world.new_life, session_key=session_key
         )
         self._calls = itertools.count(1)
-        self._blocked: dict[int, tuple[str, tuple[Any, ...], Answer, float]] = {}
+        self._blocked: dict[int, tuple[Any, Answer, float]] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
         # Those that another epoch ends.
         self._of_epoch: set[asyncio.Task[Any]] = set()
@@ -115,69 +111,69 @@ class ChiefNode:
     # -- callers
 
     def serve(self, method: str, arguments: tuple[Any, ...], answer: Answer) -> None:
-        """Takes up a call: `arguments` make its request."""
-        if method == "status":
+        """Takes up a request, which is the only argument."""
+        (request,) = arguments
+        if isinstance(request, ClusterStatusRequest):
             answer(self.coordinator.status(self._world.now))
             return
         number = next(self._calls)
-        self._blocked[number] = method, arguments, answer, self._world.now
-        if method in ("commit", "token") and (commit := arguments[_COMMIT_AT[method]]) is not None:
-            self._look_who_lives(era_of(arguments[0]))
-            self._leads_of(era_of(arguments[0])).gave(commit.push_id)
-            self._given.add(commit.push_id)
-            self._oracle.asked_to_count(commit.push_id, self._rules)
-        if method == "order":
-            self._note_order(arguments[0])
+        self._blocked[number] = request, answer, self._world.now
+        if isinstance(request, CommitPushRequest | DequeueTokenRequest) and request.commit is not None:
+            self._look_who_lives(era_of(request.participant))
+            self._leads_of(era_of(request.participant)).gave(request.commit.push_id)
+            self._given.add(request.commit.push_id)
+            self._oracle.asked_to_count(request.commit.push_id, self._rules)
+        self._note_order(request)
         try:
-            self.report(messages.Asked(call=number, request=_REQUESTS[method](*arguments)))
+            self.report(messages.Asked(call=number, request=request))
         except PsError as error:
             self._answer(messages.Refuse(call=number, error=error))
 
     def overdue(self, limit_s: float) -> list[str]:
         """Returns the calls that have been blocked for longer than any may."""
-        return [f"{method}{arguments}" for method, arguments, _, since in self._blocked.values() if self._world.now - since > limit_s]
+        return [f"{request}" for request, _, since in self._blocked.values() if self._world.now - since > limit_s]
 
     def _answer(self, instruction: messages.Reply | messages.Refuse) -> None:
         blocked = self._blocked.pop(instruction.call, None)
         if blocked is None:
             return
-        method, arguments, answer, _ = blocked
+        request, answer, _ = blocked
         if isinstance(instruction, messages.Refuse):
             answer(instruction.error)
             return
-        self._tell_oracle(method, arguments, instruction.value)
+        self._tell_oracle(request, instruction.value)
         answer(instruction.value)
 
-    def _tell_oracle(self, method: str, arguments: tuple[Any, ...], value: object) -> None:
-        who = f"{method} of {arguments[0]}"
+    def _tell_oracle(self, request: Any, value: object) -> None:
+        who = f"{type(request).__name__} of {getattr(request, 'participant', request)}"
         is_training = self.coordinator.state is ClusterState.TRAINING
         if isinstance(value, TokenReply):
-            era = era_of(arguments[0])
+            caller, era = request.participant, era_of(request.participant)
             if value.result is TokenResult.TOKEN:
                 self._told_step(era, value.step, to=who)
             self._told_step(era, value.global_step, to=who)
             if value.commit is not None:
-                self._oracle.told_commit(era, arguments[3].push_id, value.commit, by=self._name)
-                self._leads_of(era).told(arguments[3].push_id, value.commit)
+                self._oracle.told_commit(era, request.commit.push_id, value.commit, by=self._name)
+                self._leads_of(era).told(request.commit.push_id, value.commit)
             # One that is given in the midst of several changes is of a policy that held for no time.
             if value.result is TokenResult.TOKEN and value.settings_version == self._version:
                 self._oracle.told_token(
-                    era, arguments[0].index, arguments[0].incarnation, local_step=arguments[1], step=value.step, rules=self._rules
+                    era, caller.index, caller.incarnation, local_step=request.local_step, step=value.step, rules=self._rules
                 )
-                self._check_lead(era, arguments[0].index, arguments[0].incarnation, value.step)
+                self._check_lead(era, caller.index, caller.incarnation, value.step)
         elif isinstance(value, CommitResult):
-            self._oracle.told_commit(era_of(arguments[0]), arguments[1].push_id, value, by=self._name)
-            self._leads_of(era_of(arguments[0])).told(arguments[1].push_id, value)
-            self._told_step(era_of(arguments[0]), value.global_step, to=who)
+            self._oracle.told_commit(era_of(request.participant), request.commit.push_id, value, by=self._name)
+            self._leads_of(era_of(request.participant)).told(request.commit.push_id, value)
+            self._told_step(era_of(request.participant), value.global_step, to=who)
         elif isinstance(value, SettingsReply):
-            self._wanted_policies.pop(arguments[0].request_id, None)
+            self._wanted_policies.pop(request.request_id, None)
             # Before there is a model, servers keep nothing: another chief begins with its own options.
             is_kept = self.coordinator.cluster.model.is_created
-            self._oracle.told_change(self._era, arguments[0].request_id, version=value.version, step=value.step, is_kept=is_kept)
+            self._oracle.told_change(self._era, request.request_id, version=value.version, step=value.step, is_kept=is_kept)
         elif isinstance(value, SavedCheckpoint) and value.tag:
             self._oracle.told_saved(self._era, value.tag, value.step)
         elif isinstance(value, LeaseReply) and value.result is LeaseResult.EXHAUSTED and is_training:
-            self._oracle.told_exhausted(era_of(arguments[0]), arguments[1], to=who)
+            self._oracle.told_exhausted(era_of(request.participant), request.data, to=who)
         elif isinstance(value, Registration) and is_training:
             self._told_step(era_of(value.participant), value.global_step, to=who)
             self._look_who_lives(era_of(value.participant))
@@ -398,24 +394,3 @@ class ChiefNode:
         self._world.seen["chief killed while it made a checkpoint whole"] += 1
         self._world.kill(self._life.name)
         self._on_end("killed")
-
-
-# Where the commit is among a call's arguments.
-_COMMIT_AT = {"commit": 1, "token": 3}
-_REQUESTS: dict[str, Callable[..., Request[Any]]] = {
-    "register": lambda request: request,
-    "order": lambda request: request,
-    "heartbeat": lambda participant: HeartbeatRequest(participant=participant),
-    "deregister": lambda participant: DeregisterRequest(participant=participant),
-    "model": lambda participant, model, max_wait_s, may_create: RegisterModelRequest(
-        participant=participant, model=model, max_wait_s=max_wait_s, joins_only=not may_create
-    ),
-    "complete": lambda participant, attempt: CompleteInitializationRequest(participant=participant, attempt=attempt),
-    "commit": lambda participant, commit: CommitPushRequest(participant=participant, commit=commit),
-    "lease": lambda participant, data, max_ranges, request_id, max_wait_s, held: LeaseRangesRequest(
-        participant=participant, data=data, max_ranges=max_ranges, request_id=request_id, max_wait_s=max_wait_s, held=held
-    ),
-    "token": lambda participant, local_step, request_id, commit, max_wait_s: DequeueTokenRequest(
-        participant=participant, local_step=local_step, request_id=request_id, max_wait_s=max_wait_s, commit=commit
-    ),
-}

@@ -7,10 +7,10 @@ from typing import Any
 import numpy as np
 
 from ps_protocol.errors import PsError
-from ps_protocol.roles.chief import PushCommit
+from ps_protocol.roles.chief import CommitPushRequest, DeregisterRequest, PushCommit
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import PushHeader
-from tests.simulation.tasks import Answer, Call, Life, Task
+from tests.simulation.tasks import Answer, Call, Life
 from tests.simulation.worker_node import WorkerNode
 from tests.simulation.world import World
 
@@ -28,7 +28,7 @@ class ImpostorNode:
         """Nobody calls it."""
         raise AssertionError(method)
 
-    def _run(self) -> Task:
+    async def _run(self) -> None:
         me = replace(self._victim.participant, secret=0)
         own = PushId(worker=me.index, incarnation=me.incarnation, sequence=1 << 40)
         for push_id in (own, own._replace(incarnation=(1 << 64) - 1)):
@@ -41,14 +41,14 @@ class ImpostorNode:
                     # What the worker may have given.
                     refused=tuple(range(1, 60)),
                 )
-                yield from self._say(Call(shard, "push", (header, np.zeros(layout.nbytes, np.uint8))))
+                await self._say(Call(shard, "push", (header, np.zeros(layout.nbytes, np.uint8))))
         commit = PushCommit(push_id=own, step=self._victim.local_step, staged=True)
-        yield from self._say(Call(self._chief, "commit", (me, commit)))
-        yield from self._say(Call(self._chief, "deregister", (me,)))
+        await self._say(Call(self._chief, "ask", (CommitPushRequest(participant=me, commit=commit),)))
+        await self._say(Call(self._chief, "ask", (DeregisterRequest(participant=me),)))
 
-    def _say(self, call: Call) -> Task:
+    async def _say(self, call: Call) -> None:
         try:
-            yield call
+            await call
         except PsError as error:
             self._world.seen[f"impostor told {type(error).__name__}"] += 1
         else:

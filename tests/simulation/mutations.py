@@ -25,7 +25,7 @@ from chief.shards import standby
 from chief.shards.standby import ReplicaReturn, ReplicatedLink
 from chief.shards.work import ShardWork
 from ps_protocol.checkpoint.tensor_file import TensorFileReader
-from ps_protocol.errors import InternalError, PsError
+from ps_protocol.errors import InternalError
 from ps_protocol.model.policy import PolicyName, PolicySpec, TokenMode, TooStale
 from ps_protocol.roles.checkpoint import Durability
 from ps_protocol.roles.chief import DEFAULT_POLICY, FinishTrainingRequest, Participant, PushOutcome
@@ -44,7 +44,6 @@ from tests.simulation.oracle import Oracle
 from tests.simulation.scenario import Fault, Scenario, unlocked
 from tests.simulation.shard_node import ShardNode
 from tests.simulation.world import NetworkSpec
-from worker_client.core.requests import HearShards
 from worker_client.core.worker import Worker
 
 Break = Callable[[pytest.MonkeyPatch], None]
@@ -368,19 +367,13 @@ def _forgets_whom_it_distrusts(patch: pytest.MonkeyPatch) -> None:
 def _hears_of_no_other_servers_with_the_model(patch: pytest.MonkeyPatch) -> None:
     real = Worker._agree
 
-    def agree(self: Worker, *args: Any, **named: Any) -> Any:
-        steps = real(self, *args, **named)
-        try:
-            request = next(steps)
-            while True:
-                try:
-                    answer = None if isinstance(request, HearShards) else (yield request)
-                except PsError as error:
-                    request = steps.throw(error)
-                else:
-                    request = steps.send(answer)
-        except StopIteration as end:
-            return end.value
+    async def nothing() -> None:
+        """Asks nobody."""
+
+    async def agree(self: Worker[Any], *args: Any, **named: Any) -> Any:
+        with pytest.MonkeyPatch.context() as meanwhile:
+            meanwhile.setattr(self, "_hear_shards", nothing)
+            return await real(self, *args, **named)
 
     patch.setattr(Worker, "_agree", agree)
 

@@ -7,7 +7,7 @@ from typing import Any
 from ps_protocol.errors import NotInitialized, PsError, ShuttingDown, Unavailable
 from ps_protocol.roles.chief import SavedCheckpoint
 from ps_protocol.roles.request import Request
-from tests.simulation.tasks import Answer, Call, Life, Sleep, Task
+from tests.simulation.tasks import Answer, Call, Life, Sleep
 from tests.simulation.world import World
 
 _PAUSE_S = 0.3
@@ -28,13 +28,13 @@ class OperatorNode:
         """Nobody calls it."""
         raise AssertionError(method)
 
-    def _run(self) -> Task:
+    async def _run(self) -> None:
         what = type(self._request).__name__
         while True:
             try:
-                reply = yield Call(self._chief(), "order", (self._request,), timeout_s=_LIMIT_S)
+                reply = await Call(self._chief(), "ask", (self._request,), timeout_s=_LIMIT_S)
             except _PASSING:
-                yield Sleep(_PAUSE_S)
+                await Sleep(_PAUSE_S)
                 continue
             except PsError as error:
                 self._world.seen[f"{what} refused: {type(error).__name__}"] += 1

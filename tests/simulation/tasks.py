@@ -1,8 +1,8 @@
-"""Tasks of a simulated process: generators, or coroutines, that yield `Sleep`, `Call` or `All` and get back the result.
+"""Tasks of a simulated process: coroutines that await `Sleep`, `Call` or `All` and get back the result.
 
 Knows no clock and no network.
 
-A PsError that ends a yielded wish is raised in the generator; an error that leaves the generator ends the task.
+A PsError that ends an awaited wish is raised in the coroutine; an error that leaves the coroutine ends the task.
 """
 
 from collections.abc import Callable, Coroutine, Generator, Sequence
@@ -12,22 +12,29 @@ from typing import Any, Protocol
 
 from ps_protocol.errors import PsError
 
-Task = Generator["Sleep | Call | All", Any, Any]
-# The same made of coroutines, whose awaits come down to the same three.
-Part = Task | Coroutine[Any, Any, Any]
+Task = Coroutine["Sleep | Call | All", Any, Any]
 Answer = Callable[[object], None]
 
 
+class Wish:
+    """What a task waits for."""
+
+    __slots__ = ()
+
+    def __await__(self) -> Generator[Any, Any, Any]:
+        return (yield self)
+
+
 @dataclass(frozen=True, slots=True)
-class Sleep:
+class Sleep(Wish):
     """So many seconds pass."""
 
     seconds: float
 
 
 @dataclass(frozen=True, slots=True)
-class Call:
-    """One attempt to have another process do something; yields its answer, or raises its PsError, or Unavailable."""
+class Call(Wish):
+    """One attempt to have another process do something; gives its answer, or raises its PsError, or Unavailable."""
 
     target: str
     method: str
@@ -36,11 +43,10 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
-class All:
-    """Several tasks at once; yields their results in order, each a value or a PsError. `ends_with_error`: the first PsError ends all."""
+class All(Wish):
+    """Several tasks at once; gives their results in order, each a value or a PsError."""
 
-    tasks: Sequence[Part]
-    ends_with_error: bool = False
+    tasks: Sequence[Task]
 
 
 class Process(Protocol):
@@ -98,41 +104,34 @@ class Surroundings(Protocol):
 
 
 class Running:
-    """A task under way. `cancel` ends it without a word."""
+    """A task under way."""
 
-    def __init__(self, world: Surroundings, life: Life, task: Part, then: Callable[[object], None]) -> None:
+    def __init__(self, world: Surroundings, life: Life, task: Task, then: Callable[[object], None]) -> None:
         self._world = world
         self._life = life
         self._task = task
         self._then = then
-        self._parts: list[Running] = []
-        self._is_begun = self.is_over = False
-
-    def cancel(self) -> None:
-        """Ends the task; what it has asked of others goes on there."""
-        self.is_over = True
-        for part in self._parts:
-            part.cancel()
-        if not self._is_begun:
-            self._task.close()
+        self._is_begun = False
 
     def go_on(self, value: object = None) -> None:
         """Gives the task what it waits for."""
-        if self.is_over or not self._life.is_alive:
+        if not self._life.is_alive:
+            self.end()
             return
         self._is_begun = True
         try:
             wish = self._task.throw(value) if isinstance(value, PsError) else self._task.send(value)
         except StopIteration as end:
-            self._end(end.value)
+            self._then(end.value)
         except PsError as error:
-            self._end(error)
+            self._then(error)
         else:
             self._begin(wish)
 
-    def _end(self, value: object) -> None:
-        self.is_over = True
-        self._then(value)
+    def end(self) -> None:
+        """Its process is over: if it has not begun, it never will, and that is no defect."""
+        if not self._is_begun:
+            self._task.close()
 
     def _begin(self, wish: Sleep | Call | All) -> None:
         if isinstance(wish, Sleep):
@@ -150,13 +149,8 @@ class Running:
             nonlocal left
             results[index] = value
             left -= 1
-            if wish.ends_with_error and isinstance(value, PsError):
-                for part in self._parts:
-                    part.cancel()
-                self.go_on(value)
-            elif not left:
+            if not left:
                 self.go_on(results)
 
-        self._parts = [Running(self._world, self._life, task, partial(done, index)) for index, task in enumerate(wish.tasks)]
-        for part in tuple(self._parts):
-            part.go_on()
+        for index, task in enumerate(wish.tasks):
+            Running(self._world, self._life, task, partial(done, index)).go_on()

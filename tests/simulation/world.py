@@ -147,11 +147,11 @@ class World:
         for name in tuple(self._lives):
             self.resume(name)
 
-    def spawn(self, life: Life, task: Task, then: Callable[[object], None] = lambda _: None) -> Running:
+    def spawn(self, life: Life, task: Task, then: Callable[[object], None] = lambda _: None) -> None:
         """Runs a task of a process; `then` is given what it returns, or the PsError that ends it."""
         running = Running(self, life, task, then)
+        life.endings.append(running.end)
         self.later(life, 0.0, running.go_on)
-        return running
 
     def _as_life(self, life: Life, what: Callable[[], None]) -> None:
         if not life.is_alive:

@@ -1,12 +1,22 @@
-"""A participant's place in its cluster: its identity, and registering again when chief or epoch have changed. Pure: yields requests."""
+"""A participant's place in its cluster: its identity, and registering again when chief or epoch have changed. Pure."""
 
+from collections.abc import Awaitable, Callable
 from dataclasses import replace
-from typing import Any
 
-from ps_protocol.errors import Cancelled, EpochMismatch, LeaseExpired, NotInitialized, PsError, Superseded, TrainingFailed, WorkerIndexTaken
+from ps_protocol.errors import (
+    Cancelled,
+    EpochMismatch,
+    LeaseExpired,
+    NotInitialized,
+    PsError,
+    Superseded,
+    TrainingFailed,
+    Unavailable,
+    WorkerIndexTaken,
+)
 from ps_protocol.model.spec import ModelSpec
-from ps_protocol.roles.chief import End, Participant, Registration
-from worker_client.core.requests import Agree, Asking, AwaitRenewal, Beat, Count, Deadline, Pause, Register, Renew
+from ps_protocol.roles.chief import CommitPushRequest, End, HeartbeatRequest, Participant, RegisterModelRequest, Registration
+from worker_client.core.sides import ChiefSide, Deadline, Result
 from worker_client.core.state import OpenCommits
 
 # Errors of a call whose caller has lost its place, at the chief or at servers that were restarted or restored. Superseded: another process
@@ -21,16 +31,17 @@ _MAX_RENEWALS = 3
 class Place:
     """The participant as it is registered at present, with the model and the open commits, which a new chief has to learn.
 
-    The worker's thread and its heartbeat's make requests as this participant, and either may take the place again; the runner lets only one
-    at a time into `take_again`. `generation` grows each time.
+    The worker's thread and its heartbeat's make requests as this participant, and either may take the place again, one at a time.
+    `generation` grows each time; `is_renewing` is set meanwhile, and other requests wait.
     """
 
-    def __init__(self, registration: Registration) -> None:
-        self.registration = registration
+    def __init__(self, registration: Registration, chief: ChiefSide) -> None:
+        self.registration, self.chief = registration, chief
         self.commits = OpenCommits(registration.participant)
         # The model, once the participant has joined one.
         self.model: ModelSpec | None = None
         self.generation = 0
+        self.is_renewing = self.is_left = False
         self.end = End.NOT_YET  # how training has ended, by the answers to heartbeats
         self.has_failed = False  # whether training has failed, by the chief's answers
 
@@ -44,8 +55,8 @@ class Place:
         """The identity to call with; the same object for as long as it is the same identity."""
         return self.registration.participant
 
-    def ask(self, request: Any, participant: Participant) -> Asking[Any]:
-        """Makes a request to the chief as this participant. If another chief has taken over, takes the place again and asks that one.
+    async def ask(self, participant: Participant, call: Callable[[], Awaitable[Result]]) -> Result:
+        """Makes a call to the chief as this participant. If another chief has taken over, takes the place again and calls that one.
 
         Raises EpochMismatch or LeaseExpired if the worker has thereby become another participant, or if the chief registers it as the same
         one but keeps refusing its requests.
@@ -54,46 +65,76 @@ class Place:
         while True:
             generation = self.generation
             try:
-                return (yield request)
+                return await call()
             except TrainingFailed:
                 self.has_failed = True
                 raise
             except (EpochMismatch, LeaseExpired) as error:
-                yield Renew(generation, error)
+                await self._renew(generation, error)
                 num_renewals += 1
                 if self.participant is not participant or num_renewals > _MAX_RENEWALS:
                     raise
             except Superseded:
-                yield AwaitRenewal()
+                await self.chief.await_turn()
                 if self.participant is participant:
                     raise
                 raise LeaseExpired(_ENDED) from None
 
-    def beat(self) -> Asking[None]:
+    async def beat(self) -> None:
         """Renews the lease, or takes the place again. Called by the heartbeat, because the worker may compute for a long time."""
         generation, participant = self.generation, self.participant
         try:
-            end: End = yield Beat(participant)
+            end = await self.chief.beat(participant)
             self.end = self.end or end
         except TrainingFailed:
             self.has_failed = True
             raise
         except (EpochMismatch, LeaseExpired) as error:
-            yield Renew(generation, error)
+            await self._renew(generation, error)
         except Superseded:
-            yield AwaitRenewal()
+            await self.chief.await_turn()
             if self.participant is participant:
                 raise
 
-    def take_again(self, cause: PsError, *, is_question: bool = False) -> Asking[bool]:
+    async def _renew(self, generation: int, cause: PsError) -> None:
+        """Takes the place again, unless that has been done since this generation; raises the cause if the place has been left."""
+        async with self.chief.turn():
+            if self.generation != generation:
+                return
+            if self.is_left:
+                raise cause
+            self.is_renewing = True
+            try:
+                has_moved = await self._take_again(cause, is_question=False)
+                self.generation += 1
+            finally:
+                self.is_renewing = False
+        if has_moved:
+            self.chief.moved()
+
+    async def hear_shards(self, version: int) -> Registration:
+        """Registers again to hear which servers hold the shards, unless that has been done since `version` of them; returns what holds.
+
+        Blocks while the chief cannot be reached. Raises Superseded if another process has taken the place, and what registering raises.
+        """
+        async with self.chief.turn():
+            if self.registration.shards_version != version or self.is_left:
+                return self.registration
+            has_moved = await self._take_again(Unavailable("a parameter server does not answer"), is_question=True)
+            self.generation += has_moved
+        if has_moved:
+            self.chief.moved()
+        return self.registration
+
+    async def _take_again(self, cause: PsError, *, is_question: bool) -> bool:
         """Registers again; returns whether this place has another participant now. If not, repeats model and open commits to the chief.
 
         `is_question`: only asks which servers hold the shards, and repeats nothing unless the chief is a new one. Raises Superseded if
         another process has taken the place.
         """
-        former, chief_incarnation = self.participant, self.registration.chief_incarnation
+        known, former = self.registration, self.participant
         try:
-            registration: Registration = yield Register(former, self.commits.held if self.commits.owner is former else ())
+            registration = await self.chief.register(known, self.commits.held if self.commits.owner is former else ())
         except WorkerIndexTaken as error:
             raise Superseded(f"{cause.message}; and meanwhile {error.message}", facts=error.facts) from None
         if registration.participant != former:
@@ -101,22 +142,24 @@ class Place:
             return True
         # The same object, which shows that nothing else has changed.
         self.registration = replace(registration, participant=former)
-        if not is_question or registration.chief_incarnation != chief_incarnation:
-            yield from self._repeat_commits(former)
+        if not is_question or registration.chief_incarnation != known.chief_incarnation:
+            await self._repeat_commits(former)
         return False
 
-    def _repeat_commits(self, participant: Participant) -> Asking[None]:
+    async def _repeat_commits(self, participant: Participant) -> None:
         """Repeats to a new chief the model, and the commits that its predecessor may have counted and had not applied."""
         try:
             if self.model is not None:
-                yield Agree(participant, self.model, None, may_create=False)
+                request = RegisterModelRequest(participant=participant, model=self.model, max_wait_s=0.0, joins_only=True)
+                await self.chief.ask(request, what="the model again", takes_place=True)
             # Contributions of an earlier epoch count in no later one; the worker's thread asks for their outcomes.
             for commit in self.commits.all() if self.commits.owner is participant else ():
-                yield Count(participant, commit)
+                again = CommitPushRequest(participant=participant, commit=commit)
+                await self.chief.ask(again, what=f"count a push to step {commit.step} again", takes_place=True)
         except (EpochMismatch, LeaseExpired, NotInitialized, Superseded):
             return  # the next request ends with the same error, and its caller handles it
 
-    def await_other(self, known: Registration, cause: PsError, wait: Deadline) -> Asking[PsError]:
+    async def await_other(self, known: Registration, cause: PsError, wait: Deadline) -> PsError:
         """Waits until the place is another than the one `known`: a server has been restarted or restored, and the chief will soon notice.
 
         That is another participant, or the same one at another chief: where the chief before brought the server back before it ended, the
@@ -130,11 +173,11 @@ class Place:
             raise cause
         while self.participant is participant and self.registration.chief_incarnation == known.chief_incarnation:
             try:
-                yield from self.ask(Beat(participant), participant)
+                await self.ask(participant, lambda: self.chief.ask(HeartbeatRequest(participant=participant), what="the epoch"))
             except (EpochMismatch, LeaseExpired) as error:
                 return error
             if isinstance(cause, Superseded) or wait.left_s() == 0:
                 raise cause
             wait.explain(f"the chief has not heard of it yet: {cause.message}")
-            yield Pause(wait, _RETRY_S)
+            await self.chief.pause(wait, _RETRY_S)
         return cause

@@ -3,113 +3,33 @@
 import logging
 import os
 import threading
-from collections.abc import Callable, Mapping
-from typing import Any
+import time
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager
 
 from ps_protocol.errors import DeadlineExceeded, PsError, ShuttingDown, Unavailable
 from ps_protocol.process import waiting
+from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import (
     Chief,
     ClusterStatus,
     ClusterStatusRequest,
-    CommitPushRequest,
-    CommitResult,
     DeregisterRequest,
     End,
-    HeartbeatRequest,
-    ModelReply,
+    LeaseRangesRequest,
+    LeaseReply,
     Participant,
-    RegisterModelRequest,
     Registration,
 )
 from ps_protocol.roles.fence import numbered
+from ps_protocol.roles.request import Answer, Request
 from worker_client.cluster.chief import ChiefLink
-from worker_client.cluster.threads import run_bounded
+from worker_client.cluster.threads import Job, Lane, run_bounded
 from worker_client.core.place import Place
-from worker_client.core.requests import Agree, AwaitRenewal, Beat, Count, Pause, Register, Renew, Status, run
+from worker_client.core.sides import Deadline, run
 from worker_client.shards.shards import CLOSE_WAIT_S, Shards, TrafficCount
 
 log = logging.getLogger("lockstep.worker")
-
-
-class SharedPlace:
-    """A place that two threads take again, one of them at a time: the participant's own, and that of its heartbeat.
-
-    `moved` is called, by whichever thread, after the holder has become another participant: in another epoch, or another incarnation.
-    """
-
-    def __init__(self, link: ChiefLink, registration: Registration, *, moved: Callable[[], None]) -> None:
-        self.place = Place(registration)
-        self.is_closed = False
-        self._link = link
-        self._moved = moved
-        self._lock = threading.Lock()
-        self._is_renewing = False
-        self._acts: dict[type, Callable[[Any], Any]] = {Register: self._register, Agree: self._agree, Count: self._count}
-
-    def await_renewal(self, _: AwaitRenewal | None = None) -> None:
-        """Waits for another thread that is taking the place again, so that its messages to the chief come first."""
-        if self._is_renewing:
-            with self._lock:
-                pass
-
-    def renew(self, request: Renew) -> None:
-        """Takes the place again, unless that has been done since.
-
-        Blocks while the chief cannot be reached, at most for the link's timeout. Raises Superseded if another has taken the place, and
-        what registering raises.
-        """
-        with self._lock:
-            if self.place.generation != request.generation:
-                return
-            if self.is_closed:
-                raise request.cause
-            self._is_renewing = True
-            try:
-                has_moved = run(self.place.take_again(request.cause), self._acts)
-                self.place.generation += 1
-            finally:
-                self._is_renewing = False
-        if has_moved:
-            self._moved()
-
-    def ask_again(self, version: int) -> Registration:
-        """Registers again to hear which servers hold the shards now, unless that has been done since `version` of that; returns what holds.
-
-        Blocks and raises as `renew`.
-        """
-        place = self.place
-        with self._lock:
-            if place.registration.shards_version != version or self.is_closed:
-                return place.registration
-            cause = Unavailable("a parameter server does not answer")
-            has_moved = run(place.take_again(cause, is_question=True), self._acts)
-            place.generation += has_moved
-        if has_moved:
-            self._moved()
-        return place.registration
-
-    def _register(self, request: Register) -> Registration:
-        former, found = request.former, self._link.register_again(request.former, held=request.held)
-        if found.participant == former and found.chief_incarnation != self.place.registration.chief_incarnation:
-            log.info("%s registered again epoch=%d chief=%d", former.name, former.era.epoch, found.chief_incarnation)
-        return found
-
-    def _agree(self, request: Agree) -> ModelReply:
-        participant, model = request.participant, request.model
-        return self._link.ask(
-            RegisterModelRequest(participant=participant, model=model, max_wait_s=0.0, joins_only=True),
-            what="the model again",
-        )
-
-    def _count(self, request: Count) -> CommitResult:
-        participant, commit = request.participant, request.commit
-        result = self._link.ask(
-            CommitPushRequest(participant=participant, commit=commit),
-            what=f"count a push to step {commit.step} again",
-        )
-        log.info("named a push to a new chief step=%d outcome=%s", commit.step, result.outcome.name)
-        return result
 
 
 # Keeps a participant's lease while its own thread computes.
@@ -213,31 +133,23 @@ def _deregister(chief: Chief, participant: Participant, failure: str) -> None:
 
 
 class Membership:
-    """Keeps the lease until it is left, and the place when chief or epoch change; `acts` carry out what the place asks for.
+    """Keeps the lease until it is left, and the place when chief or epoch change; implements ChiefSide over gRPC and in this process.
 
     `what` names the holder in errors, `renewal` how to get another.
     """
 
     def __init__(self, link: ChiefLink, registration: Registration, *, what: str, renewal: str) -> None:
         self.link = link
-        self._shared = SharedPlace(link, registration, moved=self._give_up_shards)
-        self.place = self._shared.place
-        self.await_renewal = self._shared.await_renewal
+        self.place = Place(registration, self)
+        self._turn = threading.Lock()  # held while a thread takes the place again
         self._what = what
         self._renewal = renewal
         self.traffic = TrafficCount()
         self._shards: Shards | None = None
         self._is_closed = False
         self._process_id = os.getpid()
-        self.acts: Mapping[type, Callable[[Any], Any]] = {
-            Renew: self._shared.renew,
-            AwaitRenewal: self._shared.await_renewal,
-            Beat: self._ask_beat,
-            Status: lambda _: self.status(max_ledger_entries=0),
-            Pause: lambda request: request.wait.pause(request.seconds),
-        }
-        # One attempt, in a thread that no other one waits for.
-        self._acts_of_heartbeat = {**self.acts, Beat: self._beat_once}
+        self._lane: Lane | None = None
+        self._lease: tuple[LeaseRangesRequest, Job] | None = None  # that is asked for in the lane
         self._heartbeat: Heartbeat | None = None
         if not link.transport.is_in_process:
             self._heartbeat = Heartbeat(self._beat, name=self.participant.name, lease_s=registration.lease_s)
@@ -269,7 +181,7 @@ class Membership:
             self._shards.close()
             self._shards = None
         if self._shards is None:
-            self._shards = Shards(self.link.transport, self.registration, traffic=self.traffic, ask_again=self._shared.ask_again)
+            self._shards = Shards(self.link.transport, self.registration, traffic=self.traffic, ask_again=self._hear_shards)
         return self._shards
 
     @property
@@ -279,13 +191,10 @@ class Membership:
             return self._shards.transports
         return tuple(map(self.link.transport.name, range(len(self.registration.shard_addresses))))
 
-    def hear_of_shards(self, version: int) -> None:
-        """Asks the chief which servers hold the shards, unless that is known of this version."""
-        known = self.registration.shards_version
-        if known != version:
-            self._shared.ask_again(known)
-            if self._shards is not None:
-                self._shards.hear()
+    def heard_of_shards(self) -> None:
+        """Has the connections follow, where other servers hold the shards than before."""
+        if self._shards is not None:
+            self._shards.hear()
 
     def status(self, *, max_ledger_entries: int, timeout_s: float | None = None) -> ClusterStatus:
         """Returns the chief's report."""
@@ -300,7 +209,9 @@ class Membership:
         """Ends the lease and all connections, in at most 2 s. Idempotent."""
         if self._is_closed:
             return
-        self._is_closed = self._shared.is_closed = True
+        self._is_closed = self.place.is_left = True
+        if self._lane is not None:
+            self._lane.close()  # ranges that are leased there go back
         # A forked child has the parent's place, not its threads; leaving would end the parent's lease.
         if os.getpid() == self._process_id:
             leave(self.link, self.participant, heartbeat=self._heartbeat, shards=self._shards, failure=failure)
@@ -312,20 +223,87 @@ class Membership:
         if os.getpid() != self._process_id:
             raise RuntimeError(f"{self._what} belongs to process {self._process_id}; a fork must connect anew")
 
-    def _ask_beat(self, request: Beat) -> End:
-        participant = request.participant
-        return self.link.ask(HeartbeatRequest(participant=participant), what="the epoch", before=self.await_renewal)
+    # -- the chief's side of the core
 
-    def _beat_once(self, request: Beat) -> End:
+    async def ask(self, request: Request[Answer], *, what: str, wait: Deadline | None = None, takes_place: bool = False) -> Answer:
+        """Returns the chief's answer; asks again while it cannot be reached, for the link's timeout or until the end of `wait`."""
+        if takes_place:
+            log.info("%s tells the chief %s", self.participant.name, what)
+        timeout_s = None if wait is None else wait.left_s()
+        return self.link.ask(request, what=what, timeout_s=timeout_s, before=None if takes_place else self._await_renewal)
+
+    async def register(self, known: Registration, held: tuple[int, ...]) -> Registration:
+        """Registers again."""
+        former, found = known.participant, self.link.register_again(known.participant, held=held)
+        if found.participant == former and found.chief_incarnation != known.chief_incarnation:
+            log.info("%s registered again epoch=%d chief=%d", former.name, former.era.epoch, found.chief_incarnation)
+        return found
+
+    async def beat(self, participant: Participant) -> End:
+        """Renews the lease in one attempt, in a thread that no other one waits for."""
         # Each name once, however many servers there are.
-        return self.link.beat(request.participant, transports=tuple(sorted({*self.transports})), traffic=self.traffic.report())
+        return self.link.beat(participant, transports=tuple(sorted({*self.transports})), traffic=self.traffic.report())
 
-    def _beat(self) -> None:
-        """One heartbeat, in its own thread."""
-        run(self.place.beat(), self._acts_of_heartbeat)
+    async def lease(self, request: LeaseRangesRequest, wait: Deadline) -> LeaseReply:
+        """Leases ranges of the training data, or takes what was leased ahead."""
+        begun, self._lease = self._lease, None
+        if begun is None or (begun[0].participant, begun[0].data, begun[0].request_id) != (
+            request.participant,
+            request.data,
+            request.request_id,
+        ):
+            return self._ranges(request, timeout_s=wait.left_s())
+        job = begun[1]
+        job.wait()
+        if job.error is not None:
+            raise job.error
+        reply: LeaseReply = job.result
+        return reply
 
-    def _give_up_shards(self) -> None:
+    def lease_ahead(self, request: LeaseRangesRequest) -> None:
+        """Leases ranges in another thread, unless it does already."""
+        if self._lease is None and not self.link.transport.is_in_process:
+            if self._lane is None:
+                self._lane = Lane(f"lockstep-{request.participant.index}-data")
+            self._lease = request, self._lane.submit(lambda: self._ranges(request, timeout_s=None))
+
+    @asynccontextmanager
+    async def turn(self) -> AsyncIterator[None]:
+        """Returns one thread's turn to take the place again."""
+        with self._turn:
+            yield
+
+    async def await_turn(self) -> None:
+        """Blocks while another thread takes the place again."""
+        self._await_renewal()
+
+    def moved(self) -> None:
         """Ends calls at servers that are still under way in the name of a former identity."""
         shards = self._shards
         if shards is not None and shards.participant is not self.participant:
             shards.give_up()
+
+    def begin_wait(self, what: str, timeout_s: float | None) -> Wait:
+        """Begins a wait whose reasons are logged."""
+        return Wait(what, timeout_s)
+
+    async def pause(self, wait: Deadline, seconds: float) -> None:
+        """Blocks for so long, at most until the deadline of a wait."""
+        left_s = wait.left_s()
+        time.sleep(seconds if left_s is None else min(seconds, left_s))
+
+    def _await_renewal(self) -> None:
+        """Waits for another thread that is taking the place again, so that its messages to the chief come first."""
+        if self.place.is_renewing:
+            with self._turn:
+                pass
+
+    def _ranges(self, request: LeaseRangesRequest, *, timeout_s: float | None) -> LeaseReply:
+        return self.link.ask(request, what=f"ranges of {request.data.name!r}", timeout_s=timeout_s, before=self._await_renewal)
+
+    def _hear_shards(self, version: int) -> Registration:
+        return run(self.place.hear_shards(version))
+
+    def _beat(self) -> None:
+        """One heartbeat, in its own thread."""
+        run(self.place.beat())

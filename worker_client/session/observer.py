@@ -1,32 +1,28 @@
 """Looks at a cluster without taking part: evaluation, status. Knows the seams to chief and shards; no transport."""
 
 import logging
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any
 
 from ps_protocol.errors import NotInitialized, StepGone
-from ps_protocol.model.optimizers import Schedule
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import AgreedModel, ClusterState, ClusterStatus, GetModelRequest, ModelState, Registration, SavedCheckpoint
+from ps_protocol.roles.chief import AgreedModel, ClusterState, GetModelRequest, ModelState, Registration
 from worker_client.cluster.chief import ChiefLink
-from worker_client.core.outcomes import MetricReport
 from worker_client.core.place import LOST
-from worker_client.core.requests import run
+from worker_client.core.sides import run
 from worker_client.model.memory import ModelMemory, arranged
-from worker_client.session import changes
+from worker_client.session.common import CommonCalls, Result
 from worker_client.session.membership import Membership, failure_text
 from worker_client.session.reading import ModelReader, VariableMemory
 
 log = logging.getLogger("lockstep.worker")
 
-Result = TypeVar("Result")
 
-
-class Observer:
+class Observer(CommonCalls):
     """A reader of a cluster; made by `observe()`, used as a context manager. The cluster's processes stay until its observers have left.
 
     Belongs to one thread. Every method may raise Unavailable (a server did not answer within the observer's `timeout_s`). An observer
@@ -41,15 +37,12 @@ class Observer:
         self._participant = self._member.participant  # whose connections the two have
         self._step: int | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        self._member.leave(failure_text(error))
+        self._leave(failure_text(error))
 
     @property
     def membership(self) -> Membership:
-        """The participant's place in the cluster, for what is built on it."""
+        """The observer's place in the cluster."""
         return self._member
 
     @property
@@ -84,69 +77,19 @@ class Observer:
         All are of one step (but under async without locking). Transfers these rows only. Raises VariableNotFound, DtypeMismatch,
         IndexOutOfRange, InvalidSpec; DeadlineExceeded if steps pass faster than the rows can be read, for the observer's `timeout_s`.
         """
-        return self._look(timeout_s, lambda reader: reader.rows(name, indices, step=None).values)
-
-    def read_averages(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
-        """Returns the moving averages of the newest step by name, of all variables that have one or of those named; the caller's arrays.
-
-        Raises SlotNotFound if there is none, VariableNotFound.
-        """
-        return self._look(timeout_s, lambda reader: reader.averages(names))
-
-    def read_metrics(self, *, timeout_s: float | None = None) -> dict[str, MetricReport]:
-        """Returns, by name, what workers have reported as `metrics` in contributions that count, since the model was created."""
-        return self._look(timeout_s, lambda reader: reader.metrics())
-
-    def get_slot_names(self, *, timeout_s: float | None = None) -> list[str]:
-        """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
-        return self._look(timeout_s, lambda reader: reader.slot_names())
-
-    def get_slot(self, variable: str, slot: str, *, timeout_s: float | None = None) -> Array:
-        """Returns a copy of one variable's slot of the newest step. Raises VariableNotFound, SlotNotFound."""
-        return self._look(timeout_s, lambda reader: reader.slot(variable, slot))
+        return self._look(lambda reader: reader.rows(name, indices, step=None).values, timeout_s)
 
     def model(self, *, timeout_s: float | None = None) -> ModelSpec:
         """Returns the agreed model: its variables with their options, its optimizer, placement, averages and limits."""
-        return self._look(timeout_s, lambda reader: reader.model)
+        return self._look(lambda reader: reader.model, timeout_s)
 
-    def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
-        """Has the whole cluster coordinated by `policy`; see `Session.set_policy`. Needs no model."""
-        self._member.check_open()
-        return changes.set_policy(self._member.link, policy, who="observer", timeout_s=timeout_s)
+    def _hear_policy(self, policy: PolicySpec) -> None:
+        """An observer asks for the policy whenever it reads the newest."""
 
-    def set_hyperparameters(
-        self,
-        *,
-        learning_rate: float | Schedule | None = None,
-        variable: str | None = None,
-        timeout_s: float | None = None,
-        **hyperparameters: float,
-    ) -> int:
-        """Gives an optimizer new numbers and returns the version of the settings; see `Session.set_hyperparameters`."""
-        self._member.check_open()
-        link, numbers = self._member.link, dict(hyperparameters)
-        return changes.set_hyperparameters(
-            link, who="observer", learning_rate=learning_rate, variable=variable, hyperparameters=numbers, timeout_s=timeout_s
-        )
+    def _leave(self, failure: str) -> None:
+        self._member.leave(failure)
 
-    def save_checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
-        """Has the cluster save a checkpoint, and returns its `tag` and `step` once it is whole; training continues meanwhile.
-
-        `timeout_s` (None: no limit) bounds the wait. Raises DeadlineExceeded, with what is waited for, but it is saved all the same;
-        InvalidSpec where the cluster was started without a place for checkpoints.
-        """
-        self._member.check_open()
-        return changes.save_checkpoint(self._member.link, who="observer", timeout_s=timeout_s)
-
-    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Returns the chief's report of the cluster, with the newest entries of the ledger on request."""
-        return self._member.status(max_ledger_entries=max_ledger_entries)
-
-    def close(self) -> None:
-        """Leaves the cluster, in at most 2 s. Idempotent."""
-        self._member.leave("")
-
-    def _look(self, timeout_s: float | None, look: Callable[[ModelReader], Result]) -> Result:
+    def _look(self, look: Callable[[ModelReader], Result], timeout_s: float | None) -> Result:
         return self._do(lambda _, reader: look(reader), Wait("observer looks at the model", timeout_s=timeout_s))
 
     def _do(self, act: Callable[[VariableMemory, ModelReader], Result], wait: Wait) -> Result:
@@ -158,7 +101,7 @@ class Observer:
                 return act(variables, reader)
             except LOST as error:
                 deadline = Wait("the observer asks what has become of its servers", timeout_s=self._member.link.transport.timeout_s)
-                run(self._member.place.await_other(known, error, deadline), self._member.acts)
+                run(self._member.place.await_other(known, error, deadline))
                 log.warning("observer: the cluster has begun again in epoch %d: %s", self._member.participant.era.epoch, error.message)
                 self._step = None
 

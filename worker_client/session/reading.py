@@ -13,6 +13,7 @@ from ps_protocol.model.variables import Array, VariableSpec
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.shard import RowsRequest, Shard
 from worker_client.core.outcomes import MetricReport, metric_reports
+from worker_client.core.sides import Rows
 from worker_client.model.gradients import checked_indices, unknown_variable
 from worker_client.model.memory import ModelMemory
 from worker_client.shards.shards import Shards
@@ -24,14 +25,6 @@ from worker_client.shards.shards import Shards
 MAX_ROWS_AT_ONCE = 1 << 20
 
 _Steps = dict[int, int]
-
-
-@light_dataclass(frozen=True, slots=True, eq=False)
-class Rows:
-    """The rows, and the least of the steps that shards had them from; None if no row was asked for."""
-
-    values: Array
-    step: int | None
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)

@@ -5,26 +5,26 @@ import contextlib
 import logging
 import os
 import sys
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from ps_protocol.errors import InvalidSpec, ModelMismatch, NotInitialized, PsError, TrainingInterrupted, at_boundary, is_boundary
 from ps_protocol.model.data import DataRange, DataSpec
-from ps_protocol.model.optimizers import OptimizerSpec, Schedule
+from ps_protocol.model.optimizers import OptimizerSpec
 from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.shown import shown
 from ps_protocol.model.spec import AverageSpec, ClipSpec, ModelSpec, PhaseNumbers, StepNumbers
 from ps_protocol.model.variables import Array
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.waiting import Wait
-from ps_protocol.roles.chief import ClusterStatus, FinishTrainingRequest, Registration, SavedCheckpoint
+from ps_protocol.roles.chief import FinishTrainingRequest, Registration
 from ps_protocol.roles.contribution import NO_ATTACHMENTS, Attachments
 from worker_client.cluster.chief import ChiefLink
 from worker_client.core.data import WorkerData
-from worker_client.core.outcomes import MetricReport, Push
-from worker_client.core.requests import run
+from worker_client.core.outcomes import Push
+from worker_client.core.sides import run
 from worker_client.core.worker import Worker
 from worker_client.model.declarations import Placement, declare, placement_of
 from worker_client.model.gradients import Gradients, Metrics, Updates, no_gradients
@@ -32,7 +32,9 @@ from worker_client.model.optimizers import Hyperparameters, step_hyperparameters
 from worker_client.model.user_state import UserState
 from worker_client.session import changes
 from worker_client.session.calls import WorkerCalls
+from worker_client.session.common import CommonCalls, Result
 from worker_client.session.membership import Membership, failure_text
+from worker_client.session.reading import ModelReader
 from worker_client.session.spans import StepSpans
 from worker_client.session.training import Contribution, Training
 
@@ -47,23 +49,23 @@ log = logging.getLogger("lockstep.worker")
 class DataBatches:
     """Iterates over a worker's ranges of the training data; made by `Session.batches()`. For one thread."""
 
-    def __init__(self, spec: DataSpec, *, calls: WorkerCalls, member: Membership) -> None:
+    def __init__(self, spec: DataSpec, *, worker: Worker[Training], member: Membership) -> None:
         self.timeout_s: float | None = None
-        self._calls, self._member = calls, member
-        self._data = WorkerData(spec, calls.worker, begin_wait=Wait)
+        self._member = member
+        self._data = WorkerData(spec, worker)
 
     def __iter__(self) -> Iterator[DataRange]:
         return self
 
     def __next__(self) -> DataRange:
         self._member.check_open()
-        given = run(self._data.next(timeout_s=self.timeout_s), self._calls.acts)
+        given = run(self._data.next(timeout_s=self.timeout_s))
         if given is None:
             raise StopIteration
         return given
 
 
-class Session:
+class Session(CommonCalls):
     """A worker in a cluster; made by `connect()` or `local()`, used as a context manager.
 
     Belongs to one thread; a process may have several sessions, each in its own thread. It does not survive a fork: the child must connect
@@ -85,7 +87,7 @@ class Session:
         self._who = f"worker {registration.participant.index}"
         self._member = Membership(link, registration, what=f"the session of {self._who}", renewal="connect()")
         self._calls = WorkerCalls(self._member, spans)
-        self._worker, self._acts = self._calls.worker, self._calls.acts
+        self._worker = self._calls.worker
         self._batches: dict[DataSpec, DataBatches] = {}
         self._numbers: StepNumbers | None = None
         self._phase, self._phase_numbers = 0, PhaseNumbers({}, {})
@@ -93,9 +95,6 @@ class Session:
         self._metrics = metrics
         if metrics is not None:
             metrics.start(self._families, worker=self.worker_index)
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._leave(failure_text(error))
@@ -111,7 +110,7 @@ class Session:
 
     @property
     def membership(self) -> Membership:
-        """The participant's place in the cluster, for interfaces built on a session."""
+        """The worker's place in the cluster."""
         return self._member
 
     @property
@@ -292,7 +291,7 @@ class Session:
         Sends nothing if the session holds them already, for example after `step()`. If this worker was so slow that no server keeps its
         step any more, takes a newer token first, and `local_step` grows. After the end of training, returns the final variables.
         """
-        return run(self._at_work().read(is_copied=True, timeout_s=timeout_s), self._acts)
+        return run(self._at_work().read(is_copied=True, timeout_s=timeout_s))
 
     def views(self, *, timeout_s: float | None = None) -> dict[str, Array]:
         """Returns the same variables as `read()` without a copy: read-only arrays, valid until the next token.
@@ -302,7 +301,7 @@ class Session:
         contribution is then dropped as stale. Give other libraries what `read()` returns: some write to memory that they are given, which
         ends the process.
         """
-        return run(self._at_work().read(is_copied=False, timeout_s=timeout_s), self._acts)
+        return run(self._at_work().read(is_copied=False, timeout_s=timeout_s))
 
     def read_rows(self, name: str, indices: Any = None, *, timeout_s: float | None = None) -> Array:
         """Returns rows of one table (None: all), in the order of `indices`, as an array of the shape of `indices` and then of a row.
@@ -313,7 +312,7 @@ class Session:
         connect().
         """
         try:
-            return run(self._at_work().read_rows(name, indices, timeout_s=timeout_s), self._acts)
+            return run(self._at_work().read_rows(name, indices, timeout_s=timeout_s))
         except PsError as error:
             raise at_boundary(error) from error.__cause__
 
@@ -327,7 +326,7 @@ class Session:
         until `wait()` or a later call finds that contribution over. Views that the program made of them stay writable, and must not be
         written in that time. A call in that time returns other arrays, which are writable.
         """
-        return run(self._at_work().do(Training.gradient_buffers), self._acts)
+        return run(self._at_work().do(Training.gradient_buffers))
 
     def push(
         self,
@@ -357,7 +356,7 @@ class Session:
                 raise no_gradients()
             content = Contribution(gradients, updates, metrics)
             attached = self._attached(hyperparameters) if hyperparameters or self._phase else NO_ATTACHMENTS
-            return run(worker.contribute(content, is_waited_for=False, attached=attached), self._acts)
+            return run(worker.contribute(content, is_waited_for=False, attached=attached))
         except PsError as error:
             raise at_boundary(error) from error.__cause__
 
@@ -368,7 +367,7 @@ class Session:
         contribution). After 2 s, and then every 10 s, logs a WARNING with the reason for the wait. Raises DeadlineExceeded with that reason
         after `timeout_s` seconds (None: never); call it again to continue waiting.
         """
-        return run(self._at_work().wait(timeout_s=timeout_s), self._acts)
+        return run(self._at_work().wait(timeout_s=timeout_s))
 
     def step(
         self,
@@ -389,7 +388,7 @@ class Session:
                 raise no_gradients()
             content = Contribution(gradients, updates, metrics)
             attached = self._attached(hyperparameters) if hyperparameters or self._phase else NO_ATTACHMENTS
-            return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached), self._acts)
+            return run(worker.contribute(content, is_waited_for=True, timeout_s=timeout_s, attached=attached))
         except PsError as error:
             raise at_boundary(error) from error.__cause__
 
@@ -399,7 +398,7 @@ class Session:
         The mean is over the other contributions; if all skip, no variable and no slot changes, and the step counts. Ranges of the training
         data that `batches()` yielded since the last contribution count as done with it.
         """
-        return run(self._at_work().skip(timeout_s=timeout_s), self._acts)
+        return run(self._at_work().skip(timeout_s=timeout_s))
 
     def batches(
         self,
@@ -426,81 +425,9 @@ class Session:
         self._at_work()
         batches = self._batches.get(spec)
         if batches is None:
-            batches = self._batches[spec] = DataBatches(spec, calls=self._calls, member=self._member)
+            batches = self._batches[spec] = DataBatches(spec, worker=self._worker, member=self._member)
         batches.timeout_s = timeout_s
         return batches
-
-    def read_averages(self, names: Iterable[str] | None = None, *, timeout_s: float | None = None) -> dict[str, Array]:
-        """Returns copies of the newest step's moving averages by name: of the variables in `names`, or of all that have one.
-
-        Raises SlotNotFound if one of `names` has no average or the model keeps none, VariableNotFound.
-        """
-        return run(self._at_work().do(lambda training: training.reader.averages(names), timeout_s=timeout_s), self._acts)
-
-    def read_metrics(self, *, timeout_s: float | None = None) -> dict[str, MetricReport]:
-        """Returns by name the `metrics` that workers have reported in contributions that count, since the model was created."""
-        return run(self._at_work().do(lambda training: training.reader.metrics(), timeout_s=timeout_s), self._acts)
-
-    def get_slot_names(self, *, timeout_s: float | None = None) -> list[str]:
-        """Returns the names of the slots of all optimizers of the model, sorted; none for plain SGD."""
-        return run(self._at_work().do(lambda training: training.reader.slot_names(), timeout_s=timeout_s), self._acts)
-
-    @is_boundary
-    def get_slot(self, variable: str, slot: str, *, timeout_s: float | None = None) -> Array:
-        """Returns a copy of one variable's slot (optimizer state) of the newest step, in the variable's shape and type.
-
-        Transfers the slot of all variables that share shards with this one, or a whole table's, so do not call it in every step. Reads
-        again if the slot changes while it is copied. Raises VariableNotFound, SlotNotFound; DeadlineExceeded after `timeout_s` of
-        connect().
-        """
-        return run(self._at_work().do(lambda training: training.reader.slot(variable, slot), timeout_s=timeout_s), self._acts)
-
-    @is_boundary
-    def set_policy(self, policy: PolicySpec, timeout_s: float | None = None) -> int:
-        """Sets the policy of the whole cluster, at the next moment when no step is being applied; returns the step from which it holds.
-
-        Contributions that are counted and not applied remain valid under it. `policy`: what `sync_policy()`, `ssp_policy()` or
-        `async_policy()` returns. May be called before the model is created. `timeout_s` (None: no limit) bounds the wait. Raises
-        InvalidSpec; DeadlineExceeded, with the reason for the wait, in which case the chief still makes the change as soon as it can.
-        """
-        self._member.check_open()
-        step = changes.set_policy(self._member.link, policy, who=self._who, timeout_s=timeout_s)
-        self._worker.state.policy = policy
-        return step
-
-    @is_boundary
-    def set_hyperparameters(
-        self,
-        *,
-        learning_rate: float | Schedule | None = None,
-        variable: str | None = None,
-        timeout_s: float | None = None,
-        **hyperparameters: float,
-    ) -> int:
-        """Sets numbers of an optimizer, at the next moment when no step is being applied; returns the version of the settings.
-
-        Changes the model's optimizer, or that of `variable` if it has its own. Numbers that are not named stay unchanged. `timeout_s`
-        (None: no limit) bounds the wait. Raises InvalidSpec, VariableNotFound; DeadlineExceeded, in which case the change is still made.
-        """
-        self._member.check_open()
-        link, numbers = self._member.link, dict(hyperparameters)
-        return changes.set_hyperparameters(
-            link, who=self._who, learning_rate=learning_rate, variable=variable, hyperparameters=numbers, timeout_s=timeout_s
-        )
-
-    @is_boundary
-    def save_checkpoint(self, timeout_s: float | None = None) -> SavedCheckpoint:
-        """Has the cluster save a checkpoint, and returns its `tag` and `step` once it is complete. Training continues meanwhile.
-
-        `timeout_s` (None: no limit) bounds the wait. Raises DeadlineExceeded, with the reason for the wait, in which case the checkpoint is
-        still saved; InvalidSpec if the cluster was started without a place for checkpoints.
-        """
-        self._member.check_open()
-        return changes.save_checkpoint(self._member.link, who=self._who, timeout_s=timeout_s)
-
-    def status(self, *, max_ledger_entries: int = 0) -> ClusterStatus:
-        """Returns the chief's report of the cluster, with at most `max_ledger_entries` of the ledger's newest entries."""
-        return self._member.status(max_ledger_entries=max_ledger_entries)
 
     def finish(self, reason: str = "", timeout_s: float | None = None) -> int:
         """Ends the training of all workers and returns the last step. `read()` then gives the final variables. Idempotent.
@@ -515,9 +442,11 @@ class Session:
         self._worker.state.finish(last_step)
         return last_step
 
-    def close(self) -> None:
-        """Leaves the cluster. Blocks for at most 2 s. Idempotent."""
-        self._leave("")
+    def _hear_policy(self, policy: PolicySpec) -> None:
+        self._worker.state.policy = policy
+
+    def _look(self, look: Callable[[ModelReader], Result], timeout_s: float | None) -> Result:
+        return run(self._at_work().do(lambda training: look(training.reader), timeout_s=timeout_s))
 
     def _begin_phase(self, model: ModelSpec) -> None:
         if self.policy.applies_on_arrival:
@@ -555,7 +484,7 @@ class Session:
         self._calls.close()
         self._member.leave(failure)
 
-    def _at_work(self) -> Worker:
+    def _at_work(self) -> Worker[Training]:
         self._member.check_open()
         if not self._worker.has_model:
             raise NotInitialized("this session has no model yet; call create_or_join() first")

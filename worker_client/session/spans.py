@@ -1,28 +1,29 @@
-"""OpenTelemetry spans of a worker's steps, around its requests. Knows acts and the tracing API; no chief, no shard.
+"""OpenTelemetry spans of a worker's steps, around the calls of its core. Knows those calls and the tracing API; no chief, no shard.
 
-A session without spans runs none of this: its acts are used as they are.
+A session without spans runs none of this: its core calls the sides themselves.
 """
 
 import importlib.util
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from ps_protocol.errors import InvalidSpec
-from ps_protocol.roles.chief import TokenReply, TokenResult
-from worker_client.core import requests as ask
+from ps_protocol.roles.chief import CommitPushRequest, DequeueTokenRequest, TokenReply, TokenResult
+
+Side = TypeVar("Side")
 
 _SCOPE = "lockstep"
-# Descriptions of what a worker does within a step.
-_NAMES: Mapping[type, str] = {
-    ask.Stage: "lockstep.stage",
-    ask.PushParts: "lockstep.push",
-    ask.Count: "lockstep.commit",
-    ask.AwaitToken: "lockstep.await_token",
-    ask.Fetch: "lockstep.read",
-    ask.FetchNewest: "lockstep.read",
-    ask.ReadRows: "lockstep.read_rows",
+# Descriptions of what a worker does within a step, by the name of the call, or by what the chief is asked with.
+_NAMES: Mapping[str | type, str] = {
+    "stage": "lockstep.stage",
+    "push": "lockstep.push",
+    CommitPushRequest: "lockstep.commit",
+    DequeueTokenRequest: "lockstep.await_token",
+    "fetch": "lockstep.read",
+    "fetch_newest": "lockstep.read",
+    "read_rows": "lockstep.read_rows",
 }
 
 
@@ -44,13 +45,15 @@ class StepSpans:
 
         self._api, self._tracer = trace, trace.get_tracer(_SCOPE)
         self._attributes = {"lockstep.worker": worker, "lockstep.cluster": cluster}
+        # The step of the worker's next contribution.
+        self.local_step: Callable[[], int] = lambda: 0
         self._step: Any = None
         self._context: Any = None
         self._idle_since = time.time_ns()
 
-    def around(self, acts: Mapping[type, Callable[[Any], Any]]) -> dict[type, Callable[[Any], Any]]:
-        """Returns the acts, with spans around those that take time."""
-        return {kind: partial(self._traced, kind, act) if kind in _NAMES else act for kind, act in acts.items()}
+    def around(self, side: Side) -> Side:
+        """Returns a side of the core, with spans around the calls that take time."""
+        return cast(Side, Traced(side, self._traced))
 
     def end(self) -> None:
         """Ends the span of the open step. Idempotent."""
@@ -58,14 +61,17 @@ class StepSpans:
         if step is not None:
             step.end()
 
-    def _traced(self, kind: type, act: Callable[[Any], Any], request: Any) -> Any:
+    async def _traced(self, name: str, call: Callable[..., Coroutine[Any, Any, Any]], *given: Any, **named: Any) -> Any:
+        what = _NAMES.get(type(given[0]) if name == "ask" else name)
+        if what is None:
+            return await call(*given, **named)
         if self._step is None:
-            self._begin(getattr(request, "step", None))
-        if kind is ask.Stage:
+            self._begin(self.local_step())
+        if name == "stage":
             self._tracer.start_span("lockstep.compute", context=self._context, start_time=self._idle_since).end()
-        span = self._tracer.start_span(_NAMES[kind], context=self._context)
+        span = self._tracer.start_span(what, context=self._context)
         try:
-            answer = act(request)
+            answer = await call(*given, **named)
         except BaseException as error:
             span.record_exception(error)
             span.set_status(self._api.Status(self._api.StatusCode.ERROR, type(error).__name__))
@@ -73,7 +79,7 @@ class StepSpans:
         finally:
             span.end()
             self._idle_since = time.time_ns()
-        if kind is ask.AwaitToken:
+        if isinstance(answer, TokenReply):
             self._note_token(answer)
         return answer
 
@@ -86,7 +92,17 @@ class StepSpans:
         if reply.result is TokenResult.TOKEN:
             self._begin(reply.step)
 
-    def _begin(self, step: int | None) -> None:
-        about = {**self._attributes, **({} if step is None else {"lockstep.step": step})}
-        self._step = self._tracer.start_span("lockstep.step", attributes=about)
+    def _begin(self, step: int) -> None:
+        self._step = self._tracer.start_span("lockstep.step", attributes={**self._attributes, "lockstep.step": step})
         self._context = self._api.set_span_in_context(self._step)
+
+
+class Traced:
+    """A side of the core whose calls are traced."""
+
+    def __init__(self, side: object, traced: Callable[..., Any]) -> None:
+        self._side, self._traced = side, traced
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._side, name)
+        return partial(self._traced, name, found) if name == "ask" or name in _NAMES else found

@@ -4,24 +4,25 @@ Once the participant's epoch is over, every call raises the servers' error for t
 """
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from ps_protocol.errors import StepGone
 from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.spec import ModelSpec
 from ps_protocol.model.variables import Array
+from ps_protocol.process.failpoints import failpoint
 from ps_protocol.process.waiting import Wait
 from ps_protocol.roles.chief import ModelReply
 from ps_protocol.roles.contribution import PushId
 from ps_protocol.roles.shard import Metric, PushResult
-from worker_client.core import requests as ask
+from worker_client.core.sides import Rows
 from worker_client.core.state import WorkerState
 from worker_client.model.gradient_memory import GradientMemory
 from worker_client.model.gradients import FiniteGradients, Gradients, Metrics, ShardPart, ShardParts, Staging, Updates, as_metrics
 from worker_client.model.memory import ModelMemory, arranged
 from worker_client.session.membership import Membership
-from worker_client.session.reading import ModelReader, Rows, VariableMemory
+from worker_client.session.reading import ModelReader, VariableMemory
 
 _LOOK_AGAIN_S = 0.001
 
@@ -35,7 +36,9 @@ class Contribution(NamedTuple):
 
 
 @light_dataclass(frozen=True, slots=True, eq=False)
-class _Staged:
+class Staged:
+    """A contribution as it is sent."""
+
     parts: Sequence[ShardPart]
     metrics: Mapping[str, Metric]
     staging: Staging
@@ -60,7 +63,7 @@ def memories_of(model: ModelSpec, reply: ModelReply, former: Memories | None, *,
 
 
 class Training:
-    """A worker's variables and gradients at one place. For one thread. `state`: the worker's steps and contributions.
+    """A worker's variables and gradients at one place; implements ModelSide. For one thread. `state`: the worker's steps and contributions.
 
     `gives_several`: memory is shared, and workers give several contributions to a step (T < R).
     """
@@ -87,23 +90,6 @@ class Training:
         # The last contribution sent from the shards' memory that the user has: its number and step, and whether shards have applied it.
         self._lent: tuple[PushId, int, bool] | None = None
 
-    def acts(self) -> Mapping[type, Callable[[Any], Any]]:
-        """Returns the acts that carry out the worker's requests here."""
-        # Not kept: it would hold this object, and this it.
-        return {
-            ask.Stage: self._stage,
-            ask.PushParts: self._push,
-            ask.Expect: self._expect,
-            ask.Fetch: self._fetch,
-            ask.FetchNewest: self._fetch_newest,
-            ask.Give: self._give,
-            ask.Held: lambda _: (self._variables.step, bool(self._variables.views)),
-            ask.ReadRows: self._read_rows,
-            ask.Do: lambda request: request.act(self),
-            ask.FreeGradients: self._free_gradients,
-            ask.ProtectGradients: self._protect_gradients,
-        }
-
     def release(self) -> None:
         """Notes that no contribution is under way: the user may write again into all memory that he has."""
         self._gradients.unlock(is_over=True)
@@ -111,23 +97,36 @@ class Training:
 
     # -- reading
 
-    def _fetch(self, request: ask.Fetch) -> None:
-        variables, step, may_view = self._variables, request.step, request.may_view
+    @property
+    def held_step(self) -> int | None:
+        """The step of the held variables; None: they are not of one step."""
+        return self._variables.step
+
+    @property
+    def has_dense(self) -> bool:
+        """Whether the model has dense variables."""
+        return bool(self._variables.views)
+
+    async def fetch(self, step: int, *, may_view: bool) -> None:
+        """Holds the variables of a step."""
+        variables = self._variables
         if variables.step != step or (variables.is_lent and not may_view):
             began = time.perf_counter()
             variables.fetch(step, may_view=may_view)
             self._traffic.num_reads += 1
             self._traffic.reading_s += time.perf_counter() - began
 
-    def _fetch_newest(self, request: ask.FetchNewest) -> int | None:
+    async def fetch_newest(self, *, is_aligned: bool) -> int | None:
+        """Holds the newest variables; returns their step."""
         began = time.perf_counter()
-        step = self._variables.fetch_latest(is_aligned=request.is_aligned)
+        step = self._variables.fetch_latest(is_aligned=is_aligned)
         self._traffic.num_reads += 1
         self._traffic.reading_s += time.perf_counter() - began
         return step
 
-    def _give(self, request: ask.Give) -> dict[str, Array]:
-        if not request.is_copied:
+    async def give(self, *, is_copied: bool) -> dict[str, Array]:
+        """Returns the held variables."""
+        if not is_copied:
             return dict(self._variables.views)
         try:
             return self._variables.copied()
@@ -135,8 +134,9 @@ class Training:
             self._variables.step = None
             raise
 
-    def _read_rows(self, request: ask.ReadRows) -> Rows:
-        rows = self.reader.rows(request.name, request.indices, step=request.step, is_aligned=request.is_aligned)
+    async def read_rows(self, name: str, indices: Any, *, step: int | None, is_aligned: bool) -> Rows:
+        """Reads rows of a table."""
+        rows = self.reader.rows(name, indices, step=step, is_aligned=is_aligned)
         self._traffic.received_bytes += rows.values.nbytes
         return rows
 
@@ -147,26 +147,26 @@ class Training:
         self._unlock_lent()
         return dict(self._gradients.ask(may_overlap=self._may_overlap).views)
 
-    def _stage(self, request: ask.Stage) -> _Staged:
+    async def stage(self, content: Contribution | None, step: int, *, is_waited_for: bool) -> Staged:
         """If the user gets no word before there is a token, in strict sync what he has of the shards' memory is not copied."""
         self._unlock_lent()
-        state, may_lend = self._state, request.is_waited_for and not self._may_overlap
-        if request.content is None:
+        state, may_lend = self._state, is_waited_for and not self._may_overlap
+        if content is None:
             metrics: Mapping[str, Metric] = {}
             staging = self._gradients.staging_for({}, may_lend=may_lend)
             staged = staging.nothing()
         else:
-            gradients, updates, given = request.content
+            gradients, updates, given = content
             metrics = as_metrics(given) if given else {}
             staging = self._gradients.staging_for(gradients, may_lend=may_lend)
-            staged = staging.stage(gradients, step=request.step, updates=updates)
+            staged = staging.stage(gradients, step=step, updates=updates)
             if self._member.registration.rejects_nonfinite:
-                self._finite.check(staged, who=f"{self._who}, step {request.step}")
+                self._finite.check(staged, who=f"{self._who}, step {step}")
         parts = self._shard_parts.parts(staged, is_last_counted=state.num_pushes not in state.refused)
-        return _Staged(parts, metrics, staging)
+        return Staged(parts, metrics, staging)
 
-    def _push(self, request: ask.PushParts) -> list[PushResult]:
-        staged, push_id, step, refused = request
+    async def push(self, staged: Staged, push_id: PushId, step: int, *, refused: tuple[int, ...]) -> list[PushResult]:
+        """Sends all shards their parts."""
         results = self._shards.push(
             staged.parts, layout_hashes=self._shard_parts.layout_hashes, push_id=push_id, step=step, metrics=staged.metrics, refused=refused
         )
@@ -174,8 +174,9 @@ class Training:
             self._lent = push_id, step, PushResult.APPLIED in results
         return results
 
-    def _expect(self, request: ask.Expect) -> None:
-        self._shards.expect(self._layouts, step=request.step)
+    def expect(self, step: int) -> None:
+        """Has shards send the variables of this step as soon as they have them."""
+        self._shards.expect(self._layouts, step=step)
 
     # -- memory of shards that the user writes into
 
@@ -195,11 +196,14 @@ class Training:
             self._lent = None
         return self._lent is None
 
-    def _protect_gradients(self, _: ask.ProtectGradients) -> None:
+    def protect_gradients(self) -> None:
+        """Keeps the user from writing where a contribution is being sent from."""
         self._unlock_lent()
         self._gradients.protect()
 
-    def _free_gradients(self, request: ask.FreeGradients) -> None:
+    async def free_gradients(self, timeout_s: float | None) -> None:
+        """Lets the user write again where nothing is being sent from, and waits for that."""
+        failpoint("worker.token.after")
         if self._unlock_lent():
             return
         # There is a token, and a contribution from the user's arrays is still under way: he must not write there before it is over.
@@ -207,7 +211,7 @@ class Training:
             # The step's token once more: this worker gives several contributions to a step, and from now on each is copied.
             self.gives_several = True
         # Another policy came meanwhile; what had been counted is applied soon, unless that takes more from this worker.
-        limit_s = self._timeout_s if request.timeout_s is None else min(request.timeout_s, self._timeout_s)
+        limit_s = self._timeout_s if timeout_s is None else min(timeout_s, self._timeout_s)
         wait = Wait(f"{self._who} waits for the end of its last contribution", timeout_s=limit_s)
         while not self.gives_several and not self._unlock_lent() and wait.left_s() and not self._member.is_finished:
             wait.pause(_LOOK_AGAIN_S)

@@ -4,12 +4,12 @@ Each worker posts its values at the place of an exchange. Worker 0 reads them, c
 at the same place; the others read that. The results of the present step stay there. So a program that was started again makes its calls
 of the step again, finds the results that there were, and makes the writes that it would have made before.
 
-The parts are generators: they yield requests to the board, and are sent the answers.
+The parts are coroutines, which wait for the board alone.
 """
 
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -23,7 +23,6 @@ from ps_protocol.errors import (
     ShapeMismatch,
     Unavailable,
 )
-from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.model.variables import Array
 from ps_protocol.roles.board import Found, Key, Post
 from worker_client.model.declarations import IndexedSlices
@@ -157,54 +156,28 @@ class Places:
         self._at = at
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Put:
-    """Posts as an author. `is_last`: the program may end after this, so that the post has to arrive now. Raises LimitExceeded."""
-
-    author: int
-    place: Place
-    keeps_from: Key
-    content: Array
-    is_last: bool = False
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Get:
-    """Asks for an author's first post from a key on, None: for its newest, on the board of a place. Answered by Found."""
-
-    place: Place
-    author: int
-    since: Key | None
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class WaitFor:
-    """Waits a while for an author's first post at a place or after it; `why` it is waited for. Answered by Waited."""
-
-    author: int
-    place: Place
-    why: str
-
-
 class Waited(NamedTuple):
-    """The answer: what was found; whether time is up; and the moment of this program's variables."""
+    """What was found in a wait; whether time is up; and the moment of this program's variables."""
 
     found: Found
     is_late: bool
     at: Moment
 
 
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class Keep:
-    """Has results that were read posted again if the server loses them."""
+class BoardSide(Protocol):
+    """The boards that workers post on, as one worker uses them: one for exchanges with a step, and one for those without."""
 
-    place: Place
-    post: Post
-    keeps_from: Key
+    async def put(self, author: int, place: Place, content: Array, *, keeps_from: Key, is_last: bool = False) -> None:
+        """Posts as an author. `is_last`: the program may end after this, so that the post has to arrive now. Raises LimitExceeded."""
 
+    async def get(self, author: int, place: Place, *, since: Key | None) -> Found:
+        """Returns an author's first post from a key on, None: its newest, on the board of a place."""
 
-Request = Put | Get | WaitFor | Keep
-Asking = Generator[Request, Any, Any]
+    async def wait_for(self, author: int, place: Place, *, why: str) -> Waited:
+        """Waits a while for an author's first post at a place or after it; `why` it is waited for."""
+
+    async def keep(self, place: Place, post: Post, *, keeps_from: Key) -> None:
+        """Has results that were read posted again if the server loses them."""
 
 
 class _Moved(Exception):
@@ -220,7 +193,8 @@ class Exchanges:
     `incarnation`: of this worker's process. `is_restarted`: another process may have been in its place.
     """
 
-    def __init__(self, *, worker: int, incarnation: int, num_workers: int, per_worker: int, is_restarted: bool) -> None:
+    def __init__(self, boards: BoardSide, *, worker: int, incarnation: int, num_workers: int, per_worker: int, is_restarted: bool) -> None:
+        self._boards = boards
         self._worker, self._incarnation, self._is_restarted = worker, incarnation, is_restarted
         self._num_workers, self._per_worker = num_workers, per_worker
         self.places = Places()
@@ -233,34 +207,34 @@ class Exchanges:
         # Of worker 0: whether results of its predecessor may be there, and the latest place that results or an error were posted for.
         self._is_new, self._latest = False, Key()
 
-    def begin(self, at: Moment) -> Asking:
+    async def begin(self, at: Moment) -> Place:
         """Returns the place of the next exchange."""
         if self._num_workers == 1:
             return self.places.next(at)
         failed_at, self._failed_at = self._failed_at, None
         if failed_at is not None and self._worker == FIRST:
-            yield from self._posted(failed_at, _failed(DeadlineExceeded(f"worker 0 has given up its {failed_at}"), failed_at.call))
+            await self._posted(failed_at, _failed(DeadlineExceeded(f"worker 0 has given up its {failed_at}"), failed_at.call))
         place = self.places.next(at)
         has_steps = at.step != NO_STEP
         if not self._has_begun[has_steps]:
             self._has_begun[has_steps] = True
-            place = yield from self._entered(place)
+            place = await self._entered(place)
         if self._former_step is not None and self._former_step != at.step:
             self._former_step, self._is_new = None, False
         if self._former_step is not None and (place.exchange == 1 or not place.call % 2):
-            place = yield from self._past_failures(place)
+            place = await self._past_failures(place)
         return place
 
-    def combined(self, what: str, combinations: Sequence[Combination], place: Place, *, timeout_s: float) -> Asking:
+    async def combined(self, what: str, combinations: Sequence[Combination], place: Place, *, timeout_s: float) -> list[Any]:
         """Returns the combined contributions of all workers. Raises the exchange's error. `timeout_s` is named in errors."""
         part = self._gathered if self._worker == FIRST else self._contributed
         while True:
             try:
-                return (yield from part(what, combinations, place, timeout_s))
+                return await part(what, combinations, place, timeout_s)
             except _Moved as moved:
                 place = replace(place, at=moved.at)
 
-    def end_call(self, at: Moment, *, has_failed: bool) -> Asking:
+    async def end_call(self, at: Moment, *, has_failed: bool) -> None:
         """Ends a call. Where there are no steps, tells the others, so that a program that is started again does not begin with it."""
         if has_failed:
             self.places.look(at)  # the variables may have been created in it
@@ -270,11 +244,11 @@ class Exchanges:
             # The others hear of it with the next exchange: if this program ends now, the next one makes the call again.
             self._failed_at = replace(place, exchange=place.exchange + 1)
         elif self._num_workers > 1 and place.at.step == NO_STEP and place.exchange:
-            yield Put(author=self._worker, place=after, keeps_from=place.begin, content=pack(None))
+            await self._boards.put(self._worker, after, pack(None), keeps_from=place.begin)
 
-    def _entered(self, place: Place) -> Asking:
+    async def _entered(self, place: Place) -> Place:
         """Finds out where this program comes in: after what this process has reduced before, or where a former one may have been."""
-        own = (yield Get(place=place, author=self._worker, since=None)).post
+        own = (await self._boards.get(self._worker, place, since=None)).post
         if own is not None and own.incarnation == self._incarnation:
             self._latest = own.key
             former = place_of(own.key)
@@ -289,17 +263,17 @@ class Exchanges:
         newest = []
         for author in range(self._num_workers):
             if author != self._worker or author == FIRST:
-                found = yield Get(place=place, author=author, since=None)
+                found = await self._boards.get(author, place, since=None)
                 if found.newest is not None:
                     there = place_of(found.newest)
                     newest.append(there if author or there.call % 2 else there.after)
-        return (yield from self._past_failures(self.places.go_to(max(newest)))) if newest else place
+        return (await self._past_failures(self.places.go_to(max(newest)))) if newest else place
 
-    def _past_failures(self, place: Place) -> Asking:
+    async def _past_failures(self, place: Place) -> Place:
         """Returns the place after calls that have failed, which the others do not make again."""
         since = place.key
         while True:
-            post = (yield Get(place=place, author=FIRST, since=since)).post
+            post = (await self._boards.get(FIRST, place, since=since)).post
             if post is None or post.key[:3] != place.key[:3] or (post.key != place.key and not place.call % 2):
                 return place
             since = post.key.next
@@ -307,17 +281,17 @@ class Exchanges:
                 place = self.places.go_to(place_of(post.key).after)
                 since = place.key
 
-    def _contributed(self, what: str, combinations: Sequence[Combination], place: Place, timeout_s: float) -> Asking:
+    async def _contributed(self, what: str, combinations: Sequence[Combination], place: Place, timeout_s: float) -> list[Any]:
         first = f"worker 0 with {replicas_of(FIRST, self._per_worker)}"
         ops = _ops(combinations)
         try:
             own = [_array(one.contributions[replica]) for one in combinations for replica in sorted(one.contributions)]
-            yield self._contribution(place, pack({"ops": ops, "values": own}))
+            await self._contribute(place, pack({"ops": ops, "values": own}))
         except (InvalidSpec, LimitExceeded) as error:
-            yield self._contribution(place, _failed(error, place.call))
+            await self._contribute(place, _failed(error, place.call))
         why = f"no answer of {first}, which gathers what all contribute; it says who is missing"
         while True:
-            waited: Waited = yield WaitFor(author=FIRST, place=place, why=why)
+            waited = await self._boards.wait_for(FIRST, place, why=why)
             post = waited.found.post
             if post is not None and post.key.first == place.key.first:
                 break
@@ -330,24 +304,24 @@ class Exchanges:
         if post.key != place.key:
             self.places.catch_up((there.after if _is_error(post) else there).call)
             raise DeadlineExceeded(f"{what}: worker 0 has given up this exchange, and is at its {there}")
-        return (yield from self._taken(what, post, ops, place))
+        return await self._taken(what, post, ops, place)
 
-    def _gathered(self, what: str, combinations: Sequence[Combination], place: Place, timeout_s: float) -> Asking:
-        if self._is_new and (known := (yield from self._known(place))) is not None:
-            return (yield from self._taken(what, known, _ops(combinations), place))
+    async def _gathered(self, what: str, combinations: Sequence[Combination], place: Place, timeout_s: float) -> list[Any]:
+        if self._is_new and (known := (await self._known(place))) is not None:
+            return await self._taken(what, known, _ops(combinations), place)
         ops, gathered, reached = _ops(combinations), [dict(one.contributions) for one in combinations], place.call
         failed: Exception | None = None
         missing = list[int]()
         for worker in range(1, self._num_workers):
-            post = yield from self._contribution_of(worker, what, place)
+            post = await self._contribution_of(worker, what, place)
             if post is None:
                 missing.append(worker)
             elif post.key == place.key:
                 failed = failed or self._take(worker, what, post, ops, gathered)
             else:
                 # A server that was started anew may have got the results only now.
-                if self._is_new and (known := (yield from self._known(place))) is not None:
-                    return (yield from self._taken(what, known, ops, place))
+                if self._is_new and (known := (await self._known(place))) is not None:
+                    return await self._taken(what, known, ops, place)
                 there = place_of(post.key)
                 if there.at.step > place.at.step:
                     # Not told: the other waits for the program that is started next here.
@@ -358,29 +332,29 @@ class Exchanges:
             failed = DeadlineExceeded(f"{what}: missing after {timeout_s:g} s: {names}; is its process there?")
         try:
             results = _combined(combinations, gathered, failed)
-            yield from self._posted(place, pack({"ops": ops, "results": results}))
+            await self._posted(place, pack({"ops": ops, "results": results}))
         except tuple(_ERRORS.values()) as error:
             self.places.catch_up(reached)
-            yield from self._posted(place, _failed(error, reached))
+            await self._posted(place, _failed(error, reached))
             raise
         self._is_new = False
         return results
 
-    def _known(self, place: Place) -> Asking:
+    async def _known(self, place: Place) -> Post | None:
         """Returns the results, or the error, that are there for this place; None: none."""
-        post = (yield Get(place=place, author=FIRST, since=place.key)).post
+        post = (await self._boards.get(FIRST, place, since=place.key)).post
         return post if post is not None and post.key == place.key else None
 
-    def _contribution_of(self, worker: int, what: str, place: Place) -> Asking:
+    async def _contribution_of(self, worker: int, what: str, place: Place) -> Post | None:
         """Returns a worker's post at the place or after it, or one before it that nobody will answer; None: time is up."""
         why = f"nothing has come of {replicas_of(worker, self._per_worker)} of worker {worker}; is its process there?"
         while True:
-            waited: Waited = yield WaitFor(author=worker, place=place, why=why)
+            waited = await self._boards.wait_for(worker, place, why=why)
             post, newest = waited.found.post, waited.found.newest
             if post is not None and post.key.first == place.key.first:
                 return post
             if post is None and newest is not None and newest.fourth and newest > self._latest and newest.first == place.key.first:
-                return (yield Get(place=place, author=worker, since=None)).post
+                return (await self._boards.get(worker, place, since=None)).post
             if waited.is_late:
                 return None
             self._check_moment(what, place, waited.at)
@@ -403,11 +377,11 @@ class Exchanges:
             contributions.update((worker * self._per_worker + index, next(rest)) for index in range(self._per_worker))
         return None
 
-    def _taken(self, what: str, post: Post, ops: list[Any], place: Place) -> Asking:
+    async def _taken(self, what: str, post: Post, ops: list[Any], place: Place) -> list[Any]:
         """Takes in the results at this place, or raises the error that is there."""
         self._latest = max(self._latest, post.key)
         message = _read(post)
-        yield Keep(place=place, post=post, keeps_from=place.begin)
+        await self._boards.keep(place, post, keeps_from=place.begin)
         if "error" in message:
             self.places.catch_up(message["call"])
             raise _error_in(message)
@@ -415,13 +389,13 @@ class Exchanges:
             raise _unlike(f"{what}: {_difference(FIRST, message['ops'], ops, of=self._worker)}")
         return [frozen(one) if isinstance(one, np.ndarray) else one for one in message["results"]]
 
-    def _posted(self, place: Place, content: Array) -> Asking:
+    async def _posted(self, place: Place, content: Array) -> None:
         self._latest = max(self._latest, place.key)
         if self._num_workers > 1:
-            yield Put(author=FIRST, place=place, keeps_from=place.begin, content=content, is_last=True)
+            await self._boards.put(FIRST, place, content, keeps_from=place.begin, is_last=True)
 
-    def _contribution(self, place: Place, content: Array) -> Put:
-        return Put(author=self._worker, place=place, keeps_from=place.key, content=content)
+    async def _contribute(self, place: Place, content: Array) -> None:
+        await self._boards.put(self._worker, place, content, keeps_from=place.key)
 
     def _check_moment(self, what: str, place: Place, at: Moment) -> None:
         """Raises _Moved, or Unavailable, if the cluster has gone back to this step, or to another one."""

@@ -3,7 +3,7 @@
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -13,12 +13,12 @@ import numpy as np
 from ps_protocol.errors import InvalidSpec, PsError
 from ps_protocol.model.variables import Array
 from ps_protocol.process.waiting import FIRST_NOTICE_S, Wait
-from ps_protocol.roles.board import Found, Post
-from worker_client.core.requests import run
+from ps_protocol.roles.board import Found, Key, Post
+from worker_client.core.sides import run
 from worker_client.model.declarations import IndexedSlices
 from worker_client.session.session import Session
 from worker_client.strategy.board import Board
-from worker_client.strategy.exchange import FIRST, NO_STEP, Exchanges, Get, Keep, Place, Put, Waited, WaitFor
+from worker_client.strategy.exchange import FIRST, NO_STEP, Exchanges, Place, Waited
 from worker_client.strategy.group import Cell, CollectiveHints, Combination
 from worker_client.strategy.reduction import frozen
 from worker_client.strategy.shared_variables import SharedVariables
@@ -52,6 +52,7 @@ class WorkerGroup:
         self._boards = _Boards(session, name=name)
         self._variables = SharedVariables(session, self._parameter_devices, writes=self._index == FIRST, stepping=self._boards.tended)
         self._exchanges = Exchanges(
+            self._boards,
             worker=self._index,
             incarnation=session.membership.participant.incarnation,
             num_workers=self._num_workers,
@@ -109,10 +110,10 @@ class WorkerGroup:
         results: list[Any] = []
         for pack in _packs(combinations, hints.bytes_per_pack):
             sent = pack if hints.wire_dtype is None else [_narrowed(one, hints.wire_dtype) for one in pack]
-            place = run(self._exchanges.begin(self._variables.moment), self._boards.acts)
+            place = run(self._exchanges.begin(self._variables.moment))
             whole = f"{what} ({place})"
-            acts = self._boards.waiting(whole, timeout_s + (_GRACE_S if self._index != FIRST else 0.0), self._variables)
-            found = run(self._exchanges.combined(whole, sent, place, timeout_s=timeout_s), acts)
+            self._boards.begin_wait(whole, timeout_s + (_GRACE_S if self._index != FIRST else 0.0), self._variables)
+            found = run(self._exchanges.combined(whole, sent, place, timeout_s=timeout_s))
             results += found if sent is pack else [_as_given(value, one) for value, one in zip(found, pack, strict=True)]
         return results
 
@@ -122,35 +123,53 @@ class WorkerGroup:
 
     def _end_call(self, *, has_failed: bool) -> None:
         try:
-            run(self._exchanges.end_call(self._variables.moment, has_failed=has_failed), self._boards.acts)
+            run(self._exchanges.end_call(self._variables.moment, has_failed=has_failed))
         except PsError as error:
             log.debug("the other workers do not hear that this one has left its call: %s", error)
 
 
 class _Boards:
-    """Carries out the requests of exchanges. There is a board for exchanges with a step, and one for those without."""
+    """Implements BoardSide: a board for exchanges with a step, and one for those without."""
 
     def __init__(self, session: Session, *, name: str) -> None:
         self._session = session
         self._boards = {True: Board(session, f"strategy/{name}"), False: Board(session, f"strategy/{name}/without steps")}
-        self.acts: dict[type, Callable[[Any], Any]] = {Put: self._put, Get: self._get, Keep: self._keep}
+        self._wait: tuple[Wait, float, SharedVariables] | None = None
 
-    def waiting(self, what: str, timeout_s: float, variables: SharedVariables) -> dict[type, Callable[[Any], Any]]:
-        """Returns the acts for an exchange: `what` it is, and for how long posts are waited for."""
-        wait, deadline_s = Wait(what, None), time.monotonic() + timeout_s
+    def begin_wait(self, what: str, timeout_s: float, variables: SharedVariables) -> None:
+        """Begins an exchange: `what` it is, and for how long posts are waited for."""
+        self._wait = Wait(what, None), time.monotonic() + timeout_s, variables
 
-        def act(request: WaitFor) -> Waited:
-            # Also when time is up, what is there counts.
-            left_s = max(deadline_s - time.monotonic(), 0.0)
-            found = self._of(request.place).read(request.author, request.place.key, min(left_s, wait.slice_s()))
-            if found is None or found.post is None:
-                wait.explain(request.why)
-            elif found.post.key.first != request.place.key.first:
-                time.sleep(_PAUSE_S)  # this program has not heard of the author's epoch yet
-            variables.follow()
-            return Waited(found or Found(process_incarnation=0), not left_s, variables.moment)
+    async def wait_for(self, author: int, place: Place, *, why: str) -> Waited:
+        """Waits a while for a post, and follows the variables."""
+        assert self._wait is not None
+        wait, deadline_s, variables = self._wait
+        # Also when time is up, what is there counts.
+        left_s = max(deadline_s - time.monotonic(), 0.0)
+        found = self._of(place).read(author, place.key, min(left_s, wait.slice_s()))
+        if found is None or found.post is None:
+            wait.explain(why)
+        elif found.post.key.first != place.key.first:
+            time.sleep(_PAUSE_S)  # this program has not heard of the author's epoch yet
+        variables.follow()
+        return Waited(found or Found(process_incarnation=0), not left_s, variables.moment)
 
-        return {**self.acts, WaitFor: act}
+    async def put(self, author: int, place: Place, content: Array, *, keeps_from: Key, is_last: bool = False) -> None:
+        """Posts, and keeps the post."""
+        post = Post(key=place.key, incarnation=self._session.membership.participant.incarnation, content=content)
+        self._of(place).post(author, post, keeps_from=keeps_from, timeout_s=_GRACE_S if is_last else 0.0)
+
+    async def get(self, author: int, place: Place, *, since: Key | None) -> Found:
+        """Looks for a post, and tries again for a while where the server does not answer."""
+        end_s = time.monotonic() + _GRACE_S
+        while True:
+            found = self._of(place).read(author, since, 0.0)
+            if found is not None or time.monotonic() >= end_s:
+                return found or Found(process_incarnation=0)
+
+    async def keep(self, place: Place, post: Post, *, keeps_from: Key) -> None:
+        """Keeps worker 0's results."""
+        self._of(place).keep(FIRST, post, keeps_from=keeps_from)
 
     @contextmanager
     def tended(self) -> Iterator[None]:
@@ -168,22 +187,6 @@ class _Boards:
         """Lets go of the connections. Idempotent."""
         for board in self._boards.values():
             board.close()
-
-    def _put(self, request: Put) -> None:
-        incarnation = self._session.membership.participant.incarnation
-        post = Post(key=request.place.key, incarnation=incarnation, content=request.content)
-        timeout_s = _GRACE_S if request.is_last else 0.0
-        self._of(request.place).post(request.author, post, keeps_from=request.keeps_from, timeout_s=timeout_s)
-
-    def _get(self, request: Get) -> Found:
-        end_s = time.monotonic() + _GRACE_S
-        while True:
-            found = self._of(request.place).read(request.author, request.since, 0.0)
-            if found is not None or time.monotonic() >= end_s:
-                return found or Found(process_incarnation=0)
-
-    def _keep(self, request: Keep) -> None:
-        self._of(request.place).keep(FIRST, request.post, keeps_from=request.keeps_from)
 
     def _of(self, place: Place) -> Board:
         return self._boards[place.at.step != NO_STEP]

@@ -104,7 +104,7 @@ def test_the_memory_of_the_epoch_before_a_rollback_is_freed(act: Callable[[Sessi
     cluster = RollingCluster(join)
     with cluster.session() as session:
         session.step(ONES, timeout_s=20)
-        before = weakref.ref(session._calls.training)
+        before = weakref.ref(session._worker.model_side)
         gc.disable()
         try:
             cluster.roll_back()

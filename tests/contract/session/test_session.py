@@ -27,7 +27,7 @@ from ps_protocol.roles.chief import FinishTrainingRequest
 from tests.support.cluster.shape import Shape, Start
 from tests.support.waiting import wait_until
 from worker_client import ClusterState, OptimizerSpec, PushOutcome, Session
-from worker_client.core.requests import Beat
+from worker_client.core.sides import run
 
 VALUES = {"table": np.arange(60.0).reshape(20, 3), "bias": np.zeros(5, np.float32), "scale": np.ones(()), "none": np.zeros((0, 2))}
 # Numbers that float32 has too: rates and the like are float32, as in the original.
@@ -105,10 +105,10 @@ def test_a_program_can_tell_a_training_that_is_done_from_one_that_was_stopped(st
     sessions = cluster.session(), cluster.session()
     for session in sessions:
         session.create_or_join({"w": np.zeros(2)}, optimizer=worker_client.sgd(1.0), timeout_s=20)
-    beating = sessions[1].membership.acts[Beat]
     sessions[0].membership.link.ask(FinishTrainingRequest(reason="enough", interrupts=interrupts), what="finish")
     assert not sessions[0].wait(timeout_s=20)
-    assert beating(Beat(sessions[1].membership.participant)).name.lower() == reason
+    beat = sessions[1].membership.beat(sessions[1].membership.participant)
+    assert run(beat).name.lower() == reason
     assert (sessions[0].is_finished, sessions[0].end_reason) == (True, reason)
     if not sessions[1].membership.link.transport.is_in_process:  # it has a heartbeat, and need not ask
         wait_until(lambda: sessions[1].is_finished, what="a heartbeat has heard of it")

@@ -12,7 +12,7 @@ from ps_protocol.roles.chief import End, HeartbeatRequest, Participant, Particip
 from tests.support.chief.eras import era
 from worker_client.cluster.chief import ChiefLink
 from worker_client.cluster.transport import LocalTransport
-from worker_client.core.requests import Beat, run
+from worker_client.core.sides import run
 from worker_client.session.membership import Membership
 
 FIRST = Registration(
@@ -64,8 +64,8 @@ def member(chief: StrictChief) -> Iterator[Membership]:
 
 
 def ask(member: Membership, participant: Participant) -> End:
-    end: End = run(member.place.ask(Beat(participant), participant), member.acts)
-    return end
+    request = HeartbeatRequest(participant=participant)
+    return run(member.place.ask(participant, lambda: member.ask(request, what="the epoch")))
 
 
 def test_worker_that_its_own_heartbeat_has_brought_back_is_not_superseded(chief: StrictChief, member: Membership) -> None:

@@ -1,5 +1,6 @@
 """Exchanges of reductions, without a session: posts are lost with the server, workers give up, and programs are started again."""
 
+import types
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -9,9 +10,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, LimitExceeded, MalformedMessage, ShapeMismatch, Unavailable
+from ps_protocol.model.variables import Array
 from ps_protocol.roles.board import FIRST_KEY, Found, Key, Post, Posts
+from worker_client.core.sides import run
 from worker_client.strategy.content import pack
-from worker_client.strategy.exchange import FIRST, NO_STEP, Exchanges, Get, Keep, Moment, Place, Places, Put, Waited, WaitFor
+from worker_client.strategy.exchange import FIRST, NO_STEP, Exchanges, Moment, Place, Places, Waited
 from worker_client.strategy.group import Combination
 from worker_client.strategy.reduction import ReduceOp
 
@@ -38,11 +41,13 @@ class _Server:
 
 
 class _Worker:
-    """One program of a worker: runs its part, which waits at each request for a post that is not there."""
+    """One program of a worker, and its boards: its part waits for each post that is not there."""
 
     def __init__(self, server: _Server, worker: int, *, incarnation: int = 1, num_workers: int = 2, is_restarted: bool = False) -> None:
         self.server, self.worker, self.incarnation = server, worker, incarnation
-        self.exchanges = Exchanges(worker=worker, incarnation=incarnation, num_workers=num_workers, per_worker=1, is_restarted=is_restarted)
+        self.exchanges = Exchanges(
+            self, worker=worker, incarnation=incarnation, num_workers=num_workers, per_worker=1, is_restarted=is_restarted
+        )
         self.kept = _Server()
         self.at, self.is_late = Moment(1, 0), False
         # Posts for which the server has no room.
@@ -57,54 +62,54 @@ class _Worker:
                 for post in posts:
                     self.server.add(board, author, post, FIRST_KEY)
 
-    def running(self, part: Generator[Any, Any, Any]) -> Generator[None, None, Any]:
-        """Carries out the part's requests, and yields wherever it waits."""
-        answer: Any = None
-        try:
-            while True:
-                request = part.send(answer)
-                self.tend()
-                board = request.place.at.step != NO_STEP
-                match request:
-                    case Put():
-                        if self.num_refused:
-                            self.num_refused -= 1
-                            request = part.throw(LimitExceeded("ps 0: has no room for this"))
-                            board = request.place.at.step != NO_STEP
-                            assert isinstance(request, Put)
-                        post = Post(key=request.place.key, incarnation=self.incarnation, content=request.content)
-                        for place in (self.server, self.kept):
-                            place.add(board, request.author, post, request.keeps_from)
-                        answer = None
-                    case Keep():
-                        self.kept.add(board, FIRST, request.post, request.keeps_from)
-                        answer = None
-                    case Get():
-                        answer = self.server.find(board, request.author, request.since)
-                    case WaitFor():
-                        found = self.server.find(board, request.author, request.place.key)
-                        if found.post is None:
-                            yield
-                            self.tend()
-                            found = self.server.find(board, request.author, request.place.key)
-                        answer = Waited(found, self.is_late, self.at)
-        except StopIteration as end:
-            return end.value
+    async def put(self, author: int, place: Place, content: Array, *, keeps_from: Key, is_last: bool = False) -> None:
+        self.tend()
+        if self.num_refused:
+            self.num_refused -= 1
+            raise LimitExceeded("ps 0: has no room for this")
+        post = Post(key=place.key, incarnation=self.incarnation, content=content)
+        for server in (self.server, self.kept):
+            server.add(_board(place), author, post, keeps_from)
+
+    async def get(self, author: int, place: Place, *, since: Key | None) -> Found:
+        self.tend()
+        return self.server.find(_board(place), author, since)
+
+    async def wait_for(self, author: int, place: Place, *, why: str) -> Waited:
+        self.tend()
+        found = self.server.find(_board(place), author, place.key)
+        if found.post is None:
+            await _until_the_next_turn()
+            self.tend()
+            found = self.server.find(_board(place), author, place.key)
+        return Waited(found, self.is_late, self.at)
+
+    async def keep(self, place: Place, post: Post, *, keeps_from: Key) -> None:
+        self.tend()
+        self.kept.add(_board(place), FIRST, post, keeps_from)
 
     def reduced(self, value: Any, *, op: ReduceOp = ReduceOp.SUM, variable: str = "") -> Generator[None, None, Any]:
         """Reduces one value of this worker's replica over all."""
-        place = yield from self.running(self.exchanges.begin(self.at))
+        place = yield from self.exchanges.begin(self.at).__await__()
         contributions = {self.worker: value} if not isinstance(value, dict) else value
         combinations = [Combination(op=op, contributions=contributions, variable=variable)]
-        (result,) = yield from self.running(self.exchanges.combined("sum", combinations, place, timeout_s=60.0))
+        (result,) = yield from self.exchanges.combined("sum", combinations, place, timeout_s=60.0).__await__()
         return result
 
     def begin_call(self) -> None:
         self.exchanges.places.begin_call(self.at)
 
     def end_call(self, *, has_failed: bool = False) -> None:
-        for _ in self.running(self.exchanges.end_call(self.at, has_failed=has_failed)):
-            raise AssertionError("the end of a call waits for nobody")
+        run(self.exchanges.end_call(self.at, has_failed=has_failed))  # it waits for nobody
+
+
+def _board(place: Place) -> bool:
+    return place.at.step != NO_STEP
+
+
+@types.coroutine
+def _until_the_next_turn() -> Generator[None, None, None]:
+    yield
 
 
 def _together(*parts: Generator[None, None, Any]) -> list[Any]:
