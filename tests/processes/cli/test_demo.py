@@ -12,7 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from lockstep.demo.digits import MISSING, evaluate, initial_values, load_digits, loss_and_gradients, split
+from lockstep.demo.digits import MISSING, NAMES, evaluate, initial_values, load_digits, loss_and_gradients, optimizer_of, split
+from ps_protocol.model.optimizers import GRADIENT_OPTIMIZERS
 from tests.support.processes.commands import lockstep_here, read_until
 
 
@@ -109,6 +110,9 @@ def test_a_worker_that_is_replaced_draws_the_same_batches() -> None:
         (["--ps", "0"], "--ps: got '0'"),
         (["--pace", "-1"], "--pace: got -1"),
         (["--run-dir", "/dev/null/x"], "cannot write to /dev/null/x: Not a directory"),
+        (["--staleness", "2"], "--staleness: it is for the policy ssp, not sync"),
+        (["--policy", "async", "--backup-workers", "1"], "only the policy sync has steps of several contributions, not async"),
+        (["--learning-rate=-1"], "--learning-rate: optimizer 'momentum': learning_rate = -1.0, want >= 0"),
     ],
 )
 def test_arguments_that_make_no_sense_are_reported_in_one_line(arguments: list[str], words: str) -> None:
@@ -116,6 +120,12 @@ def test_arguments_that_make_no_sense_are_reported_in_one_line(arguments: list[s
     assert refused.returncode == 2
     assert words in refused.stderr
     assert len(refused.stderr.splitlines()) == 1
+
+
+def test_every_optimizer_that_takes_gradients_can_be_named() -> None:
+    assert set(NAMES) == set(GRADIENT_OPTIMIZERS)
+    rates = [optimizer_of(name, learning_rate=0.5).learning_rate.arguments["value"] for name in NAMES]
+    assert np.all(np.array(rates) == 0.5)
 
 
 def test_without_scikit_learn_the_demo_says_what_to_install(tmp_path: Path) -> None:
@@ -142,9 +152,10 @@ def test_the_demo_learns_to_the_end_although_a_worker_is_killed(tmp_path: Path) 
 
 
 def test_too_few_steps_to_learn_are_reported(tmp_path: Path) -> None:
-    policy = ["--policy", "async", "--optimizer", "adagrad", "--learning-rate", "0.1"]
-    with demo("--ps", "1", "--workers", "2", *policy, "--max-steps", "10", "--pace", "0", "--run-dir", str(tmp_path)) as process:
+    policy = ["--policy", "ssp", "--staleness", "2", "--max-staleness", "9", "--too-stale", "scale"]
+    optimizer = ["--optimizer", "adagrad", "--learning-rate", "0.1", "--max-steps", "10", "--pace", "0"]
+    with demo("--ps", "1", "--workers", "2", *policy, *optimizer, "--run-dir", str(tmp_path)) as process:
         out, _ = process.communicate(timeout=40)
     assert process.returncode == 1
     assert re.search(r"test accuracy 0\.\d+, want 0.95: train longer \(--max-steps\)", out), out
-    assert "policy async: every contribution is a step" in out
+    assert "policy ssp(2), scales beyond staleness 9: every contribution is a step" in out

@@ -25,24 +25,16 @@ TALKATIVE = "import threading\n" + TRAIN.replace('print("step"', 'threading.Even
 
 
 @contextmanager
-def launched(*arguments: str, output: Unread) -> Iterator["subprocess.Popen[bytes]"]:
-    command = [sys.executable, "-m", "lockstep", *arguments]
-    environment = {**os.environ, "TERM": "xterm"}
-    with subprocess.Popen(
-        command, stdin=subprocess.DEVNULL, stdout=output.descriptor, stderr=output.descriptor, env=environment
-    ) as process:
+def up(tmp_path: Path, *flags: str, worker: str, output: Unread) -> Iterator["subprocess.Popen[bytes]"]:
+    script = tmp_path / "train.py"
+    script.write_text(worker)
+    command = [sys.executable, "-m", "lockstep", "up", *flags, "--run-dir", str(tmp_path / "run"), "--", sys.executable, str(script)]
+    out, environment = output.descriptor, {**os.environ, "TERM": "xterm"}
+    with subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=out, stderr=out, env=environment) as process:
         try:
             yield process
         finally:
             process.kill()
-
-
-@contextmanager
-def up(tmp_path: Path, *flags: str, worker: str, output: Unread) -> Iterator["subprocess.Popen[bytes]"]:
-    script = tmp_path / "train.py"
-    script.write_text(worker)
-    with launched("up", *flags, "--run-dir", str(tmp_path / "run"), "--", sys.executable, str(script), output=output) as process:
-        yield process
 
 
 def family(process: "subprocess.Popen[bytes]") -> list[psutil.Process]:

@@ -11,8 +11,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from ps_protocol.process.history import read_history
-from ps_protocol.roles.history import Begun, Counted
 from tests.support.processes.commands import IDLE, TRAIN, are_gone, descendants, lockstep_here, read_until, run_up, up
 from tests.support.waiting import wait_until
 
@@ -90,20 +88,6 @@ def test_each_worker_gets_its_own_index_and_no_environment_variables_of_another_
     assert "[lockstep] all workers ended without any having joined a training" in out and "training finished" not in out
     for index in range(3):
         assert re.search(rf"^\[worker {index}\] {index} 3 up-\w+ unix:/\S+/chief\.sock$", out, re.MULTILINE), out
-
-
-def test_a_cluster_with_standbys_runs_to_its_end_and_its_history_has_both_servers_and_the_chiefs_steps(tmp_path: Path) -> None:
-    history = tmp_path / "history"
-    arguments = ("--workers", "2", "--max-steps", "5", "--standbys", "--history", str(history))
-    code, out = run_up(*arguments, worker=TRAIN, run_dir=tmp_path / "run")
-    assert code == 0, out
-    assert "[standby 0]" in out
-    verdict = lockstep_here("audit", str(history))
-    assert verdict.returncode == 0, verdict.stdout + verdict.stderr
-    assert "10 steps of servers computed again" in verdict.stdout, verdict.stdout
-    written = [*read_history(history)]
-    assert [one.role for one in written].count("ps-0") == 2
-    assert [type(record.event) for one in written if one.role == "chief" for record in one.records] == [Begun, *[Counted] * 5]
 
 
 @pytest.mark.timeout(120)

@@ -7,6 +7,8 @@ from pathlib import Path
 
 import pytest
 
+from ps_protocol.process.history import read_history
+from ps_protocol.roles.history import Begun, Counted
 from tests.support.processes.commands import lockstep_here, run_up
 from tests.support.repository import ROOT
 
@@ -28,6 +30,9 @@ def test_lion_and_lamb_as_formulas_learn_and_each_step_is_computed_again_from_th
     verdict = lockstep_here("audit", str(history))
     assert verdict.returncode == 0, verdict.stdout + verdict.stderr
     assert "600 steps of servers computed again" in verdict.stdout, verdict.stdout
+    written = [*read_history(history)]
+    assert [one.role for one in written].count("ps-0") == 2, "of a server and its standby"
+    assert [type(record.event) for one in written if one.role == "chief" for record in one.records] == [Begun, *[Counted] * 150]
 
 
 def test_the_example_needs_no_cluster() -> None:

@@ -39,6 +39,7 @@ from ps_server.config import ParameterServerConfig
 from ps_server.server import ParameterServer
 from tests.support.chief.eras import LIFE
 from tests.support.parameter_servers.commanded_shard import CommandedShard
+from tests.support.parameter_servers.shards import open_server
 
 _requests = itertools.count(1)
 
@@ -60,8 +61,6 @@ class RunningChief:
         *ps: str,
         address: str = "127.0.0.1:0",
         security: Security = OPEN,
-        checkpoint_dir: str = "",
-        is_takeover: bool = False,
         page: str = "",
         **coordination: Any,
     ) -> None:
@@ -70,8 +69,6 @@ class RunningChief:
             address=address,
             security=security,
             coordination=CoordinationConfig(**coordination),
-            checkpoint_dir=checkpoint_dir,
-            is_takeover=is_takeover,
             page=page,
         )
         self._started, self._over = threading.Event(), threading.Event()
@@ -96,12 +93,6 @@ class RunningChief:
         with contextlib.suppress(RuntimeError):  # it ended meanwhile
             self._loop.call_soon_threadsafe(self._server.request_stop, "the test")
 
-    def kill(self) -> None:
-        """Ends it as nearly as a part of a process can be killed: it says nothing to anybody."""
-        self._loop.call_soon_threadsafe(self._serving.cancel)
-        self._thread.join(20)
-        assert not self._thread.is_alive()
-
     def ended(self, timeout_s: float = 20.0) -> int | PsError | None:
         """Waits for the end."""
         assert self._over.wait(timeout_s), "the chief does not end"
@@ -120,29 +111,21 @@ class RunningChief:
         try:
             await self._server.start()
             self.address, self.page_url = self._server.address, self._server.page_url
-            self._serving = asyncio.ensure_future(self._server.wait())
             self._started.set()
-            self._outcome = await self._serving
+            self._outcome = await self._server.wait()
         except PsError as error:
             self._outcome = error
-        except asyncio.CancelledError:
-            self._outcome = None
         finally:
             await self._server.stop()
             self._over.set()
             self._started.set()
 
 
-@contextlib.contextmanager
 def parameter_server(
-    index: int = 0, *, address: str = "127.0.0.1:0", cluster: str = "lockstep", checkpoint_dir: str = ""
-) -> Iterator[ParameterServer]:
-    server = ParameterServer(ParameterServerConfig(index=index, address=address, cluster=cluster, checkpoint_dir=checkpoint_dir))
-    server.start()
-    try:
-        yield server
-    finally:
-        server.stop(0.0)
+    index: int = 0, *, address: str = "127.0.0.1:0", cluster: str = "lockstep"
+) -> contextlib.AbstractContextManager[ParameterServer]:
+    """A parameter server that serves until the block ends."""
+    return open_server(ParameterServerConfig(index=index, address=address, cluster=cluster))
 
 
 @contextlib.contextmanager
