@@ -102,6 +102,7 @@ class Poller:
 
     def finish(self, reason: str, *, interrupts: bool = False) -> None:
         self.asked.append(reason)
+        self.has_interrupted = interrupts
         self.finished_at = self.status.global_step if self.status is not None else None  # type: ignore[assignment]
 
 
@@ -268,6 +269,19 @@ def test_the_end_waits_for_the_last_checkpoint_as_long_as_the_chief_saves_it(sce
     assert found.said == ["training is finished; the chief saves a last checkpoint, of step 3; Ctrl-C ends all without it"]
 
 
+def test_the_end_waits_for_roles_a_moment_and_for_a_chief_that_finishes_longer(scene: Open) -> None:
+    for is_finishing, waited_s in ((False, 1.5), (True, 5.0)):
+        found = scene(cluster_status(global_step=3))
+        found.poller.is_finishing, began_at = is_finishing, found.supervisor.now
+        found.watch.finish_training(cast(Any, found.supervisor))
+        assert found.supervisor.now - began_at == pytest.approx(waited_s, abs=0.06)
+        for role in found.cluster.roles:
+            role.returncode = 0
+        began_at = found.supervisor.now
+        found.watch.finish_training(cast(Any, found.supervisor))
+        assert found.supervisor.now == began_at
+
+
 def test_a_training_that_no_report_has_seen_is_known_by_what_its_chief_left(scene: Open) -> None:
     for has_trained in (False, True):
         found = scene()
@@ -303,6 +317,23 @@ def test_what_was_learnt_since_the_last_checkpoint_is_said_to_be_lost(
     assert re.match(words or "$", what_is_not_saved(found.cluster, status))
     assert newest_checkpoint(found.cluster) == (f"step-{saved[-1]:09}" if saved else "")
     assert what_is_not_saved(scene().cluster, status) == ""
+
+
+def test_workers_that_fail_while_the_others_leave_are_named_and_not_started_again(scene: Open) -> None:
+    found = scene(restart_workers=1)
+    first, second, third = found.cluster.workers
+    found.end(first)
+    with pytest.raises(TooFewWorkers):
+        found.end(found.cluster.workers[0])
+
+    def fail() -> None:
+        second.returncode, third.returncode = 5, 0
+
+    found.supervisor.happens = fail
+    found.watch.interrupt(cast(Any, found.supervisor), "worker 0 failed first")
+    assert "failed by itself: worker 0: exit code 1\nfailed by itself: worker 1: exit code 5" in found.said
+    found.watch.see([second])
+    assert found.cluster.workers[1] is second
 
 
 def test_an_interrupted_worker_that_stays_gets_one_signal_after_the_other(scene: Open) -> None:
