@@ -80,7 +80,7 @@ def test_training_continues_without_its_checkpoint_directory_and_saves_once_it_i
     # A directory that is simply gone is made again.
     if place.is_symlink() or place.is_file():
         place.unlink()
-        place.mkdir()
+        place.mkdir(exist_ok=True)  # the cluster may have made it anew
     at = cluster.reached()
     cluster.await_(lambda: max(saved_steps(cluster), default=0) > at, what="it saves again")
     cluster.kill("ps 0")
