@@ -13,7 +13,7 @@ from ps_protocol.model.policy import PolicySpec
 from ps_protocol.model.shown import shown
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.history import HistoryWriter
-from ps_protocol.process.local_clusters import with_local_tokens
+from ps_protocol.process.local_clusters import with_local_secrets
 from ps_protocol.process.options import ALLOW_INSECURE_NETWORK, HISTORY, HISTORY_MAX_BYTES, MAX_STEPS, METRICS, OTEL, Given, security_of
 from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.process.waiting import checked_timeout
@@ -158,7 +158,7 @@ def _metrics(address: str, given: Given, way: GrpcTransport) -> "WorkerMetrics |
 def access_of(security: Security | None, environment: Mapping[str, str], *, role: CallerRole, chief: str = "") -> Access:
     """Returns how to reach servers: by what is given, else by LOCKSTEP_*, else as a local cluster asks for it. Raises InvalidSpec."""
     if security is None:
-        return Access(with_local_tokens(security_of(Given({}, environment)), chief=chief), role=role)
+        return Access(with_local_secrets(security_of(Given({}, environment)), chief=chief), role=role)
     if not isinstance(security, Security):
         raise InvalidSpec(f"security: got {type(security).__name__}, want a Security, for example Security(token_file='worker.token')")
     files = replace(
@@ -168,7 +168,7 @@ def access_of(security: Security | None, environment: Mapping[str, str], *, role
         tls_cert=_path(security.tls_cert),
         tls_key=_path(security.tls_key),
     )
-    return Access(with_local_tokens(files, chief=chief), role=role)
+    return Access(with_local_secrets(files, chief=chief), role=role)
 
 
 def _path(file: str | Path | None) -> Path | None:
@@ -225,7 +225,7 @@ def _enter(way: GrpcTransport, target: Target, *, kind: ParticipantKind, takeove
         raise
 
 
-class LocalCluster(Protocol):
+class LaunchedCluster(Protocol):
     """A chief and shards in this process, for example a `lockstep.in_process.InProcessCluster`."""
 
     @property
@@ -239,7 +239,7 @@ class LocalCluster(Protocol):
 
 @is_boundary
 def local(
-    cluster: LocalCluster | None = None,
+    cluster: LaunchedCluster | None = None,
     *,
     worker_index: int | None = None,
     num_ps: int = 1,
@@ -278,11 +278,11 @@ def local(
     return Session(link, link.register(kind=ParticipantKind.WORKER, index=worker_index, takeover=takeover))
 
 
-_made: list[LocalCluster] = []  # one at most
+_made: list[LaunchedCluster] = []  # one at most
 _making = threading.Lock()
 
 
-def _own_cluster() -> LocalCluster:
+def _own_cluster() -> LaunchedCluster:
     """Returns the cluster of this process, which `connect()` joins where the chief is called "local"; makes it when first asked."""
     with _making:
         if not _made:
@@ -293,16 +293,16 @@ def _own_cluster() -> LocalCluster:
         return _made[0]
 
 
-def made_cluster() -> LocalCluster | None:
+def made_cluster() -> LaunchedCluster | None:
     """Returns the cluster of this process; None: the program has opened none."""
     return _made[0] if _made else None
 
 
-def observe_local(cluster: LocalCluster) -> Observer:
+def observe_local(cluster: LaunchedCluster) -> Observer:
     """Returns an observer of a cluster inside this process."""
     link = _local_link(cluster)
     return Observer(link, link.register(kind=ParticipantKind.OBSERVER, index=None, takeover=False))
 
 
-def _local_link(cluster: LocalCluster) -> ChiefLink:
+def _local_link(cluster: LaunchedCluster) -> ChiefLink:
     return ChiefLink(cluster.chief, LocalTransport(lambda index: cluster.shards[index], timeout_s=IN_PROCESS_TIMEOUT_S))

@@ -16,7 +16,7 @@ import psutil
 
 import benchmarks
 from benchmarks.harness import process_memory
-from lockstep.launcher.cluster import LocalCluster
+from lockstep.launcher.cluster import LaunchedCluster
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec, Supervisor, with_checkout
 
@@ -120,7 +120,7 @@ class Processes:
 class Cluster:
     """Parameter servers, a chief and workers, used in a `with` block.
 
-    `security`: see LocalCluster; `programs`: replaces the programs of some roles.
+    `security`: see LaunchedCluster; `programs`: replaces the programs of some roles.
     """
 
     def __init__(self, spec: ClusterSpec, *, security: Mapping[str, str] | None = None, programs: Mapping[str, str] | None = None) -> None:
@@ -161,7 +161,7 @@ class Cluster:
         print(text, file=sys.stderr)
 
 
-class _Roles(LocalCluster):
+class _Roles(LaunchedCluster):
     """A cluster in which some roles run other programs."""
 
     def __init__(self, spec: ClusterSpec, programs: Mapping[str, str], **options: Any) -> None:

@@ -100,7 +100,7 @@ def cluster_spec(workload: Workload, setting: Setting, *, checkpoint_dir: str = 
 
 
 def _security(kind: str, files: Path) -> Mapping[str, str] | None:
-    """Returns variables for LocalCluster, which makes tokens itself. One certificate is for all roles, and shown by callers with "mtls"."""
+    """Returns variables for LaunchedCluster, which makes tokens itself. One certificate is for all roles, shown by callers with "mtls"."""
     if kind == "tokens":
         return None
     if kind == "open":

@@ -9,7 +9,7 @@ from lockstep.cli.answers import CommandFailed
 from ps_protocol.errors import DeadlineExceeded, InvalidSpec, Unavailable
 from ps_protocol.process import options
 from ps_protocol.process.exit_codes import ExitCode
-from ps_protocol.process.local_clusters import LocalEntry, local_clusters, with_local_tokens
+from ps_protocol.process.local_clusters import LocalEntry, local_clusters, with_local_secrets
 from ps_protocol.process.options import Given
 from ps_protocol.roles.identity import parse_address
 from ps_protocol.roles.request import CallerRole
@@ -78,7 +78,7 @@ def chief_and_access_of(arguments: argparse.Namespace) -> Iterator[tuple[GrpcChi
     given = Given(vars(arguments), os.environ)
     address = given[options.CHIEF_ADDRESS] or _only_local().chief
     try:
-        access = Access(with_local_tokens(options.security_of(given), chief=address), role=CallerRole.ADMIN)
+        access = Access(with_local_secrets(options.security_of(given), chief=address), role=CallerRole.ADMIN)
         chief = GrpcChief(address, cluster=given[options.CALLED_CLUSTER], access=access)
     except InvalidSpec as error:
         raise ChiefAbsent(error.message, exit_code=ExitCode.USAGE) from error

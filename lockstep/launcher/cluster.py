@@ -1,14 +1,18 @@
-"""A cluster on this machine: its processes, their arguments and environments, and when they are ready. Knows no step."""
+"""A launched cluster: its processes here or on several hosts, their arguments and environments, and when they are ready. Knows no step."""
 
 import fcntl
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, suppress
+from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from lockstep.launcher.hosts import Hosts, There
+from lockstep.launcher.remote import EXIT_HOST_LOST
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import (
     LaunchFailed,
@@ -20,25 +24,29 @@ from lockstep.launcher.supervisor import (
     shell_code,
     with_checkout,
 )
+from ps_protocol.errors import InvalidSpec
 from ps_protocol.process import options
 from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.process.listening import end_beside, page_beside
 from ps_protocol.process.local_clusters import entry, listed
 from ps_protocol.process.waiting import LAUNCHER_SAYS
 from ps_protocol.roles.request import CallerRole
+from ps_protocol.security.options import OPEN, Security
 from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, token_of, write_secret
 
 # A role imports grpc and NumPy: half a second on an idle machine, much longer on a busy one.
 START_TIMEOUT_S = 60.0
 _SAY_AFTER_S = 2.0
+# Where a host is lost, its roles begin elsewhere before its workers do, which else wait for addresses that are gone.
+_SETTLE_S = 10.0
 # The shell's variables may describe another cluster; the roles of this one must not inherit them.
 _FOREIGN = {**dict.fromkeys(options.cluster_variables()), "TF_CONFIG": None}
 
 
-class LocalCluster:
+class LaunchedCluster:
     """The processes of one cluster. Unix sockets in the supervisor's private directory, or ports that the system chooses.
 
-    `security`: variables for tokens and TLS, in place of tokens of the cluster's own.
+    `security`: variables for tokens and TLS, in place of tokens of the cluster's own and, on several hosts, of an authority of its own.
     """
 
     def __init__(
@@ -46,16 +54,18 @@ class LocalCluster:
     ) -> None:
         self._given_security = security
         self.spec = spec
+        self._hosts = Hosts(spec.hosts, python=spec.host_python, cwd=spec.host_dir) if spec.hosts else None
         # The next run continues from this one's checkpoints. A cluster only takes its own, so both need the same name.
         self.name = "up-local" if spec.has_checkpoints else f"up-{supervisor.token[:6]}"
         self.chief_address = self.page_url = ""
-        self.token_file: Path | None = None  # for commands that call the cluster; set once started
+        # For commands that call the cluster; set once started.
+        self.security = OPEN
         self.roles: list[Process] = []  # the parameter servers by index, then the chief unless it runs in ps 0
         self.workers: list[Process] = []
         self._supervisor = supervisor
         self._note = note
         self._addresses: dict[str, str] = {}  # where roles serve, also after a restart
-        self._role_environment: Mapping[str, str | None] = {}
+        self._environment: Mapping[str, str | None] = {}
         self._worker_command: Sequence[str] = ()
         self._worker_environment: Mapping[str, str | None] = {}
 
@@ -70,26 +80,27 @@ class LocalCluster:
 
         The token follows a #, and browsers do not send that part to any server.
         """
-        if not self.page_url or self.token_file is None:
+        if not self.page_url or self.security.token_file is None:
             return self.page_url
-        return f"{self.page_url}#token={token_of(self.token_file, CallerRole.OBSERVER)}"
+        return f"{self.page_url}#token={token_of(self.security.token_file, CallerRole.OBSERVER)}"
+
+    @property
+    def tunnel(self) -> str:
+        """The command that leads this machine's port of the page to the chief's host; empty: the page is here."""
+        if self._hosts is None or not self.page_url:
+            return ""
+        port = urlsplit(self.page_url).port
+        return f"ssh -N -L {port}:127.0.0.1:{port} {self._hosts.of('chief').name}"
 
     def listed(self, command: str) -> AbstractContextManager[None]:
         """Lists the cluster for other commands of this user within the block; `command`: the workers' command."""
-        return listed(entry(name=self.name, chief=self.chief_address, page=self.page_url, token_file=self.token_file, command=command))
+        return listed(entry(name=self.name, chief=self.chief_address, page=self.page_url, security=self.security, command=command))
 
     def start_roles(self, *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts parameter servers and chief, and returns once they serve. Raises LaunchFailed with the last lines of a role that fails."""
-        if self._given_security is None:
-            self.token_file = self._supervisor.directory / BESIDE_SOCKET
-            write_secret(self.token_file, new_token_lines())
-        self._role_environment = {
-            **_FOREIGN,
-            **with_checkout(),
-            **(environment or {}),
-            **self.spec.told,
-            **self._own_security,
-        }
+        self._make_secrets()
+        self._environment = {**_FOREIGN, **with_checkout(), **(environment or {}), **self.spec.told}
+        self._look_at_hosts()
         # The chief's process starts last: its flags name the addresses of the others.
         for index in range(1 if self.spec.chief_in_ps else 0, self.spec.num_ps):
             self.roles.append(self._start_role(f"ps {index}"))
@@ -109,11 +120,62 @@ class LocalCluster:
         if self.spec.tensorboard is not None:
             self._start_recorder(self.spec.tensorboard)
 
-    @property
-    def _own_security(self) -> dict[str, str | None]:
-        """Security variables for the children: those given, or the cluster's own tokens. The shell's may be for another cluster."""
-        given = {"LOCKSTEP_TOKEN_FILE": str(self.token_file)} if self._given_security is None else self._given_security
-        return {**dict.fromkeys(options.SECURITY_VARIABLES), **given}
+    def _make_secrets(self) -> None:
+        if self._given_security is not None:
+            return
+        private = self._supervisor.directory
+        if self._hosts is None:
+            write_secret(private / BESIDE_SOCKET, new_token_lines())
+            self.security = Security(token_file=private / BESIDE_SOCKET)
+            return
+        from lockstep.certs import create  # imports cryptography
+
+        try:
+            create(private, cluster=self.name, hosts=[host.address for host in self._hosts])
+        except InvalidSpec as error:
+            raise LaunchFailed(f"--hosts: {error.message}", exit_code=ExitCode.USAGE) from error
+        self.security = Security(token_file=private / BESIDE_SOCKET, tls_ca=private / "ca.pem")
+
+    def _secrets_of(self, kind: str) -> dict[str, str]:
+        """Returns the files that prove who a role or a worker is, by variable, as names in the private directory."""
+        if self._given_security is not None:
+            return {}
+        if self._hosts is None:
+            return {"LOCKSTEP_TOKEN_FILE": BESIDE_SOCKET}
+        if kind == "worker":
+            return {"LOCKSTEP_TOKEN_FILE": "worker.token", "LOCKSTEP_TLS_CA": "ca.pem"}
+        own = {"LOCKSTEP_TLS_CERT": f"{kind}.pem", "LOCKSTEP_TLS_KEY": f"{kind}.key"}
+        return {"LOCKSTEP_TOKEN_FILE": BESIDE_SOCKET, "LOCKSTEP_TLS_CA": "ca.pem", **own}
+
+    def _placed(self, spec: ProcessSpec, *, kind: str, returns: Sequence[Path] = ()) -> ProcessSpec:
+        """Returns a process for its host, with the secrets of its kind. The shell's variables may be for another cluster."""
+        secrets, private = self._secrets_of(kind), self._supervisor.directory
+        given = self._given_security or {variable: str(private / name) for variable, name in secrets.items()}
+        spec = replace(spec, environment={**spec.environment, **dict.fromkeys(options.SECURITY_VARIABLES), **given})
+        if self._hosts is not None:
+            there = There(files=list(secrets.values()), returns=[path.name for path in returns])
+            spec = self._hosts.carried(spec, there, host=self._hosts.of(spec.name), private=private)
+        return spec
+
+    def _look_at_hosts(self) -> None:
+        """Raises LaunchFailed unless every host can run processes of the cluster and sees what it must share."""
+        if self._hosts is None:
+            return
+        marks = [path / f".{self.name}-{self._supervisor.token}" for path in (self.spec.directory, self.spec.history) if path is not None]
+        for mark in marks:
+            mark.touch()
+        try:
+            looks = []
+            for host in self._hosts:
+                look = ProcessSpec(name=f"host {host.name}", command=(), environment={})
+                spec = self._hosts.carried(look, There(shared=marks), host=host, private=self._supervisor.directory)
+                looks.append(self._supervisor.start(spec))
+            self._await(lambda: not any(one.is_running for one in looks), what="the hosts answer", process=looks[0])
+        finally:
+            for mark in marks:
+                mark.unlink(missing_ok=True)
+        if failed := [one for one in looks if one.returncode]:
+            raise LaunchFailed(f"--hosts: {failed[0].last_words}", exit_code=ExitCode.USAGE)
 
     def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts the workers; each finds the cluster by its environment."""
@@ -121,7 +183,7 @@ class LocalCluster:
         history = {one.variable: self.spec.told.get(one.variable) for one in (options.HISTORY, options.HISTORY_MAX_BYTES)}
         self._worker_environment = {**history, LAUNCHER_SAYS: "1", **(environment or {})}
         for index in range(self.spec.num_workers):
-            self.workers.append(self._start_worker(index))
+            self.workers.append(self._supervisor.start(self._worker_spec(index)))
 
     def may_restart(self, role: Process) -> bool:
         """Whether training can continue with a new process in place of this one, which has ended.
@@ -131,7 +193,8 @@ class LocalCluster:
         and left the servers running was asked to by somebody.
         """
         has_chief = role is self.chief
-        if role.returncode is None or (has_chief and (role.returncode > 0 or self.trained_until() is not None)):
+        has_failed = role.returncode not in (None, EXIT_HOST_LOST) and (role.returncode or 0) > 0
+        if role.returncode is None or (has_chief and (has_failed or self.trained_until() is not None)):
             return False
         if (other := self.replica_of(role)) is not None and other.is_running:
             return True
@@ -150,34 +213,60 @@ class LocalCluster:
         return None
 
     def restart_role(self, role: Process, *, pause_s: float) -> Process:
-        """Starts a role that has ended again after a pause, at its old address; does not wait for it."""
+        """Starts a role that has ended again after a pause, at its old address unless its host is lost; does not wait for it."""
         self._announce(role.name).unlink(missing_ok=True)
+        if self._hosts is not None and self._hosts.see_end(role):
+            self._addresses.pop(role.name, None)
         process = self._start_role(role.name, is_again=True, pause_s=pause_s)
         self.roles[self.roles.index(role)] = process
         return process
 
+    def follow_moves(self) -> str:
+        """Reads where roles serve that were started again on another host. Returns words for a chief that must begin again since one is."""
+        moved = [role for role in self.roles if role.name not in self._addresses and self._announce(role.name).exists()]
+        for role in moved:
+            self._addresses[role.name] = self._address_of(role.name)
+        self.chief_address = self._addresses.get("chief", self.chief_address)
+        if self._hosts is not None and self.chief in moved:
+            for index, worker in enumerate(self.workers):
+                task = self._hosts.task_of(worker.name, host=self._hosts.of(worker.name), private=self._supervisor.directory)
+                if task.exists():  # it has not begun yet, and is told the new address
+                    self._worker_spec(index)
+        servers = [f"{role.name} at {self._addresses[role.name]}" for role in moved if role is not self.chief]
+        if not servers or not self.chief.is_running:
+            return ""
+        self.chief.signal_group(signal.SIGTERM)  # its servers are arguments of a chief; its successor goes on at the same step
+        return f"the chief begins again, for it must know {', '.join(servers)}"
+
     def restart_worker(self, worker: Process, *, pause_s: float) -> Process:
         """Starts a worker that has ended again after a pause, in its old place; does not wait for it."""
         index = self.workers.index(worker)
-        self.workers[index] = self._start_worker(index, pause_s=pause_s)
+        if self._hosts is not None and self._hosts.see_end(worker):
+            pause_s = max(pause_s, _SETTLE_S)
+        self.workers[index] = self._supervisor.start(self._worker_spec(index, pause_s=pause_s))
         return self.workers[index]
 
-    def _start_worker(self, index: int, *, pause_s: float = 0.0) -> Process:
+    def _worker_spec(self, index: int, *, pause_s: float = 0.0) -> ProcessSpec:
         place = {
             "LOCKSTEP_CHIEF": self.chief_address,
             "LOCKSTEP_CLUSTER": self.name,
             "LOCKSTEP_WORKER_INDEX": str(index),
             "LOCKSTEP_NUM_WORKERS": str(self.spec.num_workers),
         }
-        full = {**with_checkout(), **self._worker_environment, **place, **self._own_security}
+        passed_on = {name: os.environ.get(name) for name in self.spec.host_env}
+        full = {**with_checkout(), **passed_on, **self._worker_environment, **place}
         spec = ProcessSpec(name=f"worker {index}", command=self._worker_command, environment=full, pause_s=pause_s)
-        return self._supervisor.start(spec)
+        return self._placed(spec, kind="worker")
 
     def _start_recorder(self, directory: Path) -> None:
         """Starts the process that writes event files. Training does not depend on it, and it ends by itself after training."""
         words = ["tensorboard", str(directory.absolute()), "--chief", self.chief_address, "--cluster", self.name]
         command = [sys.executable, "-P", "-m", "lockstep", *words]
-        environment = {**_FOREIGN, **with_checkout(), **self._own_security}
+        files = {"LOCKSTEP_TOKEN_FILE": self.security.token_file, "LOCKSTEP_TLS_CA": self.security.tls_ca}
+        security = (
+            {variable: str(path) for variable, path in files.items() if path} if self._given_security is None else self._given_security
+        )
+        environment = {**_FOREIGN, **with_checkout(), **dict.fromkeys(options.SECURITY_VARIABLES), **security}
         self._supervisor.start(ProcessSpec(name="tensorboard", command=command, environment=environment))
 
     def _start_role(self, name: str, *, is_again: bool = False, pause_s: float = 0.0) -> Process:
@@ -189,7 +278,10 @@ class LocalCluster:
                 module, flags = "lockstep.combined", [*flags, "--with-chief", *self._chief_flags(is_again=is_again)]
         # -P: a chief.py in the user's directory must not shadow Lockstep's.
         command = [sys.executable, "-P", "-m", self._program_of(module), *flags]
-        return self._supervisor.start(ProcessSpec(name=name, command=command, environment=self._role_environment, pause_s=pause_s))
+        spec = ProcessSpec(name=name, command=command, environment=self._environment, pause_s=pause_s)
+        place = self._announce(name)
+        kind = module.removesuffix("_server")
+        return self._supervisor.start(self._placed(spec, kind=kind, returns=[place, page_beside(place), end_beside(place)]))
 
     def _program_of(self, module: str) -> str:
         """The module that is run for a role."""
@@ -213,27 +305,39 @@ class LocalCluster:
         return [*flags, *([options.TAKEOVER.flag] if is_again else [])]
 
     def _common_flags(self, name: str) -> list[str]:
+        flags = ["--cluster", self.name, "--announce", str(self._announce(name)), "--address"]
+        address = self._addresses.get(name)
+        if self._hosts is not None:
+            # Not the host's name: many a host's own name leads to a loopback address there.
+            port, host = address.rpartition(":")[2] if address else "0", self._hosts.of(name).address
+            return [*flags, f"0.0.0.0:{port}", *(["--advertise", f"{host}:{port}"] if name == "chief" else [])]
         socket_path = self._supervisor.directory / f"{name.replace(' ', '')}.sock"
-        address = self._addresses.get(name) or ("127.0.0.1:0" if self.spec.is_tcp else f"unix:{socket_path}")
-        return ["--address", address, "--cluster", self.name, "--announce", str(self._announce(name))]
+        return [*flags, address or ("127.0.0.1:0" if self.spec.is_tcp else f"unix:{socket_path}")]
 
     def _announce(self, name: str) -> Path:
         return self._supervisor.directory / f"{name.replace(' ', '')}.address"
 
     def _await_address(self, process: Process, name: str) -> str:
-        path, start = self._announce(name), time.monotonic()
-        has_said = False
-        while not path.exists():
+        self._await(self._announce(name).exists, what=f"{process.name} (pid {process.pid}) begins to serve", process=process)
+        return self._address_of(name)
+
+    def _address_of(self, name: str) -> str:
+        """Returns where others reach a role that has begun to serve."""
+        address = self._announce(name).read_text().strip()
+        return address if self._hosts is None else f"{self._hosts.of(name).address}:{address.rpartition(':')[2]}"
+
+    def _await(self, is_there: Callable[[], bool], *, what: str, process: Process) -> None:
+        """Waits for it, and says so after a while. Raises LaunchFailed after a minute, and where a role has ended."""
+        start, has_said = time.monotonic(), False
+        while not is_there():
             self._supervisor.poll(timeout_s=0.05)
             self._check_roles()
             waited_s = time.monotonic() - start
             if waited_s > START_TIMEOUT_S:
-                words = f"{process.name} (pid {process.pid}) did not begin to serve within {START_TIMEOUT_S:g} s"
-                raise LaunchFailed(f"{words}. {process.tail}")
+                raise LaunchFailed(f"waited {START_TIMEOUT_S:g} s in vain until {what}. {process.tail}")
             if waited_s > _SAY_AFTER_S and not has_said:
-                self._note(f"waiting for {process.name} (pid {process.pid}) to begin to serve, up to {START_TIMEOUT_S:g} s …")
+                self._note(f"waiting until {what}, up to {START_TIMEOUT_S:g} s …")
                 has_said = True
-        return path.read_text().strip()
 
     def _check_roles(self) -> None:
         for process in self.roles:

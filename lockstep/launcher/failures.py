@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Protocol
 
-from lockstep.launcher.cluster import LocalCluster
+from lockstep.launcher.cluster import LaunchedCluster
 from lockstep.launcher.supervisor import STOP_GRACE_S, LaunchFailed, Process, Supervisor, shell_code
 from ps_protocol.errors import TrainingInterrupted
 
@@ -82,7 +82,7 @@ class TooFewWorkers(ClusterFailed):
 class ClusterWatch:
     """Handles every process that ends, and explains it to the user with `say`."""
 
-    def __init__(self, cluster: LocalCluster, *, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: LaunchedCluster, *, say: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._say = say
         self._failed: list[Process] = []
@@ -117,6 +117,8 @@ class ClusterWatch:
     def see(self, ended: Iterable[Process]) -> None:
         """Handles processes that have ended. Raises ClusterFailed, with the launcher's exit code, if training cannot continue."""
         ended = list(ended)
+        if words := self._cluster.follow_moves():
+            self._say(words)
         if self.has_running_workers:
             self.ask_chief()  # early: once the chief is gone, it cannot be asked what a step needed
         for process in ended:

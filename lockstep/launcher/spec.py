@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from lockstep.launcher.hosts import parse_hosts
 from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
 from ps_protocol.process import options
@@ -25,7 +26,7 @@ class ClusterSpec:
     def __init__(self, **flags: object) -> None:
         if unknown := flags.keys() - _FLAGS.keys():
             raise TypeError(f"a cluster has no flags {', '.join(sorted(unknown))}")
-        given = Given({key: text_of(value) for key, value in flags.items() if value not in (None, False)}, {})
+        given = Given({key: text_of(value) for key, value in flags.items() if value is not None and value is not False}, {})
         try:
             for option in _FLAGS.values():
                 given[option]  # a wrong one is named before anything starts
@@ -37,12 +38,16 @@ class ClusterSpec:
             # Contributions that a step needs while the policy is sync.
             self.num_required = required or self.num_workers
             options.check_least(given, self.policy, num_required=self.num_required)
+            hosts = parse_hosts(given[options.HOSTS])
         except InvalidSpec as error:
             raise LaunchFailed(error.message, exit_code=ExitCode.USAGE) from error
         self.num_ps = given[options.NUM_PS] or 1
         self.num_backups = given[options.BACKUP_WORKERS] or 0
         self.min_replicas = given[options.MIN_REPLICAS]
         self.is_tcp = given[options.TCP]
+        # Other machines that the processes run on; none: all run here.
+        self.hosts = hosts
+        self.host_python, self.host_dir, self.host_env = given[options.HOST_PYTHON], given[options.HOST_DIR], given[options.HOST_ENV]
         # The chief runs in the process of ps 0.
         self.chief_in_ps = given[options.CHIEF_IN_PS]
         # Each parameter server has a second one that takes its place.
@@ -61,6 +66,8 @@ class ClusterSpec:
             for option in _FLAGS.values()
             if {SERVER, CHIEF} & {*option.programs} and (text := given.flag_of(option)) is not None
         } | {options.EXPECTED_WORKERS.variable: str(self.num_workers)}
+        if self.hosts and self.chief_in_ps:
+            raise LaunchFailed("--chief-in-ps: with --hosts the chief has a process of its own", exit_code=ExitCode.USAGE)
         if self.has_standbys and self.chief_in_ps:
             raise LaunchFailed(
                 "--standbys: the chief has none, so it needs a process of its own; leave out --chief-in-ps", exit_code=ExitCode.USAGE

@@ -136,12 +136,10 @@ class ProcessSpec:
 class Process:
     """A child that leads a process group. `returncode` is None until its end has been noticed, and negative if a signal ended it.
 
-    `keeps_log`: appends to the log instead of replacing it.
+    `log`: its log at `log_path`, which it closes; None: it has none.
     """
 
-    def __init__(
-        self, popen: "subprocess.Popen[bytes]", *, name: str, log_path: Path, show_line: ShowLine, keeps_log: bool = False
-    ) -> None:
+    def __init__(self, popen: "subprocess.Popen[bytes]", *, name: str, log_path: Path, log: IO[bytes] | None, show_line: ShowLine) -> None:
         assert popen.stdout is not None
         self.name = name
         self.pid = popen.pid
@@ -154,7 +152,7 @@ class Process:
         self._popen = popen
         self._show_line = show_line
         self._splitter = LineSplitter()
-        self._log: IO[bytes] | None = log_path.open("ab" if keeps_log else "wb", buffering=0)
+        self._log = log
         os.set_blocking(self.pipe.fileno(), False)
 
     @property
@@ -198,13 +196,14 @@ class Process:
     def end_text(self) -> str:
         """How it ended, with its last line if that may say why: `exit code 1: ValueError: no such file`."""
         end = describe_end(self.returncode or 0)
-        lines = [line for line in self.last_lines if line.strip()]
         is_new = self._ended_at < self._last_shown_at + _LAST_WORDS_S
-        if not lines or not is_new or (self.returncode or 0) <= 0:
-            return end
-        # It becomes part of the launcher's own lines: a program's control characters must not break these.
-        words = lines[-1].strip()[:_MAX_LAST_WORDS]
-        return f"{end}: {''.join(one if one.isprintable() else '?' for one in words)}"
+        return f"{end}: {self.last_words}" if self.last_words and is_new and (self.returncode or 0) > 0 else end
+
+    @property
+    def last_words(self) -> str:
+        """Its last line that is not empty; the launcher's own lines may contain it, whatever control characters it had."""
+        words = next((line.strip() for line in reversed(self.last_lines) if line.strip()), "")[:_MAX_LAST_WORDS]
+        return "".join(one if one.isprintable() else "?" for one in words)
 
     def _close(self) -> None:
         self._show(self._splitter.finish())
@@ -278,10 +277,11 @@ class Interrupted(Exception):
 class Supervisor:
     """Owns processes within a `with` block, in the main thread; leaving the block ends them and removes `directory`.
 
-    `directory` is private (mode 0700), with a path short enough for Unix sockets. `show_line` must not block.
+    `directory` is private (mode 0700), with a path short enough for Unix sockets. `log_directory` None: there are no logs. `show_line`
+    must not block.
     """
 
-    def __init__(self, *, log_directory: Path, show_line: ShowLine) -> None:
+    def __init__(self, *, log_directory: Path | None, show_line: ShowLine) -> None:
         self.directory = Path()
         self.token = secrets.token_hex(8)
         self.processes: list[Process] = []
@@ -295,7 +295,8 @@ class Supervisor:
 
     def __enter__(self) -> Self:
         with ExitStack() as stack:
-            self._log_directory.mkdir(parents=True, exist_ok=True)
+            if self._log_directory is not None:
+                self._log_directory.mkdir(parents=True, exist_ok=True)
             self._selector = stack.enter_context(selectors.DefaultSelector())
             self._catch_signals(stack)
             self._start_guardian(stack)
@@ -321,9 +322,10 @@ class Supervisor:
             process_group=0,
             bufsize=0,
         )
-        log_path = self._log_directory / f"{spec.name.replace(' ', '-')}.log"
         earlier = [process for process in self.processes if process.name == spec.name and not process.is_running]
-        process = Process(popen, name=spec.name, log_path=log_path, show_line=self._show, keeps_log=bool(earlier))
+        log_path = (self._log_directory or Path()) / f"{spec.name.replace(' ', '-')}.log"
+        log = None if self._log_directory is None else log_path.open("ab" if earlier else "wb", buffering=0)
+        process = Process(popen, name=spec.name, log_path=log_path, log=log, show_line=self._show)
         self.processes = [*(one for one in self.processes if one not in earlier), process]
         self._selector.register(process.pipe, selectors.EVENT_READ, process)
         return process

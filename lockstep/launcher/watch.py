@@ -7,10 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-from lockstep.launcher.cluster import LocalCluster
+from lockstep.launcher.cluster import LaunchedCluster
 from lockstep.launcher.spec import ClusterSpec
 from ps_protocol.errors import PsError
 from ps_protocol.model.light_dataclass import light_dataclass
@@ -24,14 +23,13 @@ if TYPE_CHECKING:
 # The client of the launched cluster's own chief, regardless of the shell's settings for other clusters.
 
 
-def own_chief(address: str, *, cluster: str, token_file: Path | None) -> "GrpcChief":
+def own_chief(cluster: LaunchedCluster) -> "GrpcChief":
     """Returns a client of the chief; the caller closes it. Imports grpc, which is slow: call it in a thread."""
     from ps_protocol.roles.request import CallerRole
     from ps_protocol.rpc.channel import Access
     from ps_protocol.rpc.chief import GrpcChief
-    from ps_protocol.security.options import Security
 
-    return GrpcChief(address, cluster=cluster, access=Access(Security(token_file=token_file), role=CallerRole.ADMIN))
+    return GrpcChief(cluster.chief_address, cluster=cluster.name, access=Access(cluster.security, role=CallerRole.ADMIN))
 
 
 # The contributions that a step needs at present: programs may change the policy.
@@ -78,7 +76,7 @@ class ChiefPoller:
     It polls all the time, because the chief has ended when training has.
     """
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: LaunchedCluster) -> None:
         self._cluster = cluster
         self._changed = threading.Condition()
         self._wanted = threading.Event()
@@ -155,10 +153,13 @@ class ChiefPoller:
         return self._is_over or self._is_closed or is_known or time.monotonic() >= since + _LONGEST_DOUBT_S
 
     def _run(self) -> None:
-        chief = own_chief(self._cluster.chief_address, cluster=self._cluster.name, token_file=self._cluster.token_file)
+        chief, address = own_chief(self._cluster), self._cluster.chief_address
         try:
             while not self._is_closed and (not self._is_over or self.saving):
                 self._wanted.clear()
+                if address != self._cluster.chief_address:  # it was started again on another host
+                    chief.close()
+                    chief, address = own_chief(self._cluster), self._cluster.chief_address
                 with suppress(PsError):  # if the chief is gone, everything ends anyway; a busy one is asked again
                     self._ask(chief)
                 self._wanted.wait(_PERIOD_S if self._status is None or self._status.state in _BEFORE else self._period_s)
@@ -237,7 +238,7 @@ def _is_anybody_waiting(status: ClusterStatus) -> bool:
 # Whether a cluster with checkpoints has saved its end.
 
 
-def what_is_not_saved(cluster: LocalCluster, status: ClusterStatus | None) -> str:
+def what_is_not_saved(cluster: LaunchedCluster, status: ClusterStatus | None) -> str:
     """Returns which part of a finished training is in no complete checkpoint, and why; empty: all is saved, or nothing was to be saved.
 
     `status`: the chief's last status, perhaps from a second before the end, which the chief has told since if it has ended by itself.
@@ -265,7 +266,7 @@ def what_is_not_saved(cluster: LocalCluster, status: ClusterStatus | None) -> st
     return f"its end could not be saved to {storage.place}: {why}; what it has learnt since {newest.tag} is lost"
 
 
-def newest_checkpoint(cluster: LocalCluster) -> str:
+def newest_checkpoint(cluster: LaunchedCluster) -> str:
     """Returns the name of the newest complete checkpoint; empty: there is none, or the checkpoints cannot be read."""
     from ps_protocol.checkpoint.catalog import list_checkpoints, open_storage
 
@@ -326,7 +327,7 @@ _LEAVE_S = 10.0
 class LastWorkers:
     """Ends training early if no worker can make another step. Call `see()` after every poll."""
 
-    def __init__(self, cluster: LocalCluster, *, poller: ChiefPoller, say: Callable[[str], None]) -> None:
+    def __init__(self, cluster: LaunchedCluster, *, poller: ChiefPoller, say: Callable[[str], None]) -> None:
         self._cluster = cluster
         self._poller = poller
         self._say = say

@@ -30,6 +30,7 @@ class LocalEntry:
     chief: str
     page: str
     token_file: str
+    tls_ca: str
     command: str
     directory: str
     pid: int
@@ -37,13 +38,14 @@ class LocalEntry:
     started_at: float
 
 
-def entry(*, name: str, chief: str, page: str, token_file: Path | None, command: str) -> LocalEntry:
+def entry(*, name: str, chief: str, page: str, security: Security, command: str) -> LocalEntry:
     """Returns the entry of a cluster that this process runs."""
     return LocalEntry(
         name=name,
         chief=chief,
         page=page,
-        token_file=str(token_file or ""),
+        token_file=str(security.token_file or ""),
+        tls_ca=str(security.tls_ca or ""),
         command=command,
         directory=str(Path.cwd()),
         pid=os.getpid(),
@@ -85,17 +87,19 @@ def local_clusters() -> list[LocalEntry]:
     return sorted(found, key=lambda cluster: cluster.started_at)
 
 
-def with_local_tokens(security: Security, *, chief: str) -> Security:
-    """Returns the security options with the token file of this user's cluster whose chief has this address.
+def with_local_secrets(security: Security, *, chief: str) -> Security:
+    """Returns the security options with token file and authority of this user's cluster whose chief has this address.
 
     Unchanged if there is no such cluster, the caller has a token, or it calls no chief. A caller of a Unix socket finds the tokens beside
     it.
     """
     if security.token or security.token_file is not None or not chief or chief.startswith("unix:"):
         return security
-    files = (Path(one.token_file) for one in local_clusters() if one.chief == chief and one.token_file)
-    found = next(files, None)
-    return security if found is None else dataclasses.replace(security, token_file=found)
+    found = next((one for one in local_clusters() if one.chief == chief and one.token_file), None)
+    if found is None:
+        return security
+    tls_ca = Path(found.tls_ca) if found.tls_ca else security.tls_ca
+    return dataclasses.replace(security, token_file=Path(found.token_file), tls_ca=tls_ca)
 
 
 def _directory() -> Path:

@@ -267,7 +267,7 @@ def _path(text: str) -> Path | None:
     return Path(text) if text else None
 
 
-def _addresses(text: str) -> tuple[str, ...]:
+def _parts(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split(",")) if text.strip() else ()
 
 
@@ -389,7 +389,7 @@ ADVERTISE = Option(
 )
 PS_ADDRESSES: Option[tuple[str, ...]] = Option(
     name="ps",
-    parse=_addresses,
+    parse=_parts,
     default=(),
     words="addresses of the parameter servers in order of index, separated by commas",
     programs=(CHIEF,),
@@ -408,7 +408,7 @@ NUM_PS: Option[int | None] = Option(
 )
 STANDBY_ADDRESSES: Option[tuple[str, ...]] = Option(
     name="standbys",
-    parse=_addresses,
+    parse=_parts,
     default=(),
     words="addresses of the parameter servers' standbys in order of index, separated by commas; an empty part: no standby",
     programs=(CHIEF,),
@@ -803,6 +803,47 @@ STANDBYS = Option(
     programs=(UP,),
     variable_name="",
     is_usual=True,
+)
+HOSTS = Option(
+    name="hosts",
+    parse=_stripped,
+    default="",
+    metavar="NAME[=ADDRESS],…",
+    otherwise="this machine",
+    words="machines that ssh reaches by these names without a password: the first runs the chief, servers and workers take turns",
+    programs=(UP,),
+    variable_name="",
+    is_usual=True,
+)
+HOST_PYTHON = Option(
+    name="host-python",
+    parse=_stripped,
+    default="",
+    metavar="PATH",
+    otherwise="the path of this one",
+    words="the Python that has Lockstep on each of --hosts",
+    programs=(UP,),
+    variable_name="",
+)
+HOST_DIR = Option(
+    name="host-dir",
+    parse=_stripped,
+    default="",
+    metavar="DIR",
+    otherwise="the path of this one",
+    words="the working directory of the workers on each of --hosts, with the program in it",
+    programs=(UP,),
+    variable_name="",
+)
+HOST_ENV: Option[tuple[str, ...]] = Option(
+    name="host-env",
+    parse=_parts,
+    default=(),
+    metavar="NAME,…",
+    otherwise="none",
+    words="variables of this environment that workers on --hosts get, too",
+    programs=(UP,),
+    variable_name="",
 )
 TRANSPORT: Option[str | None] = Option(
     name="transport",

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
-from lockstep.launcher.cluster import LocalCluster, kept_directories
+from lockstep.launcher.cluster import LaunchedCluster, kept_directories
 from lockstep.launcher.failures import ClusterWatch, TooFewWorkers
 from lockstep.launcher.spec import ClusterSpec, flags_of
 from lockstep.launcher.supervisor import (
@@ -87,7 +87,7 @@ def run_cluster(
             with kept_directories(spec):
                 try:
                     with Supervisor(log_directory=logs, show_line=output.line) as supervisor:
-                        cluster = LocalCluster(spec, supervisor=supervisor, note=output.note)
+                        cluster = LaunchedCluster(spec, supervisor=supervisor, note=output.note)
                         output.note(f"logs: {logs}")
                         cluster.start_roles(environment=environment or {})
                         output.note(_ready(cluster))
@@ -110,13 +110,14 @@ def run_cluster(
             return error.exit_code
 
 
-def _ready(cluster: LocalCluster) -> str:
+def _ready(cluster: LaunchedCluster) -> str:
     spec = cluster.spec
     return (
         f"{spec.num_ps} parameter server{'s' * (spec.num_ps > 1)} and the chief are ready; starting {spec.num_workers}"
         f" worker{'s' * (spec.num_workers > 1)}, {spec.needs_text} unless they say otherwise\n"
         f"to watch it: lockstep top, or lockstep status --chief {cluster.chief_address}"
         + (f"\nits page, in a browser: {cluster.page_address}" if cluster.page_url else "")
+        + (f"\nand for that, in another terminal: {cluster.tunnel}" if cluster.tunnel else "")
     )
 
 
@@ -150,7 +151,7 @@ def _command(words: list[str]) -> list[str]:
     return command
 
 
-def _train(cluster: LocalCluster, *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> None:
+def _train(cluster: LaunchedCluster, *, supervisor: Supervisor, output: PrefixedOutput, log_directory: Path) -> None:
     output.note(f"process ids: {_pids([*cluster.roles, *cluster.workers])}")
     watch = ClusterWatch(cluster, say=output.failure)
     from lockstep.launcher.watch import (  # NumPy is slow to import, and if it is broken, the roles report it
@@ -190,7 +191,7 @@ def _pids(processes: Sequence[Process]) -> str:
     return ", ".join(words) + (f" and {rest} more, which `lockstep status` names" if rest else "")
 
 
-def _report_saved(cluster: LocalCluster, output: PrefixedOutput) -> None:
+def _report_saved(cluster: LaunchedCluster, output: PrefixedOutput) -> None:
     """Reports the newest checkpoint in a directory of this machine, if there is one. Lists no other storage, because that may take long."""
     if cluster.spec.directory is None:
         return

@@ -128,4 +128,4 @@ def test_a_profile_sees_the_chain_of_a_step_from_both_ends(transport: str, capsy
 @pytest.mark.quick
 def test_a_benchmark_that_cannot_run_reports_the_reason_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert benchmarks(["run", "policies", "--workers", "0", "--only", "async"]) == 2
-    assert capsys.readouterr().err == "benchmarks policies: --workers: got 0, want 1 or more\n"
+    assert capsys.readouterr().err == "benchmarks policies: --workers: got '0', want a whole number from 1 to 100000\n"

@@ -13,7 +13,7 @@ import pytest
 
 from lockstep.cli.clusters import up
 from lockstep.launcher import cluster, failures, watch
-from lockstep.launcher.cluster import LocalCluster
+from lockstep.launcher.cluster import LaunchedCluster
 from lockstep.launcher.failures import ClusterFailed, ClusterWatch, TooFewWorkers
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import LaunchFailed, ProcessSpec
@@ -115,7 +115,7 @@ class Scene:
         for module in (cluster, failures, watch):
             monkeypatch.setattr(module, "time", self.supervisor)
         monkeypatch.setattr(watch, "ChiefPoller", lambda cluster: self.poller)
-        started = LocalCluster(ClusterSpec(**{"workers": 3, **spec}), supervisor=cast(Any, self.supervisor), note=self.said.append)
+        started = LaunchedCluster(ClusterSpec(**{"workers": 3, **spec}), supervisor=cast(Any, self.supervisor), note=self.said.append)
         started.start_roles()
         started.start_workers(["train"])
         self.cluster: Any = started

@@ -70,6 +70,15 @@ def test_a_flag_that_a_cluster_does_not_have_is_a_mistake_of_the_caller() -> Non
         ClusterSpec(num_ps=2)
 
 
+def test_a_number_that_is_0_was_given_and_a_switch_that_is_off_was_not() -> None:
+    with pytest.raises(LaunchFailed, match="--workers: got '0', want a whole number from 1 to 100000"):
+        ClusterSpec(workers=0)
+    assert ClusterSpec(backup_workers=0, reject_nonfinite=False, max_steps=None).told == {
+        "LOCKSTEP_NUM_WORKERS": "1",
+        "LOCKSTEP_BACKUP_WORKERS": "0",
+    }
+
+
 @pytest.mark.parametrize(
     ("words", "flag"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ps_protocol.process.local_clusters import LocalEntry, entry, listed, local_clusters, with_local_tokens
+from ps_protocol.process.local_clusters import LocalEntry, entry, listed, local_clusters, with_local_secrets
 from ps_protocol.security.options import Security
 
 
@@ -19,9 +19,8 @@ def directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def own(**changes: object) -> LocalEntry:
-    made = entry(
-        name="up-1", chief="unix:/x/chief.sock", page="http://127.0.0.1:1/", token_file=Path("/x/tokens"), command="python train.py"
-    )
+    security = Security(token_file=Path("/x/tokens"))
+    made = entry(name="up-1", chief="unix:/x/chief.sock", page="http://127.0.0.1:1/", security=security, command="python train.py")
     return dataclasses.replace(made, **changes)  # type: ignore[arg-type]
 
 
@@ -41,13 +40,15 @@ def test_a_cluster_is_found_while_it_runs_and_not_afterwards(directory: Path) ->
 
 def test_the_tokens_of_a_cluster_on_a_port_are_found_by_its_address() -> None:
     with listed(own(chief="127.0.0.1:4711")):
-        assert with_local_tokens(Security(), chief="127.0.0.1:4711") == Security(token_file=Path("/x/tokens"))
+        assert with_local_secrets(Security(), chief="127.0.0.1:4711") == Security(token_file=Path("/x/tokens"))
         for given in (Security(token="0123456789abcdef"), Security(token_file=Path("/other"))):
-            assert with_local_tokens(given, chief="127.0.0.1:4711") == given
-        assert with_local_tokens(Security(), chief="127.0.0.1:4712") == Security()
-    assert with_local_tokens(Security(), chief="127.0.0.1:4711") == Security()
+            assert with_local_secrets(given, chief="127.0.0.1:4711") == given
+        assert with_local_secrets(Security(), chief="127.0.0.1:4712") == Security()
+    assert with_local_secrets(Security(), chief="127.0.0.1:4711") == Security()
+    with listed(own(chief="h1:4711", tls_ca="/x/ca.pem")):
+        assert with_local_secrets(Security(), chief="h1:4711") == Security(token_file=Path("/x/tokens"), tls_ca=Path("/x/ca.pem"))
     with listed(own(chief="")):
-        assert with_local_tokens(Security(), chief="") == Security(), "a server that is called by itself gets the tokens of no cluster"
+        assert with_local_secrets(Security(), chief="") == Security(), "a server that is called by itself gets the tokens of no cluster"
 
 
 def test_the_file_of_a_local_cluster_is_readable_by_its_owner_only(directory: Path) -> None:
@@ -75,7 +76,7 @@ def test_the_file_of_a_process_that_is_gone_counts_for_nothing_and_the_next_laun
 
 
 def test_looking_for_local_clusters_creates_no_directory(directory: Path) -> None:
-    assert with_local_tokens(Security(), chief="127.0.0.1:4711") == Security()
+    assert with_local_secrets(Security(), chief="127.0.0.1:4711") == Security()
     assert not directory.exists()
 
 

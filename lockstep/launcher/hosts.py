@@ -1,0 +1,138 @@
+"""The hosts of a cluster: which process runs where, and how it is started there. Knows commands and files; starts nothing.
+
+A process on another host is a process of this one that stands for it (`remote.py`): the launcher watches, signals and restarts both alike.
+"""
+
+import base64
+import json
+import shlex
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import lockstep
+from lockstep.launcher.remote import EXIT_HOST_LOST
+from lockstep.launcher.supervisor import Process, ProcessSpec
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
+from ps_protocol.process.exit_codes import ExitCode
+from ps_protocol.security.tokens import write_secret
+
+# Asks for no password, notices a host that is gone within 20 s, and says nothing but errors.
+SSH = (
+    "ssh",
+    "-o",
+    "BatchMode=yes",
+    "-o",
+    "ConnectTimeout=10",
+    "-o",
+    "ServerAliveInterval=5",
+    "-o",
+    "ServerAliveCountMax=3",
+    "-o",
+    "LogLevel=ERROR",
+)
+_HERE = Path(__file__).parent
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Host:
+    """A machine that processes run on. `address`: where the other hosts reach it. `reach`: the command that runs a command there."""
+
+    name: str
+    address: str
+    reach: tuple[str, ...] = SSH
+
+
+def parse_hosts(text: str) -> tuple[Host, ...]:
+    """Returns the hosts of `NAME,NAME=ADDRESS,…`: by the name that ssh knows, with the address that others use. Raises InvalidSpec."""
+    hosts: list[Host] = []
+    for word in text.split(",") if text else ():
+        name, equals, address = word.strip().partition("=")
+        address = address or name.rpartition("@")[2]
+        if not name or name.startswith("-") or (equals and not word.strip().rpartition("=")[2]) or ":" in address:
+            raise InvalidSpec(f"--hosts: got {word!r}, want a name that ssh knows, or NAME=ADDRESS, separated by commas")
+        hosts.append(Host(name=name, address=address, reach=(*SSH, name)))
+    if twice := {host.name for host in hosts if [other.name for other in hosts].count(host.name) > 1}:
+        raise InvalidSpec(f"--hosts: {min(twice)} occurs twice")
+    return tuple(hosts)
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class There:
+    """What a process needs of another host beside its command.
+
+    `files`: files of the launcher's private directory that it gets there; `returns`: names of files there that the launcher gets.
+    `shared`: paths that the host must see, since the launcher has made them.
+    """
+
+    files: Sequence[str] = ()
+    returns: Sequence[str] = ()
+    shared: Sequence[Path] = ()
+
+
+class Hosts:
+    """Places processes on hosts: the first has the chief, parameter servers and workers take turns, and a standby is not beside its twin.
+
+    `python` and `cwd`: the Python that has Lockstep on each host, and the directory that programs run in there.
+    """
+
+    def __init__(self, hosts: Sequence[Host], *, python: str, cwd: str) -> None:
+        self._hosts = tuple(hosts)
+        self._placed: dict[str, Host] = {}
+        self._lost: set[str] = set()
+        self._python, self._cwd = python or sys.executable, cwd or str(Path.cwd())
+
+    def __iter__(self) -> Iterator[Host]:
+        return iter(self._hosts)
+
+    def of(self, name: str) -> Host:
+        """Returns the host of a process such as "ps 1". It stays there until that host is lost, and goes to one that is left then."""
+        if (placed := self._placed.get(name)) is not None and placed.name not in self._lost:
+            return placed
+        kind, _, index = name.partition(" ")
+        place = int(index or 0) + (kind == "standby")
+        first = self._hosts[place % len(self._hosts)]
+        left = [host for host in self._hosts if host.name not in self._lost] or [first]
+        host = self._placed[name] = left[place % len(left)] if first.name in self._lost else first
+        return host
+
+    def see_end(self, process: Process) -> bool:
+        """Notes that a process has ended. True: with its host, so it goes to another one, and nothing is started there any more."""
+        host = self._placed[process.name]
+        if process.returncode == EXIT_HOST_LOST:
+            self._lost.add(host.name)
+        return self.of(process.name) is not host
+
+    def carried(self, spec: ProcessSpec, there: There, *, host: Host, private: Path) -> ProcessSpec:
+        """Returns the process of this machine that stands for `spec` on a host. `private`: the launcher's private directory.
+
+        A process without a command only looks whether others could run there.
+        """
+        task = {
+            "host": host.name,
+            "reach": [*host.reach, shlex.join([self._python, "-P", "-m", "lockstep.launcher.agent"])],
+            "name": spec.name,
+            "version": lockstep.__version__,
+            "cwd": self._cwd,
+            "shared": [str(path) for path in there.shared],
+            "command": list(spec.command),
+            "environment": _told(spec.environment),
+            "python": sys.executable,
+            "private": str(private),
+            "files": {name: base64.b64encode((private / name).read_bytes()).decode() for name in there.files},
+            "returns": list(there.returns),
+            "exit_code": int(ExitCode.USAGE),
+        }
+        path = self.task_of(spec.name, host=host, private=private)
+        write_secret(path, json.dumps(task))
+        return replace(spec, command=[sys.executable, "-I", "-S", str(_HERE / "remote.py"), str(path)], environment={})
+
+    def task_of(self, name: str, *, host: Host, private: Path) -> Path:
+        """Returns the file with the orders of a process; it is there until the process begins."""
+        return private / f"{name.replace(' ', '-')}-{host.name}.task"
+
+
+def _told(environment: Mapping[str, str | None]) -> dict[str, str | None]:
+    return {name: text for name, text in environment.items() if name != "PYTHONPATH"}

@@ -1,0 +1,150 @@
+"""Stands here for a process on another host: passes on its output, its files, signals and its end. A program of its own, stdlib only.
+
+Run as `python -I -S remote.py TASK`, with a JSON file that it removes. `reach` is the command that runs `lockstep.launcher.agent` on the
+host, such as ssh; the agent reads the rest as its first line of standard input. What it answers begins with a mark, after what a login
+prints, and is a series of frames: a letter, a length, that many bytes. `o` is output of the process; `j` is JSON: a file of the process
+to be written here, or its end. Later lines to the agent are signals, and signs of life; so each side notices when the other is gone.
+"""
+
+import json
+import os
+import resource
+import selectors
+import shlex
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+MARK = b"\x1elockstep-agent\n"
+HEAD = struct.Struct(">cI")
+BEAT_S, SILENT_S = 5.0, 30.0
+# The exit code of a process whose host is gone.
+EXIT_HOST_LOST = 254
+_PASSED_ON = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGUSR1, signal.SIGUSR2)
+_END_S = 2.0
+
+
+class Remote:
+    """The process on the other host."""
+
+    def __init__(self, task: dict[str, Any]) -> None:
+        self._host, self._directory, reach = task["host"], Path(task["private"]), task.pop("reach")
+        self._program, self._attempt = reach[0], shlex.join(reach)
+        self._files = frozenset(task["returns"])
+        # A group of its own: the launcher signals this process's group, which must not end the connection.
+        self._way = subprocess.Popen(
+            reach, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=sys.stdout.fileno(), process_group=0, bufsize=0
+        )
+        assert self._way.stdin is not None and self._way.stdout is not None
+        self._input, self._output = self._way.stdin, self._way.stdout
+        self._received, self._has_begun = bytearray(), False
+        self._end: int | None = None
+        self._heard_at = time.monotonic()
+        self._tell(task)
+
+    def run(self, wakeup: socket.socket) -> int:
+        """Returns how the process ended; negative: by which signal."""
+        selector = selectors.DefaultSelector()
+        selector.register(self._output, selectors.EVENT_READ)
+        selector.register(wakeup, selectors.EVENT_READ)
+        beat_at = time.monotonic() + BEAT_S
+        while self._end is None:
+            for key, _ in selector.select(max(0.0, beat_at - time.monotonic())):
+                if key.fileobj is wakeup:
+                    for number in wakeup.recv(64):
+                        self._tell({"signal": number})
+                elif not (data := os.read(self._output.fileno(), 1 << 16)):
+                    return self._lost(f"{self._program} ended with exit code {self._way.wait()}")
+                else:
+                    self._take(data)
+            now = time.monotonic()
+            if now >= beat_at:
+                self._tell({})
+                beat_at = now + BEAT_S
+            if now > self._heard_at + SILENT_S:
+                return self._lost(f"it has been silent for {SILENT_S:g} s")
+        self._input.close()
+        with suppress(subprocess.TimeoutExpired):
+            self._way.wait(_END_S)
+        return self._end
+
+    def _tell(self, order: dict[str, Any]) -> None:
+        with suppress(BrokenPipeError):  # its end is noticed where it is read
+            self._input.write(json.dumps(order).encode() + b"\n")
+
+    def _take(self, data: bytes) -> None:
+        self._heard_at = time.monotonic()
+        self._received += data
+        if not self._has_begun:
+            before, mark, rest = self._received.partition(MARK)
+            if not mark:
+                return
+            os.write(1, before)  # what a login printed
+            self._received, self._has_begun = rest, True
+        while len(self._received) >= HEAD.size:
+            kind, length = HEAD.unpack_from(self._received)
+            if len(self._received) < HEAD.size + length:
+                return
+            content = bytes(self._received[HEAD.size : HEAD.size + length])
+            del self._received[: HEAD.size + length]
+            if kind == b"o":
+                _write(content)
+            else:
+                self._note(json.loads(content))
+
+    def _note(self, said: dict[str, Any]) -> None:
+        if said.get("file") in self._files:
+            path = self._directory / said["file"]
+            draft = path.with_suffix(".draft")
+            draft.write_text(said["text"])
+            draft.replace(path)
+        elif "ended" in said:
+            self._end = said["ended"]
+
+    def _lost(self, why: str) -> int:
+        with suppress(ProcessLookupError):
+            os.killpg(self._way.pid, signal.SIGKILL)
+        if self._has_begun:
+            words = f"host {self._host} is lost: {why}"
+        else:
+            words = f"host {self._host} does not run Lockstep's agent: {why}; try it: {self._attempt}"
+        _write(bytes(self._received) + f"{words}\n".encode())
+        return EXIT_HOST_LOST
+
+
+def _write(content: bytes) -> None:
+    while content:
+        content = content[os.write(1, content) :]
+
+
+def _wake(number: int, frame: FrameType | None) -> None:
+    """Replaces the default action of a signal; its number comes through the wakeup socket."""
+
+
+def main(path: Path) -> None:
+    """Ends as the process on the other host did."""
+    task = json.loads(path.read_text())
+    path.unlink()  # it may hold keys
+    reader, writer = socket.socketpair()
+    writer.setblocking(False)
+    signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
+    for number in _PASSED_ON:
+        signal.signal(number, _wake)
+    end = Remote(task).run(reader)
+    if end < 0:
+        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))  # the core that counts is on the other host
+        if -end not in (signal.SIGKILL, signal.SIGSTOP):
+            signal.signal(-end, signal.SIG_DFL)
+        os.kill(os.getpid(), -end)
+    sys.exit(end)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,126 @@
+"""`lockstep up --hosts`: one command starts a cluster on several hosts, watches it there, and leaves nothing behind.
+
+The hosts are this machine, by a program that stands for ssh: it runs the command in another directory with a bare environment, and a host
+is lost when its connections are killed and no new one can be made.
+"""
+
+import os
+import re
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from tests.support.processes.commands import TRAIN, are_gone, read_until, run_up, up
+from tests.support.waiting import wait_until
+
+pytest.importorskip("cryptography", reason="--hosts makes certificates, which needs the package cryptography")
+
+SSH = """#!/bin/sh
+while [ "$1" = -o ]; do shift 2; done
+host=$1; shift
+[ -e "$DOWN/$host" ] && { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
+echo "Welcome to $host!"
+cd /
+exec env -i PATH="$PATH" HOME="$HOME" ON_HOST="$host" sh -c "$*"
+"""
+pytestmark = pytest.mark.timeout(150)
+ADDRESSES = "a=127.0.0.1,b=127.0.0.1,c=127.0.0.1"
+# Says where it runs, and what there is beside its token.
+WHERE = f"""import os
+files = sorted(os.listdir(os.path.dirname(os.environ["LOCKSTEP_TOKEN_FILE"])))
+print("on", os.environ["ON_HOST"], "in", os.getcwd(), "with", files, os.environ.get("RATE"), os.environ.get("SECRET"), flush=True)
+{TRAIN}"""
+SLOW = TRAIN.replace("        session.step(", "        __import__('time').sleep(0.05); session.step(")
+
+
+@pytest.fixture
+def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    (tmp_path / "bin").mkdir()
+    (tmp_path / "down").mkdir()
+    (tmp_path / "bin" / "ssh").write_text(SSH)
+    (tmp_path / "bin" / "ssh").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.setenv("DOWN", str(tmp_path / "down"))
+    return tmp_path
+
+
+def on_host(host: str) -> Iterator[psutil.Process]:
+    """The agents and guardians that run on a host, and what they have started."""
+    for one in psutil.process_iter():
+        try:
+            if one.environ().get("ON_HOST") == host and one.status() != psutil.STATUS_ZOMBIE:
+                yield one
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue
+
+
+def lose(host: str, hosts: Path) -> None:
+    """The host ends: no process is left there, and it can be reached no more."""
+    (hosts / "down" / host).touch()
+    for one in list(on_host(host)):
+        one.kill()
+
+
+def test_one_command_trains_on_several_hosts_and_each_process_has_its_own_secrets_only(hosts: Path) -> None:
+    environment = {"RATE": "7", "SECRET": "x"}
+    code, out = run_up(
+        *("--hosts", ADDRESSES, "--ps", "2", "--workers", "3", "--max-steps", "20", "--host-env", "RATE", "--host-dir", str(hosts)),
+        worker=WHERE,
+        run_dir=hosts / "run",
+        **environment,
+    )
+    assert code == 0, out
+    said = re.findall(r"\[worker (\d)\] on (\w) in (\S+) with (\[.*?\]) (\S+) (\S+)", out)
+    assert sorted(said) == [(str(index), "abc"[index], str(hosts), "['ca.pem', 'worker.token']", "7", "None") for index in range(3)]
+    assert out.count("value -10.0") == 3 and "[lockstep] training finished" in out
+    assert "value -10.0" in (hosts / "run" / "logs" / "worker-2.log").read_text()
+    assert re.search(r"\[lockstep\] and for that, in another terminal: ssh -N -L (\d+):127.0.0.1:\1 a", out)
+    assert "Traceback" not in out
+
+
+def test_a_host_that_cannot_be_used_is_named_before_anything_starts(hosts: Path) -> None:
+    (hosts / "down" / "b").touch()
+    code, out = run_up("--hosts", ADDRESSES, worker=TRAIN, run_dir=hosts / "run")
+    assert code == 2 and "No route to host" in out, out
+    assert out.splitlines()[-1].startswith(
+        "lockstep up: --hosts: host b does not run Lockstep's agent: ssh ended with exit code 255; try it:"
+    )
+    (hosts / "down" / "b").unlink()
+    code, out = run_up("--hosts", "a=127.0.0.1", "--host-dir", "/nowhere", worker=TRAIN, run_dir=hosts / "run")
+    assert code == 2 and "host a: no /nowhere: No such file or directory; copy the program there, or name its place with --host-dir" in out
+    code, out = run_up("--hosts", "a=127.0.0.1", "--host-python", "/nowhere/python", worker=TRAIN, run_dir=hosts / "run")
+    assert code == 2 and "host a does not run Lockstep's agent: ssh ended with exit code 127" in out
+
+
+def test_ctrl_c_ends_all_hosts_with_a_checkpoint_and_a_killed_launcher_leaves_nothing_there(hosts: Path) -> None:
+    place = hosts / "checkpoints"
+    flags = ("--hosts", ADDRESSES, "--workers", "2", "--checkpoint-dir", str(place))
+    with up(*flags, worker=SLOW, run_dir=hosts / "run") as process:
+        read_until(process, "[worker 0] step 5")
+        process.send_signal(signal.SIGINT)
+        out, _ = process.communicate(timeout=30)
+        assert process.returncode == 130 and "[lockstep] saved: step-" in out, out
+    assert not [*on_host("a"), *on_host("b"), *on_host("c")]
+    with up(*flags, worker=SLOW, run_dir=hosts / "run") as process:
+        read_until(process, "[worker 0] step 5")
+        there = [*on_host("a"), *on_host("b")]
+        assert there
+        process.kill()
+        wait_until(lambda: are_gone(there), what="nothing is left on the hosts", timeout_s=40)
+
+
+def test_training_goes_on_where_a_host_with_the_chief_a_server_and_a_worker_is_lost(hosts: Path) -> None:
+    flags = ("--hosts", ADDRESSES, "--ps", "2", "--workers", "2", "--backup-workers", "1", "--restart-workers", "2", "--max-steps", "100")
+    kept = ("--checkpoint-dir", str(hosts / "checkpoints"), "--checkpoint-steps", "10")
+    with up(*flags, *kept, worker=SLOW, run_dir=hosts / "run") as process:
+        read_until(process, "step 20")
+        lose("a", hosts)
+        out, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, out
+    assert "host a is lost: ssh ended with exit code" in out
+    assert "[lockstep] the chief begins again, for it must know ps 0 at 127.0.0.1:" in out or "adopted ps=0" in out
+    assert "rolled back to step" in out and "[lockstep] training finished" in out
+    assert len(re.findall(r"value -\d+", out)) == 2
