@@ -57,9 +57,12 @@ class Refused(Exception):
 
 
 def main() -> int:
-    """Returns the exit code: 0, however the process ended."""
+    """Returns the exit code: 0, however the process ended; 1 if the launcher is gone, 2 if there was none."""
     lines = _lines()
-    task = json.loads(next(lines))
+    if (first := next(lines, None)) is None:
+        print("this is Lockstep's agent, which a launcher on another host tells what to run; nobody has told it anything", file=sys.stderr)
+        return 2
+    task = json.loads(first)
     channel = Channel()
     try:
         channel.tell(ended=_run(task, lines, channel))
@@ -74,13 +77,13 @@ def main() -> int:
 def _run(task: dict[str, Any], lines: Iterator[bytes], channel: Channel) -> int:
     if (version := task["version"]) != lockstep.__version__:
         raise Refused(f"it has Lockstep {lockstep.__version__}, the launcher {version}; install the same")
-    for path in task["shared"]:
-        if not os.path.exists(path):
-            raise Refused(f"it does not see {path}, which the launcher has written; all hosts must share that directory, or give a URL")
     try:
         os.chdir(task["cwd"])
     except OSError as error:
         raise Refused(f"no {task['cwd']}: {error.strerror}; copy the program there, or name its place with --host-dir") from error
+    for path in task["shared"]:
+        if not os.path.exists(path):
+            raise Refused(f"it does not see {path}, which the launcher has written; all hosts must share that directory, or give a URL")
     if not task["command"]:
         return 0
     orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()

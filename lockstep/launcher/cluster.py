@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from lockstep.launcher.hosts import Hosts, There
+from lockstep.launcher.hosts import Hosts
 from lockstep.launcher.remote import EXIT_HOST_LOST
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import (
@@ -153,8 +153,9 @@ class LaunchedCluster:
         given = self._given_security or {variable: str(private / name) for variable, name in secrets.items()}
         spec = replace(spec, environment={**spec.environment, **dict.fromkeys(options.SECURITY_VARIABLES), **given})
         if self._hosts is not None:
-            there = There(files=list(secrets.values()), returns=[path.name for path in returns])
-            spec = self._hosts.carried(spec, there, host=self._hosts.of(spec.name), private=private)
+            names = [path.name for path in returns]
+            host = self._hosts.of(spec.name)
+            spec = self._hosts.carried(spec, host=host, private=private, files=[*secrets.values()], returns=names)
         return spec
 
     def _look_at_hosts(self) -> None:
@@ -168,7 +169,7 @@ class LaunchedCluster:
             looks = []
             for host in self._hosts:
                 look = ProcessSpec(name=f"host {host.name}", command=(), environment={})
-                spec = self._hosts.carried(look, There(shared=marks), host=host, private=self._supervisor.directory)
+                spec = self._hosts.carried(look, host=host, private=self._supervisor.directory, shared=marks)
                 looks.append(self._supervisor.start(spec))
             self._await(lambda: not any(one.is_running for one in looks), what="the hosts answer", process=looks[0])
         finally:
@@ -193,8 +194,10 @@ class LaunchedCluster:
         and left the servers running was asked to by somebody.
         """
         has_chief = role is self.chief
-        has_failed = role.returncode not in (None, EXIT_HOST_LOST) and (role.returncode or 0) > 0
-        if role.returncode is None or (has_chief and (has_failed or self.trained_until() is not None)):
+        if role.returncode is None:
+            return False
+        has_failed = role.returncode > 0 and role.returncode != EXIT_HOST_LOST
+        if has_chief and (has_failed or self.trained_until() is not None):
             return False
         if (other := self.replica_of(role)) is not None and other.is_running:
             return True
@@ -222,7 +225,7 @@ class LaunchedCluster:
         return process
 
     def follow_moves(self) -> str:
-        """Reads where roles serve that were started again on another host. Returns words for a chief that must begin again since one is."""
+        """Reads where roles serve that were restarted on another host. Ends a chief that has to know of it, and returns words for that."""
         moved = [role for role in self.roles if role.name not in self._addresses and self._announce(role.name).exists()]
         for role in moved:
             self._addresses[role.name] = self._address_of(role.name)
@@ -236,7 +239,7 @@ class LaunchedCluster:
         if not servers or not self.chief.is_running:
             return ""
         self.chief.signal_group(signal.SIGTERM)  # its servers are arguments of a chief; its successor goes on at the same step
-        return f"the chief begins again, for it must know {', '.join(servers)}"
+        return f"restarting the chief, which has to know {', '.join(servers)}"
 
     def restart_worker(self, worker: Process, *, pause_s: float) -> Process:
         """Starts a worker that has ended again after a pause, in its old place; does not wait for it."""

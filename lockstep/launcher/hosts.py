@@ -20,19 +20,8 @@ from ps_protocol.process.exit_codes import ExitCode
 from ps_protocol.security.tokens import write_secret
 
 # Asks for no password, notices a host that is gone within 20 s, and says nothing but errors.
-SSH = (
-    "ssh",
-    "-o",
-    "BatchMode=yes",
-    "-o",
-    "ConnectTimeout=10",
-    "-o",
-    "ServerAliveInterval=5",
-    "-o",
-    "ServerAliveCountMax=3",
-    "-o",
-    "LogLevel=ERROR",
-)
+_SSH_OPTIONS = ("BatchMode=yes", "ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3", "LogLevel=ERROR")
+_SSH = ("ssh", *(word for option in _SSH_OPTIONS for word in ("-o", option)))
 _HERE = Path(__file__).parent
 
 
@@ -42,7 +31,7 @@ class Host:
 
     name: str
     address: str
-    reach: tuple[str, ...] = SSH
+    reach: tuple[str, ...]
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
@@ -53,23 +42,10 @@ def parse_hosts(text: str) -> tuple[Host, ...]:
         address = address or name.rpartition("@")[2]
         if not name or name.startswith("-") or (equals and not word.strip().rpartition("=")[2]) or ":" in address:
             raise InvalidSpec(f"--hosts: got {word!r}, want a name that ssh knows, or NAME=ADDRESS, separated by commas")
-        hosts.append(Host(name=name, address=address, reach=(*SSH, name)))
+        hosts.append(Host(name=name, address=address, reach=(*_SSH, name)))
     if twice := {host.name for host in hosts if [other.name for other in hosts].count(host.name) > 1}:
         raise InvalidSpec(f"--hosts: {min(twice)} occurs twice")
     return tuple(hosts)
-
-
-@light_dataclass(frozen=True, slots=True, kw_only=True)
-class There:
-    """What a process needs of another host beside its command.
-
-    `files`: files of the launcher's private directory that it gets there; `returns`: names of files there that the launcher gets.
-    `shared`: paths that the host must see, since the launcher has made them.
-    """
-
-    files: Sequence[str] = ()
-    returns: Sequence[str] = ()
-    shared: Sequence[Path] = ()
 
 
 class Hosts:
@@ -105,10 +81,20 @@ class Hosts:
             self._lost.add(host.name)
         return self.of(process.name) is not host
 
-    def carried(self, spec: ProcessSpec, there: There, *, host: Host, private: Path) -> ProcessSpec:
-        """Returns the process of this machine that stands for `spec` on a host. `private`: the launcher's private directory.
+    def carried(
+        self,
+        spec: ProcessSpec,
+        *,
+        host: Host,
+        private: Path,
+        files: Sequence[str] = (),
+        returns: Sequence[str] = (),
+        shared: Sequence[Path] = (),
+    ) -> ProcessSpec:
+        """Returns the local process that stands for `spec` on a host. Without a command it only asks whether others could run there.
 
-        A process without a command only looks whether others could run there.
+        `private`: the launcher's private directory. `files`: names there that the host gets; `returns`: names there that the host gives.
+        `shared`: paths that the host must see, since the launcher has made them.
         """
         task = {
             "host": host.name,
@@ -116,13 +102,13 @@ class Hosts:
             "name": spec.name,
             "version": lockstep.__version__,
             "cwd": self._cwd,
-            "shared": [str(path) for path in there.shared],
+            "shared": [str(path) for path in shared],
             "command": list(spec.command),
             "environment": _told(spec.environment),
             "python": sys.executable,
             "private": str(private),
-            "files": {name: base64.b64encode((private / name).read_bytes()).decode() for name in there.files},
-            "returns": list(there.returns),
+            "files": {name: base64.b64encode((private / name).read_bytes()).decode() for name in files},
+            "returns": list(returns),
             "exit_code": int(ExitCode.USAGE),
         }
         path = self.task_of(spec.name, host=host, private=private)

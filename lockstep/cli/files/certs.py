@@ -30,7 +30,8 @@ def run_certs_create(arguments: argparse.Namespace) -> Answer:
     try:
         names = create(directory, cluster=arguments.cluster, hosts=arguments.host, days=arguments.days)
     except OSError as error:
-        raise CommandFailed(str(error), exit_code=ExitCode.USAGE) from error
+        text = f"cannot write to {directory}: {error.strerror}; choose another DIR"
+        raise CommandFailed(text, exit_code=ExitCode.USAGE) from error
     words = (
         f"made in {directory}: {', '.join(names)}",
         "a server:  --tls-cert ps.pem --tls-key ps.key --token-file tokens  [--tls-ca ca.pem --verify-clients]",

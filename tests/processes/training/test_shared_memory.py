@@ -90,7 +90,7 @@ def test_killed_worker_leaves_nothing_and_the_other_continues(launch: Launch) ->
 
 
 def test_killed_server_leaves_nothing_and_the_workers_say_so(launch: Launch, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PATIENCE_VARIABLE, "1")
+    monkeypatch.setenv(PATIENCE_VARIABLE, "5")  # also how long a worker waits for a chief that starts beside it
     cluster, workers = launch()
     all_do(workers, "train_randomly", times=2)
     server = status(cluster)

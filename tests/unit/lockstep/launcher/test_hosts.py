@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 
-from lockstep.launcher.hosts import Host, Hosts, There, parse_hosts
+from lockstep.launcher.hosts import Host, Hosts, parse_hosts
 from lockstep.launcher.remote import EXIT_HOST_LOST
 from lockstep.launcher.spec import ClusterSpec
 from lockstep.launcher.supervisor import LaunchFailed, Process, ProcessSpec
@@ -51,7 +51,7 @@ def test_a_process_moves_only_when_its_host_is_lost_and_nothing_begins_there_any
 
 
 def test_where_every_host_is_lost_each_is_tried_again() -> None:
-    hosts = Hosts([Host(name="a", address="a")], python="", cwd="")
+    hosts = Hosts([Host(name="a", address="a", reach=("ssh", "a"))], python="", cwd="")
     assert hosts.of("ps 0").name == "a"
     assert not hosts.see_end(ended("ps 0", EXIT_HOST_LOST)) and hosts.of("ps 0").name == "a"
 
@@ -61,7 +61,7 @@ def test_a_process_elsewhere_gets_its_own_files_and_nothing_of_the_launchers_env
     (tmp_path / "ps.key").write_text("secret")
     spec = ProcessSpec(name="worker 1", command=[sys.executable, "train.py"], environment={"LOCKSTEP_CHIEF": "a:1"}, pause_s=0.5)
     host = parse_hosts("a")[0]
-    carried = three().carried(spec, There(files=["worker.token"], returns=["x.address"]), host=host, private=tmp_path)
+    carried = three().carried(spec, host=host, private=tmp_path, files=["worker.token"], returns=["x.address"])
     (path,) = tmp_path.glob("*.task")
     told: dict[str, Any] = json.loads(path.read_text())
     assert path.stat().st_mode & 0o077 == 0, "it holds keys"
