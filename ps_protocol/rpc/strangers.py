@@ -170,9 +170,9 @@ class StrangerGuard:
         # By peer. Any thread puts something in, and the guard's takes it out again.
         self._admitted: dict[str, Received] = {}
         self._charged: dict[str, int] = {}
-        # The guard's own. By descriptor, those that are open. The lowest that is not; when all were listed.
+        # The guard's own. By descriptor, those that are open. The lowest that is not; when all were listed, and when all listed were known.
         self._open: dict[int, _Open] = {}
-        self._lowest, self._listed_at = 0, 0.0
+        self._lowest, self._listed_at, self._all_known_at = 0, 0.0, 0.0
         # Strangers' peers, and the descriptors of those that have sent something lately.
         self._strangers: set[str] = set()
         self._young: dict[int, _Open] = {}
@@ -250,6 +250,8 @@ class StrangerGuard:
         if now - self._listed_at > _LISTING_S:
             self._listed_at = now
             unknown = descriptors() - self._open.keys()
+            if len(unknown) <= _MAX_NEW:
+                self._all_known_at = now
         else:
             # Whatever is opened gets the lowest number that is free. If that is closed again, a listing finds those behind it.
             free = (descriptor for descriptor in itertools.count(self._lowest) if descriptor not in self._open)
@@ -373,8 +375,12 @@ class StrangerGuard:
                 self._turnstile.count(network, 0.0, now, for_calls=charged / BUDGET_BYTES)
 
     def _forget_unseen(self) -> None:
-        """Forgets callers that were admitted before the last round and not seen in it."""
+        """Forgets callers that were admitted before the last round and not seen in it.
+
+        Only if all descriptors were known since: one behind a gap of free ones is found by a listing alone, and without what its messages
+        count for, the connection would be cut.
+        """
         seen = {one.peer for one in self._open.values()}
         for peer, received in self._admitted.copy().items():
-            if peer not in seen and received.since < self._round_began_at:
+            if peer not in seen and received.since < min(self._round_began_at, self._all_known_at):
                 self._admitted.pop(peer, None)

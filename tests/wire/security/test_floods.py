@@ -1,6 +1,7 @@
 """Limits of strangers' traffic to a port: a stranger that continues is cut and has to wait, and other callers notice nothing."""
 
 import contextlib
+import os
 import socket
 import subprocess
 import sys
@@ -322,3 +323,31 @@ def test_guard_finds_new_connections_also_where_thousands_are_open(monkeypatch: 
         caller.sendall(bytes(32 << 10))
         with pytest.raises(ConnectionError):
             caller.recv(1)
+
+
+def test_a_caller_behind_a_gap_of_free_descriptors_is_not_forgotten_before_it_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its messages would count for nothing then, and its connection would be cut."""
+    looked: set[int] = set()
+    find = StrangerGuard._found
+
+    def found(guard: StrangerGuard, descriptor: int, number: int, now: float) -> Any:
+        looked.add(descriptor)
+        return find(guard, descriptor, number, now)
+
+    monkeypatch.setattr(StrangerGuard, "_found", found)
+    monkeypatch.setattr(strangers, "_LISTING_S", 1.0)
+    with socket.create_server(("127.0.0.1", 0)) as listening, contextlib.ExitStack() as stack:
+        port = listening.getsockname()[1]
+        guard = StrangerGuard()
+        guard.start(port)
+        stack.callback(guard.stop)
+        wait_until(lambda: bool(looked), timeout_s=10, what="the guard has listed what is open")
+        fillers = [os.dup(listening.fileno()) for _ in range(400)]
+        caller = stack.enter_context(connect(port))
+        accepted = stack.enter_context(listening.accept()[0])
+        for filler in fillers:
+            os.close(filler)
+        received = guard.admit(f"ipv4:127.0.0.1:{caller.getsockname()[1]}")
+        received.num_bytes += 1
+        wait_until(lambda: accepted.fileno() in looked, timeout_s=10, what="a listing has found the connection")
+        assert guard.admit(f"ipv4:127.0.0.1:{caller.getsockname()[1]}") is received
