@@ -83,6 +83,8 @@ log = logging.getLogger("lockstep.server")
 
 # How long a save under way may still take when the process ends: the time that supervisors allow, less the rest of the end.
 SAVE_GRACE_S = 5.0
+# How long a server that is asked to end waits for the chief to save.
+LAST_SAVE_S = 7.0
 # How long calls under way may still take when the process ends.
 GRACE_S = 1.0
 
@@ -179,9 +181,11 @@ class ParameterServer:
     def stop(self, grace_s: float = GRACE_S, *, reason: str = "asked to") -> None:
         """Refuses new calls, lets those under way finish for `grace_s` seconds, then ends them and the server.
 
-        A checkpoint that is being written is finished before, unless there is no grace.
+        Before that, the chief may save a checkpoint; asked again to end, or without a grace, the server does not wait for it.
         """
         self._server.report_health(SERVICE, is_serving=False)
+        if grace_s:
+            self._shard.await_last_save(LAST_SAVE_S, is_hurried=lambda: not self._ending.empty())
         self._shard.begin_shutdown(reason)
         self._accumulators.begin_shutdown(reason)
         self._boards.begin_shutdown(reason)

@@ -188,6 +188,8 @@ class Coordinator:
             self._out.add(ev.AdoptShard(shard=event.shard))
         elif is_other or event.damage:
             cluster.recovery.lost(event.shard, now, damage="" if is_other else event.damage)
+        elif event.is_leaving:
+            cluster.checkpoints.server_leaves(event.shard)
 
     def _fail_shard(self, event: ev.ShardFailed, now: float) -> None:
         self.cluster.ending.fail(f"{self.cluster.servers[event.shard].name}: {printable(event.why)}")

@@ -139,11 +139,15 @@ class SessionKeysFound:
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class ShardSeen:
-    """A shard answered with its status; `damage`: why it has lost its variables in this epoch, although it is the same process."""
+    """A shard answered with its status; `damage`: why it has lost its variables in this epoch, although it is the same process.
+
+    `is_leaving`: its process is about to end.
+    """
 
     shard: int
     process_incarnation: int
     damage: str = ""
+    is_leaving: bool = False
     report: ShardReport = field(default_factory=ShardReport)
 
 

@@ -385,7 +385,11 @@ class ShardWork:
             self._on_superseded(f"{calls.name(index)}: another chief (incarnation {status.fence.chief_incarnation}) has taken it over")
         else:
             damage = status.damage if status.fence.era == own.era else ""  # or it is being brought back since
-            calls.report(ev.ShardSeen(shard=index, process_incarnation=status.process_incarnation, damage=damage, report=status.report))
+            incarnation, is_leaving = status.process_incarnation, status.is_leaving
+            seen = ev.ShardSeen(
+                shard=index, process_incarnation=incarnation, damage=damage, is_leaving=is_leaving, report=status.report
+            )
+            calls.report(seen)
 
     async def _insist(self, index: int, request: Request[Result], timeout_s: float) -> Result:
         link = self._calls.links[index]

@@ -257,6 +257,11 @@ class ReplicaState:
     is_alone: bool = False
     forgets: bool = False
 
+    @property
+    def has_twin(self) -> bool:
+        """Whether the chief counts on another replica, too."""
+        return self.version > 0 and not self.is_alone
+
 
 ONLY_REPLICA = ReplicaState()
 
@@ -422,6 +427,7 @@ class ShardStatus:
 
     `fence`: of the chief that has the shard; NOBODY before one has. `is_alone`: of several replicas, it counted on this one alone.
     `slots`: names of the optimizers' slots, sorted. `damage`: why its variables are lost, although it was not restarted.
+    `is_leaving`: its process was asked to end, and waits some seconds for the chief to save.
     """
 
     shard: int
@@ -435,6 +441,7 @@ class ShardStatus:
     is_alone: bool = False
     slots: tuple[str, ...] = ()
     damage: str = ""
+    is_leaving: bool = False
 
 
 @_asks("GetShardStatus", by=EVERYBODY)

@@ -630,7 +630,7 @@ class GetShardStatusRequest(_message.Message):
     def __init__(self, fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ...) -> None: ...
 
 class GetShardStatusResponse(_message.Message):
-    __slots__ = ("shard", "process_incarnation", "fence", "step", "report", "settings_version", "chief_address", "chief_heard_ago", "is_alone", "slots", "damage")
+    __slots__ = ("shard", "process_incarnation", "fence", "step", "report", "settings_version", "chief_address", "chief_heard_ago", "is_alone", "slots", "damage", "is_leaving")
     SHARD_FIELD_NUMBER: _ClassVar[int]
     PROCESS_INCARNATION_FIELD_NUMBER: _ClassVar[int]
     FENCE_FIELD_NUMBER: _ClassVar[int]
@@ -642,6 +642,7 @@ class GetShardStatusResponse(_message.Message):
     IS_ALONE_FIELD_NUMBER: _ClassVar[int]
     SLOTS_FIELD_NUMBER: _ClassVar[int]
     DAMAGE_FIELD_NUMBER: _ClassVar[int]
+    IS_LEAVING_FIELD_NUMBER: _ClassVar[int]
     shard: int
     process_incarnation: int
     fence: _tensor_pb2.Fence
@@ -653,7 +654,8 @@ class GetShardStatusResponse(_message.Message):
     is_alone: bool
     slots: _containers.RepeatedScalarFieldContainer[str]
     damage: str
-    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., report: _Optional[_Union[ShardReport, _Mapping]] = ..., settings_version: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., slots: _Optional[_Iterable[str]] = ..., damage: _Optional[str] = ...) -> None: ...
+    is_leaving: bool
+    def __init__(self, shard: _Optional[int] = ..., process_incarnation: _Optional[int] = ..., fence: _Optional[_Union[_tensor_pb2.Fence, _Mapping]] = ..., step: _Optional[int] = ..., report: _Optional[_Union[ShardReport, _Mapping]] = ..., settings_version: _Optional[int] = ..., chief_address: _Optional[str] = ..., chief_heard_ago: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., is_alone: bool = ..., slots: _Optional[_Iterable[str]] = ..., damage: _Optional[str] = ..., is_leaving: bool = ...) -> None: ...
 
 class ShardReport(_message.Message):
     __slots__ = ("allocated_bytes", "num_staged", "num_pushes", "num_stale", "num_duplicates", "num_nonfinite", "num_sharing", "last_apply", "variables_bytes", "slots_bytes", "created_bytes", "cpu")

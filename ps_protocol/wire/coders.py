@@ -779,6 +779,7 @@ def write_ShardStatus(value: ShardStatus, message: Any) -> None:
     if one := value.slots:
         message.slots.extend(one)
     message.damage = value.damage
+    message.is_leaving = value.is_leaving
 
 
 def read_ShardStatus(message: Any) -> ShardStatus:
@@ -795,6 +796,7 @@ def read_ShardStatus(message: Any) -> ShardStatus:
         is_alone=message.is_alone,
         slots=tuple(message.slots),
         damage=message.damage,
+        is_leaving=message.is_leaving,
     )
 
 

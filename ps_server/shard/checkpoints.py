@@ -443,13 +443,14 @@ class Side(Protocol):
 class Attempt:
     """One save or restoration, beside the calls that ask how far it is. `unwanted`: why it is to end before it is done.
 
-    `is_copied`: steps may continue beside a save; `file` is what it wrote. The numbers are a restoration's.
+    `is_copied`: steps may continue beside a save; `file` is what it wrote. `is_fetched`: the chief has been told of it. The numbers are a restoration's.
     """
 
     key: tuple[object, ...]
     tag: str
     is_copied: bool = False
     is_done: bool = False
+    is_fetched: bool = False
     failure: PsError | None = None
     unwanted: PsError | None = None
     file: CheckpointFile | None = None
@@ -512,6 +513,8 @@ class Checkpoints:
         self._on_restored = on_restored
         self._changed = threading.Condition()
         self._save: Attempt | None = None
+        # How many saves the chief knows to be done.
+        self.num_fetched = 0
         self._restore: Attempt | None = None
 
     def save(self, request: SaveRequest) -> SaveProgress:
@@ -533,7 +536,27 @@ class Checkpoints:
         with self._changed:
             if max_wait_s or not save.is_copied:
                 self._changed.wait_for(lambda: save.is_over or (save.is_copied and not max_wait_s), max_wait_s or TURN_WAIT_S)
+            if save.is_done:
+                self.num_fetched += not save.is_fetched
+                save.is_fetched = True
+                self._changed.notify_all()
             return save.save_progress
+
+    @property
+    def has_storage(self) -> bool:
+        """Whether there is a place for checkpoints."""
+        return self._storage is not None
+
+    @property
+    def is_saving(self) -> bool:
+        """Whether one is being copied or written, or the chief has not heard yet that this is done."""
+        with self._changed:
+            return self._save is not None and self._save.failure is None and not self._save.is_fetched
+
+    def await_fetched(self, num_fetched: int, *, timeout_s: float) -> None:
+        """Waits until the chief has heard of more saves than `num_fetched` that they are done, but not longer than this."""
+        with self._changed:
+            self._changed.wait_for(lambda: self.num_fetched > num_fetched, timeout_s)
 
     def wait_until_saved(self, timeout_s: float) -> None:
         """Waits until nothing is being written, but not longer than this."""

@@ -419,6 +419,11 @@ class Fences:
         stands = f"cluster epoch is {self.epoch}" if self.epoch else "no chief has adopted it since it started"
         return EpochMismatch(f"{self._name}: {stands}, you have epoch {epoch}; reconnect", facts={"epoch": str(self.epoch)})
 
+    @property
+    def is_refusing(self) -> bool:
+        """Whether every call is refused, since the shard shuts down."""
+        return bool(self._shutdown_reason)
+
     def refuse_from_now_on(self, reason: str) -> None:
         """Makes every later call raise ShuttingDown. The first reason stays."""
         self._shutdown_reason = self._shutdown_reason or reason or "asked to"

@@ -76,6 +76,9 @@ from ps_server.shard.sharing import Claim, Sharing, Sharings
 log = logging.getLogger("lockstep.server")
 
 _LARGE_BYTES = 16 << 20
+# A chief that knows for so long that this process ends, and has not begun to save, does not need to.
+_BEGIN_S = 1.0
+_LOOK_S = 0.1
 
 
 class Shard:
@@ -127,6 +130,9 @@ class Shard:
         self._creation: Creation | None = None
         self._last_apply_s = self._apply_s = 0.0
         self._num_applied = 0
+        # Whether the process is about to end, and when the chief was first told so.
+        self._clock, self._is_leaving = clock, False
+        self._told_leaving_at: float | None = None
         self._answers: dict[type, Callable[[Any], Any]] = {
             AdoptRequest: self._adopt,
             KeepRecordRequest: self._keep_record,
@@ -204,6 +210,27 @@ class Shard:
             self._gate.fences.check_epoch(request.fence.epoch)
             self._gate.chief.heard()
         return self._checkpoints.save(request)
+
+    def await_last_save(self, timeout_s: float, *, is_hurried: Callable[[], bool]) -> None:
+        """Tells the chief that the process is about to end, and waits until the chief has saved, or does not begin to, or is silent.
+
+        Returns at once where nothing would be saved. `is_hurried`: whether to wait no longer.
+        """
+        with self._gate:
+            self._is_leaving = True
+        end, num_fetched = self._clock() + timeout_s, self._checkpoints.num_fetched
+        while self._clock() < end and not is_hurried() and self._may_be_saved(num_fetched):
+            self._checkpoints.await_fetched(num_fetched, timeout_s=_LOOK_S)
+
+    def _may_be_saved(self, num_fetched: int) -> bool:
+        with self._gate:
+            chief, has_storage = self._gate.chief, self._checkpoints.has_storage
+            if self._model is None or self._gate.fences.is_refusing or chief.is_silent or chief.replica.has_twin or not has_storage:
+                return False
+            asked_at = self._told_leaving_at
+        if self._checkpoints.num_fetched > num_fetched:
+            return False
+        return self._checkpoints.is_saving or asked_at is None or self._clock() < asked_at + _BEGIN_S
 
     def wait_for_save(self, timeout_s: float) -> None:
         """Waits until no checkpoint is being written, but not longer than this."""
@@ -413,6 +440,8 @@ class Shard:
             fences, chief = self._gate.fences, self._gate.chief
             if request.fence != NOBODY and request.fence == fences.fence:
                 chief.heard()
+                if self._is_leaving and self._told_leaving_at is None:
+                    self._told_leaving_at = self._clock()
             model = None if fences.damage else self._model
             inbox = model.inbox if model else None
             return ShardStatus(
@@ -439,6 +468,7 @@ class Shard:
                 is_alone=chief.replica.is_alone,
                 slots=model.slot_names if model else (),
                 damage=fences.damage,
+                is_leaving=self._is_leaving,
             )
 
     # How pushes and creations end

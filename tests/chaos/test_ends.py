@@ -99,10 +99,11 @@ def missing_standbys(cluster: Cluster) -> list[str]:
     return ["no answer"] if status is None else [shard.standby_missing for shard in status.shards if shard.standby_missing]
 
 
+@pytest.mark.parametrize("durability", ["step", "interval"])
 @pytest.mark.shows("F30")
-def test_everything_asked_to_end_at_once_loses_nothing_that_was_told(start: Started) -> None:
-    """A machine that is shut down. With durability `step` the next run continues behind all that a worker was told."""
-    cluster = start(Plan(durability="step", checkpoint_steps=None))
+def test_everything_asked_to_end_at_once_loses_nothing_that_was_told(start: Started, durability: str) -> None:
+    """A machine that is shut down, a cancelled job. The next run continues behind all that a worker was told."""
+    cluster = start(Plan(durability=durability, checkpoint_steps=None if durability == "step" else 2000))
     cluster.await_step(12)
     told = cluster.reached()
     for name in cluster.everybody:
@@ -114,6 +115,21 @@ def test_everything_asked_to_end_at_once_loses_nothing_that_was_told(start: Star
     cluster.await_end()
     again = [event["step"] for event in cluster.events() if event["event"] == "joined" and event["at"] > ended_at]
     assert min(again) >= told
+    cluster.assert_as_without_faults()
+
+
+@pytest.mark.quick
+@pytest.mark.shows("F30")
+def test_a_server_that_is_asked_to_end_has_a_checkpoint_saved_first(start: Started) -> None:
+    """A preempted machine. What is lost is what was applied while it ended."""
+    cluster = start(Plan(max_steps=80, checkpoint_steps=2000))
+    cluster.await_step(12)
+    cluster.signal("ps 1", signal.SIGTERM)
+    cluster.await_death("ps 1", code=0)
+    assert int(whole(cluster)[-1].name.split("-")[1]) >= 12
+    cluster.restart("ps 1")
+    cluster.await_end()
+    assert cluster.rollbacks() > 0
     cluster.assert_as_without_faults()
 
 

@@ -97,6 +97,8 @@ class Checkpoints:
         self._wishes: dict[int, _Wish] = {}
         self._fulfilled: dict[int, SavedCheckpoint] = {}
         self._calls = cluster.waiting.line(self._expire)
+        # The processes of parameter servers that were asked to end, and for which a step has been saved.
+        self._leaving: set[int] = set()
 
     # -- queries
 
@@ -329,6 +331,16 @@ class Checkpoints:
         """Saves the open step, or a later one, before this process ends, if there is a place for checkpoints."""
         if self._config is not None:
             self._wishes.setdefault(_BEFORE_END, _Wish())
+            self._become_due()
+
+    def server_leaves(self, index: int) -> None:
+        """A parameter server is about to end, and waits for its variables to be saved, unless another server has them, too."""
+        server, cluster = self._cluster.servers[index], self._cluster
+        if self._config is None or not cluster.model.is_ready or cluster.ending.is_over or server.standby:
+            return
+        if server.process_incarnation not in self._leaving:
+            self._leaving.add(server.process_incarnation)
+            self._out.note(f"{server.name} was asked to end: saving step {cluster.step} first", kind=NoteKind.CHECKPOINT)
             self._become_due()
 
     def refuse(self, error: PsError) -> None:

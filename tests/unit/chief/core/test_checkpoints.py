@@ -1,5 +1,6 @@
 """Checkpoints in the core: when a step is saved, when a held step is announced, and the cost of a failed save. No file and no clock."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -259,3 +260,20 @@ def test_without_a_place_for_checkpoints_nothing_is_ever_saved() -> None:
     assert {type(order) for order in driver.orders} == {messages.KeepRecord}
     assert driver.applied[0].contributors == (PushId(worker=0, incarnation=1, sequence=1),)
     assert worker.push() is PushOutcome.ACCEPTED
+
+
+def test_a_server_that_is_asked_to_end_has_the_step_saved_once_but_not_where_its_standby_has_it_too() -> None:
+    driver = Driver.outlived(total_num_replicas=1, checkpoints=ON_DEMAND)
+    (worker,) = driver.train(0)
+    step(driver, worker)
+    incarnation = driver.coordinator.cluster.servers[0].process_incarnation
+    leaves = messages.ShardSeen(shard=0, process_incarnation=incarnation, is_leaving=True)
+    driver.send(leaves)
+    assert list(driver.storage) == ["step-000000001"]
+    assert any("was asked to end: saving step 1 first" in note.text for note in driver.notes)
+    step(driver, worker)
+    driver.send(leaves)
+    assert list(driver.storage) == ["step-000000001"], "it has been saved for this process"
+    driver.send(messages.ReplicasChanged(shard=1, address="host-p:5001", standby="host-s:1", missing=""))
+    driver.send(replace(leaves, shard=1, process_incarnation=driver.coordinator.cluster.servers[1].process_incarnation))
+    assert list(driver.storage) == ["step-000000001"]

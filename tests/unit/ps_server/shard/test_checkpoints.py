@@ -1,6 +1,7 @@
 """Checkpoints of one store; the test runs the background work. Knows no file system but the test's own."""
 
 import dataclasses
+import threading
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -26,8 +27,10 @@ from ps_protocol.roles.checkpoint import Checkpoint
 from ps_protocol.roles.shard import AdoptRequest, ReplicaState, SaveRequest, SaveState, ShardSettings, ShardStatusRequest, ShutdownRequest
 from ps_server.model.shard_model import ShardModel
 from ps_server.serving.local import InProcessShard
+from ps_server.shard.shard import Shard
 from tests.support.chief.eras import fence
 from tests.support.parameter_servers.sharded_training import CHIEF, ShardedTraining
+from tests.support.waiting import wait_until
 
 MODEL = ModelSpec(
     variables=(VariableSpec(name="w", data_type=DataType.FLOAT32, shape=(1024,)),),
@@ -283,3 +286,45 @@ def test_untrained_values_are_replaced_by_those_of_a_later_epoch(training: Shard
     later.create()
     later.train(1)
     assert not fresh.create_variables(dataclasses.replace(later.spec(0), initial_step=0), Segments(()))
+
+
+def leaving(training: ShardedTraining) -> threading.Thread:
+    """Has the shard wait for its last save, until the chief has been told that it does."""
+    shard: Shard = training.shards[0]._shard  # type: ignore[attr-defined]  # no call of the chief's asks for this
+    thread = threading.Thread(target=shard.await_last_save, args=(60.0,), kwargs={"is_hurried": lambda: False})
+    thread.start()
+    asks = ShardStatusRequest(fence=_request(training).fence)
+    wait_until(lambda: training.shards[0].call(asks).is_leaving, what="the chief is told")
+    return thread
+
+
+def test_a_server_that_is_asked_to_end_waits_until_the_chief_knows_that_it_has_saved(training: ShardedTraining, later: Later) -> None:
+    thread = leaving(training)
+    training.shards[0].call(_request(training))
+    thread.join(1.5)
+    assert thread.is_alive(), "a save has begun"
+    later.do_all()
+    thread.join(0.3)
+    assert thread.is_alive(), "the chief has to hear of the file, too"
+    assert training.shards[0].call(replace(_request(training), max_wait_s=1.0)).state is SaveState.DONE
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_a_server_that_is_asked_to_end_waits_only_a_moment_for_a_chief_that_has_no_need_to_save(training: ShardedTraining) -> None:
+    thread = leaving(training)
+    thread.join(5.0)
+    assert not thread.is_alive()
+
+
+def test_a_server_with_nothing_to_lose_does_not_wait_for_a_chief() -> None:
+    shard = Shard(index=0, process_incarnation=1)
+    shard.call(AdoptRequest(fence=fence(3, CHIEF)))
+    shard.await_last_save(60.0, is_hurried=lambda: False)
+
+
+def test_a_server_whose_variables_another_one_has_too_does_not_wait_for_a_chief(training: ShardedTraining) -> None:
+    fenced = _request(training).fence
+    training.shards[0].call(AdoptRequest(fence=fenced, replica=ReplicaState(version=7)))
+    shard: Shard = training.shards[0]._shard  # type: ignore[attr-defined]
+    shard.await_last_save(60.0, is_hurried=lambda: False)
