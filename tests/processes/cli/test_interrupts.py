@@ -45,8 +45,8 @@ def test_a_program_without_a_block_leaves_at_its_end_and_fails_only_if_its_train
 ) -> None:
     flags = ["--workers", "1", *([] if is_interrupted else ["--max-steps", "5"])]
     with up(*flags, "--", WITHOUT_BLOCK, worker=AND_SAY_THE_CODE, run_dir=tmp_path / "run") as process:
-        read_until(process, "step 3")
         if is_interrupted:
+            read_until(process, "step 3")
             process.send_signal(signal.SIGINT)
         out, _ = process.communicate(timeout=60)
     assert "[worker 0] after the loop" in out and "worker 0 left" in out
