@@ -22,7 +22,7 @@ PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest
 
-.PHONY: help install demo test-fast test test-benchmarks test-compose test-wheel test-lowest test-frameworks coverage simulate bench bench-peers bench-torch mutate weight fuzz chaos check fix proto clean \
+.PHONY: help install demo test-fast test test-benchmarks test-compose test-wheel test-lowest test-frameworks test-engines coverage simulate bench bench-peers bench-torch mutate weight fuzz chaos check fix proto clean \
   check-lint check-format check-types check-protos check-stubs check-imports check-docs check-breaking check-changes docs docs-serve pictures fix-lint fix-format fix-protos fix-stubs fix-docs
 
 help:  ## list the targets
@@ -62,6 +62,9 @@ test-lowest: $(DEV)  ## run all tests with the oldest supported dependencies, in
 test-frameworks: $(FRAMEWORKS)  ## run the tests with PyTorch, JAX, Keras, scikit-learn and dask, in .venv-frameworks; 3 to 9 GB
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/frameworks tests/contract/session/test_documented_programs.py \
 	  tests/contract/session/test_estimator.py tests/contract/session/test_estimator_cluster.py -n 2 --dist worksteal $(ARGS)
+
+test-engines: $(DEV)  ## run a cluster in a real engine on hosts of its own; root; ENGINE=slurm needs slurm-wlm and munge
+	@$(PYTEST) -m engine -s -o faulthandler_timeout=0 tests/engines/test_$(or $(ENGINE),slurm).py $(ARGS)
 
 coverage: $(DEV)  ## measure which lines and branches the tests reach, subprocesses included
 	@$(BIN)/coverage erase && $(BIN)/coverage run -m pytest -n 3 --dist worksteal $(ARGS); found=$$?; \

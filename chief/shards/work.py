@@ -386,9 +386,7 @@ class ShardWork:
         else:
             damage = status.damage if status.fence.era == own.era else ""  # or it is being brought back since
             incarnation, is_leaving = status.process_incarnation, status.is_leaving
-            seen = ev.ShardSeen(
-                shard=index, process_incarnation=incarnation, damage=damage, is_leaving=is_leaving, report=status.report
-            )
+            seen = ev.ShardSeen(shard=index, process_incarnation=incarnation, damage=damage, is_leaving=is_leaving, report=status.report)
             calls.report(seen)
 
     async def _insist(self, index: int, request: Request[Result], timeout_s: float) -> Result:

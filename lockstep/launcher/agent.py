@@ -9,22 +9,25 @@ import json
 import os
 import select
 import signal
+import subprocess
 import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
 import lockstep
 from lockstep.launcher.remote import BEAT_S, HEAD, MARK
-from lockstep.launcher.supervisor import Process, ProcessSpec, Supervisor, with_checkout
+from lockstep.launcher.supervisor import Interrupted, Process, ProcessSpec, Supervisor, with_checkout
 from ps_protocol.security.tokens import write_secret
 
 _SILENT_S = 60.0
 # How long a process has to end by itself once the launcher is gone: a chief saves a checkpoint.
 _GRACE_S = 10.0
+_END_S = 30.0
 _LOOK_S = 0.1
 
 
@@ -42,7 +45,7 @@ class Channel:
 
     def tell(self, **said: object) -> None:
         """Tells the launcher something about the process."""
-        self._send(b"j", json.dumps(said).encode())
+        self._send(b"j", json.dumps(said).encode() + b"\n")
 
     def _send(self, kind: bytes, content: bytes) -> None:
         self._write(HEAD.pack(kind, len(content)) + content)
@@ -66,7 +69,7 @@ def main() -> int:
     channel = Channel()
     try:
         channel.tell(ended=_run(task, lines, channel))
-    except BrokenPipeError:
+    except (BrokenPipeError, Interrupted):
         return 1  # the launcher is gone
     except Refused as error:
         channel.output(f"host {task['host']}: {error}")
@@ -86,21 +89,25 @@ def _run(task: dict[str, Any], lines: Iterator[bytes], channel: Channel) -> int:
             raise Refused(f"it does not see {path}, which the launcher has written; all hosts must share that directory, or give a URL")
     if not task["command"]:
         return 0
-    orders: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
     with Supervisor(log_directory=None, show_line=lambda name, line: channel.output(line)) as supervisor:
-        threading.Thread(target=_listen, args=(lines, orders), name="orders", daemon=True).start()
+        # An engine that ends a job signals every process of it. This one passes on how the others end, and ends with the launcher.
+        supervisor.ignore_signals()
         process = supervisor.start(_spec(task, supervisor.directory))
+        orders = Orders(lines, process)
         files = Files(supervisor.directory, task["returns"], channel)
         beat_at = time.monotonic()
-        while process.is_running and _obey(orders, process):
+        while process.is_running and orders.obey():
             supervisor.poll(timeout_s=_LOOK_S)
             files.look()
             if time.monotonic() >= beat_at:
                 channel.tell()
                 beat_at = time.monotonic() + BEAT_S
         if process.is_running:
+            says_so = None if orders.have_ended_it else subprocess.Popen(task["orphaned"] or ["true"], stdout=sys.stderr)
             process.signal_group(signal.SIGTERM)
             supervisor.await_end(lambda: not process.is_running, grace_s=_GRACE_S)
+            if says_so is not None:
+                says_so.wait()
         files.look()
     return process.returncode or 0
 
@@ -128,27 +135,48 @@ class Files:
 
     def look(self) -> None:
         """Sends those that are new or have changed."""
+        found: dict[str, str] = {}
         for name, path in self._paths.items():
-            try:
-                text = path.read_text()
-            except FileNotFoundError:
-                continue
+            with suppress(FileNotFoundError):
+                found[name] = path.read_text()
+        # The first one is written last, and has to arrive last.
+        for name, text in reversed(found.items()):
             if text != self._sent.get(name):
                 self._sent[name] = text
                 self._channel.tell(file=name, text=text)
 
 
-def _obey(orders: "SimpleQueue[dict[str, Any] | None]", process: Process) -> bool:
-    """Carries out what the launcher has asked for. Returns whether it is still there."""
-    while True:
-        try:
-            order = orders.get_nowait()
-        except Empty:
-            return True
-        if order is None:
-            return False
-        if "signal" in order:
-            process.signal_group(signal.Signals(order["signal"]))
+class Orders:
+    """What the launcher asks for, while the process runs."""
+
+    def __init__(self, lines: Iterator[bytes], process: Process) -> None:
+        self._process = process
+        self._queue: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
+        # Whether the launcher has asked the process to end: if it is gone then, it is not lost.
+        self.have_ended_it = False
+        threading.Thread(target=self._listen, args=(lines,), name="orders", daemon=True).start()
+
+    def obey(self) -> bool:
+        """Carries out what the launcher has asked for. Returns whether it is still there."""
+        while True:
+            try:
+                order = self._queue.get_nowait()
+            except Empty:
+                return True
+            if order is None:
+                return False
+            if "signal" in order:
+                number = signal.Signals(order["signal"])
+                self.have_ended_it = self.have_ended_it or number in (signal.SIGTERM, signal.SIGINT)
+                self._process.signal_group(number)
+
+    def _listen(self, lines: Iterator[bytes]) -> None:
+        for line in lines:
+            self._queue.put(json.loads(line))
+        self._queue.put(None)
+        # Nobody may read what this process writes any more, so its main thread may never get to the order. The guardian ends the rest.
+        time.sleep(_END_S)
+        os._exit(1)
 
 
 def _lines() -> Iterator[bytes]:
@@ -157,15 +185,6 @@ def _lines() -> Iterator[bytes]:
     while select.select([0], [], [], _SILENT_S)[0] and (data := os.read(0, 1 << 16)):
         *lines, rest = (rest + data).split(b"\n")
         yield from lines
-
-
-def _listen(lines: Iterator[bytes], orders: "SimpleQueue[dict[str, Any] | None]") -> None:
-    for line in lines:
-        orders.put(json.loads(line))
-    orders.put(None)
-    # Nobody may read what this process writes any more, so its main thread may never get to the order. The guardian ends the rest.
-    time.sleep(2 * _GRACE_S)
-    os._exit(1)
 
 
 if __name__ == "__main__":

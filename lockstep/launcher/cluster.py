@@ -65,6 +65,7 @@ class LaunchedCluster:
         self._supervisor = supervisor
         self._note = note
         self._addresses: dict[str, str] = {}  # where roles serve, also after a restart
+        self._moving: set[str] = set()  # roles that begin on another host, and whose address there is not known yet
         self._environment: Mapping[str, str | None] = {}
         self._worker_command: Sequence[str] = ()
         self._worker_environment: Mapping[str, str | None] = {}
@@ -133,7 +134,7 @@ class LaunchedCluster:
         try:
             create(private, cluster=self.name, hosts=[host.address for host in self._hosts])
         except InvalidSpec as error:
-            raise LaunchFailed(f"--hosts: {error.message}", exit_code=ExitCode.USAGE) from error
+            raise LaunchFailed(error.message, exit_code=ExitCode.USAGE) from error
         self.security = Security(token_file=private / BESIDE_SOCKET, tls_ca=private / "ca.pem")
 
     def _secrets_of(self, kind: str) -> dict[str, str]:
@@ -176,7 +177,7 @@ class LaunchedCluster:
             for mark in marks:
                 mark.unlink(missing_ok=True)
         if failed := [one for one in looks if one.returncode]:
-            raise LaunchFailed(f"--hosts: {failed[0].last_words}", exit_code=ExitCode.USAGE)
+            raise LaunchFailed(failed[0].last_words, exit_code=ExitCode.USAGE)
 
     def start_workers(self, command: Sequence[str], *, environment: Mapping[str, str | None] | None = None) -> None:
         """Starts the workers; each finds the cluster by its environment."""
@@ -219,16 +220,17 @@ class LaunchedCluster:
         """Starts a role that has ended again after a pause, at its old address unless its host is lost; does not wait for it."""
         self._announce(role.name).unlink(missing_ok=True)
         if self._hosts is not None and self._hosts.see_end(role):
-            self._addresses.pop(role.name, None)
+            self._moving.add(role.name)
         process = self._start_role(role.name, is_again=True, pause_s=pause_s)
         self.roles[self.roles.index(role)] = process
         return process
 
     def follow_moves(self) -> str:
         """Reads where roles serve that were restarted on another host. Ends a chief that has to know of it, and returns words for that."""
-        moved = [role for role in self.roles if role.name not in self._addresses and self._announce(role.name).exists()]
+        moved = [role for role in self.roles if role.name in self._moving and self._announce(role.name).exists()]
         for role in moved:
             self._addresses[role.name] = self._address_of(role.name)
+            self._moving.discard(role.name)
         self.chief_address = self._addresses.get("chief", self.chief_address)
         if self._hosts is not None and self.chief in moved:
             for index, worker in enumerate(self.workers):
@@ -309,7 +311,7 @@ class LaunchedCluster:
 
     def _common_flags(self, name: str) -> list[str]:
         flags = ["--cluster", self.name, "--announce", str(self._announce(name)), "--address"]
-        address = self._addresses.get(name)
+        address = None if name in self._moving else self._addresses.get(name)
         if self._hosts is not None:
             # Not the host's name: many a host's own name leads to a loopback address there.
             port, host = address.rpartition(":")[2] if address else "0", self._hosts.of(name).address

@@ -27,11 +27,15 @@ _HERE = Path(__file__).parent
 
 @light_dataclass(frozen=True, slots=True, kw_only=True)
 class Host:
-    """A machine that processes run on. `address`: where the other hosts reach it. `reach`: the command that runs a command there."""
+    """A machine that processes run on. `address`: where the other hosts reach it. `reach`: the command that has a shell there run a text.
+
+    `orphaned`: the command that is run there if the launcher is lost, once its processes have ended; empty: none.
+    """
 
     name: str
     address: str
     reach: tuple[str, ...]
+    orphaned: tuple[str, ...] = ()
 
 
 def parse_hosts(text: str) -> tuple[Host, ...]:
@@ -110,6 +114,7 @@ class Hosts:
             "files": {name: base64.b64encode((private / name).read_bytes()).decode() for name in files},
             "returns": list(returns),
             "exit_code": int(ExitCode.USAGE),
+            "orphaned": list(host.orphaned),
         }
         path = self.task_of(spec.name, host=host, private=private)
         write_secret(path, json.dumps(task))

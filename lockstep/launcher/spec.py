@@ -1,10 +1,12 @@
 """What a launcher was told of a cluster, and what it tells the roles. Knows options; starts nothing, reads no checkpoint."""
 
 import argparse
+import os
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+from lockstep.launcher.engines.engine import Engine, engine_of
 from lockstep.launcher.hosts import parse_hosts
 from lockstep.launcher.supervisor import LaunchFailed
 from ps_protocol.errors import InvalidSpec
@@ -33,20 +35,23 @@ class ClusterSpec:
             options.check_place(given)
             _check_restore(given)
             self.policy = options.policy_of(given)
-            self.num_workers = given[options.NUM_WORKERS] or 1
+            if given[options.HOSTS] and given[options.ENGINE]:
+                raise InvalidSpec("--hosts: the --engine says which machines there are; leave out one of the two")
+            # The engine in whose job the cluster runs; None: there is none.
+            self.engine: Engine | None = engine_of(given[options.ENGINE], os.environ) if given[options.ENGINE] else None
+            # Other machines that the processes run on; none: all run here.
+            self.hosts = parse_hosts(given[options.HOSTS]) if self.engine is None else self.engine.hosts
+            self.num_workers = given[options.NUM_WORKERS] or (self.engine.num_workers if self.engine is not None else 0) or 1
             required = options.contributions_of(given, self.policy.name, num_workers=self.num_workers)
             # Contributions that a step needs while the policy is sync.
             self.num_required = required or self.num_workers
             options.check_least(given, self.policy, num_required=self.num_required)
-            hosts = parse_hosts(given[options.HOSTS])
         except InvalidSpec as error:
             raise LaunchFailed(error.message, exit_code=ExitCode.USAGE) from error
         self.num_ps = given[options.NUM_PS] or 1
         self.num_backups = given[options.BACKUP_WORKERS] or 0
         self.min_replicas = given[options.MIN_REPLICAS]
         self.is_tcp = given[options.TCP]
-        # Other machines that the processes run on; none: all run here.
-        self.hosts = hosts
         self.host_python, self.host_dir, self.host_env = given[options.HOST_PYTHON], given[options.HOST_DIR], given[options.HOST_ENV]
         # The chief runs in the process of ps 0.
         self.chief_in_ps = given[options.CHIEF_IN_PS]
@@ -67,7 +72,7 @@ class ClusterSpec:
             if {SERVER, CHIEF} & {*option.programs} and (text := given.flag_of(option)) is not None
         } | {options.EXPECTED_WORKERS.variable: str(self.num_workers)}
         if self.hosts and self.chief_in_ps:
-            raise LaunchFailed("--chief-in-ps: with --hosts the chief has a process of its own", exit_code=ExitCode.USAGE)
+            raise LaunchFailed("--chief-in-ps: on several hosts the chief has a process of its own", exit_code=ExitCode.USAGE)
         if self.has_standbys and self.chief_in_ps:
             raise LaunchFailed(
                 "--standbys: the chief has none, so it needs a process of its own; leave out --chief-in-ps", exit_code=ExitCode.USAGE

@@ -255,7 +255,8 @@ _END_S = 1.0
 _GUARDIAN_S = 5.0
 _LOOK_S = 0.05  # how often a condition is looked at that is no event of a process
 _HERE = Path(__file__).parent
-_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+# SIGUSR1: a batch system warns that the job's time is up.
+_ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGUSR1)
 
 
 class LaunchFailed(Exception):
@@ -333,7 +334,7 @@ class Supervisor:
     def poll(self, *, timeout_s: float) -> list[Process]:
         """Passes output on and returns the processes that have ended. Waits at most `timeout_s` for an event.
 
-        Raises Interrupted after SIGINT, SIGTERM or SIGHUP, or when output cannot be written any more.
+        Raises Interrupted after SIGINT, SIGTERM, SIGHUP or SIGUSR1, or when output cannot be written any more.
         """
         events = self._selector.select(timeout_s)
         share_bytes = max(_LEAST_BYTES, _TURN_BYTES // max(1, len(events)))
@@ -363,6 +364,10 @@ class Supervisor:
         self._signal_all(signal.SIGKILL)
         while self._has_running() and time.monotonic() < self._end_by:  # SIGKILL cannot be refused
             self.poll(timeout_s=0.1)
+
+    def ignore_signals(self) -> None:
+        """Goes on from now on where it would have ended because of a signal; the handlers stay, so that no child ignores the signal."""
+        self._selector.unregister(self._wakeup)
 
     def await_end(self, has_ended: Callable[[], bool], *, grace_s: float) -> bool:
         """Passes output on until `has_ended`, for `grace_s`, or until another Ctrl-C, which it does not raise; False: there was one."""

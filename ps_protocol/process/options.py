@@ -815,13 +815,24 @@ HOSTS = Option(
     variable_name="",
     is_usual=True,
 )
+ENGINE = Option(
+    name="engine",
+    parse=_stripped,
+    default="",
+    metavar="slurm",
+    otherwise="none",
+    words="whose job this is: it says which machines there are, and how many workers unless --workers does",
+    programs=(UP,),
+    variable_name="",
+    is_usual=True,
+)
 HOST_PYTHON = Option(
     name="host-python",
     parse=_stripped,
     default="",
     metavar="PATH",
     otherwise="the path of this one",
-    words="the Python that has Lockstep on each of --hosts",
+    words="the Python that has Lockstep on each of --hosts or of the --engine",
     programs=(UP,),
     variable_name="",
 )

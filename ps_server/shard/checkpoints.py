@@ -443,7 +443,8 @@ class Side(Protocol):
 class Attempt:
     """One save or restoration, beside the calls that ask how far it is. `unwanted`: why it is to end before it is done.
 
-    `is_copied`: steps may continue beside a save; `file` is what it wrote. `is_fetched`: the chief has been told of it. The numbers are a restoration's.
+    `is_copied`: steps may continue beside a save; `file` is what it wrote; `is_fetched`: the chief knows of it. The numbers
+    are a restoration's.
     """
 
     key: tuple[object, ...]

@@ -4,6 +4,7 @@ import argparse
 import os
 import shlex
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -23,7 +24,8 @@ from lockstep.launcher.supervisor import (
     make_directory,
     with_checkout,
 )
-from ps_protocol.process.exit_codes import ExitCode
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.process.exit_codes import ExitCode, of_signal
 from ps_protocol.process.logs import warnings_to_stderr
 from ps_protocol.process.options import MAX_STEPS, UP, add_options, options_of
 from ps_protocol.process.output import BoundedOutput, write_last
@@ -77,6 +79,8 @@ def run_cluster(
 
     `title`: what `lockstep ls` calls it. `environment`: added to that of all processes. Raises LaunchFailed for what a user mistook.
     """
+    if spec.engine is not None and not spec.engine.is_launcher:
+        return ExitCode.DONE
     run_dir = run_dir or Path("lockstep-runs") / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}"
     logs = run_dir / "logs"
     for path in (run_dir, logs):
@@ -101,13 +105,23 @@ def run_cluster(
         except Interrupted as interrupted:
             stream.hurry()
             with suppress(OSError):  # the end of the reader may be the cause
-                output.failure(f"{interrupted}: all processes have been ended")
+                output.failure(f"{interrupted}: all processes have been ended{_again(spec, interrupted)}")
             return interrupted.exit_code
         except LaunchFailed as error:
             if error.exit_code == ExitCode.USAGE:
                 raise
             output.failure(str(error))
             return error.exit_code
+
+
+def _again(spec: ClusterSpec, interrupted: Interrupted) -> str:
+    """Has the engine run the job again if its time was up and a checkpoint lets it continue. Returns words about it."""
+    if spec.engine is None or interrupted.exit_code != of_signal(signal.SIGUSR1) or not spec.has_checkpoints:
+        return ""
+    try:
+        return f"; {spec.engine.run_again()}"
+    except InvalidSpec as error:
+        return f"; the job does not run again: {error.message}"
 
 
 def _ready(cluster: LaunchedCluster) -> str:

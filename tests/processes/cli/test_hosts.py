@@ -85,9 +85,7 @@ def test_a_host_that_cannot_be_used_is_named_before_anything_starts(hosts: Path)
     (hosts / "down" / "b").touch()
     code, out = run_up("--hosts", ADDRESSES, worker=TRAIN, run_dir=hosts / "run")
     assert code == 2 and "No route to host" in out, out
-    assert out.splitlines()[-1].startswith(
-        "lockstep up: --hosts: host b does not run Lockstep's agent: ssh ended with exit code 255; try it:"
-    )
+    assert out.splitlines()[-1].startswith("lockstep up: host b does not run Lockstep's agent: ssh ended with exit code 255; try it:")
     (hosts / "down" / "b").unlink()
     code, out = run_up("--hosts", "a=127.0.0.1", "--host-dir", "/nowhere", worker=TRAIN, run_dir=hosts / "run")
     assert code == 2 and "host a: no /nowhere: No such file or directory; copy the program there, or name its place with --host-dir" in out

@@ -209,7 +209,10 @@ def test_a_chief_that_is_asked_to_end_twice_ends_at_once() -> None:
     driver = at_work()
     driver.is_manual = True
     driver.send(TERM)
-    assert driver.ended == []
+    driver.pass_time(0.2)
+    driver.send(TERM)
+    assert driver.ended == [], "a launcher and an engine may ask at the same time"
+    driver.pass_time(0.5)
     driver.send(TERM)
     assert [end.has_successor for end in driver.ended] == [True]
 
@@ -348,3 +351,11 @@ def test_a_worker_that_creates_the_model_when_training_finishes_is_told_so() -> 
     assert call not in driver.answers
     driver.ask(FinishTrainingRequest(reason="enough"))
     assert isinstance(driver.answers[call], TrainingFailed)
+
+
+def test_a_chief_that_is_asked_to_end_while_a_server_is_lost_does_not_wait_for_a_checkpoint() -> None:
+    driver = at_work()
+    driver.is_manual = True
+    driver.send(ev.ShardUnreachable(shard=0, why="connection refused"))
+    driver.send(TERM)
+    assert [end.has_successor for end in driver.ended] == [True]

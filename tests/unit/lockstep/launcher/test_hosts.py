@@ -73,7 +73,7 @@ def test_a_process_elsewhere_gets_its_own_files_and_nothing_of_the_launchers_env
 
 def test_on_several_hosts_the_chief_has_a_process_of_its_own() -> None:
     assert [host.name for host in ClusterSpec(hosts="a,b", host_env="A,B").hosts] == ["a", "b"]
-    with pytest.raises(LaunchFailed, match="--chief-in-ps: with --hosts"):
+    with pytest.raises(LaunchFailed, match="--chief-in-ps: on several hosts"):
         ClusterSpec(hosts="a,b", chief_in_ps=True)
     with pytest.raises(LaunchFailed, match="--hosts: got ''"):
         ClusterSpec(hosts="a,,b")

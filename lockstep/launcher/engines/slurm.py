@@ -1,0 +1,69 @@
+"""Slurm: a job is an allocation of nodes, and each process of the cluster is a job step of its own on one of them.
+
+Works in the script of a job, in `salloc`, and as the program of one `srun`, whose first task launches the cluster.
+"""
+
+import re
+import shlex
+import subprocess
+from collections.abc import Mapping
+
+from lockstep.launcher.hosts import Host
+from ps_protocol.errors import InvalidSpec
+from ps_protocol.model.light_dataclass import light_dataclass
+
+# A step beside the others, on all that the job has of a node: the job belongs to one cluster, which shares the processors.
+_STEP = ("srun", "--overlap", "--nodes=1", "--ntasks=1", "--mpi=none", "--quiet", "--job-name=lockstep")
+_UNBOUND = "--cpu-bind=none"
+_ANSWER_S = 30.0
+# Slurm keeps a job whose script was lost with its node, if the job may lose nodes (--no-kill). Where the script has ended, so has the job.
+_ORPHANED = "sleep 15; scontrol show job {job} | grep -q JobState=RUNNING && scontrol requeue {job}"
+
+
+@light_dataclass(frozen=True, slots=True, kw_only=True)
+class Slurm:
+    """A job of Slurm, from within it."""
+
+    job: str
+    hosts: tuple[Host, ...]
+    num_workers: int
+    is_launcher: bool
+
+    def run_again(self) -> str:
+        """Puts the job back into the queue, which ends it."""
+        _output("scontrol", "requeue", self.job)
+        return f"job {self.job} is in the queue again, and will continue from its newest checkpoint"
+
+
+def engine(environment: Mapping[str, str]) -> Slurm:
+    """Returns the job that this process is part of. Raises InvalidSpec if there is none, or Slurm does not answer."""
+    job, nodes = environment.get("SLURM_JOB_ID"), environment.get("SLURM_JOB_NODELIST")
+    if not job or not nodes:
+        raise InvalidSpec(
+            "--engine slurm: this is no job of Slurm; ask for one: sbatch, salloc or srun with --nodes=2 … lockstep up --engine slurm …"
+        )
+    # A batch script is a step, too, with one task.
+    task = int(environment.get("SLURM_PROCID") or 0)
+    return Slurm(
+        job=job, hosts=_hosts(job, nodes) if task == 0 else (), num_workers=int(environment.get("SLURM_NTASKS") or 0), is_launcher=task == 0
+    )
+
+
+def _hosts(job: str, nodes: str) -> tuple[Host, ...]:
+    # Where nothing binds steps to processors, srun warns of being asked not to.
+    binds = re.search(r"^TaskPlugin\s*=\s*(task/none|\(null\))", _output("scontrol", "show", "config"), re.MULTILINE) is None
+    step = (*_STEP, _UNBOUND) if binds else _STEP
+    names = _output("scontrol", "show", "hostnames", nodes).split()
+    orphaned = ("sh", "-c", _ORPHANED.format(job=job))
+    return tuple(Host(name=name, address=name, reach=(*step, f"--nodelist={name}", "sh", "-c"), orphaned=orphaned) for name in names)
+
+
+def _output(*command: str) -> str:
+    try:
+        return subprocess.run(command, capture_output=True, check=True, text=True, timeout=_ANSWER_S).stdout
+    except FileNotFoundError as error:
+        raise InvalidSpec(f"--engine slurm: there is no {command[0]} in PATH") from error
+    except subprocess.TimeoutExpired as error:
+        raise InvalidSpec(f"--engine slurm: waited {_ANSWER_S:g} s in vain for an answer to {shlex.join(command)}") from error
+    except subprocess.CalledProcessError as error:
+        raise InvalidSpec(f"--engine slurm: {shlex.join(command)} failed: {error.stderr.strip()}") from error

@@ -1,0 +1,88 @@
+"""Hosts of this machine's own: network namespaces on one bridge, each with an address, a name and a table of processes. Needs root.
+
+Files are common to all, and so is shared memory, which is not found: the hosts seem to be one, and do not see each other's processes.
+"""
+
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from pathlib import Path
+
+_NET, _BRIDGE = "10.77.0", "lockstep-br"
+# Gives what runs on a host its name, its table of names, and its own processes, which end with the first of them.
+_ENTER = ("unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
+_NAMED = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
+TOOLS = ("ip", "nsenter", "unshare")
+
+
+def why_not() -> str:
+    """Why there can be no hosts here; empty: there can."""
+    if os.geteuid():
+        return "hosts in network namespaces need root"
+    missing = [tool for tool in TOOLS if shutil.which(tool) is None]
+    return f"no {', '.join(missing)} in PATH; Debian has them in iproute2 and util-linux" if missing else ""
+
+
+class Network:
+    """Hosts h1, h2, … with addresses of their own; this machine is `gateway`."""
+
+    gateway = f"{_NET}.254"
+
+    def __init__(self, num_hosts: int, directory: Path) -> None:
+        self.names = tuple(f"h{index + 1}" for index in range(num_hosts))
+        self._table = directory / "hosts"
+        lines = ["127.0.0.1 localhost", *(f"{self.address(name)} {name}" for name in self.names)]
+        self._table.write_text("\n".join(lines) + "\n")
+
+    @staticmethod
+    def address(name: str) -> str:
+        """Where the others reach a host."""
+        return f"{_NET}.{name[1:]}"
+
+    def on(self, name: str, *command: str) -> list[str]:
+        """Returns the command that runs another one on a host; whatever that starts ends with it."""
+        return ["nsenter", f"--net=/run/netns/lockstep-{name}", *_ENTER, "sh", "-c", _NAMED, "-", name, str(self._table), *command]
+
+    def cut(self, name: str) -> None:
+        """Unplugs a host: packets vanish, and connections hang."""
+        _ip("link", "set", f"lockstep-v{name[1:]}", "nomaster")
+
+    def join(self, name: str) -> None:
+        """Plugs it in again."""
+        _ip("link", "set", f"lockstep-v{name[1:]}", "master", _BRIDGE)
+
+
+@contextmanager
+def network(num_hosts: int, directory: Path) -> Iterator[Network]:
+    """Makes the hosts, and removes them."""
+    made = Network(num_hosts, directory)
+    with ExitStack() as stack:
+        _make(stack, ("link", "add", _BRIDGE, "type", "bridge"), ("link", "del", _BRIDGE))
+        _ip("addr", "add", f"{made.gateway}/24", "dev", _BRIDGE)
+        _ip("link", "set", _BRIDGE, "up")
+        # Where a firewall sees bridged packets, as beside Docker, these are let through.
+        rule = ("FORWARD", "-i", _BRIDGE, "-o", _BRIDGE, "-j", "ACCEPT")
+        if shutil.which("iptables") and not subprocess.run(["iptables", "-I", *rule], capture_output=True, check=False).returncode:
+            stack.callback(subprocess.run, ["iptables", "-D", *rule], capture_output=True, check=False)
+        for name in made.names:
+            space, link = f"lockstep-{name}", f"lockstep-v{name[1:]}"
+            _make(stack, ("netns", "add", space), ("netns", "del", space))
+            _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
+            _ip("link", "set", link, "master", _BRIDGE, "up")
+            _ip("-n", space, "addr", "add", f"{made.address(name)}/24", "dev", "eth0")
+            for device in ("eth0", "lo"):
+                _ip("-n", space, "link", "set", device, "up")
+        yield made
+
+
+def _make(stack: ExitStack, make: Sequence[str], remove: Sequence[str]) -> None:
+    with suppress(subprocess.CalledProcessError):  # what an earlier run has left
+        _ip(*remove)
+    _ip(*make)
+    stack.callback(_ip, *remove)
+
+
+def _ip(*words: str) -> None:
+    subprocess.run(["ip", *words], check=True, capture_output=True)

@@ -1,0 +1,84 @@
+"""`lockstep up --engine`: the cluster runs in a job of an engine, which says where, warns it, and runs it again.
+
+Programs stand for Slurm's: every node is this machine. `make test-engines` has the real engines.
+"""
+
+import os
+import signal
+from pathlib import Path
+
+import pytest
+
+from tests.support.processes.commands import TRAIN, lockstep, read_until, run_up, up
+
+pytest.importorskip("cryptography", reason="several hosts need certificates, which the package cryptography makes")
+pytestmark = pytest.mark.timeout(150)
+
+SRUN = """#!/bin/sh
+for word in "$@"; do case $word in --nodelist=*) node=${word#--nodelist=};; esac; done
+while [ "$1" != sh ]; do shift; done
+ON_NODE=$node exec "$@"
+"""
+SCONTROL = """#!/bin/sh
+case "$*" in
+"show config") echo "TaskPlugin              = task/none" ;;
+"show hostnames node[1-2]") echo 127.0.0.1; echo localhost ;;
+"requeue 77") echo requeued >> "$STATE" ;;
+*) echo "scontrol: error: $*" >&2; exit 1 ;;
+esac
+"""
+WHERE = f"""import os
+print("on", os.environ["ON_NODE"], "with", os.environ["RATE"], flush=True)
+{TRAIN}"""
+SLOW = TRAIN.replace("        session.step(", "        __import__('time').sleep(0.05); session.step(")
+
+
+@pytest.fixture
+def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The environment of a job's script."""
+    (tmp_path / "bin").mkdir()
+    for name, text in {"srun": SRUN, "scontrol": SCONTROL}.items():
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    said = {"SLURM_JOB_ID": "77", "SLURM_JOB_NODELIST": "node[1-2]", "SLURM_PROCID": "0", "SLURM_NTASKS": "3"}
+    for name, text in {**said, "PATH": f"{tmp_path / 'bin'}{os.pathsep}{os.environ['PATH']}", "STATE": str(tmp_path / "state")}.items():
+        monkeypatch.setenv(name, text)
+    return tmp_path
+
+
+def test_a_job_trains_on_its_nodes_with_a_worker_for_each_task_and_in_its_environment(job: Path) -> None:
+    code, out = run_up("--engine", "slurm", "--max-steps", "20", worker=WHERE, run_dir=job / "run", RATE="7")
+    assert code == 0, out
+    assert [out.count(f"on {name} with 7") for name in ("127.0.0.1", "localhost")] == [2, 1]
+    assert out.count("value -10.0") == 3 and "[lockstep] training finished" in out and "Traceback" not in out
+
+
+def test_a_job_whose_time_is_up_saves_and_is_queued_again_but_without_checkpoints_it_is_not(job: Path) -> None:
+    for flags, is_again in ((("--checkpoint-dir", str(job / "kept")), True), ((), False)):
+        (job / "state").unlink(missing_ok=True)
+        with up("--engine", "slurm", *flags, worker=SLOW, run_dir=job / "run") as process:
+            read_until(process, "step 5")
+            process.send_signal(signal.SIGUSR1)
+            out, _ = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGUSR1, out
+        assert ("job 77 is in the queue again, and will continue from its newest checkpoint" in out) is is_again, out
+        assert ("[lockstep] saved: step-" in out) is (job / "state").exists() is is_again, out
+
+
+def test_all_tasks_of_one_srun_but_the_first_leave_the_work_to_it(job: Path) -> None:
+    ended = lockstep("up", "--engine", "slurm", "--", "python", "train.py", SLURM_PROCID="2")
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "", "")
+
+
+def test_what_is_no_job_is_refused_in_a_line(job: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusal(*flags: str, nodes: str = "node[1-2]") -> str:
+        ended = lockstep("up", *flags, "--", "python", "train.py", SLURM_JOB_NODELIST=nodes)
+        assert ended.returncode == 2 and not ended.stdout
+        return ended.stderr
+
+    assert "--hosts: the --engine says which machines there are; leave out one of the two" in refusal("--engine", "slurm", "--hosts", "a")
+    assert "--engine: got 'slrm', want one of slurm; did you mean 'slurm'?" in refusal("--engine", "slrm")
+    wrong = refusal("--engine", "slurm", nodes="other")
+    assert wrong == "lockstep up: --engine slurm: scontrol show hostnames other failed: scontrol: error: show hostnames other\n"
+    monkeypatch.delenv("SLURM_JOB_ID")
+    assert "--engine slurm: this is no job of Slurm; ask for one: sbatch, salloc or srun" in refusal("--engine", "slurm")
