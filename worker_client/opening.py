@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
@@ -14,7 +15,17 @@ from ps_protocol.model.shown import shown
 from ps_protocol.process.failpoints import enable_worker_failpoints
 from ps_protocol.process.history import HistoryWriter
 from ps_protocol.process.local_clusters import with_local_secrets
-from ps_protocol.process.options import ALLOW_INSECURE_NETWORK, HISTORY, HISTORY_MAX_BYTES, MAX_STEPS, METRICS, OTEL, Given, security_of
+from ps_protocol.process.options import (
+    ALLOW_INSECURE_NETWORK,
+    HISTORY,
+    HISTORY_MAX_BYTES,
+    MAX_STEPS,
+    METRICS,
+    OTEL,
+    TAKE_PLACE,
+    Given,
+    security_of,
+)
 from ps_protocol.process.tf_config import parse_tf_config
 from ps_protocol.process.waiting import checked_timeout
 from ps_protocol.roles.chief import Chief, ParticipantKind, Registration
@@ -33,6 +44,9 @@ if TYPE_CHECKING:
     from worker_client.session.exporting import WorkerMetrics
 
 TIMEOUT_S = 60.0
+# Where nothing says where the chief is, but torchrun has started this program, the module of that engine finds or starts a cluster.
+_CHIEF_VARIABLES = ("LOCKSTEP_CHIEF", "TF_CONFIG")
+_TORCHRUN_VARIABLE, _TORCHRUN = "TORCHELASTIC_RUN_ID", "lockstep.launcher.engines.torchrun"
 # Nothing in a process is unreachable, so this bounds only what is repeated because a step moved on meanwhile.
 IN_PROCESS_TIMEOUT_S = 60.0
 
@@ -69,10 +83,12 @@ def connect(
     A session that is still open when the program ends is left then, and the program exits with 1 if training was interrupted.
 
     `chief` is "host:port" or "unix:/path", or "local": a cluster inside this process. What is not given comes from LOCKSTEP_CHIEF,
-    LOCKSTEP_WORKER_INDEX and LOCKSTEP_CLUSTER, else from TF_CONFIG; without an index the lowest free one is taken. Blocks until the
+    LOCKSTEP_WORKER_INDEX and LOCKSTEP_CLUSTER, else from TF_CONFIG; without an index the lowest free one is taken. In a program of torchrun
+    without any of these, rank 0 starts a cluster, with the flags of `lockstep up` in LOCKSTEP_UP, and all ranks join it. Blocks until the
     chief answers, and says so after 2 s; `timeout_s` seconds bound this, and later every call to a server that does not answer.
 
-    If the previous holder of an index ran on this machine and has exited, you take its index at once. `takeover` takes it from any holder.
+    If the previous holder of an index ran on this machine and has exited, you take its index at once. `takeover`, or LOCKSTEP_TAKEOVER=1,
+    takes it from any holder.
 
     `transport` is how dense gradients and variables come to the parameter servers and back: "shared_memory" (they lie in memory that worker
     and server share; only on one host), "sockets" (TCP or Unix sockets of their own; only where nothing is encrypted), "grpc", or "auto":
@@ -95,6 +111,8 @@ def connect(
     PermissionDenied where a cluster asks for tokens or certificates.
     """
     enable_worker_failpoints(os.environ)
+    if not chief and not {*_CHIEF_VARIABLES} & {*os.environ} and _TORCHRUN_VARIABLE in os.environ:
+        os.environ.update(import_module(_TORCHRUN).join(os.environ))
     target = resolve(os.environ, chief=chief, worker_index=worker_index, cluster=cluster)
     access = access_of(security, os.environ, role=CallerRole.WORKER, chief=target.chief)
     if target.chief == LOCAL_CHIEF:
@@ -113,7 +131,7 @@ def connect(
     if has_spans:
         check_spans()
     exported = _metrics(metrics if metrics is not None else given[METRICS], given, way)
-    link, registration = _enter(way, target, kind=ParticipantKind.WORKER, takeover=takeover)
+    link, registration = _enter(way, target, kind=ParticipantKind.WORKER, takeover=takeover or given[TAKE_PLACE])
     spans = StepSpans(worker=registration.participant.index, cluster=way.cluster) if has_spans else None
     return left_at_exit(Session(link, registration, spans=spans, metrics=exported))
 

@@ -65,6 +65,7 @@ class LaunchedCluster:
         self._supervisor = supervisor
         self._note = note
         self._addresses: dict[str, str] = {}  # where roles serve, also after a restart
+        self._replaced: set[int] = set()  # workers whose host was lost
         self._moving: set[str] = set()  # roles that begin on another host, and whose address there is not known yet
         self._environment: Mapping[str, str | None] = {}
         self._worker_command: Sequence[str] = ()
@@ -248,6 +249,7 @@ class LaunchedCluster:
         index = self.workers.index(worker)
         if self._hosts is not None and self._hosts.see_end(worker):
             pause_s = max(pause_s, _SETTLE_S)
+            self._replaced.add(index)
         self.workers[index] = self._supervisor.start(self._worker_spec(index, pause_s=pause_s))
         return self.workers[index]
 
@@ -257,6 +259,8 @@ class LaunchedCluster:
             "LOCKSTEP_CLUSTER": self.name,
             "LOCKSTEP_WORKER_INDEX": str(index),
             "LOCKSTEP_NUM_WORKERS": str(self.spec.num_workers),
+            # The worker of a lost host may run on there for a while.
+            options.TAKE_PLACE.variable: "1" if index in self._replaced else None,
         }
         passed_on = {name: os.environ.get(name) for name in self.spec.host_env}
         full = {**with_checkout(), **passed_on, **self._worker_environment, **place}

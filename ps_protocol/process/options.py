@@ -884,6 +884,23 @@ OTEL = Option(
     programs=(CALLER,),
     has_flag=False,
 )
+TAKE_PLACE = Option(
+    name="takeover",
+    parse=parse_truth,
+    default=False,
+    words="as a worker, take the place of any process that has this index; a launcher says so where the host of the last one is lost",
+    programs=(CALLER,),
+    has_flag=False,
+)
+UP_FLAGS = Option(
+    name="up",
+    parse=_stripped,
+    default="",
+    metavar="FLAGS",
+    words="the flags of `lockstep up` for the cluster that rank 0 starts in a program of torchrun",
+    programs=(CALLER,),
+    has_flag=False,
+)
 TOKEN = Option(
     name="token",
     parse=_stripped,

@@ -69,7 +69,8 @@ def network(num_hosts: int, directory: Path) -> Iterator[Network]:
         for name in made.names:
             space, link = f"lockstep-{name}", f"lockstep-v{name[1:]}"
             _make(stack, ("netns", "add", space), ("netns", "del", space))
-            _ip("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space)
+            # The link would go with the host, but only once nothing runs there any more.
+            _make(stack, ("link", "add", link, "type", "veth", "peer", "name", "eth0", "netns", space), ("link", "del", link))
             _ip("link", "set", link, "master", _BRIDGE, "up")
             _ip("-n", space, "addr", "add", f"{made.address(name)}/24", "dev", "eth0")
             for device in ("eth0", "lo"):

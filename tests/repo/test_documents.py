@@ -140,6 +140,8 @@ def test_flags_exist() -> None:
     known = {flag for text in _helps().values() for flag in re.findall(r"--[a-z][a-z-]+", text)}
     sbatch = {"--nodes", "--ntasks-per-node", "--no-kill", "--requeue", "--open-mode", "--signal", "--partition", "--time"}
     foreign = sbatch | {
+        "--nproc-per-node",
+        "--nnodes",
         "--help-all",
         "--build",
         "--scale",
@@ -157,7 +159,13 @@ def test_every_variable_that_the_code_reads_is_documented() -> None:
     sources = (path for package in packages for path in (ROOT / package).rglob("*.py"))
     read = {name for path in sources for name in re.findall(r"\bLOCKSTEP_[A-Z_]+\b", _text(path))}
     read |= {option.variable for option in TABLE if option.variable}
-    internal = {"LOCKSTEP_RUN", "LOCKSTEP_LAUNCHER_SAYS", "LOCKSTEP_"}  # a launcher's words to its own processes; what all names begin with
+    internal = {
+        "LOCKSTEP_RUN",
+        "LOCKSTEP_LAUNCHER_SAYS",
+        "LOCKSTEP_STANDIN_TELLS",
+        "LOCKSTEP_STANDIN_WATCHES",
+        "LOCKSTEP_",
+    }  # a launcher's words to its own processes; what all names begin with
     assert not {name for name in read - internal if name not in text}
 
 

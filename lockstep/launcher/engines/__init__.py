@@ -1,4 +1,5 @@
 """The engines that a cluster runs in, one module each: which hosts there are, how a command gets there, how a job runs again.
 
-`engine`: what `lockstep up` asks of each, and the table of them. `slurm`: jobs of Slurm. Where there is none, hosts are reached by ssh.
+`engine`: what `lockstep up` asks of each, and the table of them. `slurm`: jobs of Slurm.
+`torchrun`: PyTorch's launcher, which starts the workers itself; a `standin` stands for each. Where there is none, hosts are reached by ssh.
 """

@@ -3,12 +3,15 @@
 Programs stand for Slurm's: every node is this machine. `make test-engines` has the real engines.
 """
 
+import json
 import os
 import signal
 from pathlib import Path
 
+import psutil
 import pytest
 
+from lockstep.launcher.engines import torchrun
 from tests.support.processes.commands import TRAIN, lockstep, read_until, run_up, up
 
 pytest.importorskip("cryptography", reason="several hosts need certificates, which the package cryptography makes")
@@ -77,8 +80,50 @@ def test_what_is_no_job_is_refused_in_a_line(job: Path, monkeypatch: pytest.Monk
         return ended.stderr
 
     assert "--hosts: the --engine says which machines there are; leave out one of the two" in refusal("--engine", "slurm", "--hosts", "a")
-    assert "--engine: got 'slrm', want one of slurm; did you mean 'slurm'?" in refusal("--engine", "slrm")
+    assert "--engine: got 'slrm', want one of slurm, torchrun; did you mean 'slurm'?" in refusal("--engine", "slrm")
     wrong = refusal("--engine", "slurm", nodes="other")
     assert wrong == "lockstep up: --engine slurm: scontrol show hostnames other failed: scontrol: error: show hostnames other\n"
     monkeypatch.delenv("SLURM_JOB_ID")
     assert "--engine slurm: this is no job of Slurm; ask for one: sbatch, salloc or srun" in refusal("--engine", "slurm")
+
+
+class Store:
+    """What torchrun's store is to its ranks."""
+
+    def __init__(self) -> None:
+        self.kept: dict[str, str] = {}
+        self.set = self.kept.__setitem__
+        self.get = self.kept.__getitem__
+        self.delete_key = self.kept.pop
+
+    def check(self, keys: list[str]) -> bool:
+        return all(key in self.kept for key in keys)
+
+
+def test_ranks_of_torchrun_find_their_cluster_again_and_another_number_of_ranks_gets_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = Store()
+    monkeypatch.setattr(torchrun, "_store", lambda environment: store)
+    monkeypatch.chdir(tmp_path)
+
+    def found(size: str, rank: str) -> tuple[str, int]:
+        said = {"TORCHELASTIC_RUN_ID": "x", "RANK": rank, "WORLD_SIZE": size, "LOCAL_WORLD_SIZE": size}
+        environment = {**os.environ, **said, "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCKSTEP_UP": "--checkpoint-dir kept"}
+        variables = torchrun.join(environment)
+        assert (variables["LOCKSTEP_WORKER_INDEX"], variables["LOCKSTEP_NUM_WORKERS"]) == (rank, size)
+        return variables["LOCKSTEP_CHIEF"], json.loads(store.kept["lockstep/launcher"])["pid"]
+
+    pids = set()
+    try:
+        first, pid = found("1", "0")
+        pids.add(pid)
+        assert found("1", "0") == (first, pid), "rank 0 was started again"
+        second, other = found("2", "0")
+        pids.add(other)
+        assert second != first and other != pid and not psutil.pid_exists(pid)
+        assert found("2", "1") == (second, other)
+        assert "lockstep/cluster/1" not in store.kept
+    finally:
+        for one in pids:
+            torchrun._end(one)

@@ -100,11 +100,16 @@ def test_living_worker_keeps_its_index_and_a_killed_one_is_replaced_at_once(stac
     assert replacement.push({"w": np.ones(3)}).is_accepted
 
 
-def test_a_takeover_ends_the_former_holder_with_a_reason(stack: ExitStack, socket_dir: Path) -> None:
+@pytest.mark.parametrize("by_variable", [False, True])
+def test_a_takeover_ends_the_former_holder_with_a_reason(
+    stack: ExitStack, socket_dir: Path, monkeypatch: pytest.MonkeyPatch, by_variable: bool
+) -> None:
     cluster = ServedCluster(Shape(), stack, directory=socket_dir)
     former = cluster.session(0)
     former.create_or_join(VALUES, optimizer=worker_client.sgd(0.1))
-    with worker_client.connect(cluster.chief_address, worker_index=0, takeover=True, timeout_s=20) as holder:
+    if by_variable:
+        monkeypatch.setenv("LOCKSTEP_TAKEOVER", "1")
+    with worker_client.connect(cluster.chief_address, worker_index=0, takeover=not by_variable, timeout_s=20) as holder:
         assert holder.worker_index == 0
         with pytest.raises(worker_client.PsError) as raised:
             former.push({"w": np.ones(3)})

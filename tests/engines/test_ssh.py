@@ -1,0 +1,133 @@
+"""`lockstep up --hosts` over real ssh to hosts of their own trains on, through the loss of each and a link that is cut for a while."""
+
+import re
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.engines.ssh import SshHosts, ssh_hosts, why_no_ssh
+from tests.support.waiting import wait_until
+
+if why := why_no_ssh():
+    pytest.skip(f"no hosts with ssh here: {why}", allow_module_level=True)
+pytestmark = pytest.mark.timeout(300)
+
+
+@pytest.fixture
+def hosts(tmp_path: Path) -> Iterator[SshHosts]:
+    (tmp_path / "ssh").mkdir()
+    with ssh_hosts(3, tmp_path / "ssh") as made:
+        yield made
+
+
+class Run:
+    """The demo on hosts 1 and 2, or all."""
+
+    def __init__(self, process: "subprocess.Popen[str]") -> None:
+        self.process, self.lines = process, list[tuple[float, str]]()
+        self._reader = threading.Thread(target=self._read, daemon=True)
+        self._reader.start()
+
+    def close(self) -> None:
+        self._reader.join(5)
+        assert self.process.stdout is not None
+        self.process.stdout.close()
+
+    def _read(self) -> None:
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            self.lines.append((time.monotonic(), line.rstrip("\n")))
+
+    @property
+    def out(self) -> str:
+        return "\n".join(line for _, line in self.lines)
+
+    @property
+    def step(self) -> int:
+        return max((int(text) for text in re.findall(r"\[worker \d+\] step (\d+)", self.out)), default=-1)
+
+    def await_step(self, step: int, *, timeout_s: float = 60.0) -> None:
+        wait_until(lambda: self.step >= step or self.process.poll() is not None, what=f"step {step}\n{self.out}", timeout_s=timeout_s)
+
+    def await_end(self) -> None:
+        self.process.wait(150)
+        self._reader.join(5)
+
+    def assert_trained(self) -> None:
+        assert self.process.returncode == 0 and "[lockstep] training finished" in self.out and "Traceback" not in self.out, self.out
+        assert float(re.findall(r"accuracy (\d\.\d+)", self.out)[-1]) >= 0.95
+
+
+@contextmanager
+def demo(hosts: SshHosts, directory: Path, *flags: str, names: tuple[str, ...] = ("h1", "h2", "h3"), pace: str = "0.05") -> Iterator[Run]:
+    at = ",".join(hosts.net.address(name) for name in names)
+    words = [str(Path(sys.executable).parent / "lockstep"), "demo", "--hosts", at, "--pace", pace, "--lease", "3", *flags]
+    command = [*words, "--checkpoint-dir", str(directory / "kept"), "--checkpoint-steps", "50"]
+    process = subprocess.Popen(command, cwd=directory, env=hosts.environment, text=True, stdout=subprocess.PIPE, stderr=subprocess.STDOUT)
+    run = Run(process)
+    try:
+        yield run
+    finally:
+        process.kill()
+        process.wait()
+        run.close()
+
+
+def left_on(hosts: SshHosts, name: str) -> str:
+    return hosts.run(name, "ps", "-eo", "args").stdout
+
+
+def test_the_digits_train_on_all_hosts_and_nothing_is_left_there(hosts: SshHosts, tmp_path: Path) -> None:
+    with demo(hosts, tmp_path, pace="0.01") as run:
+        run.await_end()
+    run.assert_trained()
+    assert {name for _, name in re.findall(r"worker (\d) joined on (\w+)", run.out)} == {"h1", "h2", "h3"}
+    for name in hosts.net.names:
+        wait_until(lambda name=name: "lockstep" not in left_on(hosts, name), what=f"nothing is left on {name}", timeout_s=20)  # type: ignore[misc]
+
+
+@pytest.mark.parametrize(("name", "what"), [("h3", "worker 2"), ("h2", "ps 1"), ("h1", "chief")])
+def test_training_goes_on_within_ten_seconds_of_the_notice_that_a_host_is_lost(
+    hosts: SshHosts, tmp_path: Path, name: str, what: str
+) -> None:
+    with demo(hosts, tmp_path, "--max-steps", "1000", "--restart-workers", "9") as run:
+        run.await_step(60)
+        hosts.kill(name)
+        wait_until(lambda: f"host {hosts.net.address(name)} is lost" in run.out, what="it is noticed", timeout_s=60)
+        noticed_at = time.monotonic()
+
+        def goes_on() -> bool:  # worker 0 says its step once a second, unless it was there
+            is_new = any(at > noticed_at + 1 and re.search(r"\[worker 0\] step |state=TRAINING", line) for at, line in run.lines)
+            return is_new and f"{what} is started again" in run.out
+
+        wait_until(goes_on, what=f"it goes on\n{run.out}", timeout_s=11)
+        print(f"{what}: went on {time.monotonic() - noticed_at:.1f} s after the notice")
+        run.await_end()
+    run.assert_trained()
+
+
+def test_a_link_that_is_cut_for_twenty_seconds_costs_no_step_and_is_named_within_three(hosts: SshHosts, tmp_path: Path) -> None:
+    flags = ("--max-steps", "300", "--lease", "60", "--backup-workers", "0", "--restart-workers", "9")
+    with demo(hosts, tmp_path, *flags, names=("h1", "h2")) as run:
+        run.await_step(60)
+        hosts.net.cut("h2")
+        cut_at, step = time.monotonic(), run.step
+        wait_until(
+            lambda: any(at > cut_at and re.search("(?i)waiting|no answer", line) for at, line in run.lines),
+            what="it is named",
+            timeout_s=15,
+        )
+        print(f"named after {time.monotonic() - cut_at:.1f} s")
+        threading.Event().wait(max(0.0, cut_at + 20 - time.monotonic()))
+        hosts.net.join("h2")
+        wait_until(lambda: run.step > step + 20, what=f"it goes on\n{run.out}", timeout_s=40)
+        print(f"went on {time.monotonic() - cut_at - 20:.1f} s after the link was there again")
+        run.await_end()
+    run.assert_trained()
+    assert "rolled back" not in run.out and "is started again" not in run.out, run.out
