@@ -44,9 +44,8 @@ def engine(environment: Mapping[str, str]) -> Slurm:
         )
     # A batch script is a step, too, with one task.
     task = int(environment.get("SLURM_PROCID") or 0)
-    return Slurm(
-        job=job, hosts=_hosts(job, nodes) if task == 0 else (), num_workers=int(environment.get("SLURM_NTASKS") or 0), is_launcher=task == 0
-    )
+    num_workers = int(environment.get("SLURM_NTASKS") or environment.get("SLURM_JOB_NUM_NODES") or 0)
+    return Slurm(job=job, hosts=_hosts(job, nodes) if task == 0 else (), num_workers=num_workers, is_launcher=task == 0)
 
 
 def _hosts(job: str, nodes: str) -> tuple[Host, ...]:

@@ -4,9 +4,12 @@ All ranks learn of the cluster by torchrun's own store, so nothing has to be tol
 after a failure: the cluster stays, and they take their places again.
 """
 
+import atexit
 import json
+import logging
 import os
 import shlex
+import shutil
 import signal
 import socket
 import subprocess
@@ -26,11 +29,13 @@ from ps_protocol.model.light_dataclass import light_dataclass
 from ps_protocol.process.options import UP_FLAGS, Given
 from ps_protocol.security.tokens import write_secret
 
+log = logging.getLogger("lockstep.worker")
+
 _STANDIN = Path(__file__).parent / "standin.py"
 # Roles import NumPy, and so does the launcher; a busy machine takes long.
 _START_S = 120.0
 _END_S = 30.0
-_LOOK_S = 0.05
+_LOOK_S, _SAY_AFTER_S = 0.05, 2.0
 # In torchrun's store: the launcher that rank 0 has started, and for each number of ranks what these must know.
 _LAUNCHER = "lockstep/launcher"
 
@@ -68,17 +73,15 @@ def join(environment: Mapping[str, str]) -> dict[str, str]:
     rank, size = environment["RANK"], environment["WORLD_SIZE"]
     if rank == "0":
         store.set(_key(size), json.dumps(_cluster(store, environment)))
-    try:
-        told = json.loads(store.get(_key(size)))
-    except RuntimeError as error:
-        words = f"torchrun's rank 0 has started no cluster within {_START_S:g} s; does it call lockstep.connect()?"
-        raise Unavailable(words) from error
+    _await(store, _key(size))
+    told = json.loads(store.get(_key(size)))
     if "failure" in told:
         raise InvalidSpec(told["failure"])
     # torchrun runs each rank once: whoever had the place before is gone, or about to be.
     found = {**told["variables"], "LOCKSTEP_WORKER_INDEX": rank, "LOCKSTEP_NUM_WORKERS": size, "LOCKSTEP_TAKEOVER": "1"}
     if "ca" in told:
         private = Path(tempfile.mkdtemp(prefix="lockstep-"))
+        atexit.register(shutil.rmtree, private, ignore_errors=True)
         write_secret(private / "ca.pem", told["ca"])
         found["LOCKSTEP_TLS_CA"] = str(private / "ca.pem")
     return found
@@ -86,6 +89,18 @@ def join(environment: Mapping[str, str]) -> dict[str, str]:
 
 def _key(size: str) -> str:
     return f"lockstep/cluster/{size}"
+
+
+def _await(store: Any, key: str) -> None:
+    """Waits for rank 0, and says so after a while."""
+    deadline, has_said = time.monotonic() + _START_S, False
+    while not store.check([key]):
+        if time.monotonic() > deadline:
+            raise Unavailable(f"torchrun's rank 0 has started no cluster within {_START_S:g} s; does it call lockstep.connect()?")
+        if not has_said and time.monotonic() > deadline - _START_S + _SAY_AFTER_S:
+            log.warning("waiting until rank 0 of torchrun has started the cluster, up to %g s", _START_S)
+            has_said = True
+        time.sleep(_LOOK_S)
 
 
 def _store(environment: Mapping[str, str]) -> Any:
@@ -110,29 +125,36 @@ def _cluster(store: Any, environment: Mapping[str, str]) -> dict[str, Any]:
         store.delete_key(_key(earlier["size"]))
         if is_here:
             _end(earlier["pid"])
-    private = Path(tempfile.mkdtemp(prefix="lockstep-"))
-    answer = private / "told"
+    with tempfile.TemporaryDirectory(prefix="lockstep-") as private:
+        pid, told = _start(environment, Path(private) / "told")
+    if "failure" not in told:
+        store.set(_LAUNCHER, json.dumps({"host": socket.gethostname(), "pid": pid, "size": size, "told": told}))
+    return told
+
+
+def _start(environment: Mapping[str, str], answer: Path) -> tuple[int, dict[str, Any]]:
+    """Starts a cluster. Returns the launcher's process and what ranks must know, which a stand-in writes into the file `answer`."""
     words = [sys.executable, "-P", "-m", "lockstep", "up", "--engine", "torchrun", *shlex.split(Given({}, environment)[UP_FLAGS])]
     # Of a session of its own: torchrun ends the group of a rank.
     launcher = subprocess.Popen(
         [*words, "--", sys.executable, "-I", "-S", str(_STANDIN)],
         env={**environment, TOLD_VARIABLE: str(answer), WATCHED_VARIABLE: str(os.getppid())},
         stdin=subprocess.DEVNULL,
-        stdout=sys.__stderr__,
+        stdout=2,
         start_new_session=True,
     )
     deadline = time.monotonic() + _START_S
     while not answer.exists():
         if launcher.poll() is not None:
-            return {"failure": f"lockstep up, which rank 0 has started, ended with exit code {launcher.returncode}; its words are above"}
+            failure = f"lockstep up, which rank 0 has started, ended with exit code {launcher.returncode}; its words are above"
+            return launcher.pid, {"failure": failure}
         if time.monotonic() > deadline:
             launcher.terminate()
-            return {"failure": f"the cluster has not begun to serve within {_START_S:g} s; what rank 0 has printed says what it waits for"}
+            failure = f"the cluster has not begun to serve within {_START_S:g} s; what rank 0 has printed says what it waits for"
+            return launcher.pid, {"failure": failure}
         time.sleep(_LOOK_S)
-    told = json.loads(answer.read_text())
     launcher.returncode = 0  # it runs on when this process has ended
-    store.set(_LAUNCHER, json.dumps({"host": socket.gethostname(), "pid": launcher.pid, "size": size, "told": told}))
-    return told
+    return launcher.pid, json.loads(answer.read_text())
 
 
 def _end(launcher: int) -> None:
