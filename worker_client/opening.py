@@ -44,9 +44,9 @@ if TYPE_CHECKING:
     from worker_client.session.exporting import WorkerMetrics
 
 TIMEOUT_S = 60.0
-# Where nothing says where the chief is, but torchrun has started this program, the module of that engine finds or starts a cluster.
 _CHIEF_VARIABLES = ("LOCKSTEP_CHIEF", "TF_CONFIG")
-_TORCHRUN_VARIABLE, _TORCHRUN = "TORCHELASTIC_RUN_ID", "lockstep.launcher.engines.torchrun"
+# Where nothing says where the chief is, but such an engine has started this program, its module finds or starts a cluster.
+_ENGINES = {"TORCHELASTIC_RUN_ID": "lockstep.launcher.engines.torchrun", "OMPI_COMM_WORLD_RANK": "lockstep.launcher.engines.mpi"}
 # Nothing in a process is unreachable, so this bounds only what is repeated because a step moved on meanwhile.
 IN_PROCESS_TIMEOUT_S = 60.0
 
@@ -84,8 +84,8 @@ def connect(
 
     `chief` is "host:port" or "unix:/path", or "local": a cluster inside this process. What is not given comes from LOCKSTEP_CHIEF,
     LOCKSTEP_WORKER_INDEX and LOCKSTEP_CLUSTER, else from TF_CONFIG; without an index the lowest free one is taken. In a program of torchrun
-    without any of these, rank 0 starts a cluster, with the flags of `lockstep up` in LOCKSTEP_UP, and all ranks join it. Blocks until the
-    chief answers, and says so after 2 s; `timeout_s` seconds bound this, and later every call to a server that does not answer.
+    or mpirun without any of these, rank 0 starts a cluster, with the flags of `lockstep up` in LOCKSTEP_UP, and all ranks join it. Blocks
+    until the chief answers, and says so after 2 s; `timeout_s` seconds bound this, and later every call to a server that does not answer.
 
     If the previous holder of an index ran on this machine and has exited, you take its index at once. `takeover`, or LOCKSTEP_TAKEOVER=1,
     takes it from any holder.
@@ -111,8 +111,8 @@ def connect(
     PermissionDenied where a cluster asks for tokens or certificates.
     """
     enable_worker_failpoints(os.environ)
-    if not chief and not {*_CHIEF_VARIABLES} & {*os.environ} and _TORCHRUN_VARIABLE in os.environ:
-        os.environ.update(import_module(_TORCHRUN).join(os.environ))
+    if not chief and not {*_CHIEF_VARIABLES} & {*os.environ} and (engines := [*{*_ENGINES} & {*os.environ}]):
+        os.environ.update(import_module(_ENGINES[engines[0]]).join(os.environ))
     target = resolve(os.environ, chief=chief, worker_index=worker_index, cluster=cluster)
     access = access_of(security, os.environ, role=CallerRole.WORKER, chief=target.chief)
     if target.chief == LOCAL_CHIEF:

@@ -897,7 +897,7 @@ UP_FLAGS = Option(
     parse=_stripped,
     default="",
     metavar="FLAGS",
-    words="the flags of `lockstep up` for the cluster that rank 0 starts in a program of torchrun",
+    words="the flags of `lockstep up` for the cluster that rank 0 starts in a program of torchrun or mpirun",
     programs=(CALLER,),
     has_flag=False,
 )

@@ -6,12 +6,14 @@ Programs stand for Slurm's: every node is this machine. `make test-engines` has 
 import json
 import os
 import signal
+import subprocess
+import sys
 from pathlib import Path
 
 import psutil
 import pytest
 
-from lockstep.launcher.engines import torchrun
+from lockstep.launcher.engines import ranks, torchrun
 from tests.support.processes.commands import TRAIN, lockstep, read_until, run_up, up
 
 pytest.importorskip("cryptography", reason="several hosts need certificates, which the package cryptography makes")
@@ -80,7 +82,7 @@ def test_what_is_no_job_is_refused_in_a_line(job: Path, monkeypatch: pytest.Monk
         return ended.stderr
 
     assert "--hosts: the --engine says which machines there are; leave out one of the two" in refusal("--engine", "slurm", "--hosts", "a")
-    assert "--engine: got 'slrm', want one of slurm, torchrun; did you mean 'slurm'?" in refusal("--engine", "slrm")
+    assert "--engine: got 'slrm', want one of slurm, torchrun, mpi; did you mean 'slurm'?" in refusal("--engine", "slrm")
     wrong = refusal("--engine", "slurm", nodes="other")
     assert wrong == "lockstep up: --engine slurm: scontrol show hostnames other failed: scontrol: error: show hostnames other\n"
     monkeypatch.delenv("SLURM_JOB_ID")
@@ -104,7 +106,7 @@ def test_ranks_of_torchrun_find_their_cluster_again_and_another_number_of_ranks_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     store = Store()
-    monkeypatch.setattr(torchrun, "_store", lambda environment: store)
+    monkeypatch.setattr(torchrun, "_store", lambda found, environment: store)
     monkeypatch.chdir(tmp_path)
 
     def found(size: str, rank: str) -> tuple[str, int]:
@@ -112,7 +114,7 @@ def test_ranks_of_torchrun_find_their_cluster_again_and_another_number_of_ranks_
         environment = {**os.environ, **said, "MASTER_ADDR": "localhost", "MASTER_PORT": "1", "LOCKSTEP_UP": "--checkpoint-dir kept"}
         variables = torchrun.join(environment)
         assert (variables["LOCKSTEP_WORKER_INDEX"], variables["LOCKSTEP_NUM_WORKERS"]) == (rank, size)
-        return variables["LOCKSTEP_CHIEF"], json.loads(store.kept["lockstep/launcher"])["pid"]
+        return variables["LOCKSTEP_CHIEF"], json.loads(store.kept["launcher"])["pid"]
 
     pids = set()
     try:
@@ -123,7 +125,37 @@ def test_ranks_of_torchrun_find_their_cluster_again_and_another_number_of_ranks_
         pids.add(other)
         assert second != first and other != pid and not psutil.pid_exists(pid)
         assert found("2", "1") == (second, other)
-        assert "lockstep/cluster/1" not in store.kept
+        assert "cluster-1" not in store.kept
     finally:
         for one in pids:
-            torchrun._end(one)
+            ranks._end(one)
+
+
+RANK = """
+import os
+import numpy as np
+import lockstep
+with lockstep.connect() as session:
+    session.create_or_join({"w": np.zeros(4)}, optimizer=lockstep.sgd(0.5))
+    while not session.is_finished:
+        session.step({"w": np.ones(4)})
+    print("rank", os.environ["OMPI_COMM_WORLD_RANK"], "is worker", session.worker_index, "value", session.read()["w"][0], flush=True)
+"""
+
+
+def test_ranks_of_mpi_meet_in_a_directory_train_and_leave_no_token_there(tmp_path: Path) -> None:
+    def environment(rank: int) -> dict[str, str]:
+        said = {"OMPI_COMM_WORLD_RANK": str(rank), "OMPI_COMM_WORLD_SIZE": "2", "OMPI_COMM_WORLD_LOCAL_SIZE": "2", "PMIX_NAMESPACE": "77"}
+        return {**os.environ, **said, "LOCKSTEP_UP": "--max-steps 20"}
+
+    ranks = [
+        subprocess.Popen(
+            [sys.executable, "-c", RANK], env=environment(rank), cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+        for rank in (1, 0)
+    ]
+    said = [rank.communicate(timeout=60)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert "rank 1 is worker 1 value -10.0" in said[0] and "rank 0 is worker 0 value -10.0" in said[1], said
+    assert "[lockstep] training finished" in said[1], "what the launcher says, rank 0's output has"
+    assert not list((tmp_path / "lockstep-runs").glob("mpi-*"))
