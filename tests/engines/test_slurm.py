@@ -100,7 +100,7 @@ def test_a_job_whose_time_is_up_continues_in_the_next_one(nodes: Slurm, tmp_path
     job.await_step(1)
     job.run_on()
     saved = re.findall(r"\[lockstep\] saved: (step-\d+)", job.out)
-    assert saved and f"job {job.number} is in the queue again" in job.out, job.out
+    assert saved and f"job {job.number} goes into the queue again" in job.out, job.out
     nodes.run("scontrol", "update", f"jobid={job.number}", "TimeLimit=10")
     job.await_end()
     job.assert_trained()

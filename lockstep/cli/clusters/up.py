@@ -105,7 +105,8 @@ def run_cluster(
         except Interrupted as interrupted:
             stream.hurry()
             with suppress(OSError):  # the end of the reader may be the cause
-                output.failure(f"{interrupted}: all processes have been ended{_again(spec, interrupted)}")
+                output.failure(f"{interrupted}: all processes have been ended")
+                _run_again(spec, interrupted, output)
             return interrupted.exit_code
         except LaunchFailed as error:
             if error.exit_code == ExitCode.USAGE:
@@ -114,14 +115,15 @@ def run_cluster(
             return error.exit_code
 
 
-def _again(spec: ClusterSpec, interrupted: Interrupted) -> str:
-    """Has the engine run the job again if its time was up and a checkpoint lets it continue. Returns words about it."""
+def _run_again(spec: ClusterSpec, interrupted: Interrupted, output: PrefixedOutput) -> None:
+    """Has the engine run the job again if its time was up and a checkpoint lets it continue."""
     if spec.engine is None or interrupted.exit_code != of_signal(signal.SIGUSR1) or not spec.has_checkpoints:
-        return ""
+        return
     try:
-        return f"; {spec.engine.run_again()}"
+        output.note(spec.engine.again_words)  # before: the engine may end this process at once
+        spec.engine.run_again()
     except InvalidSpec as error:
-        return f"; the job does not run again: {error.message}"
+        output.failure(f"the job does not run again: {error.message}")
 
 
 def _ready(cluster: LaunchedCluster) -> str:

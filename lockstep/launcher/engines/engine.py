@@ -22,8 +22,12 @@ class Engine(Protocol):
     # False: the engine has started this command several times, and this one leaves the work to another.
     is_launcher: bool
 
-    def run_again(self) -> str:
-        """Has the engine run the job again, which it is about to end. Returns words about it."""
+    @property
+    def again_words(self) -> str:
+        """What `run_again` does, and what then follows."""
+
+    def run_again(self) -> None:
+        """Has the engine run the job again, which it is about to end; may not return."""
 
 
 def engine_of(name: str, environment: Mapping[str, str]) -> Engine:

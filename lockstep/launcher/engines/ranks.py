@@ -78,9 +78,13 @@ class Ranks:
         address = self._own_address()
         return (Host(name=address, address=address, reach=("sh", "-c")),)
 
-    def run_again(self) -> str:
-        """Does nothing: such an engine has no queue."""
+    @property
+    def again_words(self) -> str:
+        """What follows: `run_again` does nothing."""
         return "start it again to continue from its newest checkpoint"
+
+    def run_again(self) -> None:
+        """Does nothing: such an engine has no queue."""
 
     def _own_address(self) -> str:
         """Returns where the other nodes reach this one: the address from which it reaches what all can reach."""

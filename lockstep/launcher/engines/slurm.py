@@ -29,10 +29,14 @@ class Slurm:
     num_workers: int
     is_launcher: bool
 
-    def run_again(self) -> str:
+    @property
+    def again_words(self) -> str:
+        """What `run_again` does, and what then follows."""
+        return f"job {self.job} goes into the queue again, and will continue from its newest checkpoint"
+
+    def run_again(self) -> None:
         """Puts the job back into the queue, which ends it."""
         _output("scontrol", "requeue", self.job)
-        return f"job {self.job} is in the queue again, and will continue from its newest checkpoint"
 
 
 def engine(environment: Mapping[str, str]) -> Slurm:

@@ -66,7 +66,7 @@ def test_a_job_whose_time_is_up_saves_and_is_queued_again_but_without_checkpoint
             process.send_signal(signal.SIGUSR1)
             out, _ = process.communicate(timeout=60)
         assert process.returncode == 128 + signal.SIGUSR1, out
-        assert ("job 77 is in the queue again, and will continue from its newest checkpoint" in out) is is_again, out
+        assert ("job 77 goes into the queue again, and will continue from its newest checkpoint" in out) is is_again, out
         assert ("[lockstep] saved: step-" in out) is (job / "state").exists() is is_again, out
 
 
