@@ -180,7 +180,7 @@ class ParameterServer:
     def request_stop(self, reason: str) -> None:
         """Wakes `wait`. May be called from any thread, and by a signal handler.
 
-        Whoever asks again after a moment wants the end at once; an engine and a launcher may both ask at the same time.
+        A second request ends the server at once. Requests within AGAIN_S of the first are ignored: an engine and a launcher may both ask.
         """
         now = time.monotonic()
         if now >= self._asked_to_end_at + AGAIN_S:

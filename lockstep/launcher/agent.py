@@ -27,6 +27,7 @@ from ps_protocol.security.tokens import write_secret
 _SILENT_S = 60.0
 # How long a process has to end by itself once the launcher is gone: a chief saves a checkpoint.
 _GRACE_S = 10.0
+# How long this process may take to end after the launcher: that, and the command for a launcher that is lost.
 _END_S = 30.0
 _LOOK_S = 0.1
 
@@ -103,11 +104,12 @@ def _run(task: dict[str, Any], lines: Iterator[bytes], channel: Channel) -> int:
                 channel.tell()
                 beat_at = time.monotonic() + BEAT_S
         if process.is_running:
-            says_so = None if orders.have_ended_it else subprocess.Popen(task["orphaned"] or ["true"], stdout=sys.stderr)
+            is_lost = task["orphaned"] and not orders.have_ended_it
+            orphaned = subprocess.Popen(task["orphaned"], stdout=sys.stderr) if is_lost else None
             process.signal_group(signal.SIGTERM)
             supervisor.await_end(lambda: not process.is_running, grace_s=_GRACE_S)
-            if says_so is not None:
-                says_so.wait()
+            if orphaned is not None:
+                orphaned.wait()
         files.look()
     return process.returncode or 0
 

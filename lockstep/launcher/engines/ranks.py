@@ -106,7 +106,7 @@ def join(ranks: Ranks, store: Store, environment: Mapping[str, str]) -> dict[str
     told = json.loads(store.get(key))
     if "failure" in told:
         raise InvalidSpec(told["failure"])
-    # Each rank runs once: whoever had the place before is gone, or about to be.
+    # The engine runs each rank once, so an earlier process with this index has ended, or will soon.
     place = {"LOCKSTEP_WORKER_INDEX": str(ranks.rank), "LOCKSTEP_NUM_WORKERS": str(ranks.num_workers), "LOCKSTEP_TAKEOVER": "1"}
     found: dict[str, str] = {**told["variables"], **place}
     if "ca" in told:
@@ -130,7 +130,7 @@ def _await(store: Store, key: str) -> None:
         if not has_said and time.monotonic() > deadline - _START_S + _SAY_AFTER_S:
             log.warning("waiting until rank 0 has started the cluster, up to %g s", _START_S)
             has_said = True
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # polls: a store may be a directory, and no call waits for a file
 
 
 def _cluster(ranks: Ranks, store: Store, environment: Mapping[str, str]) -> dict[str, Any]:
@@ -172,7 +172,7 @@ def _start(ranks: Ranks, environment: Mapping[str, str], answer: Path) -> tuple[
             launcher.terminate()
             failure = f"the cluster has not begun to serve within {_START_S:g} s; what rank 0 has printed says what it waits for"
             return launcher.pid, {"failure": failure}
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # polls: for a file and for the end of the launcher at once
     launcher.returncode = 0  # it runs on when this process has ended
     return launcher.pid, json.loads(answer.read_text())
 
@@ -183,7 +183,7 @@ def _end(launcher: int) -> None:
         os.kill(launcher, signal.SIGTERM)
     deadline = time.monotonic() + _END_S
     while _runs(launcher) and time.monotonic() < deadline:
-        time.sleep(_LOOK_S)
+        time.sleep(_LOOK_S)  # polls: the launcher need not be a child of this process
 
 
 def _runs(pid: int) -> bool:
