@@ -50,10 +50,11 @@ def main() -> None:
     parser.add_argument("model", choices=MODELS)
     parser.add_argument("--steps", type=int, required=True)
     parser.add_argument("--out", type=Path, required=True)
+    parser.add_argument("--device", default="cpu")
     options = parser.parse_args()
     torch.set_num_threads(1)
     torch.manual_seed(1)
-    model, given, wanted = network(options.kind, options.model)
+    model, given, wanted = (one.to(options.device) for one in network(options.kind, options.model))
     step, is_first = _TRAININGS[options.kind](model, given, wanted)
     times: list[float] = []
     num_warm = max(3, options.steps // 5)
@@ -63,6 +64,8 @@ def main() -> None:
             cpu_before = _cpu_s()
         start = time.perf_counter()
         step()
+        if options.device == "cuda":
+            torch.cuda.synchronize()
         if number >= num_warm:
             times.append(time.perf_counter() - start)
     if is_first:
@@ -127,7 +130,7 @@ def _by_hand(model: Any, given: Any, wanted: Any) -> tuple[Callable[[], None], b
 
     session = lockstep.connect()
     parameters = dict(model.named_parameters())
-    session.create_or_join({name: one.detach().numpy().copy() for name, one in parameters.items()}, optimizer=lockstep.adamw(1e-4))
+    session.create_or_join({name: one.detach().cpu().numpy().copy() for name, one in parameters.items()}, optimizer=lockstep.adamw(1e-4))
 
     def step() -> None:
         with torch.no_grad():
@@ -135,7 +138,7 @@ def _by_hand(model: Any, given: Any, wanted: Any) -> tuple[Callable[[], None], b
                 parameters[name].copy_(torch.from_numpy(value))
         model.zero_grad()
         nn.functional.mse_loss(model(given), wanted).backward()
-        session.step({name: one.grad.numpy() for name, one in parameters.items()})
+        session.step({name: one.grad.cpu().numpy() for name, one in parameters.items()})
 
     return step, session.worker_index == 0
 

@@ -142,6 +142,9 @@ def step(session: Session, gradients: Any, *, metrics: Metrics | None = None, ti
     refuse_trace("step()", gradients)
     contributed = gradients if model.local is None else model.local.negated_update(gradients, model.params)
     named = model.tree.named(contributed, what="gradients")
+    for leaf in named.values():
+        if isinstance(leaf, jax.Array) and not leaf.is_deleted():
+            leaf.copy_to_host_async()  # else a GPU is waited for once for each array
     arrays = {name: None if leaf is None else array_of(f"gradients: {name!r}", leaf) for name, leaf in named.items()}
     arrays.update(model.left_out)
     num_rollbacks = session.num_rollbacks

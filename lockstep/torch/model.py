@@ -1,15 +1,17 @@
 """Converts a module's parameters, buffers and tables to a session's variables, and back. Knows a module and its groups; no step."""
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import nn
 
 from lockstep.torch.embedding import Embedding, EmbeddingBag, Table
 from lockstep.torch.recognition import Recognized, recognize
-from lockstep.torch.tensors import FLOATS, Array, Copies, array_of, copy_all, tensor_of
+from lockstep.torch.tensors import FLOATS, Array, Copies, array_of, gpus_of, tensor_of
 from worker_client import Buffer, OptimizerSpec, Variable
 
 TABLES = "tables"
@@ -54,8 +56,7 @@ class Model:
         self._owners = self._find_buffers()
         self._master = master
         self.specs = [one.spec if position == 0 else one.spec.in_group(f"group {position}") for position, one in enumerate(self.recognized)]
-        self._is_on_gpu = any(parameter.is_cuda for parameter in self.parameters.values())
-        self._gradient_copies = Copies(list(self.parameters), is_on_gpu=self._is_on_gpu)
+        self._gradient_copies = Copies(list(self.parameters), gpus=gpus_of(self.parameters.values()))
         self._begin_copies()
 
     def _find_tables(self) -> dict[str, Table]:
@@ -77,11 +78,34 @@ class Model:
         return found
 
     def _begin_copies(self) -> None:
-        self._copies = Copies([*self.parameters, *self._owners], is_on_gpu=self._is_on_gpu)
+        self._copies = Copies([*self.parameters, *self._owners], gpus=gpus_of([*self.parameters.values(), *self._buffers()]))
         self._trained = [*self.parameters.values()]
         self._version = 0
-        # Kernels of normalizations change buffers without a new version number, so buffers are compared with copies.
-        self._taken = [buffer.clone() for buffer in self._buffers()]
+        # Kernels of normalizations change buffers without a new version number, so buffers are compared with what they were.
+        self._parts: dict[str, _Part] = {}
+        end = 0
+        for name, buffer in zip(self._owners, self._buffers(), strict=True):
+            is_count = buffer.dtype not in FLOATS
+            dtype = np.dtype(np.float64) if is_count else array_of(buffer.new_empty(0)).dtype
+            self._parts[name] = _Part(slice(end, end := end + buffer.numel()), tuple(buffer.shape), dtype, is_count)
+        self._taken = self._statistics()
+
+    def _statistics(self) -> Array:
+        """Returns the numbers of all buffers, one after the other, with one copy for each device.
+
+        As float64, which is exact for whole numbers up to 2^53, truth values and all floats.
+        """
+        by_device: dict[torch.device, list[tuple[slice, torch.Tensor]]] = {}
+        for part, buffer in zip(self._parts.values(), self._buffers(), strict=True):
+            # Other devices than CUDA's may not have float64.
+            one = (buffer if buffer.is_cuda else buffer.cpu()).detach().reshape(-1).to(torch.float64)
+            by_device.setdefault(one.device, []).append((part.place, one))
+        found = np.empty(sum(math.prod(part.shape) for part in self._parts.values()))
+        for parts in by_device.values():
+            flat, end = torch.cat([one for _, one in parts]).cpu().numpy(), 0
+            for place, one in parts:
+                found[place] = flat[end : (end := end + one.numel())]
+        return found
 
     def _buffers(self) -> "list[torch.Tensor]":
         return [owner[key] for owner, key in self._owners.values()]
@@ -100,8 +124,8 @@ class Model:
             value = array_of(parameter if self._master is None else parameter.detach().to(self._master))
             position = self.group_of[name]
             found[name] = value if position == 0 else Variable(value, optimizer=self.specs[position])
-        for name, buffer in zip(self._owners, self._buffers(), strict=True):
-            found[name] = Buffer(_statistics(buffer), "mean")
+        for name, part in self._parts.items():
+            found[name] = Buffer(part.of(self._taken), "mean")
         for name, table in self.tables.items():
             own = table.declared.optimizer
             found[name] = table.declared if own is not None else replace(table.declared, optimizer=self.table_spec)
@@ -118,10 +142,10 @@ class Model:
 
     def take(self, values: Mapping[str, Array]) -> None:
         """Copies the variables of a step into the parameters and buffers."""
-        buffers = self._buffers()
         with torch.no_grad():
-            self._copies.out(values, self._trained + buffers)
-            copy_all(self._taken, buffers)
+            self._copies.out(values, self._trained + self._buffers())
+        for name, part in self._parts.items():
+            self._taken[part.place] = values[name].reshape(-1)
         self._version = self._trained[0]._version if self._trained else 0
 
     def is_overwritten(self, values: Callable[[], Mapping[str, Array]]) -> bool:
@@ -165,11 +189,24 @@ class Model:
 
     def updates(self, *, gives_counts: bool) -> dict[str, Array] | None:
         """Returns the buffers that have changed since the last step; those of whole numbers only if `gives_counts`."""
-        found = {}
-        for name, buffer, taken in zip(self._owners, self._buffers(), self._taken, strict=True):
-            if (buffer.dtype in FLOATS or gives_counts) and not torch.equal(buffer, taken):
-                found[name] = _statistics(buffer)
-        return found or None
+        if not self._parts:
+            return None
+        now, taken = self._statistics(), self._taken
+        given = {name: part for name, part in self._parts.items() if gives_counts or not part.is_count}
+        return {name: part.of(now) for name, part in given.items() if not np.array_equal(now[part.place], taken[part.place])} or None
+
+
+class _Part(NamedTuple):
+    """Where a buffer's numbers are among those of all buffers, and the array that the servers have of it."""
+
+    place: slice
+    shape: tuple[int, ...]
+    dtype: "np.dtype[Any]"
+    is_count: bool
+
+    def of(self, numbers: Array) -> Array:
+        """Returns the buffer's array."""
+        return numbers[self.place].astype(self.dtype).reshape(self.shape)
 
 
 def plain_name(name: str) -> str:
@@ -180,11 +217,6 @@ def plain_name(name: str) -> str:
 def _are_equal(parameter: "torch.Tensor", value: Array) -> bool:
     mine = parameter.detach()
     return bool(torch.allclose(mine, tensor_of(value).to(mine), rtol=0.0, atol=0.0, equal_nan=True))
-
-
-def _statistics(buffer: "torch.Tensor") -> Array:
-    # Whole numbers and truth values are sent as float64, which is exact up to 2^53.
-    return array_of(buffer) if buffer.dtype in FLOATS else array_of(buffer.to(torch.float64))
 
 
 def check_parameter(name: str, parameter: "torch.Tensor") -> None:

@@ -182,6 +182,14 @@ def _map(descriptor: int, num_bytes: int, *, is_written: bool) -> Array:
     return np.frombuffer(view if is_written else view.toreadonly(), np.uint8)
 
 
+def mapping_of(array: Array) -> memoryview | None:
+    """Returns the whole mapping in which an array's bytes lie, which lasts as long as its `obj`; None: the array has memory of its own."""
+    memory: object = array
+    while isinstance(memory, np.ndarray):
+        memory = memory.base
+    return memory if isinstance(memory, memoryview) and isinstance(memory.obj, ctypes.Array) else None
+
+
 def boot_id() -> str:
     """Returns what identifies the running kernel of this host; empty if memory cannot be shared here."""
     if not can_share():

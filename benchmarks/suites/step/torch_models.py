@@ -33,6 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--models", nargs="+", choices=MODELS, default=list(MODELS))
     parser.add_argument("--transports", nargs="+", choices=TRANSPORTS, default=list(TRANSPORTS))
     parser.add_argument("--workers", type=at_least_one, default=2)
+    parser.add_argument("--device", choices=("cpu", "cuda"), default="cpu", help="cuda: all workers share one GPU (default cpu)")
     parser.add_argument("--ps", type=at_least_one, default=1)
     parser.add_argument("--steps", type=at_least_one, default=100, help="steps of each run, after a fifth as many to warm up (default 100)")
     parser.add_argument("--repeat", type=at_least_one, default=5, help="rounds, each with all kinds in turn (default 5)")
@@ -91,6 +92,7 @@ def _one(kind: str, model: str, options: argparse.Namespace) -> dict[str, float]
     with tempfile.TemporaryDirectory() as place:
         out = Path(place, "out.json")
         role = [sys.executable, "-m", "benchmarks.peers.torch_role", name, model, "--steps", str(options.steps), "--out", str(out)]
+        role += ["--device", options.device]
         environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
         num_workers = 1 if name == "alone" else options.workers
         if name in ("alone", "ddp"):

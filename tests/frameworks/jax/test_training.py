@@ -393,7 +393,7 @@ def test_processes_and_devices_of_the_programs_own_do_no_harm(name: str, tmp_pat
     code, want = PROGRAMS[name]
     script = tmp_path / "program.py"
     script.write_text(BEGIN + code + END, encoding="utf-8")
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "--xla_force_host_platform_device_count=2"}
     result = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, timeout=100, check=False)
     assert (result.returncode, result.stdout.strip()) == (0, want), result.stderr
 

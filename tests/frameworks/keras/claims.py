@@ -280,7 +280,7 @@ def freezing_and_thawing_is_what_new_optimizers_of_keras_do() -> None:
             begin = functools.partial(lockstep.keras.Optimizer, session, variables=ours.trainable_variables)
             _fine_tune(ours, begin, make, **EAGER)
             assert (session.local_step, session.phase) == (27, 2)
-        _agree(ours, alone, atol=1e-5)
+        _agree(ours, alone, atol=1e-4)  # on a GPU, which adds in an order of its own each time
 
 
 def averaged_updates_freeze_and_thaw() -> None:

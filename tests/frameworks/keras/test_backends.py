@@ -15,7 +15,7 @@ import pytest
 
 from tests.support.processes.commands import up
 from tests.support.repository import ROOT
-from tests.support.sessions.trained_by_three import IN_THE_MIDDLE, alone, arrays_in, together
+from tests.support.sessions.trained_by_three import EXACT, IN_THE_MIDDLE, alone, arrays_in, together
 
 if importlib.util.find_spec("keras") is None:  # not imported: its default backend may not be there
     pytest.skip("Keras is not installed: `make test-frameworks` has it", allow_module_level=True)
@@ -39,7 +39,7 @@ CLAIMS = [
 
 @functools.cache
 def _failures(backend: str) -> dict[str, str]:
-    environment = {**os.environ, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
+    environment = {**os.environ, **EXACT, "KERAS_BACKEND": backend, "PYTHONPATH": str(ROOT), "TF_CPP_MIN_LOG_LEVEL": "2"}
     with tempfile.TemporaryDirectory() as directory:
         out = Path(directory) / "failures.json"
         words = [sys.executable, "-m", "tests.frameworks.keras.claims", str(out)]

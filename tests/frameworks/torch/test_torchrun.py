@@ -9,7 +9,18 @@ from pathlib import Path
 import pytest
 
 pytest.importorskip("torch", reason="needs PyTorch")
-TORCHRUN = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", "2", "--max-restarts", "1", "--monitor-interval", "0.1"]
+TORCHRUN = [
+    sys.executable,
+    "-m",
+    "torch.distributed.run",
+    "--standalone",
+    "--nproc-per-node",
+    "2",
+    "--max-restarts",
+    "1",
+    "--monitor-interval",
+    "0.1",
+]
 pytestmark = pytest.mark.timeout(120)
 
 PROGRAM = """

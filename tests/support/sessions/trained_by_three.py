@@ -22,13 +22,15 @@ def in_the_middle():
         while not os.path.exists(sys.argv[2]):
             time.sleep(0.01)  # the test leaves a file once it has killed a process; nothing else says so
 """
+# On a GPU, JAX rounds the factors of a product to fewer bits unless it is told not to.
+EXACT = {"JAX_DEFAULT_MATMUL_PRECISION": "highest"}
 
 
 def alone(program: str, tmp_path: Path, **environment: str) -> Path:
     """Runs a program on one process and returns the file that it wrote: its first argument."""
     script, out = tmp_path / "alone.py", tmp_path / "alone.out"
     script.write_text(program, encoding="utf-8")
-    subprocess.run([sys.executable, str(script), str(out)], env={**os.environ, **environment}, check=True, timeout=150)
+    subprocess.run([sys.executable, str(script), str(out)], env={**os.environ, **EXACT, **environment}, check=True, timeout=150)
     return out
 
 
@@ -42,7 +44,7 @@ def together(program: str, tmp_path: Path, *, victim: str = "", recovery: Sequen
     out, killed = tmp_path / "together.out", tmp_path / "killed"
     options = ["--restart-workers", "3", "--checkpoint-dir", str(tmp_path / "checkpoints"), *recovery] if victim else []
     arguments = ["--ps", "2", "--workers", "3", "--max-steps", str(NUM_STEPS), *options, "--", str(out), *[str(killed)] * bool(victim)]
-    with up(*arguments, worker=program, run_dir=tmp_path / "run", **environment) as process:
+    with up(*arguments, worker=program, run_dir=tmp_path / "run", **EXACT, **environment) as process:
         if victim:
             read_until(process, "in the middle")
             _kill(victim, descendants(process))
