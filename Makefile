@@ -17,6 +17,7 @@ DEV := .venv/.dev-installed
 BENCH := .venv/.bench-installed
 FUZZ := .venv/.fuzz-installed
 FRAMEWORKS := .venv-frameworks/.installed
+RAY := .venv-ray/.installed
 PROTO := .venv-proto/.installed
 PROTOS := $(shell find protos -name '*.proto' | sort)
 PIP := -m pip install --quiet --no-input --disable-pip-version-check
@@ -63,8 +64,9 @@ test-frameworks: $(FRAMEWORKS)  ## run the tests with PyTorch, JAX, Keras, sciki
 	@OMP_NUM_THREADS=1 .venv-frameworks/bin/python -m pytest tests/frameworks tests/contract/session/test_documented_programs.py \
 	  tests/contract/session/test_estimator.py tests/contract/session/test_estimator_cluster.py -n 2 --dist worksteal $(ARGS)
 
-test-engines: $(DEV) $(if $(filter torchrun,$(ENGINE)),$(FRAMEWORKS))  ## run a cluster in a real engine on hosts of its own, as root: ENGINE=slurm (default), ssh, torchrun, mpi
-	@$(PYTEST) -m engine -s -o faulthandler_timeout=0 tests/engines/test_$(or $(ENGINE),slurm).py $(ARGS)
+test-engines: $(DEV) $(if $(filter torchrun,$(ENGINE)),$(FRAMEWORKS)) $(if $(filter ray,$(ENGINE)),$(RAY))  ## run a cluster in a real engine on hosts of its own, as root: ENGINE=slurm (default), ssh, torchrun, mpi, ray
+	@$(if $(filter ray,$(ENGINE)),.venv-ray/bin/python -m pytest,$(PYTEST)) -m engine -s -o faulthandler_timeout=0 \
+	  tests/engines/test_$(or $(ENGINE),slurm).py $(ARGS)
 
 coverage: $(DEV)  ## measure which lines and branches the tests reach, subprocesses included
 	@$(BIN)/coverage erase && $(BIN)/coverage run -m pytest -n 3 --dist worksteal $(ARGS); found=$$?; \
@@ -189,7 +191,7 @@ check-breaking: $(DEV)  ## check that the protos are compatible with the last re
 	  else $(BIN)/buf breaking --against ".git#ref=$$against"; fi
 
 clean:  ## remove environments, caches and files of demos
-	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .venv-frameworks .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist site *.egg-info lockstep-runs
+	@rm -rf .venv .venv-proto .venv-peers .venv-wheel .venv-lowest .venv-frameworks .venv-ray .coverage* .mypy_cache .ruff_cache .hypothesis .pytest_cache build dist site *.egg-info lockstep-runs
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # make_venv DIRECTORY
@@ -229,6 +231,12 @@ $(FRAMEWORKS): pyproject.toml
 	  || { echo "$$index does not answer: PyTorch comes from PyPI, with CUDA"; index=; }; \
 	  .venv-frameworks/bin/python $(PIP) --no-deps $${index:+--extra-index-url=$$index} '$(TORCH)'
 	@.venv-frameworks/bin/python $(PIP) --editable '.[demo,certs,estimator,bfloat16,remote,jax,keras,torch]' --group frameworks && touch $@
+
+$(RAY): pyproject.toml
+	$(call make_venv,.venv-ray)
+	@echo "installing Ray into .venv-ray"
+	@.venv-ray/bin/python $(PIP) --upgrade 'pip>=25.1'
+	@.venv-ray/bin/python $(PIP) --editable '.[demo,ray]' --group dev && touch $@
 
 $(PROTO): Makefile
 	$(call make_venv,.venv-proto)

@@ -9,7 +9,7 @@ from ps_protocol.errors import InvalidSpec
 from ps_protocol.model.misspelling import known_names
 
 # Each is a module of this package with a function `engine`.
-ENGINES = ("slurm", "torchrun", "mpi")
+ENGINES = ("slurm", "ray", "torchrun", "mpi")
 
 
 class Engine(Protocol):

@@ -193,11 +193,3 @@ def _runs(pid: int) -> bool:
         os.kill(pid, 0)
         return True
     return False
-
-
-def _own_address(environment: Mapping[str, str]) -> str:
-    """Returns where the other nodes reach this one: the address from which it reaches torchrun's store."""
-    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
-        probe.connect((environment["MASTER_ADDR"], int(environment["MASTER_PORT"])))
-        address: str = probe.getsockname()[0]
-    return environment["MASTER_ADDR"] if address.startswith("127.") else address

@@ -1,0 +1,202 @@
+"""Makes an actor of Ray for each process that a launcher has on a node, and passes on what that process reads and writes.
+
+A driver of Ray: `lockstep.ray.up()` has a `Bridge` in the user's program, `lockstep up --engine ray` in a process of its own.
+"""
+
+import contextlib
+import json
+import os
+import selectors
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import ray
+from ray.exceptions import GetTimeoutError, RayError
+from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+# Where a worker finds the function that it runs, and leaves its result: a directory.
+FUNCTION_VARIABLE = "LOCKSTEP_RAY_FUNCTION"
+FUNCTION, RESULT = "function", "result"
+# In what a process yields: bytes of its outputs, by their descriptors, and the file that it has left.
+_OUT, _ERROR, _LEFT = 1, 2, 3
+_SAY_AFTER_S = 2.0
+_END_S = 15.0
+
+
+@ray.remote(concurrency_groups={"input": 1, "output": 1})
+class Place:
+    """Runs one command on the node of this actor. When the actor ends, so does the command's standard input, and then the command."""
+
+    def __init__(self) -> None:
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def is_ready(self) -> bool:
+        """Whether the node has given the actor what it takes."""
+        return True
+
+    @ray.method(concurrency_group="output")  # type: ignore[untyped-decorator]  # Ray may not be installed where types are checked
+    def run(self, command: str, first: bytes, function: bytes | None) -> Iterator[tuple[int, bytes]]:
+        """Yields the output of the command, whose input begins with `first`. With a function it yields its result, too, if there is one."""
+        with tempfile.TemporaryDirectory(prefix="lockstep-") as directory:
+            environment = {**os.environ, FUNCTION_VARIABLE: directory}
+            if function is not None:
+                Path(directory, FUNCTION).write_bytes(function)
+                environment["PYTHONPATH"] = os.pathsep.join(path for path in sys.path if path)
+            pipes: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            self._process = process = subprocess.Popen(["sh", "-c", command], env=environment, bufsize=0, start_new_session=True, **pipes)
+            assert process.stdout is not None and process.stderr is not None
+            self.write(first)
+            with selectors.DefaultSelector() as selector:
+                selector.register(process.stdout, selectors.EVENT_READ, _OUT)
+                selector.register(process.stderr, selectors.EVENT_READ, _ERROR)
+                while selector.get_map():
+                    for key, _ in selector.select():
+                        if data := os.read(key.fd, 1 << 16):
+                            yield key.data, data
+                        else:
+                            selector.unregister(key.fileobj)
+            process.wait()
+            if (left := Path(directory, RESULT)).exists():
+                yield _LEFT, left.read_bytes()
+
+    @ray.method(concurrency_group="input")  # type: ignore[untyped-decorator]
+    def write(self, data: bytes) -> None:
+        """Writes to the command's standard input; nothing: closes it."""
+        assert self._process is not None and self._process.stdin is not None
+        with contextlib.suppress(BrokenPipeError):
+            while data:
+                data = data[self._process.stdin.write(data) :]
+                if not data:
+                    return
+            self._process.stdin.close()
+
+
+class Bridge:
+    """Serves a socket for `ray_reach.py`, while this process is a driver of Ray.
+
+    `for_workers`: what Ray gives to each worker, as options of an actor such as `num_gpus`; other processes take nothing. `function`: what
+    workers find at FUNCTION_VARIABLE. `results`: what they have left, by name such as "worker 0".
+    """
+
+    def __init__(self, *, for_workers: Mapping[str, Any], function: bytes | None = None) -> None:
+        self.results: dict[str, bytes] = {}
+        self._for_workers = {"num_cpus": 1, **for_workers}
+        self._function = None if function is None else ray.put(function)
+        self._directory = tempfile.TemporaryDirectory(prefix="lockstep-")
+        self.path = str(Path(self._directory.name, "bridge"))
+        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        self._socket.bind(self.path)
+        self._socket.listen()
+        threading.Thread(target=self._accept, name="lockstep-bridge", daemon=True).start()
+
+    def close(self) -> None:
+        """Takes no more commands. Those that run end with their actors."""
+        self._socket.close()
+        self._directory.cleanup()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):  # it has been closed
+            while True:
+                connection, _ = self._socket.accept()
+                threading.Thread(target=self._serve, args=(connection,), name="lockstep-bridge", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        with connection:
+            data, descriptors, _, _ = socket.recv_fds(connection, 1 << 16, 3)
+            if not descriptors:
+                connection.sendall(json.dumps(self._nodes()).encode())
+                return
+            order, (source, *sinks) = json.loads(data), descriptors
+            try:
+                self._run(order["node"], order["command"], source, dict(zip((_OUT, _ERROR), sinks, strict=True)))
+                connection.sendall(b"\n")
+            except (RayError, OSError) as error:
+                with contextlib.suppress(OSError):
+                    os.write(sinks[1], f"{(str(error).splitlines() or [type(error).__name__])[0]}\n".encode())
+            finally:
+                for descriptor in descriptors:
+                    os.close(descriptor)
+
+    def _nodes(self) -> list[dict[str, Any]]:
+        """Returns the nodes that a worker can run on, this one first."""
+        here = ray.get_runtime_context().get_node_id()
+        takes = {
+            "CPU": self._for_workers["num_cpus"],
+            "GPU": self._for_workers.get("num_gpus", 0),
+            **self._for_workers.get("resources", {}),
+        }
+        found = [
+            {"id": node["NodeID"], "name": node["NodeManagerHostname"], "address": node["NodeManagerAddress"]}
+            for node in sorted(ray.nodes(), key=lambda node: (node["NodeID"] != here, node["NodeManagerAddress"], node["NodeID"]))
+            if node["Alive"] and all(node["Resources"].get(name, 0) >= amount for name, amount in takes.items())
+        ]
+        for node in found:  # several nodes may be on one machine
+            if [other["name"] for other in found].count(node["name"]) > 1:
+                node["name"] = f"{node['name']}-{node['id'][:6]}"
+        return found
+
+    def _run(self, node: str, command: str, source: int, sinks: Mapping[int, int]) -> None:
+        first = b""
+        while not first.endswith(b"\n") and (data := os.read(source, 1 << 16)):
+            first += data
+        name = json.loads(first)["name"]
+        is_worker = name.startswith("worker")
+        takes = self._for_workers if is_worker else {"num_cpus": 0}
+        where = NodeAffinitySchedulingStrategy(node_id=node, soft=False)
+        place = Place.options(scheduling_strategy=where, **takes).remote()  # type: ignore[attr-defined]
+        try:
+            self._await(place, f"waiting until Ray has {takes} for {name} on node {node[:6]}\n", sinks[_ERROR])
+            threading.Thread(target=_pass_on, args=(source, place), name="lockstep-bridge", daemon=True).start()
+            output = place.run.options(num_returns="streaming").remote(command, first, self._function if is_worker else None)
+            for kind, data in map(ray.get, output):
+                if kind == _LEFT:
+                    self.results[name] = data
+                while kind != _LEFT and data:
+                    data = data[os.write(sinks[kind], data) :]
+        finally:
+            ray.kill(place)
+
+    def _await(self, place: Any, words: str, sink: int) -> None:
+        """Waits until the actor is there, and says so after a while."""
+        ready = place.is_ready.remote()
+        try:
+            ray.get(ready, timeout=_SAY_AFTER_S)
+        except GetTimeoutError:
+            os.write(sink, words.encode())
+            ray.get(ready)
+
+
+def _pass_on(source: int, place: Any) -> None:
+    """Passes on a standard input, and its end."""
+    source = os.dup(source)
+    try:
+        while data := os.read(source, 1 << 16):
+            place.write.remote(data)
+        place.write.remote(b"")
+    finally:
+        os.close(source)
+
+
+def main() -> int:
+    """Serves until standard input ends, and prints the socket's path first."""
+    try:
+        ray.init(address="auto", log_to_driver=False, logging_level="ERROR")
+    except ConnectionError:
+        print("there is no Ray here: start one by `ray start --head`, or name it in RAY_ADDRESS", file=sys.stderr)
+        return 2
+    bridge = Bridge(for_workers={})
+    print(bridge.path, flush=True)
+    sys.stdin.read()
+    bridge.close()
+    ray.shutdown()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

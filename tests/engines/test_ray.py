@@ -1,0 +1,196 @@
+"""A cluster on the nodes of a real Ray: functions and programs train there, through the loss of each node, and nothing is left behind."""
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+pytest.importorskip("ray", reason="Ray is not installed: `make test-engines ENGINE=ray` has it")
+
+from lockstep.launcher.engines.ray_bridge import FUNCTION_VARIABLE
+from tests.engines.ray_nodes import RayNodes, ray_nodes, words_of
+from tests.support.waiting import wait_until
+
+pytestmark = pytest.mark.timeout(300)
+
+
+def test_without_a_ray_the_command_says_how_to_start_one(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "lockstep", "up", "--engine", "ray", "--", "python", "train.py"]
+    ended = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == 2 and "there is no Ray here: start one by `ray start --head`" in ended.stderr, ended.stderr
+    assert "Traceback" not in ended.stderr, ended.stderr
+
+
+@pytest.fixture(scope="module")
+def ray_of_three() -> Iterator[RayNodes]:
+    with ray_nodes(3) as nodes:
+        yield nodes
+
+
+def run(nodes: RayNodes, directory: Path, program: str) -> "subprocess.CompletedProcess[str]":
+    """Runs a driver of Ray."""
+    (directory / "driver.py").write_text(textwrap.dedent(program))
+    environment = {**os.environ, "RAY_ADDRESS": nodes.address}
+    command = [sys.executable, "driver.py"]
+    return subprocess.run(
+        command, cwd=directory, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=200, check=False
+    )
+
+
+def assert_nothing_is_left() -> None:
+    def left() -> list[list[str]]:
+        words = map(words_of, psutil.process_iter())
+        return [command for command, environment in words if FUNCTION_VARIABLE in environment]
+
+    wait_until(lambda: not left(), what="nothing of Lockstep is left on Ray's nodes", timeout_s=20)
+
+
+def test_a_function_trains_on_each_worker_and_what_it_returns_comes_back(ray_of_three: RayNodes, tmp_path: Path) -> None:
+    ended = run(
+        ray_of_three,
+        tmp_path,
+        """
+        import ray
+        import lockstep.ray
+
+        class Model:  # of the driver's own module
+            def __init__(self, rate):
+                self.rate = rate
+
+        def train(model):
+            import lockstep, numpy as np
+            with lockstep.connect() as session:
+                session.create_or_join({"w": np.zeros(4)}, optimizer=lockstep.sgd(model.rate))
+                while not session.is_finished:
+                    session.step({"w": np.ones(4)})
+                return session.worker_index, float(session.read()["w"][0]), ray.util.get_node_ip_address()
+
+        print("results", lockstep.ray.up(train, num_workers=3, num_ps=2, config=Model(0.5), flags="--max-steps 50"))
+        """,
+    )
+    assert ended.returncode == 0, ended.stdout
+    assert [int(index) for index, value in re.findall(r"\((\d), (-?[\d.]+), '", ended.stdout) if value == "-25.0"] == [0, 1, 2], (
+        ended.stdout
+    )
+    assert_nothing_is_left()
+
+
+def test_what_a_function_raises_is_raised_by_the_driver(ray_of_three: RayNodes, tmp_path: Path) -> None:
+    ended = run(
+        ray_of_three,
+        tmp_path,
+        """
+        import lockstep.ray
+
+        def train():
+            import lockstep, numpy as np
+            with lockstep.connect() as session:
+                session.create_or_join({"w": np.zeros(4)}, optimizer=lockstep.sgd(0.5))
+                if session.worker_index == 1:
+                    raise LookupError("no such file")
+                while not session.is_finished:
+                    session.step({"w": np.ones(4)})
+
+        try:
+            lockstep.ray.up(train, num_workers=2)
+        except LookupError as error:
+            print("the driver has", repr(error))
+        """,
+    )
+    assert "the driver has LookupError('no such file')" in ended.stdout, ended.stdout
+    assert_nothing_is_left()
+
+
+@pytest.mark.parametrize(
+    ("call", "words"),
+    [
+        ("lockstep.ray.up(3, num_workers=2)", "train: got a int, want a function"),
+        ("lockstep.ray.up(print, num_workers=0)", "num_workers = 0, want at least 1"),
+        ("lockstep.ray.up(print, num_workers=1, resources_per_worker={'num_gpus': 1})", "no node of Ray has processors, or GPUs if"),
+        ("lockstep.ray.up(print, num_workers=1, flags='--max-step 5')", "ended with exit code 2: .*--max-step"),
+        ("lockstep.ray.up(lambda: open('/nowhere'), num_workers=1)", "No such file or directory: '/nowhere'"),
+    ],
+)
+def test_a_mistake_is_an_error_of_the_driver_in_a_sentence(ray_of_three: RayNodes, tmp_path: Path, call: str, words: str) -> None:
+    program = f"import lockstep.ray\ntry:\n    {call}\nexcept Exception as error:\n    print('the driver has', error)\n"
+    said = run(ray_of_three, tmp_path, program).stdout
+    assert re.search(f"the driver has .*{words}", said), said
+
+
+ROLES: dict[str, Callable[[list[str], dict[str, str]], bool]] = {
+    "worker 2": lambda command, environment: "lockstep.demo.worker" in command and environment.get("LOCKSTEP_WORKER_INDEX") == "2",
+    "ps 1": lambda command, _: "ps_server" in command and command[command.index("--index") + 1] == "1",
+    "chief": lambda command, _: "chief" in command,
+}
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_training_goes_on_when_a_node_is_lost(role: str, tmp_path: Path) -> None:
+    with ray_nodes(3) as nodes:
+        program = [sys.executable, "-m", "lockstep.demo.worker", "--pace", "0.02", "--least-accuracy", "0.95"]
+        recovery = ["--restart-workers", "9", "--checkpoint-dir", str(tmp_path / "kept"), "--checkpoint-steps", "50"]
+        words = ["up", "--engine", "ray", "--ps", "2", "--workers", "3", "--max-steps", "600", "--lease", "3", *recovery, "--", *program]
+        environment = {**os.environ, "RAY_ADDRESS": nodes.address}
+        out = tmp_path / "out"
+        with out.open("w") as sink:
+            process = subprocess.Popen([sys.executable, "-m", "lockstep", *words], cwd=tmp_path, env=environment, stdout=sink, stderr=sink)
+        try:
+            wait_until(lambda: re.search(r"\[worker 0\] step [1-9]\d\d", out.read_text()), what="step 100", timeout_s=60)
+            nodes.kill_that_with(ROLES[role])
+            lost_at, before = time.monotonic(), len(out.read_text())
+            wait_until(lambda: "is lost" in out.read_text(), what="it is noticed", timeout_s=60)
+            noticed_at = time.monotonic()
+            wait_until(lambda: f"{role} is started again" in out.read_text(), what=f"{role} is started again", timeout_s=60)
+            again = r"\[worker 0\] step |state=TRAINING"
+            wait_until(lambda: re.search(again, out.read_text()[before:].partition("is started again")[2]), what="it goes on", timeout_s=20)
+            print(f"{role}: noticed after {noticed_at - lost_at:.1f} s, went on {time.monotonic() - noticed_at:.1f} s later")
+            process.wait(120)
+        finally:
+            process.kill()
+            process.wait()
+        said = out.read_text()
+        assert process.returncode == 0 and "[lockstep] training finished" in said and "Traceback" not in said, said
+        assert min(map(float, re.findall(r"finished at step \d+: test accuracy (\d\.\d+)", said))) >= 0.95, said
+        assert_nothing_is_left()
+
+
+def test_a_driver_that_is_interrupted_saves_a_checkpoint_and_one_that_is_killed_leaves_nothing(
+    ray_of_three: RayNodes, tmp_path: Path
+) -> None:
+    (tmp_path / "driver.py").write_text(
+        textwrap.dedent(
+            f"""
+            import lockstep.ray
+
+            def train():
+                import lockstep, numpy as np
+                with lockstep.connect() as session:
+                    session.create_or_join({{"w": np.zeros(4)}}, optimizer=lockstep.sgd(0.5))
+                    while not session.is_finished:
+                        session.step({{"w": np.ones(4)}})
+                        if session.global_step == 20:
+                            print("underway", flush=True)
+
+            lockstep.ray.up(train, num_workers=2, flags="--checkpoint-dir {tmp_path / "kept"}")
+            """
+        )
+    )
+    for number in (signal.SIGINT, signal.SIGKILL):
+        out = tmp_path / f"out-{number}"
+        with out.open("w") as sink:
+            environment = {**os.environ, "RAY_ADDRESS": ray_of_three.address, "PYTHONUNBUFFERED": "1"}
+            driver = subprocess.Popen([sys.executable, "driver.py"], cwd=tmp_path, env=environment, stdout=sink, stderr=sink)
+        wait_until(lambda out=out: "training continues" in out.read_text() or "underway" in out.read_text(), what="it trains", timeout_s=60)  # type: ignore[misc]
+        driver.send_signal(number)
+        driver.wait(60)
+        assert_nothing_is_left()
+        if number == signal.SIGINT:
+            assert list((tmp_path / "kept").rglob("step-*")) or "saved" in out.read_text(), out.read_text()
