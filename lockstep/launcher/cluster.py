@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from lockstep.launcher.gpus import Gpus, gpus_here
 from lockstep.launcher.hosts import Hosts
 from lockstep.launcher.remote import EXIT_HOST_LOST
 from lockstep.launcher.spec import ClusterSpec
@@ -66,6 +67,9 @@ class LaunchedCluster:
         self._note = note
         self._addresses: dict[str, str] = {}  # where roles serve, also after a restart
         self._replaced: set[int] = set()  # workers whose host was lost
+        self._gpus = Gpus(spec.worker_gpus, here=gpus_here(os.environ) if self._hosts is None else None)
+        for index in range(spec.num_workers):
+            self._gpus_of(index)  # raises an error before anything starts
         self._moving: set[str] = set()  # roles that begin on another host, and whose address there is not known yet
         self._environment: Mapping[str, str | None] = {}
         self._worker_command: Sequence[str] = ()
@@ -168,11 +172,7 @@ class LaunchedCluster:
         for mark in marks:
             mark.touch()
         try:
-            looks = []
-            for host in self._hosts:
-                look = ProcessSpec(name=f"host {host.name}", command=(), environment={})
-                spec = self._hosts.carried(look, host=host, private=self._supervisor.directory, shared=marks)
-                looks.append(self._supervisor.start(spec))
+            looks = [self._supervisor.start(look) for look in self._hosts.looks(private=self._supervisor.directory, shared=marks)]
             self._await(lambda: not any(one.is_running for one in looks), what="the hosts answer", process=looks[0])
         finally:
             for mark in marks:
@@ -263,9 +263,12 @@ class LaunchedCluster:
             options.TAKE_PLACE.variable: "1" if index in self._replaced else None,
         }
         passed_on = {name: os.environ.get(name) for name in self.spec.host_env}
-        full = {**with_checkout(), **passed_on, **self._worker_environment, **place}
+        full = {**with_checkout(), **passed_on, **self._worker_environment, **place, **self._gpus_of(index)}
         spec = ProcessSpec(name=f"worker {index}", command=self._worker_command, environment=full, pause_s=pause_s)
         return self._placed(spec, kind="worker")
+
+    def _gpus_of(self, index: int) -> dict[str, str]:
+        return self._gpus.of(index, host="" if self._hosts is None else self._hosts.of(f"worker {index}").name)
 
     def _start_recorder(self, directory: Path) -> None:
         """Starts the process that writes event files. Training does not depend on it, and it ends by itself after training."""

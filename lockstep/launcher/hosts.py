@@ -85,6 +85,12 @@ class Hosts:
             self._lost.add(host.name)
         return self.of(process.name) is not host
 
+    def looks(self, *, private: Path, shared: Sequence[Path] = ()) -> Iterator[ProcessSpec]:
+        """Yields a process for each host that ends with 0 if others can run there, and otherwise with words that say why not."""
+        for host in self:
+            look = ProcessSpec(name=f"host {host.name}", command=(), environment={})
+            yield self.carried(look, host=host, private=private, shared=shared)
+
     def carried(
         self,
         spec: ProcessSpec,

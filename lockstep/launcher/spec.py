@@ -28,8 +28,10 @@ class ClusterSpec:
     def __init__(self, **flags: object) -> None:
         if unknown := flags.keys() - _FLAGS.keys():
             raise TypeError(f"a cluster has no flags {', '.join(sorted(unknown))}")
-        given = Given({key: text_of(value) for key, value in flags.items() if value is not None and value is not False}, {})
+        texts = {key: text_of(value) for key, value in flags.items() if value is not None and value is not False}
+        given = Given(texts, {})
         try:
+            _split_range(texts)
             for option in _FLAGS.values():
                 given[option]  # a wrong one is named before anything starts
             options.check_place(given)
@@ -51,6 +53,7 @@ class ClusterSpec:
         self.num_ps = given[options.NUM_PS] or 1
         self.num_backups = given[options.BACKUP_WORKERS] or 0
         self.min_replicas = given[options.MIN_REPLICAS]
+        self.worker_gpus = given[options.WORKER_GPUS]
         self.is_tcp = given[options.TCP]
         self.host_python, self.host_dir, self.host_env = given[options.HOST_PYTHON], given[options.HOST_DIR], given[options.HOST_ENV]
         # The chief runs in the process of ps 0.
@@ -108,6 +111,19 @@ class ClusterSpec:
 def flags_of(arguments: argparse.Namespace) -> dict[str, object]:
     """Returns the flags of a cluster among the arguments of a launcher, those that were given."""
     return {key: value for key, value in vars(arguments).items() if key in _FLAGS and value is not None}
+
+
+def _split_range(texts: dict[str, str]) -> None:
+    """Replaces a range of workers by its end, and its begin by the number that a step needs at least. Raises InvalidSpec."""
+    workers, least = options.NUM_WORKERS, options.MIN_REPLICAS
+    begin, colon, end = texts.get(workers.key, "").partition(":")
+    if not colon:
+        return
+    if not (begin.isdecimal() and end.isdecimal() and 1 <= int(begin) <= int(end)):
+        raise InvalidSpec(f"{workers.flag}: got {texts[workers.key]!r}, want a number, or LEAST:MOST")
+    if least.key in texts:
+        raise InvalidSpec(f"{workers.flag} {begin}:{end} and {least.flag} say the same in two ways; give one of them")
+    texts |= {workers.key: end, least.key: begin}
 
 
 def _check_restore(given: Given) -> None:

@@ -449,7 +449,7 @@ NUM_WORKERS: Option[int | None] = Option(
     name="workers",
     parse=_whole(least=1, most=MAX_REPLICAS),
     default=None,
-    words="number of workers",
+    words="number of workers; LEAST:MOST sets --min-replicas, too",
     programs=(UP,),
     metavar="M",
     otherwise="1",
@@ -679,6 +679,15 @@ RESTART_WORKERS = Option(
     metavar="N",
     group=_KEPT_GROUP,
     is_usual=True,
+)
+WORKER_GPUS = Option(
+    name="worker-gpus",
+    parse=_whole(least=0),
+    default=0,
+    words="GPUs for each worker alone, by CUDA_VISIBLE_DEVICES",
+    programs=(UP,),
+    metavar="N",
+    variable_name="",
 )
 MAX_RESTARTS = Option(
     name="max-restarts",

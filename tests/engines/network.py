@@ -14,7 +14,7 @@ _NET, _BRIDGE = "10.77.0", "lockstep-br"
 # Gives what runs on a host its name, its table of names, and its own processes, which end with the first of them.
 _ENTER = ("unshare", "--uts", "--mount", "--pid", "--fork", "--mount-proc", "--kill-child")
 _NAMED = 'hostname "$1"; mount --bind "$2" /etc/hosts; shift 2; exec "$@"'
-TOOLS = ("ip", "nsenter", "unshare")
+TOOLS = ("ip", "tc", "nsenter", "unshare")
 
 
 def why_not() -> str:
@@ -44,6 +44,13 @@ class Network:
     def on(self, name: str, *command: str) -> list[str]:
         """Returns the command that runs another one on a host; whatever that starts ends with it."""
         return ["nsenter", f"--net=/run/netns/lockstep-{name}", *_ENTER, "sh", "-c", _NAMED, "-", name, str(self._table), *command]
+
+    def limit(self, name: str, rate: str) -> None:
+        """Limits what a host sends and gets, such as to "100mbit"."""
+        shape = ("root", "tbf", "rate", rate, "burst", "128kb", "latency", "50ms")
+        subprocess.run(["tc", "qdisc", "replace", "dev", f"lockstep-v{name[1:]}", *shape], check=True, capture_output=True)
+        there = ("nsenter", f"--net=/run/netns/lockstep-{name}", "tc", "qdisc", "replace", "dev", "eth0", *shape)
+        subprocess.run(there, check=True, capture_output=True)
 
     def cut(self, name: str) -> None:
         """Unplugs a host: packets vanish, and connections hang."""

@@ -112,7 +112,9 @@ def test_training_goes_on_within_ten_seconds_of_the_notice_that_a_host_is_lost(
     run.assert_trained()
 
 
-def test_a_link_that_is_cut_for_twenty_seconds_costs_no_step_and_is_named_within_three(hosts: SshHosts, tmp_path: Path) -> None:
+@pytest.mark.parametrize("rate", ["1gbit", "100mbit"])
+def test_a_link_that_is_cut_for_twenty_seconds_costs_no_step_and_is_named_within_three(hosts: SshHosts, tmp_path: Path, rate: str) -> None:
+    hosts.net.limit("h2", rate)
     flags = ("--max-steps", "300", "--lease", "60", "--backup-workers", "0", "--restart-workers", "9")
     with demo(hosts, tmp_path, *flags, names=("h1", "h2")) as run:
         run.await_step(60)

@@ -30,6 +30,7 @@ def add_doctor_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--chief", default=argparse.SUPPRESS, metavar="ADDRESS", help="as HOST:PORT [LOCKSTEP_CHIEF]")
     options.add_options(parser, [one for one in options.options_of(options.CALLER) if one is not options.CHIEF_ADDRESS])
+    options.add_options(parser, [options.HOSTS, options.ENGINE, options.HOST_PYTHON, options.HOST_DIR])
 
 
 def run_doctor(arguments: argparse.Namespace) -> Answer:
@@ -55,6 +56,10 @@ def _findings(arguments: argparse.Namespace) -> Iterator[Finding]:
     from lockstep.doctor.files import file_findings, role_to_call_as
 
     found = itertools.chain(found, file_findings(security, cluster=cluster))
+    if given[options.HOSTS] or given[options.ENGINE]:
+        from lockstep.doctor.hosts import host_findings
+
+        found = itertools.chain(found, host_findings(given))
     if peer:
         from lockstep.doctor.peers import peer_findings  # imports grpc, which the earlier checks may have found broken
         from ps_protocol.rpc.channel import Access

@@ -4,6 +4,7 @@ The hosts are this machine, by a program that stands for ssh: it runs the comman
 is lost when its connections are killed and no new one can be made.
 """
 
+import json
 import os
 import re
 import signal
@@ -13,7 +14,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.support.processes.commands import TRAIN, are_gone, read_until, run_up, up
+from tests.support.processes.commands import TRAIN, are_gone, lockstep, read_until, run_up, up
 from tests.support.waiting import wait_until
 
 pytest.importorskip("cryptography", reason="--hosts makes certificates, which needs the package cryptography")
@@ -24,7 +25,7 @@ host=$1; shift
 [ -e "$DOWN/$host" ] && { echo "ssh: connect to host $host port 22: No route to host" >&2; exit 255; }
 echo "Welcome to $host!"
 cd /
-exec env -i PATH="$PATH" HOME="$HOME" ON_HOST="$host" sh -c "$*"
+exec env -i PATH="$PATH" HOME="$HOME" ON_HOST="$host" OF_TEST="$DOWN" sh -c "$*"
 """
 pytestmark = pytest.mark.timeout(150)
 ADDRESSES = "a=127.0.0.1,b=127.0.0.1,c=127.0.0.1"
@@ -48,10 +49,12 @@ def hosts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def on_host(host: str) -> Iterator[psutil.Process]:
-    """The agents and guardians that run on a host, and what they have started."""
+    """The agents and guardians that run on a host of this test, and what they have started."""
     for one in psutil.process_iter():
         try:
-            if one.environ().get("ON_HOST") == host and one.status() != psutil.STATUS_ZOMBIE:
+            environment = one.environ()
+            is_there = environment.get("ON_HOST") == host and environment.get("OF_TEST") == os.environ["DOWN"]
+            if is_there and one.status() != psutil.STATUS_ZOMBIE:
                 yield one
         except (psutil.NoSuchProcess, psutil.AccessDenied):
             continue
@@ -91,6 +94,16 @@ def test_a_host_that_cannot_be_used_is_named_before_anything_starts(hosts: Path)
     assert code == 2 and "host a: no /nowhere: No such file or directory; copy the program there, or name its place with --host-dir" in out
     code, out = run_up("--hosts", "a=127.0.0.1", "--host-python", "/nowhere/python", worker=TRAIN, run_dir=hosts / "run")
     assert code == 2 and "host a does not run Lockstep's agent: ssh ended with exit code 127" in out
+
+
+def test_doctor_asks_each_host_whether_it_can_run_a_cluster(hosts: Path) -> None:
+    (hosts / "down" / "b").touch()
+    ended = lockstep("doctor", "--hosts", ADDRESSES, "--json", timeout_s=60)
+    found = {one["check"]: one for one in json.loads(ended.stdout)["findings"] if one["check"].startswith("host ")}
+    assert [found[f"host {name}"]["verdict"] for name in "abc"] == ["ok", "fail", "ok"] and ended.returncode == 1
+    assert "host b does not run Lockstep's agent: ssh ended with exit code 255" in found["host b"]["text"]
+    ended = lockstep("doctor", "--engine", "slurm")
+    assert ended.returncode == 1 and "this is no job of Slurm; ask for one" in ended.stdout, ended.stdout
 
 
 def test_ctrl_c_ends_all_hosts_with_a_checkpoint_and_a_killed_launcher_leaves_nothing_there(hosts: Path) -> None:

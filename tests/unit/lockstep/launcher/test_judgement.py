@@ -403,3 +403,14 @@ def test_a_worker_that_leaves_enough_behind_ends_nothing(scene: Open, policy: Po
         found.poller.asked_at = found.supervisor.now
         last.see()
     assert not found.poller.asked and not last.failure
+
+
+def test_a_range_of_workers_is_its_end_of_which_a_step_needs_the_begin() -> None:
+    spec = ClusterSpec(workers="2:8")
+    assert (spec.num_workers, spec.min_replicas, spec.num_workers_needed) == (8, 2, 2)
+    assert spec.told["LOCKSTEP_MIN_REPLICAS"] == "2"
+    for wrong in ("8:2", "0:3", "2:", "a:b"):
+        with pytest.raises(LaunchFailed, match=f"--workers: got '{wrong}', want a number, or LEAST:MOST"):
+            ClusterSpec(workers=wrong)
+    with pytest.raises(LaunchFailed, match="--workers 2:8 and --min-replicas say the same in two ways; give one of them"):
+        ClusterSpec(workers="2:8", min_replicas=3)
