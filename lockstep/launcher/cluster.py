@@ -38,7 +38,7 @@ from ps_protocol.security.tokens import BESIDE_SOCKET, new_token_lines, token_of
 # A role imports grpc and NumPy: half a second on an idle machine, much longer on a busy one.
 START_TIMEOUT_S = 60.0
 _SAY_AFTER_S = 2.0
-# Where a host is lost, its roles begin elsewhere before its workers do, which else wait for addresses that are gone.
+# Where a host is lost with roles, these begin elsewhere before its workers do, which else wait for addresses that are gone.
 _SETTLE_S = 10.0
 # The shell's variables may describe another cluster; the roles of this one must not inherit them.
 _FOREIGN = {**dict.fromkeys(options.cluster_variables()), "TF_CONFIG": None}
@@ -247,9 +247,11 @@ class LaunchedCluster:
     def restart_worker(self, worker: Process, *, pause_s: float) -> Process:
         """Starts a worker that has ended again after a pause, in its old place; does not wait for it."""
         index = self.workers.index(worker)
-        if self._hosts is not None and self._hosts.see_end(worker):
-            pause_s = max(pause_s, _SETTLE_S)
-            self._replaced.add(index)
+        if self._hosts is not None:
+            was_beside_roles = self._hosts.share(worker, self.roles)
+            if self._hosts.see_end(worker):
+                pause_s = max(pause_s, _SETTLE_S) if was_beside_roles or self._moving else pause_s
+                self._replaced.add(index)
         self.workers[index] = self._supervisor.start(self._worker_spec(index, pause_s=pause_s))
         return self.workers[index]
 

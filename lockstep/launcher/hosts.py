@@ -7,7 +7,7 @@ import base64
 import json
 import shlex
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -77,6 +77,10 @@ class Hosts:
         left = [host for host in self._hosts if host.name not in self._lost] or [first]
         host = self._placed[name] = left[place % len(left)] if first.name in self._lost else first
         return host
+
+    def share(self, process: Process, others: Iterable[Process]) -> bool:
+        """Whether a process and any of the others were placed on the same host, which may be lost by now."""
+        return self._placed[process.name] in [self._placed.get(other.name) for other in others]
 
     def see_end(self, process: Process) -> bool:
         """Notes that a process has ended. True: with its host, so it goes to another one, and nothing is started there any more."""

@@ -135,3 +135,14 @@ def test_training_goes_on_where_a_host_with_the_chief_a_server_and_a_worker_is_l
     assert "adopted ps=0 address=127.0.0.1:" in out.partition("is lost")[2]
     assert "rolled back to step" in out and "[lockstep] training finished" in out
     assert len(re.findall(r"value -\d+", out)) == 2
+
+
+def test_a_worker_whose_host_is_lost_is_started_at_once_where_no_role_was_beside_it(hosts: Path) -> None:
+    flags = ("--hosts", ADDRESSES, "--ps", "2", "--workers", "3", "--backup-workers", "1", "--restart-workers", "2", "--max-steps", "60")
+    with up(*flags, worker=SLOW, run_dir=hosts / "run") as process:
+        read_until(process, "step 20")
+        lose("c", hosts)
+        out, _ = process.communicate(timeout=100)
+    assert process.returncode == 0, out
+    assert re.search(r"host c is lost.*\n.*worker 2 is started again, as pid \d+ \(start 1 of 2\)", out), out
+    assert "rolled back" not in out and len(re.findall(r"value -\d+", out)) == 3, out

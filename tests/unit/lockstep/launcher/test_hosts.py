@@ -50,6 +50,15 @@ def test_a_process_moves_only_when_its_host_is_lost_and_nothing_begins_there_any
     assert not hosts.see_end(ended("worker 1", -9)) and hosts.of("worker 1").name == "b"
 
 
+def test_a_worker_of_a_lost_host_was_beside_roles_or_not() -> None:
+    hosts = three()
+    roles = [ended(name, EXIT_HOST_LOST) for name in ("chief", "ps 0", "ps 1")]
+    workers = [ended(f"worker {index}", EXIT_HOST_LOST) for index in range(3)]
+    for one in (*roles, *workers):
+        hosts.of(one.name)
+    assert [hosts.share(worker, roles) for worker in workers] == [True, True, False]
+
+
 def test_where_every_host_is_lost_each_is_tried_again() -> None:
     hosts = Hosts([Host(name="a", address="a", reach=("ssh", "a"))], python="", cwd="")
     assert hosts.of("ps 0").name == "a"
